@@ -15,12 +15,10 @@ from sqla_shard import Cluster
 from sqla_shard.contrib import feeds
 from sqla_shard.contrib import FeedStore
 from sqla_shard.exc import FeedStoreError
-from sqla_shard.jobs import count_queues
 from sqla_shard.jobs import Worker
 from sqla_shard.outbox import apply
 from sqla_shard.testing import RedisServer
 from sqla_shard.testing import run_jobs
-from sqla_shard.testing.local_server import wait_until
 from tests.models.graph_models import boards
 from tests.models.graph_models import CLUSTERS
 from tests.models.graph_models import feed
@@ -30,6 +28,8 @@ from tests.models.graph_models import Pin
 from tests.models.graph_models import pin
 from tests.models.graph_models import run
 from tests.models.graph_models import users
+from tests.servers.redis import finish_jobs
+from tests.servers.redis import two_databases
 
 cluster = CLUSTERS.on_mariadb(
     "feeds", engine_options={"pool_size": 30, "max_overflow": 30}
@@ -48,11 +48,7 @@ def store(
 ) -> Iterator[FeedStore]:
     """Feeds in two databases, empty."""
     monkeypatch.setattr(apply, "_PATIENCE", 120.0)
-    if not server.alive:
-        server.start()
-    server.flush()
-    urls = [f"redis://{server.address}/{number}" for number in (0, 1)]
-    store = FeedStore(urls, size=10, timeout=5.0)
+    store = FeedStore(two_databases(server), size=10, timeout=5.0)
     monkeypatch.setattr(feed, "store", store)
     yield store
     store.databases.close()
@@ -106,7 +102,7 @@ def test_a_job_that_runs_again_changes_nothing(cluster, store, monkeypatch):
 
     monkeypatch.setattr(store, "add", failing)
     one = pin(cluster, star, board)
-    _finish_jobs(cluster)
+    finish_jobs(cluster, "feeds")
     assert all(stored(store, fan) == [one] for fan in fans)
     # It has continued with the batch that failed.
     assert calls[3] == calls[2]
@@ -126,7 +122,7 @@ def test_a_worker_without_redis_does_not_lose_jobs(
         patch.setattr(feed, "store", None)
         report = Worker(cluster, ["feeds"]).run(until_empty=True)
     assert (report.succeeded, report.failed) == (0, 1)
-    _finish_jobs(cluster)
+    finish_jobs(cluster, "feeds")
     assert stored(store, ada) == [one]
 
 
@@ -287,7 +283,7 @@ def test_equal_to_the_tables_under_load(cluster, store, server, rng):
             working.result()
     assert all(pages)
     cluster.repair()
-    _finish_jobs(cluster)
+    finish_jobs(cluster, "feeds")
     with cluster.session() as session:
         assert feed.compare(session, people) == {}
     incremental = {user: stored(store, user) for user in people}
@@ -300,18 +296,3 @@ def test_equal_to_the_tables_under_load(cluster, store, server, rng):
         rebuilt = stored(store, user)
         if incremental[user] is not None:
             assert rebuilt == incremental[user]
-
-
-def _finish_jobs(cluster: Cluster) -> None:
-    """Run jobs until those that wait for a retry have run as well."""
-
-    def finished() -> bool:
-        Worker(cluster, ["feeds"]).run(until_empty=True)
-        left = ("due", "scheduled", "running", "expired")
-        return not any(
-            getattr(one, name)
-            for one in count_queues(cluster)
-            for name in left
-        )
-
-    assert wait_until(finished, seconds=120, every=0.1)

@@ -18,19 +18,19 @@ from sqla_shard.contrib import repair_follows
 from sqla_shard.exc import BlockedError
 from sqla_shard.exc import FeedStoreError
 from sqla_shard.exc import WrongTypeError
-from sqla_shard.jobs import count_queues
 from sqla_shard.jobs import Worker
 from sqla_shard.outbox import apply
 from sqla_shard.testing import RedisServer
 from sqla_shard.testing import run_jobs
 from sqla_shard.testing import StatementLog
-from sqla_shard.testing.local_server import wait_until
 from tests.models.graph_models import boards
 from tests.models.graph_models import CLUSTERS
 from tests.models.graph_models import follows
 from tests.models.graph_models import run
 from tests.models.graph_models import stored
 from tests.models.graph_models import users
+from tests.servers.redis import finish_jobs
+from tests.servers.redis import two_databases
 
 EXPLICIT, IMPLICIT = FollowKind.EXPLICIT, FollowKind.IMPLICIT
 
@@ -51,11 +51,7 @@ def store(
 ) -> Iterator[FollowStore]:
     """Lists in two databases, empty."""
     monkeypatch.setattr(apply, "_PATIENCE", 120.0)
-    if not server.alive:
-        server.start()
-    server.flush()
-    urls = [f"redis://{server.address}/{number}" for number in (0, 1)]
-    store = FollowStore(urls, timeout=5.0)
+    store = FollowStore(two_databases(server), timeout=5.0)
     monkeypatch.setattr(stored, "store", store)
     yield store
     store.databases.close()
@@ -370,7 +366,7 @@ def test_a_worker_without_redis_does_not_lose_jobs(
         patch.setattr(stored, "store", None)
         report = Worker(cluster, ["follows"]).run(until_empty=True)
     assert (report.succeeded, report.failed) == (0, 2)
-    _finish_jobs(cluster)
+    finish_jobs(cluster, "follows")
     with cluster.session() as session, StatementLog() as log:
         assert stored.following(session, ada, [bob]) == {bob: EXPLICIT}
     assert not log.events
@@ -416,23 +412,8 @@ def test_equal_to_the_tables_under_load(cluster, store, server, rng):
             working.result()
     assert all(reads)
     cluster.repair()
-    _finish_jobs(cluster)
+    finish_jobs(cluster, "follows")
     assert differences(cluster, *people, *owners) == {}
     expected = answers(follows, cluster, people, owners)
     assert answers(stored, cluster, people, owners) == expected
     assert differences(cluster, *people, *owners) == {}
-
-
-def _finish_jobs(cluster: Cluster) -> None:
-    """Run jobs until those that wait for a retry have run as well."""
-
-    def finished() -> bool:
-        Worker(cluster, ["follows"]).run(until_empty=True)
-        left = ("due", "scheduled", "running", "expired")
-        return not any(
-            getattr(one, name)
-            for one in count_queues(cluster)
-            for name in left
-        )
-
-    assert wait_until(finished, seconds=120, every=0.1)

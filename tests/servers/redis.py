@@ -1,4 +1,4 @@
-"""Redis servers for tests of the cache."""
+"""Redis servers for tests of the cache, of feeds and of follow graphs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ from time import time
 
 import redis
 
+from sqla_shard import Cluster
+from sqla_shard.jobs import count_queues
+from sqla_shard.jobs import Worker
 from sqla_shard.testing import RedisServer
+from sqla_shard.testing.local_server import wait_until
 
-__all__ = ["client_of", "grow_old", "old_server"]
+__all__ = [
+    "client_of",
+    "finish_jobs",
+    "grow_old",
+    "old_server",
+    "two_databases",
+]
 
 
 @contextlib.contextmanager
@@ -38,3 +48,26 @@ def old_server(
     with RedisServer(options=options, megabytes=megabytes) as server:
         grow_old(server)
         yield server
+
+
+def two_databases(server: RedisServer) -> list[str]:
+    """Return the URLs of two databases of a server, which are empty."""
+    if not server.alive:
+        server.start()
+    server.flush()
+    return [f"redis://{server.address}/{number}" for number in (0, 1)]
+
+
+def finish_jobs(cluster: Cluster, queue: str) -> None:
+    """Run jobs until those that wait for a retry have run as well."""
+
+    def finished() -> bool:
+        Worker(cluster, [queue]).run(until_empty=True)
+        left = ("due", "scheduled", "running", "expired")
+        return not any(
+            getattr(one, name)
+            for one in count_queues(cluster)
+            for name in left
+        )
+
+    assert wait_until(finished, seconds=120, every=0.1)
