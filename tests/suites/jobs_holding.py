@@ -24,6 +24,7 @@ from sqla_shard.exc import JobClaimLostError
 from sqla_shard.exc import JobOptionError
 from sqla_shard.exc import JobTimeLimitError
 from sqla_shard.exc import NoHealthyShardsError
+from sqla_shard.ids import unpack
 from sqla_shard.jobs import claims
 from sqla_shard.jobs import current_job
 from sqla_shard.jobs import JobLogFilter
@@ -571,6 +572,13 @@ class Resting(Suite):
         wait_until(lambda: counters(cluster, [near]) == [1], seconds=WAIT)
         worker.stop()
         thread.join(WAIT)
+
+        windows = windows_of(cluster)
+        space = cluster.places.keyspace(None, "objects")
+        engine = cluster.places.place(space, unpack(near).shard_id).engine
+        # Twice: a server that still rests allows one transaction, its probe.
+        assert windows.allows(engine)
+        assert windows.allows(engine)
 
         def is_enqueued() -> bool:
             # On any server: the rest of another one may not be over yet.
