@@ -48,6 +48,7 @@ class FeedTables:
         require_default_layout(post)
         self.follows = follows
         self.post = post
+        self.name = name
         self._statements: dict[tuple[bool, bool], Any] = {}
         prefix = "" if name == "feeds" else f"{name}_"
         self.posts = self._table(
@@ -72,6 +73,10 @@ class FeedTables:
                 "since": mapped_column(BigInteger, nullable=False),
             },
         )
+
+    def __repr__(self) -> str:
+        post = f"{self.post.__module__}.{self.post.__qualname__}"
+        return f"<{type(self).__name__} {self.name!r} of {post}>"
 
     def _table(
         self, base: Any, name: str, columns: dict[str, Any], *args: Any

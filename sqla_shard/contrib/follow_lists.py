@@ -127,6 +127,10 @@ class FollowLists:
         )
         self._both = self._relations_statement()
 
+    def __repr__(self) -> str:
+        user = f"{self.user.__module__}.{self.user.__qualname__}"
+        return f"<{type(self).__name__} {self.name!r} of {user}>"
+
     def following(
         self, session: ShardSession, user_id: int, user_ids: Iterable[int]
     ) -> dict[int, FollowKind]:

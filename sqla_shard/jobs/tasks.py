@@ -34,6 +34,7 @@ from sqla_shard.jobs.retry import DEFAULT
 from sqla_shard.jobs.retry import RetryPolicy
 from sqla_shard.outbox.tables import LONGEST_NAME
 from sqla_shard.session import ShardSession
+from sqla_shard.util.definitions import definition_of
 from sqla_shard.util.json_values import is_json
 
 if TYPE_CHECKING:
@@ -336,11 +337,6 @@ def task_names() -> list[str]:
     return sorted(_tasks)
 
 
-def _path(function: Any) -> tuple[str, str]:
-    # A reloaded module defines the same path again.
-    return function.__module__, function.__qualname__
-
-
 def task(
     name: str,
     *,
@@ -413,10 +409,11 @@ def task(
             every=every,
         )
         before = _tasks.get(name)
-        if before is not None and _path(before.function) != _path(function):
+        path = definition_of(function)
+        if before is not None and definition_of(before.function) != path:
             raise TaskDefinitionError(
                 f"the name is already used by "
-                f"{'.'.join(_path(before.function))}",
+                f"{definition_of(before.function)}",
                 task=name,
             )
         _tasks[name] = made

@@ -48,6 +48,7 @@ from sqla_shard.outbox.tables import INTENTS
 from sqla_shard.session import ShardSession
 from sqla_shard.session.transaction import TransactionLog
 from sqla_shard.util import sqlalchemy_private as private
+from sqla_shard.util.definitions import definition_of
 
 if TYPE_CHECKING:
     from sqla_shard.session.session import AnyCluster
@@ -152,9 +153,9 @@ def register(name: str, function: Callable[..., Any]) -> None:
     :raises OperationDefinitionError: if another function has the name.
     """
     before = _functions.get(name)
-    if before is not None and _path(before) != _path(function):
+    if before is not None and definition_of(before) != definition_of(function):
         raise OperationDefinitionError(
-            f"the name is already used by {'.'.join(_path(before))}",
+            f"the name is already used by {definition_of(before)}",
             operation=name,
         )
     _functions[name] = function
@@ -180,11 +181,6 @@ def register_for(
     bound.__module__ = cls.__module__
     bound.__qualname__ = f"{cls.__qualname__}.{verb}"
     register(operation_name(verb, cls), bound)
-
-
-def _path(function: Any) -> tuple[str, str]:
-    # A reloaded module defines the same path again.
-    return function.__module__, function.__qualname__
 
 
 def is_known(name: str) -> bool:

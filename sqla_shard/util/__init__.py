@@ -3,6 +3,7 @@
 ``masking``             masks secrets in strings
 ``files``               replaces files atomically
 ``calling_lines``       the line that has executed a statement
+``definitions``         where a function is defined
 ``forking``             calls in a child process, right after a fork
 ``jitter``              random pauses
 ``former``              former paths of modules

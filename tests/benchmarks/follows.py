@@ -191,7 +191,7 @@ def _questions(
     )
     places = ", ".join(["%s"] * 25)
     sql = (
-        f"SELECT followee_id, kind FROM {database}.user_follows_user WHERE "
+        f"SELECT followee_id, kind FROM {database}.{follows.users.name} WHERE "
         f"follower_id = %s AND followee_id IN ({places}) AND kind IN (1, 2)"
     )
 
@@ -313,8 +313,8 @@ def _pages(
         shard = unpack(reader).shard_id
         found = ask(
             shard,
-            f"SELECT followee_id FROM {_database(cluster, shard)}"
-            ".user_follows_user WHERE follower_id = %s AND kind IN (1, 2)",
+            f"SELECT followee_id FROM {_database(cluster, shard)}."
+            f"{follows.users.name} WHERE follower_id = %s AND kind IN (1, 2)",
             (reader,),
         )
         users = [row[0] for row in found]
@@ -327,7 +327,7 @@ def _pages(
                     marks = ", ".join(["%s"] * len(here))
                     parts.append(
                         "(SELECT sequence, post_id FROM "
-                        f"{_database(cluster, shard)}.user_has_posts WHERE "
+                        f"{_database(cluster, shard)}.{feed.posts.name} WHERE "
                         f"author_id IN ({marks}) ORDER BY sequence DESC, "
                         "post_id DESC LIMIT 26)"
                     )
@@ -346,8 +346,8 @@ def _pages(
         shard = unpack(reader).shard_id
         parts, values = [], []
         for table, column, index in (
-            ("user_follows_user", "followee_id", 2),
-            ("user_follows_board", "board_id", 1),
+            (follows.users.name, "followee_id", 2),
+            (follows.boards.name, "board_id", 1),
         ):
             ids = list({entry[index] for entry in entries})
             marks = ", ".join(["%s"] * len(ids))

@@ -312,8 +312,8 @@ def test_compared_and_rebuilt(cluster, store):
                 delete(table.table).where(table.source_id == source)
             )
     assert differences(cluster, *everything) == {
-        ("user_followed_by_user", bob): sorted([ada, eve]),
-        ("board_followed_by_user", board): [ada],
+        (follows.users_reversed.name, bob): sorted([ada, eve]),
+        (follows.boards_reversed.name, board): [ada],
     }
     with cluster.session() as session:
         stored.rebuild(session, [bob, board])

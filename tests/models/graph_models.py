@@ -54,9 +54,17 @@ class Pin(ObjectMixin, Base, type_id=1, colocate_with="board_id"):
     board_id: Mapped[int] = blob_field(ref=Board)
 
 
-follows = Follows(Base, user=User, board=Board, owner="user_id", count_slots=4)
+#: Not "follows" and "feeds", which are of the pinboard in the same process.
+follows = Follows(
+    Base,
+    user=User,
+    board=Board,
+    owner="user_id",
+    name="graph",
+    count_slots=4,
+)
 stored = StoredFollows(follows)
-feed = Feed(Base, follows=follows, post=Pin, batch=2)
+feed = Feed(Base, follows=follows, post=Pin, name="graph_feeds", batch=2)
 
 
 def users(cluster: Cluster, count: int) -> list[int]:

@@ -18,11 +18,16 @@ from sqlalchemy import delete
 from sqlalchemy import select
 from sqlalchemy import text
 from sqlalchemy import update
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import Mapped
 
+from sqla_shard import blob_field
 from sqla_shard import Cluster
+from sqla_shard import ObjectMixin
 from sqla_shard import scatter
 from sqla_shard.contrib import BoardChoice
 from sqla_shard.contrib import FollowKind
+from sqla_shard.contrib import Follows
 from sqla_shard.contrib import forget_deleted_board
 from sqla_shard.contrib import purge_follows
 from sqla_shard.contrib import repair_follows
@@ -30,6 +35,7 @@ from sqla_shard.exc import BlockedError
 from sqla_shard.exc import CrossShardWriteError
 from sqla_shard.exc import FollowRefusedError
 from sqla_shard.exc import InvalidBookmarkError
+from sqla_shard.exc import OperationDefinitionError
 from sqla_shard.exc import WrongTypeError
 from sqla_shard.outbox import apply
 from sqla_shard.outbox import discard
@@ -184,6 +190,25 @@ class Rules(Suite):
         with pytest.raises(CrossShardWriteError, match="logged"):
             cluster.run(follows.follow_user, ada, bob)
         assert kind_of(cluster, ada, bob) is None
+
+    def test_names_of_two_graphs_differ(self):
+        """Otherwise one would write the rows of the other."""
+
+        class Base(DeclarativeBase):
+            pass
+
+        class User(ObjectMixin, Base, type_id=3):
+            __tablename__ = "users"
+
+        class Board(ObjectMixin, Base, type_id=2, colocate_with="user_id"):
+            __tablename__ = "boards"
+            user_id: Mapped[int] = blob_field(ref=User)
+
+        used = r"already used by .* of <Follows 'graph' of tests\.models\."
+        with pytest.raises(OperationDefinitionError, match=used):
+            Follows(
+                Base, user=User, board=Board, owner="user_id", name="graph"
+            )
 
     def test_nothing_without_a_commit(self, cluster):
         ada, bob = users(cluster, 2)
@@ -435,7 +460,7 @@ class Repairs(Suite):
             row = session.execute(
                 text(
                     "SELECT followee_id, kind, n_boards FROM "
-                    "user_follows_user WHERE follower_id = :ada"
+                    "graph_user_follows_user WHERE follower_id = :ada"
                 ),
                 {"ada": ada},
                 bind_arguments={
@@ -736,12 +761,12 @@ class Histories(Suite):
         forward = {
             ("user", one, other): kind
             for (name, one, other), kind in _rows(cluster).items()
-            if name == "user_follows_user" and kind
+            if name == follows.users.name and kind
         }
         backward = {
             ("user", one, other): kind
             for (name, other, one), kind in _rows(cluster).items()
-            if name == "user_followed_by_user" and kind
+            if name == follows.users_reversed.name and kind
         }
         assert forward == backward
 
