@@ -71,6 +71,7 @@ __all__ = [
     "Sequence38",
     "ShardSession",
     "ShardedId",
+    "TimeLayout",
     "Topology",
     "blob_field",
     "full_id",

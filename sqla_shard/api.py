@@ -14,6 +14,7 @@ from sqla_shard.engine.rendering import SCHEMA
 from sqla_shard.ids import IdLayout
 from sqla_shard.ids import ObjectId
 from sqla_shard.ids import pack
+from sqla_shard.ids import TimeLayout
 from sqla_shard.ids import unpack
 from sqla_shard.models import blob_field
 from sqla_shard.models import KeyspaceMixin
@@ -54,6 +55,7 @@ __all__ = [
     "Sequence38",
     "ShardSession",
     "ShardedId",
+    "TimeLayout",
     "Topology",
     "blob_field",
     "full_id",

@@ -399,7 +399,7 @@ def _checks_of_type(kind: Any, dialect: Dialect) -> Checks:
 def _id_check(kind: IdType) -> Callable[[int], bool]:
     layout, type_id = kind.layout, kind.type_id
     max_id, max_type = layout.max_id, layout.max_type_id
-    if kind.whole:
+    if kind.whole or not layout.names_type:
         return lambda value: 0 <= value <= max_id
 
     def check(value: int) -> bool:

@@ -91,7 +91,4 @@ def _document(parts: ObjectId) -> dict[str, Any]:
 
 
 def _line(parts: ObjectId) -> str:
-    return (
-        f"{int(parts)} ({int(parts):#x}): shard {parts.shard_id}, type "
-        f"{parts.type_id}, local id {parts.local_id}"
-    )
+    return f"{int(parts)} ({int(parts):#x}): {parts.describe()}"

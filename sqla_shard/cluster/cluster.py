@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from time import monotonic
+from time import time_ns
 from typing import Any
 from typing import TYPE_CHECKING
 from typing import TypeVar
@@ -167,6 +168,9 @@ class Cluster(FromSources, EventTarget):
         #: Whether statements may be sent to all shards, by ``scatter()``; it
         #: can be set at any time.
         self.scatters = scatters
+        #: Returns the time for ids that begin with it, in nanoseconds since
+        #: 1970; it can be set at any time.
+        self.id_clock: Callable[[], int] = time_ns
         self._comments = comments
         self.placement = placement or RandomPlacement()
         environ = os.environ if environ is None else environ

@@ -192,6 +192,11 @@ class Loops:
         return self._cluster.placement
 
     @property
+    def id_clock(self) -> Callable[[], int]:
+        """The clock of ids that begin with the time."""
+        return self._cluster.id_clock
+
+    @property
     def scatters(self) -> bool:
         """Whether statements may go to all shards."""
         return self._cluster.scatters

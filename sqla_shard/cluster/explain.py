@@ -158,11 +158,7 @@ def _document(value: Any) -> Any:
 
 def _lines(shown: Explanation) -> Iterator[str]:
     if shown.object_id is not None:
-        parts = shown.object_id
-        yield (
-            f"id {int(parts)}: shard {parts.shard_id}, type "
-            f"{parts.type_id}, local id {parts.local_id}"
-        )
+        yield f"id {int(shown.object_id)}: {shown.object_id.describe()}"
     if shown.refusal is not None:
         yield f"refused: {shown.refusal}"
         if shown.with_scatter is not None:

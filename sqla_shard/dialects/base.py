@@ -344,6 +344,7 @@ class Backend(Protocol):
     :ivar collates: whether strings have collations that Python does not have.
     :ivar counts_upserts: whether an INSERT that has changed an existing row
         instead counts two rows.
+    :ivar one_writer: whether a database has one writing transaction at a time.
     :ivar catalogue: reads which databases and tables exist.
     :ivar ddl: changes tables in many databases.
     """
@@ -351,6 +352,7 @@ class Backend(Protocol):
     waits: bool
     collates: bool
     counts_upserts: bool
+    one_writer: bool
     catalogue: Catalogue
     ddl: DDL
 

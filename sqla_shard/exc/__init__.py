@@ -11,6 +11,7 @@ statement raises it::
     │   └── WrongTypeError                an id, but of another class
     ├── IdLayoutError (ValueError)        widths that ids cannot have
     ├── IdLayoutMismatchError             of a class and its keyspace
+    ├── MissingIdError                    a new row that nothing gives an id
     ├── LocalIdsExhaustedError            a row with too large a local id
     ├── DuplicateTypeError                two classes with one type id
     ├── ClassDefinitionError (TypeError)  a mapped class that cannot work

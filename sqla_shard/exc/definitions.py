@@ -53,6 +53,7 @@ __all__ = [
     "ManyToManyError",
     "MappingError",
     "MetricsOptionError",
+    "MissingIdError",
     "MissingTargetError",
     "PlacementError",
     "Problem",
@@ -120,6 +121,22 @@ class IdLayoutMismatchError(ShardError):
         "class has {class_layout}. Declare the layout that existing ids have "
         "in both: id_layout of the declarative base, and id_layout of the "
         "keyspace"
+    )
+
+
+class MissingIdError(ShardError):
+    """Raised for a new row without id, if nothing gives ids to rows.
+
+    :ivar table: name of the table.
+    :ivar layout: layout of its ids.
+    """
+
+    table: str
+    layout: str
+    _text = (
+        "a new row of {table} has no id, and the server cannot give it one: "
+        "the table stores {layout}. Set the id, or map the table to a class, "
+        "whose ids are issued"
     )
 
 

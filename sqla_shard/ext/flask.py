@@ -612,7 +612,7 @@ class ObjectIdConverter(BaseConverter):
             )
         except InvalidIdError as error:
             raise ValidationError(str(error)) from error
-        if parts.type_id == 0:
+        if self._layout.names_type and parts.type_id == 0:
             raise ValidationError(f"{value} is a local id")
         return int(parts)
 

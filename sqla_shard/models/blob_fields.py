@@ -267,7 +267,11 @@ class BlobField:
             except InvalidIdError as error:
                 problem = str(error)
             else:
-                if not allowed or parts.type_id in allowed:
+                if (
+                    not allowed
+                    or not layout.names_type
+                    or parts.type_id in allowed
+                ):
                     return int(value)
                 problem = (
                     f"{value} is an id of type {parts.type_id}, not of "

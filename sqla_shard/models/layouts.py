@@ -24,8 +24,12 @@ from sqlalchemy.orm import Mapper
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.ids import IdLayout
+from sqla_shard.ids import TimeLayout
+from sqla_shard.models.id_clock import TimeIds
+from sqla_shard.routing import declare_new_ids
 from sqla_shard.routing import spec_of
 from sqla_shard.types import IdType
+from sqla_shard.types import ShardedId
 
 __all__ = [
     "adopt_layout",
@@ -92,8 +96,16 @@ def require_default_layout(cls: Any) -> None:
 
 def _adopt(mapper: Mapper[Any], cls: Any) -> None:
     """Handle ``after_mapper_constructed`` of every mapped class."""
-    if hasattr(cls, "id_layout") and isinstance(mapper.local_table, Table):
-        adopt_layout(cls, mapper.local_table)
+    table = mapper.local_table
+    if not isinstance(table, Table):
+        return
+    if hasattr(cls, "id_layout"):
+        adopt_layout(cls, table)
+    if len(table.primary_key) == 1:
+        (column,) = table.primary_key
+        kind = column.type
+        if isinstance(kind, ShardedId) and isinstance(kind.layout, TimeLayout):
+            declare_new_ids(table, TimeIds(kind.layout, kind.type_id))
 
 
 # Classes without a mixin of this package may have columns with ids.

@@ -227,7 +227,7 @@ def _place(
     here = [column for column in columns if column.key in row]
     ids = [row[column.key] for column in here]
     shards = {
-        value >> column.type.layout.shard_shift
+        column.type.layout.shard_of(value)
         for value, column in zip(ids, here, strict=True)
     }
     if len(shards) != 1:

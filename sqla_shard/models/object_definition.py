@@ -388,16 +388,21 @@ def define(
         delattr(cls, key)
 
 
+def _column_of_id(definition: ObjectDefinition) -> str:
+    """Return the name of the column with the ids."""
+    return "id" if definition.layout.is_whole else "local_id"
+
+
 def id_column(definition: ObjectDefinition, **options: Any) -> Any:
     """Return the column with the ids of an object class.
 
     :param options: options of the dataclass field.
     """
     return mapped_column(
-        "local_id",
+        _column_of_id(definition),
         ShardedId(definition.type_id, definition.layout),
         primary_key=True,
-        autoincrement=True,
+        autoincrement=not definition.layout.is_whole,
         sort_order=-30,
         **options,
     )
@@ -444,7 +449,7 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
     if mapper.inherits is not None:
         _add_fields(mapper, definition.fields)
         return
-    check_table(cls, table, ["local_id"])
+    check_table(cls, table, [_column_of_id(definition)])
     _name_dictionary(table)
     adopt_layout(cls, table)
     colocation = _colocation_of(
@@ -458,7 +463,8 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
     keep_updated(table, "ts")
     # Otherwise SQLite gives the id of a deleted row to the next one, and an
     # old id would lead to another object.
-    table.dialect_options["sqlite"]["autoincrement"] = True
+    if not definition.layout.is_whole:
+        table.dialect_options["sqlite"]["autoincrement"] = True
     declare(
         table,
         TableSpec(

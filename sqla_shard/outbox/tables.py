@@ -30,6 +30,7 @@ from sqla_shard.exc import CacheKeyError
 
 __all__ = [
     "APPLIED",
+    "CLOCKS",
     "DICTIONARIES",
     "INTENTS",
     "JOBS",
@@ -257,6 +258,14 @@ DICTIONARIES = _table(
     UniqueConstraint("name", "version", name="sqla_shard_dictionary_version"),
 )
 
+#: One row, in a keyspace whose ids begin with the time: the highest local id
+#: that was issued on the shard.
+CLOCKS = _table(
+    "sqla_shard_clock",
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("last_id", BigInteger, nullable=False),
+)
+
 #: The tables that transactions of an application write.
 OF_TRANSACTIONS = (
     TOKENS,
@@ -267,6 +276,7 @@ OF_TRANSACTIONS = (
     JOB_KEYS,
     QUEUES,
     DICTIONARIES,
+    CLOCKS,
 )
 
 _KEY = re.compile(rf"[!-~]{{1,{LONGEST_CACHE_KEY}}}")

@@ -29,10 +29,12 @@ from sqla_shard.routing.specs import ANY_VALUE
 from sqla_shard.routing.specs import Colocation
 from sqla_shard.routing.specs import columns_set
 from sqla_shard.routing.specs import declare
+from sqla_shard.routing.specs import declare_new_ids
 from sqla_shard.routing.specs import has_objects
 from sqla_shard.routing.specs import is_placed
 from sqla_shard.routing.specs import kind_of
 from sqla_shard.routing.specs import name_of
+from sqla_shard.routing.specs import new_ids_of
 from sqla_shard.routing.specs import routes
 from sqla_shard.routing.specs import routing_column
 from sqla_shard.routing.specs import spec_of
@@ -54,6 +56,7 @@ __all__ = [
     "constant",
     "counted_select",
     "declare",
+    "declare_new_ids",
     "exists_columns",
     "has_objects",
     "is_placed",
@@ -61,6 +64,7 @@ __all__ = [
     "kind_of",
     "locate",
     "name_of",
+    "new_ids_of",
     "refusal_of",
     "route",
     "routes",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import contextmanager
 from contextlib import suppress
 from contextvars import ContextVar
@@ -27,13 +28,16 @@ from sqla_shard.util import sqlalchemy_private as private
 __all__ = [
     "ANY_VALUE",
     "Colocation",
+    "NewIds",
     "Supposition",
     "TableSpec",
     "columns_set",
     "declare",
+    "declare_new_ids",
     "has_objects",
     "kind_of",
     "name_of",
+    "new_ids_of",
     "routes",
     "routing_column",
     "spec_of",
@@ -42,6 +46,7 @@ __all__ = [
 ]
 
 _INFO = "sqla_shard"
+_NEW_IDS = "sqla_shard_new_ids"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +201,25 @@ def spec_of(table: Any) -> TableSpec:
             private.is_null_type(column.type) for column in table.columns
         ):
             table.info[_INFO] = found
+    return found
+
+
+#: Returns ids for new rows; called with the session, the location and the
+#: number of rows.
+NewIds = Callable[[Any, Any, int], Sequence[int]]
+
+
+def declare_new_ids(table: Table, new_ids: NewIds) -> None:
+    """Set the function that issues the ids of new rows of a table."""
+    table.info[_NEW_IDS] = new_ids
+
+
+def new_ids_of(table: Any) -> NewIds | None:
+    """Return the function that issues ids.
+
+    :returns: None if the server gives ids to rows, or the application has to.
+    """
+    found: NewIds | None = table.info.get(_NEW_IDS)
     return found
 
 

@@ -62,10 +62,13 @@ from sqla_shard.session.insert import group_rows
 from sqla_shard.session.insert import prepare_rows
 from sqla_shard.session.insert import rows_of
 from sqla_shard.session.insert import updated_rows
+from sqla_shard.session.insert import with_ids
+from sqla_shard.session.insert import with_inline_ids
 from sqla_shard.session.invalidation import check_count
 from sqla_shard.session.invalidation import check_matching
 from sqla_shard.session.invalidation import invalidate_matching
 from sqla_shard.session.invalidation import invalidate_rows
+from sqla_shard.session.new_ids import lacks_issued_id
 from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Topology
 from sqla_shard.util import sqlalchemy_private as private
@@ -612,6 +615,21 @@ def _insert(
     return _by_shard(context, session, rows)
 
 
+def _issue_ids(
+    context: ORMExecuteState, session: ShardSession, place: Place, rows: Any
+) -> None:
+    """Give ids to the rows of an INSERT that have none."""
+    statement: Any = context.statement
+    if not lacks_issued_id(statement.table):
+        return
+    if rows is None:
+        context.statement = with_inline_ids(session, statement, place)
+        return
+    many = isinstance(context.parameters, list)
+    new = with_ids(session, statement, place, rows)
+    context.parameters = new if many else new[0]
+
+
 def _by_shard(
     context: ORMExecuteState, session: ShardSession, rows: dict[Place, Any]
 ) -> Result[Any]:
@@ -625,6 +643,7 @@ def _by_shard(
         if isinstance(part, list):
             context.parameters = part if isinstance(given, list) else part[0]
         if context.is_insert:
+            _issue_ids(context, session, place, part)
             prepare_rows(session, context.statement, place, part)
         with bulk_on(session, place):
             results.append(_invoke(context, session, place))

@@ -26,6 +26,7 @@ from sqla_shard.exc import ReferenceWriteError
 from sqla_shard.routing import routes
 from sqla_shard.routing import spec_of
 from sqla_shard.routing import TableSpec
+from sqla_shard.session.new_ids import issue_for_objects
 from sqla_shard.session.placement import parent_shard
 from sqla_shard.session.placement import root_shard
 from sqla_shard.session.row_cache import refuse_cached_autocommit
@@ -251,6 +252,7 @@ def place_objects(session: ShardSession) -> None:
     session.placed.clear()
     with session.log.all_or_none():
         _place_objects(session)
+    issue_for_objects(session)
 
 
 def _place_objects(session: ShardSession) -> None:
@@ -465,7 +467,10 @@ def _check_references(
         if value is None:
             continue
         parts = kind.layout.unpack(value)
-        if kind.type_id not in (None, parts.type_id):
+        if kind.layout.names_type and kind.type_id not in (
+            None,
+            parts.type_id,
+        ):
             raise ColocationError(
                 f"{value} is an id of type {parts.type_id}; this column "
                 f"refers to objects of type {kind.type_id}",

@@ -308,8 +308,8 @@ class Getter:
         """
         places, spec = session.places, self._spec
         keyspace = places.keyspace(spec.keyspace, spec.kind, spec.layout)
-        shift = self._layout.shard_shift
-        shards = sorted({object_id >> shift for object_id in ids})
+        shift, highest = self._layout.shard_shift, self._layout.max_shard_id
+        shards = sorted({object_id >> shift & highest for object_id in ids})
         return dict(zip(shards, places.several(keyspace, shards), strict=True))
 
     def _cached_many(
@@ -320,12 +320,12 @@ class Getter:
         if cached is None:
             return {}
         by_shard = self._shards(session, ids)
-        shift = self._layout.shard_shift
+        shift, highest = self._layout.shard_shift, self._layout.max_shard_id
         try:
             return cached.read(
                 session,
                 self._table,
-                {i: by_shard[i >> shift] for i in ids},
+                {i: by_shard[i >> shift & highest] for i in ids},
             )
         except CacheMismatch:
             return {}

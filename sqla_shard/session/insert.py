@@ -26,6 +26,7 @@ from sqla_shard.routing import has_objects
 from sqla_shard.routing import kind_of
 from sqla_shard.routing import routes
 from sqla_shard.routing import spec_of
+from sqla_shard.session.new_ids import issue
 from sqla_shard.session.placement import parent_shard
 from sqla_shard.session.placement import root_shard
 from sqla_shard.util import sqlalchemy_private as private
@@ -41,6 +42,8 @@ __all__ = [
     "prepare_rows",
     "rows_of",
     "updated_rows",
+    "with_ids",
+    "with_inline_ids",
 ]
 
 Row = dict[str, Any]
@@ -192,6 +195,77 @@ def prepare_rows(
         )
 
 
+def with_ids(
+    session: ShardSession,
+    statement: Any,
+    place: Place,
+    rows: list[Row],
+) -> list[Row]:
+    """Return the rows of an INSERT on a shard, each with an id.
+
+    :param rows: parameters, which are not changed.
+    :raises MissingIdError: if nothing issues ids for the table.
+    """
+    names = _names_of_id(statement)
+    (own, *_) = _inline_values(statement)
+    lacking = sum(_value({**own, **row}, names) is None for row in rows)
+    if not lacking:
+        return rows
+    new_ids = issue(session, statement.table, place, lacking)
+    return [
+        row
+        if _value({**own, **row}, names) is not None
+        else {**_without(row, names), names[0]: next(new_ids)}
+        for row in rows
+    ]
+
+
+def with_inline_ids(
+    session: ShardSession, statement: Any, place: Place
+) -> Any:
+    """Return an INSERT whose rows are in the statement, each with an id.
+
+    :raises UnsupportedStatementError: for INSERT .. FROM SELECT without ids.
+    :raises MissingIdError: if nothing issues ids for the table.
+    """
+    names = _names_of_id(statement)
+    if statement.select is not None:
+        if not set(names) & set(private.select_names(statement)):
+            raise UnsupportedStatementError(
+                f"INSERT INTO {statement.table.name} .. FROM SELECT does not "
+                f"select {names[0]!r}, and the server cannot give ids to "
+                "these rows; insert rows: session.execute(insert(Class), "
+                "rows)",
+                construct="FROM SELECT",
+            )
+        return statement
+    given = [_value(row, names) for row in _inline_values(statement)]
+    lacking = given.count(None)
+    if not lacking:
+        return statement
+    new_ids = issue(session, statement.table, place, lacking)
+    rows = [
+        {**_without(row, names), names[0]: next(new_ids)}
+        if object_id is None
+        else row
+        for object_id, row in zip(given, _inline_rows(statement), strict=True)
+    ]
+    many = bool(private.multi_values(statement))
+    statement = private.copy_with(statement, values=None, multi_values=())
+    return statement.values(rows if many else rows[0])
+
+
+def _without(row: Row, names: Sequence[str]) -> Row:
+    return {name: row[name] for name in row if name not in names}
+
+
+def _names_of_id(statement: Any) -> tuple[str, ...]:
+    """Return the names by which a row of an INSERT may have its id."""
+    columns = _routing_columns(statement.table, _mapper_of(statement))
+    (names,) = [names for column, names in columns if column.primary_key]
+    return names
+
+
 def check_rows(
     session: ShardSession, statement: Any, parameters: Any, shard_id: int
 ) -> None:
@@ -247,8 +321,7 @@ def ids_of(statement: Any, parameters: Any) -> list[Any]:
         key.
     :returns: one key for each row, with None for a row without id.
     """
-    columns = _routing_columns(statement.table, _mapper_of(statement))
-    (names,) = [names for column, names in columns if column.primary_key]
+    names = _names_of_id(statement)
     own = _inline_values(statement)
     given = parameters if isinstance(parameters, list) else [parameters or {}]
     return [_value({**row, **more}, names) for row in own for more in given]

@@ -126,7 +126,7 @@ def parent_shard(spec: TableSpec, name: str, value: Any) -> int:
         )
     assert spec.layout is not None  # noqa: S101  # children have ids
     parts = spec.layout.unpack(value)
-    allowed = spec.colocation.type_ids()
+    allowed = spec.colocation.type_ids() if spec.layout.names_type else ()
     if allowed and parts.type_id not in allowed:
         raise ColocationError(
             f"{value} is an id of type {parts.type_id}; a parent has type "

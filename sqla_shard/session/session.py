@@ -65,6 +65,7 @@ from sqla_shard.session.get import getter_of
 from sqla_shard.session.get import is_plain
 from sqla_shard.session.invalidation import check_write
 from sqla_shard.session.invalidation import reads_latest
+from sqla_shard.session.new_ids import issue_for_object
 from sqla_shard.session.paging import Page
 from sqla_shard.session.row_cache import ANSWERS
 from sqla_shard.session.scatter_pages import scatter_page
@@ -341,6 +342,7 @@ class ShardSession(ShardedSession):
         known = self._flush_views
         if known is None:
             return self.view(place)
+        issue_for_object(self, instance, place)
         # Called for each object: the transaction of a flush stays the same.
         view = known.get(place)
         if view is None:

@@ -24,6 +24,7 @@ from sqla_shard.exc import IdLayoutError
 from sqla_shard.exc import Problem
 from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.ids import IdLayout
+from sqla_shard.ids import TimeLayout
 from sqla_shard.topology.keyspaces import Kind
 from sqla_shard.topology.keyspaces import MAX_SHARDS
 from sqla_shard.topology.keyspaces import ShardRange
@@ -237,6 +238,7 @@ leaves enough higher ones.
 """
 _KEYSPACE_KEYS = ("kind", "shards", "database", "servers", "id_layout")
 _LAYOUT_KEYS = tuple(DEFAULT_LAYOUT.to_mapping())
+_TIME_LAYOUT_KEYS = ("epoch_ms", "shard_bits", "sequence_bits")
 _SERVER_KEYS = (
     "name",
     "primary",
@@ -401,14 +403,17 @@ def _id_layout(table: Table, kind: Kind | None) -> IdLayout | None:
     inner = Table(
         given, place=table.place_of("id_layout"), problems=table.problems
     )
-    inner.refuse_others(_LAYOUT_KEYS)
-    remedy = "write the number of bits that the existing ids have"
-    bits = {key: inner.integer(key, remedy=remedy) for key in _LAYOUT_KEYS}
+    # The time distinguishes the layouts.
+    of_time = "epoch_ms" in given
+    keys = _TIME_LAYOUT_KEYS if of_time else _LAYOUT_KEYS
+    inner.refuse_others(keys)
+    remedy = "write the number that the existing ids have"
+    bits = {key: inner.integer(key, remedy=remedy) for key in keys}
     known = {key: value for key, value in bits.items() if value is not None}
     if len(known) < len(bits):
         return None
     try:
-        return IdLayout(**known)
+        return TimeLayout(**known) if of_time else IdLayout(**known)
     except IdLayoutError as error:
         table.report("id_layout", str(error))
         return None

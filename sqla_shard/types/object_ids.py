@@ -230,8 +230,10 @@ class ShardedId(IdType):
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         """Return BIGINT; INTEGER on SQLite, the only type with rowids."""
-        if dialect.name == "sqlite":
+        if dialect.name == "sqlite" and not self.layout.is_whole:
             return dialect.type_descriptor(Integer())
+        # A whole id is never a rowid, which SQLite would give to a row
+        # without id.
         return dialect.type_descriptor(BigInteger())
 
     def bind_processor(self, dialect: Dialect) -> Any:
@@ -254,6 +256,8 @@ class ShardedId(IdType):
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
         """Return full ids; compose the full id for a lastrowid."""
         layout, type_id = self.layout, self.type_id
+        if layout.is_whole:
+            return None
         type_bits = type_id << layout.type_shift
         type_shift, max_type = layout.type_shift, layout.max_type_id
         max_local, second_shard = layout.max_local_id, 1 << layout.shard_shift

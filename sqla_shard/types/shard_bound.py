@@ -79,7 +79,10 @@ class ShardNumber(ShardBound):
 
 
 class Prefix(ShardBound):
-    """The shard and type bits that the server adds to a local id."""
+    """The shard and type bits that the server adds to a local id.
+
+    They are zero if the table stores whole ids.
+    """
 
     __slots__ = ("_layout", "_type_bits")
 
@@ -89,10 +92,14 @@ class Prefix(ShardBound):
 
     def at(self, shard_id: int) -> int:
         """Return the id whose local part is zero."""
+        if self._layout.is_whole:
+            return 0
         return shard_id << self._layout.shard_shift | self._type_bits
 
     def shown_at(self, shard_ids: Iterable[int]) -> list[Any]:
         """Return the value on each shard; see :class:`ShardBound`."""
+        if self._layout.is_whole:
+            return [0 for _ in shard_ids]
         shift, bits = self._layout.shard_shift, self._type_bits
         return [shard_id << shift | bits for shard_id in shard_ids]
 
@@ -125,6 +132,8 @@ class Address(ShardBound):
         full ids.
         """
         layout = self.layout
+        if layout.is_whole:
+            return self.object_id
         address = self.object_id >> layout.type_shift
         here = shard_id << layout.type_bits | self.type_id
         if address == here:
@@ -139,6 +148,8 @@ class Address(ShardBound):
     def is_at(self, shard_id: int) -> bool:
         """Return True if the id belongs to this shard and type."""
         layout = self.layout
+        if layout.is_whole:
+            return layout.shard_of(self.object_id) == shard_id
         return self.object_id >> layout.type_shift == (
             shard_id << layout.type_bits | self.type_id
         )
@@ -242,7 +253,10 @@ class IdSlot(Slot):
         self._groups = groups
         max_id, shard_shift = layout.max_id, layout.shard_shift
         type_shift, max_type = layout.type_shift, layout.max_type_id
-        max_local = layout.max_local_id
+        whole = whole or layout.is_whole
+        max_local, max_shard = layout.max_local_id, layout.max_shard_id
+        if not layout.names_type:
+            type_id = None
         for object_id in ids:
             if type(object_id) is not int or not 0 <= object_id <= max_id:
                 # Convert members of an enumeration, whose str() is their name.
@@ -253,7 +267,7 @@ class IdSlot(Slot):
             ):
                 self.other_type_id = self.other_type_id or object_id
                 continue
-            shard_id = object_id >> shard_shift
+            shard_id = object_id >> shard_shift & max_shard
             value = object_id if whole else object_id & max_local
             if shard_id in groups:
                 groups[shard_id].append(value)

@@ -1,7 +1,9 @@
 """The id layout of the classes of the suites.
 
 ``SQLA_SHARD_TEST_LAYOUT=13,8,42`` (bits of shard, type and local id) has the
-suites run with another layout than the default; see ``tests/suite_table.py``.
+suites run with another layout than the default; ``time,13,10`` (bits of shard
+and sequence number) with ids that begin with the time.  See
+``tests/suite_table.py``.
 """
 
 from __future__ import annotations
@@ -10,16 +12,41 @@ import os
 from typing import Any
 
 from sqla_shard.ids import IdLayout
+from sqla_shard.ids import TimeLayout
 
 __all__ = ["LAYOUT", "VARIABLE", "pack", "unpack", "with_layout"]
 
 VARIABLE = "SQLA_SHARD_TEST_LAYOUT"
 
-_bits = [int(one) for one in os.environ.get(VARIABLE, "16,10,36").split(",")]
+#: The epoch of ids that begin with the time: Instagram's.
+_EPOCH_MS = 1_314_220_021_721
 
-LAYOUT = IdLayout(shard_bits=_bits[0], type_bits=_bits[1], local_bits=_bits[2])
 
-pack = LAYOUT.pack
+def _layout(text: str) -> IdLayout:
+    kind, *rest = text.split(",")
+    bits = [int(one) for one in rest]
+    if kind == "time":
+        return TimeLayout(
+            epoch_ms=_EPOCH_MS, shard_bits=bits[0], sequence_bits=bits[1]
+        )
+    return IdLayout(
+        shard_bits=int(kind), type_bits=bits[0], local_bits=bits[1]
+    )
+
+
+LAYOUT = _layout(os.environ.get(VARIABLE, "16,10,36"))
+
+
+def pack(shard_id: int, type_id: int, local_id: int) -> int:
+    """Return an id; one without a type has it in the sequence number.
+
+    Otherwise objects of two classes would have the same id.
+    """
+    if LAYOUT.names_type:
+        return LAYOUT.pack(shard_id, type_id, local_id)
+    return LAYOUT.pack(shard_id, 0, local_id << 10 | type_id)
+
+
 unpack = LAYOUT.unpack
 
 

@@ -92,6 +92,7 @@ class MySQL(Backend):
 
     waits = True
     counts_upserts = True
+    one_writer = False
     collates = True
     catalogue: Catalogue = MySQLCatalogue()
     ddl: DDL = MySQLDDL()

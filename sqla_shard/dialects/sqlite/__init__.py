@@ -51,6 +51,7 @@ class SQLite(Backend):
 
     collates = False
     counts_upserts = False
+    one_writer = True
     catalogue: Catalogue = SQLiteCatalogue()
     ddl: DDL = SQLiteDDL()
 

@@ -1,28 +1,4 @@
-"""Object ids: integers that locate an object.
-
-======== ===== ================= =======================================
-part     bits  values            meaning
-======== ===== ================= =======================================
-reserved 2     0                 a signed BIGINT stays positive
-shard    16    0 .. 65535        the virtual shard that holds the object
-type     10    0 .. 1023         the class of the object
-local    36    0 .. 2**36 - 1    the row of its table on that shard
-======== ===== ================= =======================================
-
-An id never changes, because an object never leaves its virtual shard.  The
-server that holds the shard may change; see :mod:`sqla_shard.topology`.  Ids
-exceed ``2**53``: pass them to JavaScript as strings.
-
->>> pack(3429, 1, 7075733)
-241294492511762325
->>> unpack(241294492511762325)
-ObjectId(shard_id=3429, type_id=1, local_id=7075733)
-
-The layout is Pinterest's ("Sharding Pinterest: How we scaled our MySQL
-fleet", 2015).  It is the default, :data:`DEFAULT_LAYOUT`; an
-:class:`IdLayout` has other widths.  An id does not contain its layout: the
-same number is another object in another layout.
-"""
+"""Layouts of object ids: a shard, a type and a local id in one integer."""
 
 from __future__ import annotations
 
@@ -50,9 +26,12 @@ __all__ = [
     "TYPE_SHIFT",
     "IdLayout",
     "ObjectId",
-    "TypeRegistry",
     "check_shard_id",
+    "invalid_id_error",
+    "layout_error",
     "pack",
+    "part_of",
+    "parts_of",
     "unpack",
 ]
 
@@ -71,6 +50,10 @@ class ObjectId(NamedTuple):
 
     def __int__(self) -> int:
         return DEFAULT_LAYOUT.pack(*self)
+
+    def describe(self) -> str:
+        """Return the parts as text."""
+        return DEFAULT_LAYOUT.describe(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,14 +92,14 @@ class IdLayout:
         for name, (lowest, highest) in _WIDTHS.items():
             value = getattr(self, name)
             if type(value) is not int or not lowest <= value <= highest:
-                raise _layout_error(
+                raise layout_error(
                     f"{name}={{}} must be an integer from {lowest} to "
                     f"{highest}",
                     value,
                 )
         bits = self.shard_bits + self.type_bits + self.local_bits
         if bits > _ID_BITS:
-            raise _layout_error(
+            raise layout_error(
                 f"{self} have {{}} bits, and a positive BIGINT has "
                 f"{_ID_BITS}; make a part narrower",
                 bits,
@@ -128,10 +111,20 @@ class IdLayout:
             "max_type_id": (1 << self.type_bits) - 1,
             "max_local_id": (1 << self.local_bits) - 1,
             "max_id": (1 << bits) - 1,
-            "_parts": _parts_of(self),
+            "_parts": parts_of(self),
         }
         for name, value in found.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether tables store whole ids instead of local ids."""
+        return False
+
+    @property
+    def names_type(self) -> bool:
+        """Whether an id contains the type of its object."""
+        return self.type_bits > 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _layout, (self.shard_bits, self.type_bits, self.local_bits)
@@ -150,6 +143,13 @@ class IdLayout:
     def to_mapping(self) -> dict[str, int]:
         """Return the widths, as a topology document has them."""
         return {name: getattr(self, name) for name in _WIDTHS}
+
+    def describe(self, parts: ObjectId) -> str:
+        """Return the parts of an id as text."""
+        return (
+            f"shard {parts.shard_id}, type {parts.type_id}, local id "
+            f"{parts.local_id}"
+        )
 
     def pack(self, shard_id: int, type_id: int, local_id: int) -> int:
         """Return the object id of a row; see :func:`pack`.
@@ -170,9 +170,10 @@ class IdLayout:
                 | local_id
             )
         return (
-            _part("shard_id", shard_id, self.max_shard_id) << self.shard_shift
-            | _part("type_id", type_id, self.max_type_id) << self.type_shift
-            | _part("local_id", local_id, self.max_local_id)
+            part_of("shard_id", shard_id, self.max_shard_id)
+            << self.shard_shift
+            | part_of("type_id", type_id, self.max_type_id) << self.type_shift
+            | part_of("local_id", local_id, self.max_local_id)
         )
 
     def unpack(self, object_id: int) -> ObjectId:
@@ -263,7 +264,7 @@ class IdLayout:
                 f"{self} have {self.max_id.bit_length()} bits, and it has "
                 f"{value.bit_length()}"
             )
-        return _invalid_error(f"{{}} is not an object id: {why}", value)
+        return invalid_id_error(f"{{}} is not an object id: {why}", value)
 
 
 def _layout(shard_bits: int, type_bits: int, local_bits: int) -> IdLayout:
@@ -277,16 +278,13 @@ def _unpickled(layout: IdLayout, parts: tuple[int, int, int]) -> ObjectId:
     return layout._parts(*parts)
 
 
-def _parts_of(layout: IdLayout) -> type[ObjectId]:
+def parts_of(layout: IdLayout) -> type[ObjectId]:
     """Return the class of the parts of an id of a layout.
 
     ``int()`` of the parts must use their layout.
     """
-    if (layout.shard_bits, layout.type_bits, layout.local_bits) == (
-        16,
-        10,
-        36,
-    ):
+    bits = layout.shard_bits, layout.type_bits, layout.local_bits
+    if bits == (16, 10, 36):
         return ObjectId
 
     class LayoutObjectId(ObjectId):
@@ -294,6 +292,9 @@ def _parts_of(layout: IdLayout) -> type[ObjectId]:
 
         def __int__(self) -> int:
             return layout.pack(*self)
+
+        def describe(self) -> str:
+            return layout.describe(self)
 
         def __reduce__(self) -> tuple[Any, ...]:
             return _unpickled, (layout, tuple(self))
@@ -340,25 +341,29 @@ def check_shard_id(shard_id: int) -> int:
 
     :raises InvalidIdError: if ``shard_id`` is not an int from 0 to 65535.
     """
-    return _part("shard_id", shard_id, MAX_SHARD_ID)
+    return part_of("shard_id", shard_id, MAX_SHARD_ID)
 
 
-def _part(name: str, value: Any, highest: int) -> int:
+def part_of(name: str, value: Any, highest: int) -> int:
+    """Return a part of an id that is given.
+
+    :raises InvalidIdError: if it is not an int from 0 to ``highest``.
+    """
     # bool is an int to Python: pack(True, 1, 1) would address shard 1.
     if not isinstance(value, int) or isinstance(value, bool):
-        raise _invalid_error(
+        raise invalid_id_error(
             f"{name} must be an integer from 0 to {highest}, not {{}} of type "
             f"{type(value).__name__}",
             value,
         )
     if not 0 <= value <= highest:
-        raise _invalid_error(
+        raise invalid_id_error(
             f"{name} must be from 0 to {highest}, not {{}}", value
         )
     return int(value)
 
 
-def _invalid_error(text: str, value: Any) -> InvalidIdError:
+def invalid_id_error(text: str, value: Any) -> InvalidIdError:
     """Return an error; ``{}`` in the text is the value."""
     from sqla_shard.exc import InvalidIdError
     from sqla_shard.exc.base import shown
@@ -366,68 +371,9 @@ def _invalid_error(text: str, value: Any) -> InvalidIdError:
     return InvalidIdError(text.format(shown(value)), value=value)
 
 
-def _layout_error(text: str, value: Any) -> IdLayoutError:
+def layout_error(text: str, value: Any) -> IdLayoutError:
     """Return an error; ``{}`` in the text is the value."""
     from sqla_shard.exc import IdLayoutError
     from sqla_shard.exc.base import shown
 
     return IdLayoutError(text.format(shown(value)), value=value)
-
-
-class TypeRegistry:
-    """The type ids of the classes of one declarative base.
-
-    Two classes cannot share a type id, because the class of an id would be
-    ambiguous.  Type id 0 is reserved: with it, a local id could be mistaken
-    for an object id.
-    """
-
-    def __init__(self) -> None:
-        self._classes: dict[int, type[Any]] = {}
-
-    def check(
-        self, type_id: int, name: str, layout: IdLayout = DEFAULT_LAYOUT
-    ) -> int:
-        """Return ``type_id`` if it is valid and not taken.
-
-        :param name: the class that requests it, for the message.
-        :param layout: layout of the ids of the class.
-        :raises InvalidIdError: if ``type_id`` is not an int from 1 to the
-            highest type id of the layout.
-        :raises DuplicateTypeError: if another class has the type id.
-        """
-        value = _part("type_id", type_id, layout.max_type_id)
-        if value == 0:
-            raise _invalid_error(
-                f"{name}: type_id {{}} is reserved, because a local id alone "
-                f"would look like an object id; use 1 to {layout.max_type_id}",
-                type_id,
-            )
-        holder = self._classes.get(value)
-        if holder is not None:
-            from sqla_shard.exc import DuplicateTypeError
-
-            raise DuplicateTypeError(
-                type_id=value, holder=holder.__name__, claimant=name
-            )
-        return value
-
-    def register(
-        self,
-        type_id: int,
-        cls: type[Any],
-        layout: IdLayout = DEFAULT_LAYOUT,
-    ) -> None:
-        """Record that ``cls`` has ``type_id``.
-
-        :raises InvalidIdError: see :meth:`check`.
-        :raises DuplicateTypeError: see :meth:`check`.
-        """
-        self._classes[self.check(type_id, cls.__name__, layout)] = cls
-
-    def lookup(self, type_id: int) -> type[Any] | None:
-        """Return the class of a type id, or None if it is not registered."""
-        return self._classes.get(type_id)
-
-    def __iter__(self) -> Any:
-        return iter(sorted(self._classes.items()))

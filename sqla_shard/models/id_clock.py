@@ -1,0 +1,125 @@
+"""Ids that begin with the time, from the clock of their shard.
+
+Each shard has a row with the highest local id that was issued: the time and
+the sequence number of its ids, see :class:`~sqla_shard.TimeLayout`.  To issue
+ids, one UPDATE advances it to the current time, or by the number of ids if it
+is there already.  So ids are unique, and increase on the shard, whatever the
+clocks of the processes say: where one is behind, or goes back, ids continue
+after the last one that was issued.
+
+The UPDATE has a transaction of its own, because its lock would otherwise let
+all transactions that insert into the shard wait for each other.  A transaction
+that is rolled back leaves a gap.  A file of SQLite has one writer at a time,
+so there the UPDATE is part of the transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import contextmanager
+
+from sqlalchemy import bindparam
+from sqlalchemy import case
+from sqlalchemy import Connection
+from sqlalchemy import select
+from sqlalchemy import update
+
+from sqla_shard.dialects.sql import InsertMissing
+from sqla_shard.engine import OPTION
+from sqla_shard.engine import Plan
+from sqla_shard.engine.rendering import Place
+from sqla_shard.engine.rendering import TRANSLATE
+from sqla_shard.exc import LocalIdsExhaustedError
+from sqla_shard.ids import TimeLayout
+from sqla_shard.outbox.tables import CLOCKS
+from sqla_shard.session import ShardSession
+
+__all__ = ["TimeIds"]
+
+#: Key of the only row.
+_ROW = 1
+_NANOSECONDS = 1_000_000
+
+_last = CLOCKS.c.last_id
+_next = _last + bindparam("the_count")
+_ADVANCE = (
+    update(CLOCKS)
+    .where(CLOCKS.c.id == _ROW)
+    .values(
+        last_id=case(
+            (_next > bindparam("the_least"), _next),
+            else_=bindparam("the_least"),
+        )
+    )
+)
+_READ = select(_last).where(CLOCKS.c.id == _ROW)
+_INSERT = InsertMissing(CLOCKS).values(id=_ROW, last_id=-1)
+
+
+class TimeIds:
+    """Issues the ids of a class.
+
+    :param layout: layout of its ids.
+    :param type_id: its type id, for messages.
+    """
+
+    def __init__(self, layout: TimeLayout, type_id: int) -> None:
+        self._layout = layout
+        self._type_id = type_id
+
+    def __call__(
+        self, session: ShardSession, place: Place, count: int
+    ) -> Sequence[int]:
+        """Return new ids of a shard, in increasing order.
+
+        :raises LocalIdsExhaustedError: if the time has too many bits.
+        """
+        layout = self._layout
+        now = session.cluster.id_clock() // _NANOSECONDS - layout.epoch_ms
+        least = (max(now, 0) << layout.sequence_bits) + count - 1
+        if least > layout.max_local_id:
+            # The row must not be advanced: it never goes back.
+            raise self._exhausted(least)
+        with _own_transaction(session, place) as connection:
+            last = _advance(connection, least, count)
+            if last > layout.max_local_id:
+                raise self._exhausted(last)
+        return [
+            layout.pack(place.shard_id, 0, local_id)
+            for local_id in range(last - count + 1, last + 1)
+        ]
+
+    def _exhausted(self, local_id: int) -> LocalIdsExhaustedError:
+        return LocalIdsExhaustedError(
+            object_id=local_id,
+            type_id=self._type_id,
+            bits=self._layout.local_bits,
+        )
+
+
+@contextmanager
+def _own_transaction(
+    session: ShardSession, place: Place
+) -> Iterator[Connection]:
+    if place.backend.one_writer:
+        yield session.view(place)
+        return
+    with place.engine.connect() as root:
+        yield root.execution_options(
+            **{OPTION: Plan((place,)), "schema_translate_map": TRANSLATE}
+        )
+        root.commit()
+
+
+def _advance(connection: Connection, least: int, count: int) -> int:
+    """Advance the row; return the last id that was issued.
+
+    The lock of the UPDATE is held until the value is read and committed.
+    """
+    values = {"the_least": least, "the_count": count}
+    if not connection.execute(_ADVANCE, values).rowcount:
+        connection.execute(_INSERT)
+        connection.execute(_ADVANCE, values)
+    last: int = connection.execute(_READ).scalar_one()
+    return last

@@ -1,0 +1,94 @@
+"""Ids of new rows that are not given by the server's AUTO_INCREMENT.
+
+Rows of a table that stores whole ids get them before the INSERT: for all new
+objects of a flush, and for all rows of an INSERT, with one request for each
+shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from typing import TYPE_CHECKING
+
+from sqlalchemy.orm import InstanceState
+from sqlalchemy.orm.attributes import instance_state
+from sqlalchemy.orm.attributes import set_attribute
+
+from sqla_shard.engine.rendering import Place
+from sqla_shard.exc import MissingIdError
+from sqla_shard.routing import has_objects
+from sqla_shard.routing import new_ids_of
+from sqla_shard.routing import routing_column
+from sqla_shard.routing import spec_of
+
+if TYPE_CHECKING:
+    from sqla_shard.session.session import ShardSession
+
+__all__ = ["issue", "issue_for_object", "issue_for_objects", "lacks_issued_id"]
+
+
+def lacks_issued_id(table: Any) -> bool:
+    """Return whether a row of a table without id must be given one."""
+    layout = spec_of(table).layout
+    if layout is None or not layout.is_whole:
+        return False
+    # The id of a row that shares its key with a parent is the parent's.
+    return has_objects(table) and not routing_column(table).foreign_keys
+
+
+def issue(
+    session: ShardSession, table: Any, place: Place, count: int
+) -> Iterator[int]:
+    """Return ids for new rows of a table on a shard.
+
+    :raises MissingIdError: if nothing issues ids for the table.
+    """
+    new_ids = new_ids_of(table)
+    if new_ids is None:
+        layout = spec_of(table).layout
+        raise MissingIdError(table=str(table.name), layout=str(layout))
+    return iter(new_ids(session, place, count))
+
+
+def issue_for_objects(session: ShardSession) -> None:
+    """Give ids to the new objects of a flush, which have been placed."""
+    wanted: dict[tuple[Place, Any], list[InstanceState[Any]]] = {}
+    for instance in session.new:
+        state = instance_state(instance)
+        place = session.placed.get(state)
+        if place is not None and _lacks_id(state):
+            key = place, state.mapper.local_table
+            wanted.setdefault(key, []).append(state)
+    for (place, table), states in wanted.items():
+        # Issue them in the order in which the flush inserts the rows.
+        states.sort(key=lambda state: state.insert_order or 0)
+        ids = issue(session, table, place, len(states))
+        for state, new_id in zip(states, ids, strict=True):
+            _set_id(state, new_id)
+
+
+def issue_for_object(
+    session: ShardSession, instance: Any, place: Place
+) -> None:
+    """Give an id to an object that was added during the flush."""
+    state = instance_state(instance)
+    if state.key is None and _lacks_id(state):
+        (new_id,) = issue(session, state.mapper.local_table, place, 1)
+        _set_id(state, new_id)
+
+
+def _id_attribute(state: InstanceState[Any]) -> str:
+    mapper = state.mapper
+    return str(mapper.get_property_by_column(mapper.primary_key[0]).key)
+
+
+def _lacks_id(state: InstanceState[Any]) -> bool:
+    return (
+        lacks_issued_id(state.mapper.local_table)
+        and state.dict.get(_id_attribute(state)) is None
+    )
+
+
+def _set_id(state: InstanceState[Any], new_id: int) -> None:
+    set_attribute(state.obj(), _id_attribute(state), new_id)
