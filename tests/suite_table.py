@@ -50,6 +50,12 @@ SUITES: dict[str, tuple[On, ...]] = {
     "semantics": (*EVERYWHERE, MYSQLCLIENT),
     "shared_sessions": (On("mariadb"),),
     "texts": BOTH,
+    "time_ids": (
+        On("sqlite"),
+        On("mariadb"),
+        On("sqlite-loop", only="TimeInserts"),
+        On("mariadb-loop", only="TimeInserts"),
+    ),
     "two_layouts": BOTH,
     "updating": EVERYWHERE,
     "writing": (*EVERYWHERE, MYSQLCLIENT),
