@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.other_layout import LAYOUT
 from tests.servers.other_layout import run_suites
+from tests.servers.other_layout import TIME_LAYOUT
 
 
 @pytest.mark.timeout(1600)
 @pytest.mark.usefixtures("mariadb_installed")
-def test_suites(tmp_path: Path) -> None:
-    run_suites("mariadb", tmp_path, least=300)
+@pytest.mark.parametrize("layout", [LAYOUT, TIME_LAYOUT])
+def test_suites(layout: str, tmp_path: Path) -> None:
+    run_suites("mariadb", tmp_path, layout, least=300)

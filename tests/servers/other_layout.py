@@ -10,31 +10,36 @@ from pathlib import Path
 
 from tests.models.layouts import VARIABLE
 from tests.suite_table import WITH_ANOTHER_LAYOUT
+from tests.suite_table import WITH_TIME_IDS
 
-__all__ = ["LAYOUT", "run_suites"]
+__all__ = ["LAYOUT", "TIME_LAYOUT", "run_suites"]
 
 #: Fewer shards, fewer types and more rows than the default.
 LAYOUT = "13,8,42"
+#: Ids that begin with the time.
+TIME_LAYOUT = "time,13,10"
 
 _ROOT = Path(__file__).parents[2]
 
 
-def run_suites(backend: str, tmp_path: Path, least: int) -> None:
+def run_suites(backend: str, tmp_path: Path, layout: str, least: int) -> None:
     """Run the suites of the table on a backend, with another layout.
 
+    :param layout: see :mod:`tests.models.layouts`.
     :param least: the number of tests that pass at least.
     """
-    environment = {**os.environ, VARIABLE: LAYOUT}
+    environment = {**os.environ, VARIABLE: layout}
+    suites = dict.fromkeys(WITH_ANOTHER_LAYOUT, "")
+    if layout == TIME_LAYOUT:
+        suites = WITH_TIME_IDS
     for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER"):
         environment.pop(name, None)
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-n", "0"),
             *("-p", "no:cacheprovider", f"--basetemp={tmp_path / 'suites'}"),
-            *(
-                f"tests/suites/{suite}.py::{backend}"
-                for suite in WITH_ANOTHER_LAYOUT
-            ),
+            *(f"tests/suites/{suite}.py::{backend}" for suite in suites),
+            *("-k", _without(" ".join(suites.values()).split())),
         ],
         cwd=_ROOT,
         env=environment,
@@ -48,3 +53,8 @@ def run_suites(backend: str, tmp_path: Path, least: int) -> None:
     assert passed, done.stdout
     assert int(passed[1]) >= least
     assert "skipped" not in done.stdout
+
+
+def _without(names: list[str]) -> str:
+    """Return the expression of pytest that excludes tests."""
+    return " and ".join(f"not {name}" for name in names)
