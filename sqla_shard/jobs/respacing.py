@@ -14,6 +14,7 @@ from sqla_shard.jobs.tasks import Task
 from sqla_shard.jobs.tasks import task
 from sqla_shard.models import MappingMixin
 from sqla_shard.models import NarrowGap
+from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
 
 __all__ = ["respace_by_job"]
@@ -50,6 +51,9 @@ def respace_by_job(
 
     @cls.on_narrow_gap  # type: ignore[untyped-decorator]
     def enqueue(session: ShardSession, gap: NarrowGap) -> None:
+        # A list is in the keyspace of its source, which may be known after
+        # the task is created: the source can be given by name.
+        respace.keyspace = spec_of(cls.__table__).keyspace
         respace.enqueue(
             session,
             gap.source_id,

@@ -30,11 +30,13 @@ from sqla_shard import scatter
 from sqla_shard import ShardSession
 from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.ids import IdLayout
+from sqla_shard.jobs import respace_by_job
 from sqla_shard.jobs import task
 from sqla_shard.jobs import Worker
 from sqla_shard.lookup import normalization
 from sqla_shard.lookup import sign_up
 from sqla_shard.models.deletion import delete_object
+from sqla_shard.testing import jobs_enqueued
 from sqla_shard.topology import find_object
 from sqla_shard.topology import Topology
 from sqla_shard.verify import verify_relations
@@ -90,6 +92,13 @@ class UserHasPhotos(
 
 class PhotoOfUsers(MappingMixin, Base, source=Photo, target=User):
     pass
+
+
+class PhotoHasRated(MappingMixin, Base, source=Photo, target=User):
+    pass
+
+
+respace = respace_by_job(PhotoHasRated)
 
 
 class PhotoSlug(
@@ -332,6 +341,26 @@ class TwoLayouts:
         Worker(cluster, queues=["default"]).run(until_empty=True)
         with cluster.session() as session:
             assert session.get_one(Photo, photo_id).n == 2
+
+    def test_a_list_is_respaced_in_the_keyspace_of_its_source(
+        self, cluster: Cluster
+    ) -> None:
+        photo_id = stored(cluster, Photo(), 5)
+        users = [stored(cluster, User(), n) for n in range(3)]
+        with cluster.begin() as session:
+            for one in users:
+                PhotoHasRated.append(session, photo_id, one)
+        job = None
+        while job is None:
+            with cluster.begin() as session:
+                page = PhotoHasRated.page(session, photo_id)
+                first, *_, last = [row.user_id for row in page.items]
+                PhotoHasRated.move(session, photo_id, last, before=first)
+                job = next(iter(jobs_enqueued(session, respace)), None)
+        assert (job.keyspace, job.shard_id) == ("photos", 5)
+        Worker(cluster, queues=["default"]).run(until_empty=True)
+        with cluster.session() as session:
+            assert jobs_enqueued(session, respace) == []
 
     def test_an_id_alone_is_ambiguous(self, cluster: Cluster) -> None:
         topology = cluster.topology
