@@ -289,14 +289,16 @@ class Observer:
 
     # -- on demand --------------------------------------------------------
 
-    def explain(self, text: str) -> Explanation:
+    def explain(self, text: str, keyspace: str | None) -> Explanation:
         """Return the route of an id or a statement; runs nothing.
 
+        :param keyspace: name of the keyspace of an id; required if several
+            contain objects.
         :raises ShardError: if it is neither, or its shard is not open.
         """
         number = object_id_of(text)
         if number is not None:
-            return self.cluster.explain(number)
+            return self.cluster.explain(number, keyspace=keyspace)
         return self.cluster.explain(self._statements.read(text))
 
     def tables(

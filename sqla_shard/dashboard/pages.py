@@ -267,10 +267,11 @@ class Pages:
     def explain(self) -> ResponseReturnValue:
         """Show the way of an id or a statement; nothing is run."""
         text = request.args.get("q", "").strip()
+        keyspace = request.args.get("keyspace") or None
         found, error = None, None
         if text:
             try:
-                found = self._observer.explain(text)
+                found = self._observer.explain(text, keyspace)
             except ShardError as raised:
                 error = str(raised)
         return self._page(
@@ -279,6 +280,12 @@ class Pages:
             found=found,
             error=error,
             models=self._observer.models,
+            keyspace=keyspace,
+            keyspaces=[
+                space.name
+                for space in self._observer.cluster.topology.keyspaces.values()
+                if space.kind == "objects"
+            ],
         )
 
     def events(self) -> ResponseReturnValue:

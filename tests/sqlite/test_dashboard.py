@@ -16,6 +16,7 @@ from flask import Flask
 
 from sqla_shard import Cluster
 from sqla_shard import pack
+from sqla_shard import TimeLayout
 from sqla_shard import Topology
 from sqla_shard.dashboard import create_app
 from sqla_shard.dashboard import dashboard_blueprint
@@ -156,6 +157,24 @@ class TestReading:
         assert "Merge" in page
         refused = text_of(scene.client(), "/explain?q=open('/etc/passwd')")
         assert "&#39;open&#39;, which is not known" in refused
+
+    def test_an_id_of_one_of_several_keyspaces(self, tmp_path):
+        document = sqlite_topology(tmp_path, 2, SHARDS)
+        times = TimeLayout(epoch_ms=1_600_000_000_000)
+        document["keyspaces"]["photos"] = {
+            **document["keyspaces"]["objects"],
+            "database": "photos{shard:05d}",
+            "id_layout": times.to_mapping(),
+        }
+        number = times.pack_time(1_700_000_000_000, 3, 9)
+        with Cluster.from_topology(document) as cluster:
+            client = create_app(Observer(cluster)).test_client()
+            page = text_of(client, f"/explain?q={number}&keyspace=photos")
+            assert "<span>2023-11-14T22:13:20.000Z</span>" in page
+            assert "Keyspace <b>photos</b>" in page
+            assert "<option selected>photos</option>" in page
+            ambiguous = text_of(client, f"/explain?q={number}")
+            assert 'role="alert"' in ambiguous
 
     def test_text_is_escaped(self, scene):
         page = text_of(scene.client(), "/explain?q=<script>alert(1)</script>")
