@@ -52,7 +52,7 @@ SUITES: dict[str, tuple[On, ...]] = {
     "texts": BOTH,
     "time_ids": (
         On("sqlite"),
-        On("mariadb"),
+        On("mariadb", options=_MANY_CONNECTIONS),
         On("sqlite-loop", only="TimeInserts"),
         On("mariadb-loop", only="TimeInserts"),
     ),

@@ -15,14 +15,12 @@ so there the UPDATE is part of the transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence
-from contextlib import contextmanager
 
 from sqlalchemy import bindparam
 from sqlalchemy import case
 from sqlalchemy import Connection
-from sqlalchemy import select
+from sqlalchemy import func
 from sqlalchemy import update
 
 from sqla_shard.dialects.sql import InsertMissing
@@ -43,17 +41,14 @@ _NANOSECONDS = 1_000_000
 
 _last = CLOCKS.c.last_id
 _next = _last + bindparam("the_count")
-_ADVANCE = (
-    update(CLOCKS)
-    .where(CLOCKS.c.id == _ROW)
-    .values(
-        last_id=case(
-            (_next > bindparam("the_least"), _next),
-            else_=bindparam("the_least"),
-        )
-    )
+_new = case(
+    (_next > bindparam("the_least"), _next), else_=bindparam("the_least")
 )
-_READ = select(_last).where(CLOCKS.c.id == _ROW)
+_own = update(CLOCKS).where(CLOCKS.c.id == _ROW)
+# One statement, which is atomic without a transaction too: another process
+# may advance the row before it could be read.
+_ADVANCE = _own.values(last_id=func.last_insert_id(_new))
+_ADVANCE_FILE = _own.values(last_id=_new).returning(_last)
 _INSERT = InsertMissing(CLOCKS).values(id=_ROW, last_id=-1)
 
 
@@ -81,10 +76,9 @@ class TimeIds:
         if least > layout.max_local_id:
             # The row must not be advanced: it never goes back.
             raise self._exhausted(least)
-        with _own_transaction(session, place) as connection:
-            last = _advance(connection, least, count)
-            if last > layout.max_local_id:
-                raise self._exhausted(last)
+        last = _advance(session, place, least, count)
+        if last > layout.max_local_id:
+            raise self._exhausted(last)
         return [
             layout.pack(place.shard_id, 0, local_id)
             for local_id in range(last - count + 1, last + 1)
@@ -98,28 +92,33 @@ class TimeIds:
         )
 
 
-@contextmanager
-def _own_transaction(
-    session: ShardSession, place: Place
-) -> Iterator[Connection]:
+def _advance(
+    session: ShardSession, place: Place, least: int, count: int
+) -> int:
+    """Advance the row of a shard; return the last id that is issued."""
+    values = {"the_least": least, "the_count": count}
     if place.backend.one_writer:
-        yield session.view(place)
-        return
+        return _advance_file(session.view(place), values)
     with place.engine.connect() as root:
-        yield root.execution_options(
+        connection = root.execution_options(
             **{OPTION: Plan((place,)), "schema_translate_map": TRANSLATE}
         )
+        result = connection.execute(_ADVANCE, values)
+        if not result.rowcount:
+            # The UPDATE has locked the gap, where another one may have to
+            # insert the row: two of them would deadlock.
+            root.rollback()
+            connection.execute(_INSERT)
+            root.commit()
+            result = connection.execute(_ADVANCE, values)
+        last: int = result.lastrowid
         root.commit()
+    return last
 
 
-def _advance(connection: Connection, least: int, count: int) -> int:
-    """Advance the row; return the last id that was issued.
-
-    The lock of the UPDATE is held until the value is read and committed.
-    """
-    values = {"the_least": least, "the_count": count}
-    if not connection.execute(_ADVANCE, values).rowcount:
+def _advance_file(connection: Connection, values: dict[str, int]) -> int:
+    last: int | None = connection.execute(_ADVANCE_FILE, values).scalar()
+    if last is None:
         connection.execute(_INSERT)
-        connection.execute(_ADVANCE, values)
-    last: int = connection.execute(_READ).scalar_one()
+        last = connection.execute(_ADVANCE_FILE, values).scalar_one()
     return last

@@ -5,13 +5,16 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
 from datetime import timezone
 from itertools import count
+from threading import Barrier
 from typing import Any
 
 import pytest
+from sqlalchemy import delete
 from sqlalchemy import event
 from sqlalchemy import insert
 from sqlalchemy import select
@@ -28,6 +31,7 @@ from sqla_shard.jobs import task
 from sqla_shard.jobs import Worker
 from sqla_shard.lookup import sign_up
 from sqla_shard.models.deletion import delete_object
+from sqla_shard.outbox.tables import CLOCKS
 from sqla_shard.topology import find_object
 from sqla_shard.verify import verify_relations
 from tests.models.backends import Clusters
@@ -176,6 +180,29 @@ class TimeClock:
         assert len(ids) == 3 * 12 * 4
         with cluster.session() as session:
             assert None not in session.get_many(Photo, sorted(ids))
+
+    def test_the_first_ids_of_a_shard(
+        self, cluster: Cluster, clock: Clock
+    ) -> None:
+        place = cluster.places.place(cluster.topology.keyspace("photos"), 6)
+        several = 1 if place.backend.one_writer else 8
+        barrier = Barrier(several)
+
+        def first() -> list[int]:
+            barrier.wait(60)
+            return photos(cluster, 6, 2)
+
+        ids: list[int] = []
+        for _ in range(10):
+            with cluster.begin() as session:
+                session.execute(
+                    delete(CLOCKS), bind_arguments={"place": place}
+                )
+            clock.now_ms += 1_000
+            with ThreadPoolExecutor(several) as pool:
+                for run in [pool.submit(first) for _ in range(several)]:
+                    ids += run.result(60)
+        assert len(set(ids)) == len(ids) == 20 * several
 
     def test_time_that_has_too_many_bits(
         self, cluster: Cluster, clock: Clock
