@@ -229,7 +229,7 @@ WITH_ANOTHER_LAYOUT = (
 
 #: The suites that run once more with ids that begin with the time, and their
 #: tests that are left out.  These expect that an id of another class is
-#: recognized, or insert local ids with textual SQL.
+#: recognized, insert local ids with textual SQL, or count connections.
 WITH_TIME_IDS = {
     "reading": (
         "test_what_is_no_id_is_refused test_one_bad_id_and_nothing_is_sent "
@@ -240,5 +240,5 @@ WITH_TIME_IDS = {
     "lookup_reading": "test_ids_of_other_classes_are_refused",
     "scatter_pages": "test_forged_values",
     "verify_relations": "test_reported_only",
-    "writing": "",
+    "writing": "test_one_transaction_per_server",
 }

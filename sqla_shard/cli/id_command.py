@@ -52,7 +52,8 @@ def id_command(
 
     ID is decimal, or hexadecimal after 0x.  Without --topology, ids have the
     default layout: 16 bits of the shard, 10 of the type, 36 of the local id.
-    With it, they have the layout of their keyspace.
+    With it, they have the layout of their keyspace.  An id that begins with
+    the time has the type 0; its local id is the time and the sequence number.
     """
     parts = (shard, type_, local)
     if ids and parts == (None, None, None):
@@ -67,7 +68,7 @@ def id_command(
         layout = _layout(settings, keyspace)
         decoded = [layout.unpack(layout.pack(shard, type_, local))]
     if as_json:
-        print_json([_document(one) for one in decoded])
+        print_json([_document(layout, one) for one in decoded])
         return
     for one in decoded:
         echo(_line(one) if ids else str(int(one)))
@@ -80,12 +81,12 @@ def _layout(settings: Settings, keyspace: str | None) -> IdLayout:
     return settings.topology().id_layout(keyspace)
 
 
-def _document(parts: ObjectId) -> dict[str, Any]:
+def _document(layout: IdLayout, parts: ObjectId) -> dict[str, Any]:
     return {
         "id": str(int(parts)),
         "hex": hex(int(parts)),
         "shard": parts.shard_id,
-        "type": parts.type_id,
+        "type": parts.type_id if layout.names_type else None,
         "local": str(parts.local_id),
     }
 

@@ -21,8 +21,10 @@ __all__ = ["TimeLayout"]
 _ID_BITS = 63
 #: Lowest and highest number of bits of each part.
 _WIDTHS = {"shard_bits": (1, 16), "sequence_bits": (4, 16)}
-#: Fewest bits of the time: 2**39 ms are 17 years.
+#: Fewest and most bits of the time: 2**39 ms are 17 years; 2**47 ms after the
+#: last epoch is a date that Python has.
 _LEAST_TIME_BITS = 39
+_MOST_TIME_BITS = 47
 #: The highest time that can be an epoch: the year 2100.
 _LAST_EPOCH = 4_102_444_800_000
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -32,9 +34,9 @@ _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 class TimeLayout(IdLayout):
     """Ids of a time, a shard and a sequence number, which sort by time.
 
-    From the highest bit: one reserved bit, which is zero, then the
-    milliseconds since the epoch, the shard and the sequence number.  With the
-    default widths the time has 40 bits, which last for 34.8 years.
+    From the highest bit: reserved bits, which are zero, then the milliseconds
+    since the epoch, the shard and the sequence number.  With the default
+    widths the time has 40 bits, which last for 34.8 years.
 
     An id does not contain the type of its object, so that an id of another
     class is not detected.  Tables store whole ids, and the ids of new rows are
@@ -49,7 +51,7 @@ class TimeLayout(IdLayout):
     :param sequence_bits: 4 to 16; ids of one millisecond on a shard.
     :raises IdLayoutError: if a number is out of range, or fewer than 39 bits
         remain for the time.
-    :ivar time_bits: the bits of the time.
+    :ivar time_bits: the bits of the time: those that remain of 63, up to 47.
 
     >>> layout = TimeLayout(epoch_ms=1314220021721)
     >>> new = layout.pack_time(1387263000000, 1341, 1)
@@ -76,7 +78,9 @@ class TimeLayout(IdLayout):
                     f"{highest}",
                     value,
                 )
-        time_bits = _ID_BITS - self.shard_bits - self.sequence_bits
+        time_bits = min(
+            _ID_BITS - self.shard_bits - self.sequence_bits, _MOST_TIME_BITS
+        )
         if time_bits < _LEAST_TIME_BITS:
             raise layout_error(
                 f"{{}} bits remain for the time, and {_LEAST_TIME_BITS} are "
@@ -92,7 +96,8 @@ class TimeLayout(IdLayout):
             "max_shard_id": (1 << self.shard_bits) - 1,
             "max_type_id": 0,
             "max_local_id": (1 << time_bits + self.sequence_bits) - 1,
-            "max_id": (1 << _ID_BITS) - 1,
+            "max_id": (1 << time_bits + self.shard_bits + self.sequence_bits)
+            - 1,
         }
         for name, value in found.items():
             object.__setattr__(self, name, value)

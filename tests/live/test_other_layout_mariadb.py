@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from tests.servers.other_layout import TIME_LAYOUT
 
 @pytest.mark.timeout(1600)
 @pytest.mark.usefixtures("mariadb_installed")
-@pytest.mark.parametrize("layout", [LAYOUT, TIME_LAYOUT])
+@pytest.mark.parametrize(
+    "layout",
+    [LAYOUT, *([TIME_LAYOUT] if os.environ.get("SQLA_SHARD_SOAK") else [])],
+)
 def test_suites(layout: str, tmp_path: Path) -> None:
     run_suites("mariadb", tmp_path, layout, least=300)
