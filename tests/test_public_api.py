@@ -79,7 +79,8 @@ SAMPLES = [
     exc.IdLayoutMismatchError(
         keyspace="objects", keyspace_layout="ids of", class_layout="ids"
     ),
-    exc.MissingIdError(table="photos", layout="ids of 40 time bits"),
+    exc.MissingIdError(table="photos", reason="Set it: Photo(id=...)"),
+    exc.IdServiceError("no server responds"),
     exc.LocalIdsExhaustedError(object_id=7, type_id=1, bits=36),
     exc.ClassDefinitionError("m", class_name="A"),
     exc.ManyToManyError(

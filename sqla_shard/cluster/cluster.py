@@ -64,6 +64,7 @@ from sqla_shard.session import CrossShard
 from sqla_shard.session import PlacementPolicy
 from sqla_shard.session import RandomPlacement
 from sqla_shard.session import ShardSession
+from sqla_shard.session.new_ids import IdService
 from sqla_shard.session.paging import Seal
 from sqla_shard.session.paging import seal_of
 from sqla_shard.session.session import SessionContext
@@ -171,6 +172,9 @@ class Cluster(FromSources, EventTarget):
         #: Returns the time for ids that begin with it, in nanoseconds since
         #: 1970; it can be set at any time.
         self.id_clock: Callable[[], int] = time_ns
+        #: Issues the ids of classes with ``id_source = "service"``; it can be
+        #: set at any time.
+        self.id_service: IdService | None = None
         self._comments = comments
         self.placement = placement or RandomPlacement()
         environ = os.environ if environ is None else environ

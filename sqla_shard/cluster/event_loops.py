@@ -40,6 +40,7 @@ from sqla_shard.engine import Places
 from sqla_shard.engine import Watch
 from sqla_shard.exc import NoEventLoopError
 from sqla_shard.session import PlacementPolicy
+from sqla_shard.session.new_ids import IdService
 from sqla_shard.session.paging import Seal
 from sqla_shard.topology import Topology
 
@@ -195,6 +196,11 @@ class Loops:
     def id_clock(self) -> Callable[[], int]:
         """The clock of ids that begin with the time."""
         return self._cluster.id_clock
+
+    @property
+    def id_service(self) -> IdService | None:
+        """The service that issues ids."""
+        return self._cluster.id_service
 
     @property
     def scatters(self) -> bool:

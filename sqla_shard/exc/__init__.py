@@ -12,6 +12,7 @@ statement raises it::
     ├── IdLayoutError (ValueError)        widths that ids cannot have
     ├── IdLayoutMismatchError             of a class and its keyspace
     ├── MissingIdError                    a new row that nothing gives an id
+    ├── IdServiceError                    no ids from a service
     ├── LocalIdsExhaustedError            a row with too large a local id
     ├── DuplicateTypeError                two classes with one type id
     ├── ClassDefinitionError (TypeError)  a mapped class that cannot work

@@ -37,6 +37,7 @@ __all__ = [
     "DuplicateTypeError",
     "IdLayoutError",
     "IdLayoutMismatchError",
+    "IdServiceError",
     "InvalidBookmarkError",
     "InvalidIdError",
     "InvalidKeyError",
@@ -128,16 +129,19 @@ class MissingIdError(ShardError):
     """Raised for a new row without id, if nothing gives ids to rows.
 
     :ivar table: name of the table.
-    :ivar layout: layout of its ids.
+    :ivar reason: why, and what to do.
     """
 
     table: str
-    layout: str
+    reason: str
     _text = (
-        "a new row of {table} has no id, and the server cannot give it one: "
-        "the table stores {layout}. Set the id, or map the table to a class, "
-        "whose ids are issued"
+        "a new row of {table} has no id, and the server does not give it one: "
+        "{reason}"
     )
+
+
+class IdServiceError(ShardError):
+    """Raised if a service of ids issues none, or not those requested."""
 
 
 class LocalIdsExhaustedError(ShardError):

@@ -24,8 +24,7 @@ from sqlalchemy.orm import Mapper
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.ids import IdLayout
-from sqla_shard.ids import TimeLayout
-from sqla_shard.models.id_clock import TimeIds
+from sqla_shard.models.id_sources import new_ids_for
 from sqla_shard.routing import declare_new_ids
 from sqla_shard.routing import spec_of
 from sqla_shard.types import IdType
@@ -101,11 +100,12 @@ def _adopt(mapper: Mapper[Any], cls: Any) -> None:
         return
     if hasattr(cls, "id_layout"):
         adopt_layout(cls, table)
-    if len(table.primary_key) == 1:
+    if mapper.inherits is None and len(table.primary_key) == 1:
         (column,) = table.primary_key
-        kind = column.type
-        if isinstance(kind, ShardedId) and isinstance(kind.layout, TimeLayout):
-            declare_new_ids(table, TimeIds(kind.layout, kind.type_id))
+        if isinstance(column.type, ShardedId):
+            new_ids = new_ids_for(cls, table.name, column.type)
+            if new_ids is not None:
+                declare_new_ids(table, new_ids)
 
 
 # Classes without a mixin of this package may have columns with ids.

@@ -67,6 +67,8 @@ from sqla_shard.models.field_declarations import declared_fields
 from sqla_shard.models.field_declarations import hide
 from sqla_shard.models.field_declarations import type_of
 from sqla_shard.models.field_declarations import types_of
+from sqla_shard.models.id_sources import IdSource
+from sqla_shard.models.id_sources import source_of
 from sqla_shard.models.layouts import adopt_layout
 from sqla_shard.models.layouts import check_parent_layout
 from sqla_shard.models.layouts import layout_of
@@ -272,6 +274,7 @@ class ObjectDefinition:
     compression: str | None
     dictionary: str | None
     layout: IdLayout = DEFAULT_LAYOUT
+    id_source: IdSource = "server"
     fields: dict[str, BlobField] = field(default_factory=dict)
 
     def check(self, instance: Any) -> None:
@@ -360,6 +363,7 @@ def define(
         definition = ObjectDefinition(
             type_id=types_of(cls.metadata).check(type_id, name, layout),
             layout=layout,
+            id_source=source_of(cls),
             colocate_with=colocate_with,
             keyspace=keyspace,
             max_bytes=_checked_size(cls, max_bytes, compression, dictionary),
@@ -393,6 +397,11 @@ def _column_of_id(definition: ObjectDefinition) -> str:
     return "id" if definition.layout.is_whole else "local_id"
 
 
+def _counts(definition: ObjectDefinition) -> bool:
+    """Return whether the server gives ids to rows."""
+    return definition.id_source == "server" and not definition.layout.is_whole
+
+
 def id_column(definition: ObjectDefinition, **options: Any) -> Any:
     """Return the column with the ids of an object class.
 
@@ -402,7 +411,7 @@ def id_column(definition: ObjectDefinition, **options: Any) -> Any:
         _column_of_id(definition),
         ShardedId(definition.type_id, definition.layout),
         primary_key=True,
-        autoincrement=not definition.layout.is_whole,
+        autoincrement=_counts(definition),
         sort_order=-30,
         **options,
     )
@@ -431,7 +440,9 @@ def _make_dataclass(
         delattr(cls, key)
     if first is None:
         # SQLAlchemy uses the order of annotations and attributes.
-        cls.id = id_column(cls.__sqla_shard__, init=False)
+        definition = cls.__sqla_shard__
+        is_given = definition.id_source == "application"
+        cls.id = id_column(definition, init=is_given)
     values.update({k: s.dataclass_field() for k, s in declared.items()})
     for key in cls.__annotations__:
         if key in values:
@@ -463,7 +474,7 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
     keep_updated(table, "ts")
     # Otherwise SQLite gives the id of a deleted row to the next one, and an
     # old id would lead to another object.
-    if not definition.layout.is_whole:
+    if _counts(definition):
         table.dialect_options["sqlite"]["autoincrement"] = True
     declare(
         table,

@@ -1,14 +1,16 @@
 """Ids of new rows that are not given by the server's AUTO_INCREMENT.
 
-Rows of a table that stores whole ids get them before the INSERT: for all new
-objects of a flush, and for all rows of an INSERT, with one request for each
-shard.
+Rows of a table that stores whole ids, or whose ids are issued, get them before
+the INSERT: for all new objects of a flush, and for all rows of an INSERT, with
+one request for each shard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
+from typing import Protocol
 from typing import TYPE_CHECKING
 
 from sqlalchemy.orm import InstanceState
@@ -25,13 +27,36 @@ from sqla_shard.routing import spec_of
 if TYPE_CHECKING:
     from sqla_shard.session.session import ShardSession
 
-__all__ = ["issue", "issue_for_object", "issue_for_objects", "lacks_issued_id"]
+__all__ = [
+    "IdService",
+    "issue",
+    "issue_for_object",
+    "issue_for_objects",
+    "lacks_issued_id",
+]
+
+
+class IdService(Protocol):
+    """Issues local ids for new rows, such as ticket servers."""
+
+    def issue(self, table: str, count: int) -> Sequence[int]:
+        """Return numbers for new rows.
+
+        It is called in any thread, in several at the same time.
+
+        :param table: name of the table.
+        :param count: how many are needed.
+        :returns: ``count`` different numbers from 1 to ``max_local_id`` of
+            the layout, none of which was returned for the table before.
+        """
+        ...
 
 
 def lacks_issued_id(table: Any) -> bool:
     """Return whether a row of a table without id must be given one."""
     layout = spec_of(table).layout
-    if layout is None or not layout.is_whole:
+    is_whole = layout is not None and layout.is_whole
+    if not is_whole and new_ids_of(table) is None:
         return False
     # The id of a row that shares its key with a parent is the parent's.
     return has_objects(table) and not routing_column(table).foreign_keys
@@ -47,7 +72,13 @@ def issue(
     new_ids = new_ids_of(table)
     if new_ids is None:
         layout = spec_of(table).layout
-        raise MissingIdError(table=str(table.name), layout=str(layout))
+        raise MissingIdError(
+            table=str(table.name),
+            reason=(
+                f"the table stores {layout}. Set the id, or map the table to "
+                "a class, whose ids are issued"
+            ),
+        )
     return iter(new_ids(session, place, count))
 
 

@@ -235,6 +235,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "models/layouts.py: colocate_with={} holds {}",
         "models/layouts.py: it has {}, and follow graphs",
     ),
+    "the source of ids is of the base: tests/sqlite/test_id_sources.py": (
+        "models/id_sources.py: id_source is {}",
+    ),
     "delete_object() has tests of its own: tests/suites/deleting.py": (
         "models/deletion.py: ",
     ),
