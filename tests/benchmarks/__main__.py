@@ -14,6 +14,7 @@ import sqlalchemy
 from tests.benchmarks import blobs
 from tests.benchmarks import cached
 from tests.benchmarks import caching
+from tests.benchmarks import capacity
 from tests.benchmarks import fleet_compare
 from tests.benchmarks import follows
 from tests.benchmarks import ids
@@ -52,6 +53,7 @@ PARTS = {
     "jobs": jobs.run,
     "queues": job_queues.run,
     "schema": schema.run,
+    "capacity": capacity.run,
     "compare": fleet_compare.run,
     "shadow": shadow.run,
     "blobs": blobs.run,
