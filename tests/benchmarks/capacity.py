@@ -101,4 +101,3 @@ def _size(directory: Path) -> int:
 
 def _show(what: str, value: object) -> None:
     print(f"  {what:<34}{value:>14}")
-
