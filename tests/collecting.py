@@ -90,6 +90,7 @@ def backends_of(ons: Sequence[On], tier: str) -> Sequence[On]:
     """
     if tier == "all":
         return ons
+    ons = [on._replace(values={**on.values, **on.few}) for on in ons]
     plain = [on for on in ons if on.name == "sqlite"]
     if tier in ("check", "pythons"):
         return plain

@@ -33,11 +33,11 @@ from tests.tiers import TIERS
 # Hypothesis chooses a profile of its own where CI is set, with one fixed
 # seed for all time; we want a new one each run, printed.
 hypothesis.settings.register_profile("default", max_examples=50, deadline=None)
+# What `all` looks for with 50.
+hypothesis.settings.register_profile("few", max_examples=15, deadline=None)
 hypothesis.settings.register_profile(
     "soak", max_examples=2000, deadline=None, print_blob=True
 )
-_PROFILE = "soak" if os.environ.get("SQLA_SHARD_SOAK") == "1" else "default"
-hypothesis.settings.load_profile(_PROFILE)
 
 #: A file system in memory, and the bytes that a whole run may need there.
 _MEMORY = "/dev/shm"  # noqa: S108 - only where the system has it
@@ -62,6 +62,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="",
         metavar="NAME",
         help="only tests of a package of sqla_shard, such as cache",
+    )
+    group.addoption(
+        "--once",
+        action="store_true",
+        help="each function with the first of its parameters",
     )
 
 
@@ -119,9 +124,16 @@ def _use_memory() -> None:
         os.environ["PYTEST_DEBUG_TEMPROOT"] = _MEMORY
 
 
+def _profile(config: pytest.Config) -> str:
+    if os.environ.get("SQLA_SHARD_SOAK") == "1":
+        return "soak"
+    return "default" if config.getoption("--tier") == "all" else "few"
+
+
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its option
 def pytest_configure(config: pytest.Config) -> None:
     _use_memory()
+    hypothesis.settings.load_profile(_profile(config))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell has started us in the background.  Tests of Ctrl-C, and the
         # programs that they start, would never hear of it.
@@ -210,9 +222,10 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
+    seed = config.stash[_SEED]
     return (
-        f"seed: {config.stash[_SEED]} (also of hypothesis, profile "
-        f"{_PROFILE!r}); repeat with SQLA_SHARD_SEED={config.stash[_SEED]}"
+        f"seed: {seed} (also of hypothesis, profile {_profile(config)!r}); "
+        f"repeat with SQLA_SHARD_SEED={seed}"
     )
 
 

@@ -19,21 +19,22 @@ _COMMITTED = {
     "engine_options": {"pool_size": 30, "isolation_level": "READ COMMITTED"}
 }
 
+_FEW_DIFFERENT = {"Differential.selects": 200, "Differential.changes": 60}
+_FEW_MERGED = {"MergedDifferential.statements": 100}
+_FEW_NUMBERS = {"MergedNumbers.statements": 100}
 _MUTATED = {"Mutated.times": 10 * MANY}
 
 #: The backends of each module of suites.
 SUITES: dict[str, tuple[On, ...]] = {
     # Sessions.
     "differential": (
-        On("sqlite"),
+        On("sqlite", few=_FEW_DIFFERENT),
         On(
             "mariadb",
             values={"Differential.selects": 300, "Differential.changes": 60},
+            few=_FEW_DIFFERENT,
         ),
-        On(
-            "sqlite-loop",
-            values={"Differential.selects": 200, "Differential.changes": 60},
-        ),
+        On("sqlite-loop", values=_FEW_DIFFERENT),
     ),
     "awaited": BOTH,
     "flushing": EVERYWHERE,
@@ -61,12 +62,20 @@ SUITES: dict[str, tuple[On, ...]] = {
     "writing": (*EVERYWHERE, MYSQLCLIENT),
     # Merged rows.
     "merged": (
-        On("sqlite"),
-        On("mariadb", values={"MergedDifferential.statements": 350}),
+        On("sqlite", few=_FEW_MERGED),
+        On(
+            "mariadb",
+            values={"MergedDifferential.statements": 350},
+            few=_FEW_MERGED,
+        ),
     ),
     "merged_computed": BOTH,
     "merged_corners": BOTH,
-    "merged_numbers": (*BOTH, MYSQLCLIENT),
+    "merged_numbers": (
+        On("sqlite", few=_FEW_NUMBERS),
+        On("mariadb", few=_FEW_NUMBERS),
+        MYSQLCLIENT._replace(values=_FEW_NUMBERS),
+    ),
     "merged_pages": BOTH,
     "merged_types": (
         On("sqlite", only="MergedTypes"),
@@ -103,16 +112,28 @@ SUITES: dict[str, tuple[On, ...]] = {
         On("mariadb", options=_MANY_CONNECTIONS),
     ),
     "mapping_gap": (
-        On("sqlite", values={"Gap.wide": {"random": 3000, "above": 2000}}),
-        On("mariadb", values={"Gap.moves": 500}),
+        On(
+            "sqlite",
+            values={"Gap.wide": {"random": 3000, "above": 2000}},
+            few={"Gap.moves": 300, "Gap.wide": {}},
+        ),
+        On("mariadb", values={"Gap.moves": 500}, few={"Gap.moves": 200}),
     ),
     "mapping_inverse": BOTH,
     "mapping_machine": (
-        On("sqlite"),
-        On("mariadb", values={"Models.examples": 20}),
+        On("sqlite", few={"Models.examples": 8}),
+        On(
+            "mariadb",
+            values={"Models.examples": 20},
+            few={"Models.examples": 8},
+        ),
     ),
     "mapping_racing": (
-        On("sqlite", values={"Racing.rounds": 10}),
+        On(
+            "sqlite",
+            values={"Racing.rounds": 10},
+            few={"Racing.rounds": 4},
+        ),
         On("mariadb", options=_MANY_CONNECTIONS),
         On(
             "mariadb-committed",
@@ -163,7 +184,11 @@ SUITES: dict[str, tuple[On, ...]] = {
     "repairing": BOTH,
     # Follow graphs and feeds.
     "follow_graph": (
-        On("sqlite", only="Histories Lists Repairs Rules"),
+        On(
+            "sqlite",
+            only="Histories Lists Repairs Rules",
+            few={"Histories.histories": 2},
+        ),
         On(
             "mariadb",
             options=_MANY_CONNECTIONS,
@@ -185,8 +210,12 @@ SUITES: dict[str, tuple[On, ...]] = {
     "jobs_delivering": BOTH,
     # Object classes.
     "compressed_blobs": (
-        On("sqlite"),
-        On("mariadb", values={"Alike.examples": 10}),
+        On("sqlite", few={"Alike.examples": 6, "Together.changes": 10}),
+        On(
+            "mariadb",
+            values={"Alike.examples": 10},
+            few={"Alike.examples": 6, "Together.changes": 10},
+        ),
         On("sqlite-loop", only="Unreadable"),
         On("mariadb-loop", only="Alike", values={"Alike.examples": 10}),
     ),

@@ -12,7 +12,8 @@ that the next one runs on another backend:
     Everything.  ``make all``; also what pytest runs by default.
 
 ``pythons`` is ``check`` for a second Python: without tests that read the
-sources, or that do for many random values what others do for a few.
+sources, or that do for many random values what others do for a few, and with
+each function that needs a database once (``--once``), whatever its parameters.
 
 A test says what it needs by a marker, most often by where it is:
 
@@ -132,6 +133,7 @@ _THOROUGH = frozenset(
         "test_demo",
         "test_dev_up",
         "test_fleet_start_mariadb",
+        "test_following.test_500_changes_leave_nothing_behind",
         "test_following_zookeeper",
         "test_forked_sockets_mariadb",
         "test_frozen_commands",
@@ -146,6 +148,7 @@ _THOROUGH = frozenset(
         "test_other_layout",
         "test_other_layout_mariadb",
         "test_overlapping_mariadb",
+        "test_pinboard_importing.test_a_worker_that_is_killed",
         "test_pinboard_tables",
         "test_pinboard_tables_mariadb",
         "test_provision",
@@ -210,6 +213,7 @@ _ONE_PYTHON = frozenset(
         # Of the sources.
         "test_docs_claims",
         "test_layers",
+        "test_refusals",
         "test_fleet_messages.test_every_command_of_a_message_exists",
         "test_remedies.test_every_refusal_has_a_remedy_that_is_run",
         # For many values, or many times.
@@ -223,7 +227,6 @@ _ONE_PYTHON = frozenset(
         "proofs.test_the_compiled_cache_does_not_grow_with_ids",
         "scatter_pages.test_every_row_once_in_order",
         "test_cached_machine.test_is_a_list",
-        "test_following.test_500_changes_leave_nothing_behind",
         "test_normalization.test_each_character_alone",
         "test_normalization.test_exact_takes_every_character",
         "test_topology_sizes.test_the_map_of_a_process_takes_less_than_5_mb",
@@ -293,7 +296,7 @@ def mark(item: pytest.Item) -> None:
         item.add_marker("browser")
     if stem in _PROCESSES:
         item.add_marker("processes")
-    if stem in _THOROUGH:
+    if stem in _THOROUGH or _name(item.nodeid) in _THOROUGH:
         item.add_marker("thorough")
 
 
@@ -333,6 +336,15 @@ def measures_time(nodeid: str) -> bool:
     return _name(nodeid) in _TIMED
 
 
+def _function(item: pytest.Item) -> str:
+    """Return what the tests of one function on one backend have in common.
+
+    Unit tests take no time: all of them differ.
+    """
+    whole = item.nodeid
+    return whole if item.path.parent.name == "unit" else whole.split("[")[0]
+
+
 def _name(nodeid: str) -> str:
     """Return the module and the name of a test, without its parameters."""
     path, _, rest = nodeid.partition("[")[0].partition("::")
@@ -357,6 +369,11 @@ def select(config: pytest.Config, items: list[Any]) -> None:
     """Leave out the tests that the tier does not have."""
     tier = config.getoption("--tier")
     kept = [item for item in items if _is_selected(item, tier)]
+    if tier == "pythons" or config.getoption("--once"):
+        firsts: dict[str, pytest.Item] = {}
+        for item in kept:
+            firsts.setdefault(_function(item), item)
+        kept = list(firsts.values())
     if len(kept) < len(items):
         chosen = set(kept)
         left_out = [item for item in items if item not in chosen]

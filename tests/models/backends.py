@@ -49,12 +49,15 @@ class On(NamedTuple):
     :param options: for :class:`sqla_shard.Cluster`.
     :param values: attributes of the classes that this backend sets, such as
         ``{"Models.examples": 20}``.
+    :param few: further ones in the smaller runs, such as fewer of the random
+        examples that ``all`` has.
     """
 
     name: str
     only: str = ""
     options: Mapping[str, Any] = {}
     values: Mapping[str, Any] = {}
+    few: Mapping[str, Any] = {}
 
     @property
     def live(self) -> bool:

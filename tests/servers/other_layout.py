@@ -36,7 +36,8 @@ def run_suites(backend: str, tmp_path: Path, layout: str, least: int) -> None:
         environment.pop(name, None)
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "pytest", "-q", "-n", "0"),
+            # Ids of all shapes are in each function, not in its parameters.
+            *(sys.executable, "-m", "pytest", "-q", "-n", "0", "--once"),
             *("-p", "no:cacheprovider", f"--basetemp={tmp_path / 'suites'}"),
             *(f"tests/suites/{suite}.py::{backend}" for suite in suites),
             *("-k", _without(" ".join(suites.values()).split())),
