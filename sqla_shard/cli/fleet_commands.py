@@ -33,6 +33,7 @@ from sqla_shard.fleet import Plan
 from sqla_shard.fleet import resume
 from sqla_shard.fleet import status
 from sqla_shard.fleet import undo
+from sqla_shard.fleet.journal import paused
 from sqla_shard.util.json_values import parsed_json
 
 __all__ = [
@@ -84,7 +85,10 @@ def history_command(settings: Settings, most: int, as_json: bool) -> None:
         print_json([record.as_dict() for record in found])
         return
     for record in found:
-        echo(f"{record.id}: {record.title}: {record.state}, {record.holder}")
+        echo(
+            f"{record.id}: {record.title}: {record.state}"
+            f"{paused(record.pause)}, {record.holder}"
+        )
 
 
 @click.command("apply", epilog=examples("sqla-shard fleet apply plan.json"))

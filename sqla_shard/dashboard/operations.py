@@ -39,6 +39,8 @@ class OperationView:
 
     :ivar is_paused: whether its server takes no writes now; of a pending
         operation only.
+    :ivar pause: seconds for which no write was possible, as measured; None if
+        unknown, or not stopped.
     """
 
     id: str
@@ -50,6 +52,7 @@ class OperationView:
     steps: tuple[StepView, ...]
     costs: tuple[str, ...]
     is_paused: bool = False
+    pause: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +108,7 @@ def _view(fleet: Fleet, record: Record, *, is_pending: bool) -> OperationView:
         problem=record.problem,
         steps=steps,
         costs=plan.costs,
+        pause=record.pause,
         # Critical steps are written into the journal as one: the first.
         is_paused=is_pending
         and any(one.state == "current" and one.is_critical for one in steps),

@@ -17,8 +17,8 @@ the topology then names no standby.  Limits:
   refused: starting its replication would delete the relay log, which may have
   the only copy of acknowledged writes.
 
-AUTO_INCREMENT of every table is raised, so that the id of a lost row never
-names another object.
+AUTO_INCREMENT of every table is raised, and the clock of every shard whose ids
+begin with the time, so that the id of a lost row never names another object.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from sqla_shard.exc import FleetServerError
@@ -52,6 +53,8 @@ from sqla_shard.fleet.replication import Replication
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.replication import ReplicationStatus
 from sqla_shard.fleet.role_change import Promotion
+from sqla_shard.ids import TimeLayout
+from sqla_shard.outbox.tables import CLOCKS
 from sqla_shard.topology import Topology
 
 __all__ = ["DRAIN", "DeadFailover", "responds"]
@@ -391,8 +394,29 @@ class DeadFailover(Promotion):
             for name, number in tables:
                 admin.run(f"ALTER TABLE {name} AUTO_INCREMENT = {number}")
 
+    def _raise_clocks(self) -> None:
+        """Raise the clocks of ids that begin with the time.
+
+        The process that has issued the last ids may have a clock that is
+        ahead of the others.
+        """
+        pair = pair_named(self.fleet.topology(), self.server)
+        for keyspace, server in pair.members:
+            if not isinstance(keyspace.id_layout, TimeLayout):
+                continue
+            for shard_id in chain.from_iterable(server.shards):
+                database = marked(keyspace.database_for(shard_id))
+                self.new.admin.run(
+                    f"UPDATE {database}.{CLOCKS.name}"  # noqa: S608
+                    " SET last_id = last_id + %s",
+                    _IDS,
+                )
+
     def _open_new(self) -> None:
         new = self.new
+        # After the publication: a standby whose rows differ from those of its
+        # primary must not remain if the operation is undone.
+        self._raise_clocks()
         semi_sync = new.semi_sync()
         if semi_sync is not None and (
             semi_sync.source_enabled or semi_sync.replica_on

@@ -16,13 +16,26 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from typing import Any
 from typing import Literal
 from typing import Protocol
 
 from sqla_shard.topology import Topology
 
-__all__ = ["Journal", "JournalHold", "Pending", "Record", "holder_name"]
+__all__ = [
+    "Journal",
+    "JournalHold",
+    "Pending",
+    "Record",
+    "holder_name",
+    "paused",
+]
+
+
+#: The step whose note has the pause: it ends the pause.  A former version of
+#: this package reads notes with any keys, but no other attributes of records.
+_PAUSED = "open"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +70,20 @@ class Record:
     def title(self) -> str:
         """Title of the plan."""
         return str(self.plan.get("title"))
+
+    @property
+    def pause(self) -> float | None:
+        """Seconds for which no write was possible, as measured.
+
+        None if they are unknown, or writes were not stopped.
+        """
+        note = self.notes.get(_PAUSED)
+        return None if note is None else note.get("pause")
+
+    def with_pause(self, seconds: float) -> Record:
+        """Return the record of an operation that has stopped the writes."""
+        note = {**(self.notes.get(_PAUSED) or {}), "pause": seconds}
+        return replace(self, notes={**self.notes, _PAUSED: note})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record as JSON values."""
@@ -166,3 +193,10 @@ class JournalHold(Protocol):
 def holder_name() -> str:
     """Return the host and the process, for messages."""
     return f"{socket.gethostname()} pid {os.getpid()}"
+
+
+def paused(seconds: float | None) -> str:
+    """Return what a message says about a pause; empty if it is not known."""
+    if seconds is None:
+        return ""
+    return f", writes paused for {1000 * seconds:.0f} ms"

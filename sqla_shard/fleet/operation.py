@@ -26,6 +26,7 @@ from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.clients import late_lines
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.journal import JournalHold
+from sqla_shard.fleet.journal import paused
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
 from sqla_shard.fleet.sessions import ended_lines
@@ -133,9 +134,7 @@ class Result:
         return asdict(self)
 
     def __str__(self) -> str:
-        pause = ""
-        if self.pause is not None:
-            pause = f", writes paused for {1000 * self.pause:.0f} ms"
+        pause = paused(self.pause)
         return "\n".join(
             [
                 f"{self.title}: {self.state}, epoch {self.epoch}{pause}",

@@ -289,12 +289,15 @@ class _Run:
         """Write the end of the operation into the journal."""
         # Before the write: after it the operation is over, whatever happens.
         epoch = _patiently(self._hold.topology).epoch
+        pause = self._pause()
+        if pause is not None:
+            self._hold.record = self._hold.record.with_pause(pause)
         self._write(state=state)
         return Result(
             title=self._title,
             state=state,
             epoch=epoch,
-            pause=self._pause(),
+            pause=pause,
             notes=self._hold.record.notes,
             steps=self._times,
         )

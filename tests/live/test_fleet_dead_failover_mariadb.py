@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import threading
@@ -23,6 +24,8 @@ from sqla_shard.fleet.loss import loss_of
 from sqla_shard.fleet.loss import receiving
 from sqla_shard.fleet.reopen import Reopen
 from sqla_shard.fleet.replication import replication_of
+from sqla_shard.ids import TimeLayout
+from sqla_shard.outbox.tables import CLOCKS
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.fleet_controls import Naive
 from tests.servers.fleet_load import create
@@ -46,6 +49,7 @@ from tests.servers.published import publish_to
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
+TIMES = TimeLayout(epoch_ms=1_314_220_021_721)
 BEFORE = ("record", "drain", "stop", "raise-ids")
 
 
@@ -364,6 +368,28 @@ def killed_before_publish(pairs):
     plan = DeadFailover.planned(fleet, "server1")
     apply_until(fleet, plan, step="raise-ids", state="done")
     return fleet, primary
+
+
+def test_the_clocks_of_ids_are_raised(pairs):
+    topology = document(pairs)
+    topology["keyspaces"]["objects"]["id_layout"] = TIMES.to_mapping()
+    pairs.path.write_text(json.dumps(topology))
+    primary, standby = roles(pairs)
+    names = [place[1] for place in places(topology).values()]
+    for name in names:
+        table = f"{name}.{CLOCKS.name}"
+        primary.root_execute(
+            f"CREATE TABLE {table} (id INT PRIMARY KEY, last_id BIGINT)"
+        )
+        primary.root_execute(f"INSERT INTO {table} VALUES (1, 500)")
+    wait_until_equal(primary, standby)
+    kill(pairs)
+    fleet = pairs.fleet()
+    plan = DeadFailover.planned(fleet, "server1")
+    assert apply(fleet, plan).state == "finished"
+    for name in names:
+        found = standby.root_execute(f"SELECT * FROM {name}.{CLOCKS.name}")
+        assert found == [(1, 100_500)]
 
 
 def reason_of_resume(fleet):

@@ -354,6 +354,22 @@ def test_a_pending_operation_is_shown(scene, tmp_path, monkeypatch):
         hold.release()
 
 
+def test_a_past_operation_is_shown_with_its_pause(
+    scene, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(KINDS, Toy.kind, Toy)
+    plan = Toy.plan(scene.fleet, tmp_path, title="split of server1")
+    record = Record(
+        id="1", plan=plan.as_dict(), token=1, holder="host", started=1.0
+    )
+    hold = scene.fleet.journal.begin(record)
+    hold.write(replace(record, state="finished").with_pause(0.0312))
+    hold.release()
+    page = text_of(scene.client(), "/operations")
+    assert "No operation is in progress" in page
+    assert "<td>31 ms</td>" in page
+
+
 def test_a_plan_of_another_version_is_shown(scene):
     plan = Plan(kind="unheard-of", title="new", epoch=1, arguments={})
     record = Record(

@@ -174,6 +174,7 @@ class Applying:
         (record,) = scene.journal.history()
         assert (record.state, record.done) == ("finished", STEPS)
         assert record.notes == done.notes
+        assert record.pause == done.pause
         assert status(scene.fleet).pending is None
 
     def test_problems_are_refused_together_and_nothing_stays(self, scene):
@@ -297,6 +298,7 @@ class Killing:
             assert done.pause is None
         (record,) = scene.journal.history()
         assert record.token == 2
+        assert record.pause == done.pause
 
     @pytest.mark.parametrize(("step", "state"), _BEFORE)
     def test_undo(self, scene, step, state):
