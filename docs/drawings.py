@@ -13,7 +13,6 @@ from pathlib import Path
 
 LANES = ("application", "session/", "routing/, merging/", "engine/", "servers")
 WIDTH, STEP, TOP, HALF = 1000, 34, 56, 70
-X = [HALF + 4 + i * 213 for i in range(len(LANES))]
 
 STYLE = """
 text { font: 12.5px system-ui, sans-serif; fill: #1b1f24 }
@@ -92,8 +91,81 @@ DIAGRAMS: dict[str, list[Step]] = {
 }
 
 
-def draw(steps: list[Step], title: str) -> str:
+#: Stories on other pages: title, lanes and steps.
+STORIES: dict[str, tuple[str, tuple[str, ...], list[Step]]] = {
+    "intents": (
+        "A transaction with a pending operation for another shard",
+        ("application", "shard of ada", "shard of grace", "worker"),
+        [
+            (0, 1, "BEGIN, UPDATE users (ada - 30)"),
+            (0, 1, "INSERT sqla_shard_intent (token, grace + 30)"),
+            (0, 1, "COMMIT: both, or neither"),
+            (1, 0, "committed"),
+            (0, 2, "BEGIN, INSERT sqla_shard_applied (token)"),
+            (0, 2, "UPDATE users (grace + 30), COMMIT"),
+            (0, 1, "DELETE the intent"),
+            (3, 1, "or, after a crash: which intents are due?"),
+            (3, 2, "the same transaction; a token that exists ends it"),
+            (3, 1, "DELETE the intent"),
+        ],
+    ),
+    "lease": (
+        "A reader and a writer of one row with the cache between them",
+        ("reader", "cache", "writer", "server"),
+        [
+            (0, 1, "get: a miss, with lease 7"),
+            (0, 3, "SELECT: version 1"),
+            (2, 3, "UPDATE: version 2, not committed"),
+            (2, 1, "tombstone: ends lease 7"),
+            (2, 3, "COMMIT"),
+            (0, 1, "store version 1 with lease 7: refused"),
+            (0, 0, "returns version 1: its read began before COMMIT"),
+            (2, 1, "remove the tombstone"),
+            (0, 1, "get: a miss, with lease 8"),
+            (0, 3, "SELECT: version 2"),
+            (0, 1, "store version 2 with lease 8: stored"),
+        ],
+    ),
+    "follow": (
+        "A topology from the operator to a transaction",
+        ("operator", "ZooKeeper", "follower, a thread", "sessions"),
+        [
+            (0, 0, "topology push: validate, compare"),
+            (0, 1, "epoch 8 and its history, one transaction"),
+            (1, 2, "watch: something has changed"),
+            (2, 1, "read"),
+            (1, 2, "epoch 8"),
+            (2, 2, "check; store the snapshot; swap"),
+            (2, 3, "the next transaction uses epoch 8"),
+            (3, 3, "open ones go on with epoch 7"),
+        ],
+    ),
+    "claim": (
+        "Sign-up: claim the key, create the user, confirm",
+        ("application", "shard of the key", "shard of the user"),
+        [
+            (0, 1, "claim ada@example.com, for 15 minutes"),
+            (1, 0, "yours; a second one is refused from here on"),
+            (0, 2, "INSERT user, and an intent: confirm the key"),
+            (0, 2, "COMMIT"),
+            (0, 1, "confirm: the key leads to the user"),
+            (0, 2, "DELETE the intent"),
+            (0, 0, "killed before COMMIT: the claim expires"),
+            (0, 0, "killed after it: a worker confirms"),
+        ],
+    ),
+}
+
+
+def _wide(text: str) -> float:
+    """Return about the width of a text, in units of a picture."""
+    return len(text) * 6.6
+
+
+def draw(steps: list[Step], title: str, lanes: tuple[str, ...] = LANES) -> str:
     """Return a diagram as SVG."""
+    gap = (WIDTH - 2 * HALF - 8) // (len(lanes) - 1)
+    xs = [HALF + 4 + number * gap for number in range(len(lanes))]
     height = TOP + STEP * (len(steps) + 1)
     size = f'width="{WIDTH}" height="{height}"'
     parts = [
@@ -103,7 +175,7 @@ def draw(steps: list[Step], title: str) -> str:
         ),
         f"<title>{escape(title)}</title><style>{STYLE}</style>",
     ]
-    for x, name in zip(X, LANES, strict=True):
+    for x, name in zip(xs, lanes, strict=True):
         parts += [
             f'<line class="line" x1="{x}" x2="{x}" y1="34" y2="{height}"/>',
             (
@@ -113,11 +185,12 @@ def draw(steps: list[Step], title: str) -> str:
             f'<text class="lane" x="{x}" y="26">{escape(name)}</text>',
         ]
     for number, (start, end, label) in enumerate(steps):
-        x, tip, y = X[start], X[end], TOP + STEP * (number + 1) - 10
+        x, tip, y = xs[start], xs[end], TOP + STEP * (number + 1) - 10
         text = f"{escape(label)}</text>"
         if start == end:
             # To the left of the last lanes: there is no room at their right.
-            side, off = (' class="left"', -10) if start > 2 else ("", 10)
+            is_left = x + _wide(label) > WIDTH - 60
+            side, off = (' class="left"', -10) if is_left else ("", 10)
             parts += [
                 f'<circle class="head" cx="{x}" cy="{y}" r="4"/>',
                 f'<text{side} x="{x + off}" y="{y + 4}">{text}',
@@ -257,6 +330,224 @@ def draw_id() -> str:
     return "\n".join([*parts, "</svg>\n"])
 
 
+# -- Boxes and arrows.
+
+
+def _picture(height: int, title: str, parts: list[str]) -> str:
+    head = (
+        '<svg xmlns="http://www.w3.org/2000/svg" role="img" '
+        f'width="1000" height="{height}" viewBox="0 0 1000 {height}">'
+        f"<title>{escape(title)}</title><style>{ID_STYLE}</style>"
+    )
+    return "\n".join([head, *parts, "</svg>\n"])
+
+
+def _arrow(
+    x: float, y: float, to_x: float, to_y: float, turn: float | None = None
+) -> str:
+    """Return a vertical arrow, bent at a height if it is not straight."""
+    turn = turn or (y + to_y) / 2
+    tip = -9 if to_y > y else 9
+    return (
+        f'<path class="way" d="M{x:g} {y:g} V{turn:g} H{to_x:g} '
+        f'V{to_y + tip:g}"/>'
+        f'<path class="head" d="M{to_x:g} {to_y:g} l-5 {tip} h10 z"/>'
+    )
+
+
+def _labelled(
+    kind: str, x: float, y: int, wide: int, lines: list[str]
+) -> list[str]:
+    """Return a box with lines of text."""
+    high = 16 + 19 * len(lines)
+    return [
+        _box(kind, x, y, wide, high),
+        *(
+            _text(x + wide / 2, y + 22 + 19 * number, line)
+            for number, line in enumerate(lines)
+        ),
+    ]
+
+
+def draw_union() -> str:
+    """Return how one statement is sent to servers, and merged."""
+    title = "One statement becomes a UNION ALL for each server, and is merged"
+    parts = _labelled(
+        "part shard",
+        250,
+        8,
+        500,
+        ["the newest ten pins of all shards, with scatter()"],
+    )
+    for number, first in enumerate((0, 1024, 2048, 3072)):
+        x = 14 + number * 246
+        parts += [
+            _arrow(500, 43, x + 117, 72),
+            *_labelled(
+                "server",
+                x,
+                72,
+                234,
+                [
+                    f"server{number + 1}, one connection",
+                    f"db{first:05d}.pins, newest 10",
+                    f"UNION ALL db{first + 1:05d}.pins",
+                    "...",
+                    "ORDER BY ts DESC LIMIT 10",
+                ],
+            ),
+            _arrow(x + 117, 183, 500, 232),
+            _text(x + 147, 200, "10 rows", "small"),
+        ]
+    parts += _labelled(
+        "part local", 330, 232, 340, ["merge: 40 rows sorted, 10 returned"]
+    )
+    return _picture(275, title, parts)
+
+
+def draw_pools() -> str:
+    """Return processes with a pool for each server."""
+    title = "Each process has one pool for each server, whatever its shards"
+    parts = []
+    for number in range(2):
+        x = 60 + number * 460
+        parts += [
+            _box("server", x, 8, 420, 96),
+            _text(x + 210, 32, f"process {number + 1}: one cluster"),
+        ]
+        for pool in range(2):
+            at = x + 20 + pool * 200
+            parts += [
+                _box("part shard", at, 48, 180, 42),
+                _text(at + 90, 74, f"pool of server{pool + 1}: 5 + 10"),
+                _arrow(
+                    at + 90,
+                    90,
+                    180 + pool * 460 + number * 180,
+                    160,
+                    112 if number == pool else 130 + 10 * pool,
+                ),
+            ]
+    for number in range(2):
+        x = 60 + number * 460
+        parts += [
+            _box("server", x, 160, 420, 92),
+            _text(x + 210, 186, f"server{number + 1}: at most 30 connections"),
+            *(
+                _box("cell", x + 20 + cell * 24, 202, 20, 34)
+                for cell in range(16)
+            ),
+        ]
+    return _picture(262, title, parts)
+
+
+def draw_growth() -> str:
+    """Return a fleet before and after a second server."""
+    title = "Before and after a second server: databases move, ids stay"
+    parts = [
+        _text(205, 24, "before, epoch 7"),
+        _text(700, 24, "after, epoch 8"),
+        '<path class="way" d="M395 115 H440"/>',
+        '<path class="head" d="M449 115 l-9 -5 v10 z"/>',
+    ]
+    for x, name, shards in (
+        (30, "server1", range(16)),
+        (465, "server1", range(8)),
+        (735, "server2", range(8, 16)),
+    ):
+        wide = 350 if len(shards) == 16 else 235
+        parts += [
+            _box("server", x, 36, wide, 150),
+            _text(x + wide / 2, 60, name, "code"),
+        ]
+        for place, shard in enumerate(shards):
+            row, column = divmod(place, 8 if len(shards) == 16 else 4)
+            left = x + 12 + column * (41 if len(shards) == 16 else 53)
+            kind = "here" if shard == 11 else "cell"
+            parts += [
+                _box(kind, left, 76 + row * 50, 38, 38),
+                _text(left + 19, 100 + row * 50, str(shard), "small"),
+            ]
+    parts.append(
+        _text(500, 212, "a pin of shard 11 has the same id on both sides")
+    )
+    return _picture(224, title, parts)
+
+
+def draw_waves() -> str:
+    """Return a revision that reaches all shards in three steps."""
+    title = "A revision: one canary shard, then a wave, then all others"
+    parts = []
+    for step, (name, done) in enumerate(
+        (("canary", {0}), ("wave", {0, 1, 9, 17, 25}), ("all", set(range(32))))
+    ):
+        x = 14 + step * 332
+        parts += [
+            _box("server", x, 8, 308, 190),
+            _text(x + 154, 34, f"{step + 1}. {name}"),
+        ]
+        for shard in range(32):
+            row, column = divmod(shard, 8)
+            kind = "part local" if shard in done else "cell"
+            parts.append(
+                _box(kind, x + 14 + column * 35, 48 + row * 36, 30, 30)
+            )
+        if step:
+            parts += [
+                f'<path class="way" d="M{x - 24} 103 H{x - 9}"/>',
+                f'<path class="head" d="M{x} 103 l-9 -5 v10 z"/>',
+            ]
+    parts.append(
+        _text(
+            500, 222, "a failure stops here: the shards after it are as before"
+        )
+    )
+    return _picture(234, title, parts)
+
+
+#: Question, answer yes, of the tree of tables.
+QUESTIONS = [
+    ("A relation of objects on any shards?", "mapping, inverse"),
+    ("Is it a key that leads to one object?", "lookup"),
+    ("Does it belong to one owner?", "object, colocated"),
+    ("Is it an owner: a user, a shop?", "object, a root"),
+    ("Few rows that all shards join with?", "reference table"),
+    ("Does it stay small, without growing?", "global table"),
+]
+WRITES = [
+    ("Are all rows on one shard?", "cluster.run()"),
+    ("Is the second side a consequence?", 'operation, "logged"'),
+    ("Is it a unique key and its object?", "sign_up(): claim first"),
+    ("Can a half be repaired by hand?", 'cross_shard="ordered"'),
+]
+
+
+def draw_tree() -> str:
+    """Return the questions that choose a table and a way to write."""
+    title = "Which type of table, and which way to write: answer from the top"
+    parts = []
+    for left, head, rows in ((10, "rows", QUESTIONS), (510, "writes", WRITES)):
+        parts.append(_text(left + 240, 22, f"Which way for {head}?"))
+        for number, (question, answer) in enumerate(rows):
+            y = 36 + number * 62
+            parts += [
+                *_labelled("server", left, y, 276, [question]),
+                *_labelled("part shard", left + 310, y, 170, [answer]),
+                f'<path class="way" d="M{left + 276} {y + 17} h25"/>',
+                (
+                    '<path class="head" '
+                    f'd="M{left + 310} {y + 17} l-9 -5 v10 z"/>'
+                ),
+                _text(left + 293, y + 10, "yes", "small"),
+            ]
+            if number + 1 < len(rows):
+                parts += [
+                    _arrow(left + 138, y + 35, left + 138, y + 62),
+                    _text(left + 154, y + 53, "no", "small"),
+                ]
+    return _picture(36 + 62 * len(QUESTIONS), title, parts)
+
+
 def drawings() -> dict[str, str]:
     """Return the pictures by their paths in the documentation."""
     return {
@@ -265,6 +556,15 @@ def drawings() -> dict[str, str]:
             f"explanation/path-{name}.svg": draw(steps, f"The path of {name}")
             for name, steps in DIAGRAMS.items()
         },
+        **{
+            f"explanation/story-{name}.svg": draw(steps, title, lanes)
+            for name, (title, lanes, steps) in STORIES.items()
+        },
+        "explanation/box-union.svg": draw_union(),
+        "explanation/box-pools.svg": draw_pools(),
+        "explanation/box-growth.svg": draw_growth(),
+        "explanation/box-waves.svg": draw_waves(),
+        "explanation/box-tree.svg": draw_tree(),
     }
 
 
