@@ -137,7 +137,8 @@ def test_what_is_said_to_be_missing_is_missing() -> None:
 #: Words about the future.  What is not there has one place, the comparison.
 FUTURE = re.compile(
     r"\b(?:not (?:there |supported |implemented )?yet|planned"
-    r"|(?:in|of) (?:a|the) (?:future|later|next) (?:version|release)|in (?:a|the)? ?future"
+    r"|(?:in|of) (?:a|the) (?:future|later|next) (?:version|release)"
+    r"|in (?:a|the)? ?future"
     r"|upcoming|coming soon|for now|so far|to do later|will (?:be"
     r" (?:added|supported|possible|there)|support|come)|not implemented)\b",
     re.IGNORECASE,
