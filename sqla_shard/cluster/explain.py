@@ -27,7 +27,7 @@ from sqla_shard.session import PlacementPolicy
 from sqla_shard.topology import find_object
 from sqla_shard.util import sqlalchemy_private as private
 
-__all__ = ["Explanation", "Target", "explain"]
+__all__ = ["Explanation", "Target", "explain", "target_of"]
 
 #: Shards, and characters of a statement, that str() shows.
 _SHARDS_SHOWN = 12
@@ -300,7 +300,7 @@ def _explain(
         object_id=None,
         keyspace=decision.keyspace.name,
         targets=tuple(
-            _target(places.place(decision.keyspace, i), decision.reasons(i))
+            target_of(places.place(decision.keyspace, i), decision.reasons(i))
             for i in shards
         ),
         why=decision.why or "nothing",
@@ -318,13 +318,17 @@ def _explain_id(what: Any, places: Places, name: str | None) -> Explanation:
     return Explanation(
         object_id=parts,
         keyspace=keyspace.name,
-        targets=(_target(place, "the bits of the id"),),
+        targets=(target_of(place, "the bits of the id"),),
         why="the bits of the id",
         refusal=None,
     )
 
 
-def _target(place: Place, why: str) -> Target:
+def target_of(place: Place, why: str) -> Target:
+    """Return the target of a location.
+
+    :param why: the part of the statement that selects it.
+    """
     url = place.engine.url
     database = str(url.database) if url.host is None else place.schema
     return Target(

@@ -39,6 +39,8 @@ from sqla_shard.dashboard.rollouts import Rollout
 from sqla_shard.dashboard.servers import PairState
 from sqla_shard.dashboard.servers import ServerReader
 from sqla_shard.dashboard.servers import Sizes
+from sqla_shard.dashboard.sql_text import explain_sql
+from sqla_shard.dashboard.sql_text import is_sql
 from sqla_shard.engine.unread import describe_unread
 from sqla_shard.engine.unread import UnreadServer
 from sqla_shard.fleet import Accounts
@@ -292,13 +294,16 @@ class Observer:
     def explain(self, text: str, keyspace: str | None) -> Explanation:
         """Return the route of an id or a statement; runs nothing.
 
+        :param text: the id, an expression of SQLAlchemy, or SQL.
         :param keyspace: name of the keyspace of an id; required if several
             contain objects.
-        :raises ShardError: if it is neither, or its shard is not open.
+        :raises ShardError: if it is none of these, or its shard is not open.
         """
         number = object_id_of(text)
         if number is not None:
             return self.cluster.explain(number, keyspace=keyspace)
+        if is_sql(text):
+            return explain_sql(self.cluster, text)
         return self.cluster.explain(self._statements.read(text))
 
     def tables(

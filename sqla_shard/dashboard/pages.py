@@ -27,6 +27,7 @@ from sqla_shard.dashboard.live import Streams
 from sqla_shard.dashboard.observer import Observer
 from sqla_shard.dashboard.security import check_form
 from sqla_shard.dashboard.servers import PairState
+from sqla_shard.dashboard.sql_text import is_sql
 from sqla_shard.engine.unread import describe_unread
 from sqla_shard.engine.unread import message_of
 from sqla_shard.exc import ShardError
@@ -279,6 +280,7 @@ class Pages:
             text=text,
             found=found,
             error=error,
+            is_sql=is_sql(text),
             models=self._observer.models,
             keyspace=keyspace,
             keyspaces=[

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sqla_shard.fleet.admin import quoted
 from sqla_shard.fleet.binlog_events import Statement
 
-__all__ = ["NotReplayableError", "Replayable", "rewritten"]
+__all__ = ["NotReplayableError", "Replayable", "qualifiers", "rewritten"]
 
 _ANSI_QUOTES = 4
 _NO_BACKSLASH_ESCAPES = 1 << 20
@@ -62,6 +62,25 @@ class Replayable:
     text: str
     has_default: bool
     sql_mode: int
+
+
+def qualifiers(text: str) -> list[str]:
+    """Return the names before a dot in SQL: of databases, tables and aliases.
+
+    :param text: the SQL; a name in a string or a comment is none.
+    """
+    tokens = [
+        (str(found.lastgroup), found[0])
+        for found in _TOKEN.finditer(text)
+        if found.lastgroup != "comment"
+    ]
+    found = []
+    for index, (kind, value) in enumerate(tokens):
+        name = _identifier(kind, value)
+        after = _next(tokens, index)
+        if name is not None and after is not None and after[1] == ".":
+            found.append(name)
+    return found
 
 
 def rewritten(

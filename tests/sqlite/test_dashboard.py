@@ -33,6 +33,7 @@ from sqla_shard.fleet.runner import KINDS
 from sqla_shard.jobs import JobState
 from sqla_shard.jobs import stored_job
 from sqla_shard.testing import sqlite_topology
+from sqla_shard.testing import StatementLog
 from tests.servers.dashboard_scene import Base
 from tests.servers.dashboard_scene import fail_job
 from tests.servers.toy_operation import STEPS
@@ -157,6 +158,29 @@ class TestReading:
         assert "Merge" in page
         refused = text_of(scene.client(), "/explain?q=open('/etc/passwd')")
         assert "&#39;open&#39;, which is not known" in refused
+
+    def test_sql_is_explained_by_its_databases_and_not_run(self, scene):
+        client = scene.client()
+        with StatementLog() as log:
+            page = text_of(
+                client,
+                "/explain?q=DELETE FROM db00003.pins, `db00001` . boards"
+                " WHERE note = 'db00002.x' /* db00004.y */",
+            )
+            assert "2 shards on 1 server," in page
+            assert "because of the databases that it names" in page
+            shown = re.findall(r'title="[^"]*/(\w+)\.sqlite"', page)
+            assert shown == ["db00001", "db00003"]
+            page = text_of(
+                client, "/explain?q=SELECT * FROM pins WHERE note = ':b'"
+            )
+            assert "Refused." in page
+            assert "pass bind_arguments" in page
+            assert "SQL is not parsed here" in page
+            page = text_of(client, "/explain?q=UPDATE db00099.pins SET a = 1")
+            assert 'role="alert"' in page
+            assert re.search(r"shard 99\b.* is not open", page)
+        assert not log.statements
 
     def test_an_id_of_one_of_several_keyspaces(self, tmp_path):
         document = sqlite_topology(tmp_path, 2, SHARDS)

@@ -11,8 +11,10 @@ import sqla_shard
 from sqla_shard.dashboard.expressions import LONGEST
 from sqla_shard.dashboard.expressions import object_id_of
 from sqla_shard.dashboard.expressions import StatementReader
+from sqla_shard.dashboard.sql_text import is_sql
 from sqla_shard.engine import limits_of
 from sqla_shard.exc import StatementTextError
+from sqla_shard.fleet.binlog_statements import qualifiers
 from tests.servers.dashboard_scene import Base
 from tests.servers.dashboard_scene import Board
 from tests.servers.dashboard_scene import Pin
@@ -169,3 +171,38 @@ def test_numbers(text, number):
 def test_a_statement_is_not_run_by_reading_it(reader):
     found = reader.read("select(func.sleep(100))")
     assert str(found) == str(select(func.sleep(100)))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("SELECT 1", True),
+        ("  select * from `db1`.pins", True),
+        ("/* sqla_shard objects: 3 */ SELECT\n id FROM db1.pins", True),
+        ("WITH a AS (SELECT 1) SELECT * FROM a", True),
+        ("insert into db1.pins values (1)", True),
+        ("select(Pin)", False),
+        ("select (Pin)", False),
+        ("delete(Pin).where(Pin.id == 7)", False),
+        ("SELECTED", False),
+        ("241294492511762325", False),
+        ("", False),
+    ],
+)
+def test_what_is_sql(text: str, expected: bool) -> None:
+    assert is_sql(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("SELECT a.id FROM db1.pins AS a", ["a", "db1"]),
+        ("SELECT 1 FROM `db 1` . `pins`, `d``b`.x", ["db 1", "d`b"]),
+        ("SELECT 'db1.pins', \"db2.pins\", '\\'db3.x', 'it''s db4.x'", []),
+        ("SELECT 1 /* db1.pins */ -- db2.pins\n # db3.pins", []),
+        ("SELECT 1.5, 2.e FROM pins", []),
+        ("SELECT 'unfinished FROM db1.pins", ["db1"]),
+    ],
+)
+def test_names_before_a_dot(text: str, names: list[str]) -> None:
+    assert qualifiers(text) == names
