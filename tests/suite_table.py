@@ -144,6 +144,7 @@ SUITES: dict[str, tuple[On, ...]] = {
     "mapping_reading": EVERYWHERE,
     "mapping_sets": BOTH,
     "mapping_spread": BOTH,
+    "spread_stages": BOTH,
     "verify_lookups": (
         On("sqlite", only="Together Damage Rekeying Resuming Runs"),
         On("mariadb", only="Together Rekeying Uncommitted"),

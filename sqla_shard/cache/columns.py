@@ -631,7 +631,7 @@ def is_mapping(cls: Any) -> bool:
     :raises CacheClassError: if it is neither.
     """
     if hasattr(cls, "__sqla_shard_mapping__"):
-        if spec_of(mapper_of(cls).local_table).locate is not None:
+        if spec_of(mapper_of(cls).local_table).places_of is not None:
             raise CacheClassError(
                 "is spread over several shards; its lists are not cached",
                 class_name=cls.__name__,

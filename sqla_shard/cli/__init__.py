@@ -34,14 +34,15 @@ servers.  ::
     sqla-shard verify relations        check mapping rows against objects
     sqla-shard verify references       compare reference tables
     sqla-shard verify sizes            show the largest lists
+    sqla-shard spread                  move rows of lists to more pieces
     sqla-shard migrate shadow REPORT   what shards mean for one database
     sqla-shard migrate suggest BASE    suggest owners of its tables
     sqla-shard shell ID                SQL client or Python on a virtual shard
     sqla-shard dev up                  local servers for development
     sqla-shard completion SHELL        completion for bash, zsh or fish
 
-Only ``schema``, ``repair``, ``key``, ``halves``, ``queue``, ``blobs``,
-``cache``, ``verify`` and ``shell`` connect to databases and need their
+Only ``schema``, ``repair``, ``key``, ``halves``, ``queue``, ``spread``,
+``blobs``, ``cache``, ``verify`` and ``shell`` connect to databases and need their
 passwords; ``fleet`` has accounts of its own.  The topology is the file given
 with ``--topology``, or in the environment variable ``SQLA_SHARD_TOPOLOGY``, or
 ``topology.toml`` in the current directory.  It can also be a URL,

@@ -98,6 +98,10 @@ PROGRAM: Sections = {
             "List transactions that have committed on some of their servers "
             "only.",
         ),
+        "spread": Lazy(
+            "verify_commands:spread_command",
+            "Move rows of lists to more pieces.",
+        ),
         "blobs": Lazy(
             "catalogue:blobs_group",
             "Compress the blobs of a class: train, activate, rewrite.",

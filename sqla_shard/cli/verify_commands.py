@@ -1,4 +1,4 @@
-"""``sqla-shard verify``: check rows against rows of other shards."""
+"""``sqla-shard verify`` and ``spread``: rows against rows of other shards."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from sqla_shard.cli.output import print_report
 from sqla_shard.cli.output import ProgressLines
 from sqla_shard.cli.output import with_options
 from sqla_shard.engine.unread import describe_unread
+from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.models import LookupMixin
 from sqla_shard.models import MappingMixin
 from sqla_shard.models.class_checks import is_abstract
@@ -34,6 +35,8 @@ from sqla_shard.models.reference import ReferenceMixin
 from sqla_shard.models.reference import ReferencesReport
 from sqla_shard.models.reference import verify_references
 from sqla_shard.verify import largest_lists
+from sqla_shard.verify import spread_rows
+from sqla_shard.verify import SpreadProgress
 from sqla_shard.verify import verify_lookups
 from sqla_shard.verify import verify_relations
 from sqla_shard.verify import VerifyProgress
@@ -46,6 +49,7 @@ __all__ = [
     "references_command",
     "relations_command",
     "sizes_command",
+    "spread_command",
 ]
 
 _run_options = with_options(
@@ -250,6 +254,74 @@ def sizes_command(
         )
     print_report(report, as_json)
     end(is_good=True, is_read=not report.unread)
+
+
+@click.command(
+    "spread",
+    epilog=examples(
+        "sqla-shard spread --models shop.models --class BoardHasFans",
+        "sqla-shard spread --models shop.models --class BoardHasFans \\",
+        "    --rate 2000 --grace 60",
+    ),
+)
+@models_option
+@click.option(
+    "--class",
+    "name",
+    metavar="NAME",
+    required=True,
+    help="Mapping class of these modules with spread_from=.",
+)
+@rate_option
+@click.option(
+    "--batch",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=1000,
+    help="Maximum number of rows to read at once.",
+)
+@click.option(
+    "--grace",
+    metavar="S",
+    type=FiniteRange(least=0),
+    default=10.0,
+    help="Seconds from the copy of a row to its deletion.",
+)
+@json_option
+@pass_settings
+def spread_command(
+    settings: Settings,
+    /,
+    models: tuple[str, ...],
+    name: str,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Move rows of lists to more pieces.
+
+    All processes must run code that declares spread_from=.  The application
+    can run at the same time; after an interruption, repeat the command.  The
+    status is 1 if rows are on shards where they never belonged.
+    """
+    (cls,) = _classes(MappingMixin, names(models), [name])
+    with settings.cluster() as cluster:
+        try:
+            report = spread_rows(
+                cluster, cls, on_progress=ProgressLines(_moved), **options
+            )
+        except ClassDefinitionError as error:
+            raise click.BadParameter(
+                str(error), param_hint="--class"
+            ) from error
+    print_report(report, as_json)
+    end(is_good=not report.misplaced, is_read=not report.unread)
+
+
+def _moved(progress: SpreadProgress) -> str:
+    return (
+        f"shard {progress.shard_id} of {progress.shards}, "
+        f"{progress.rows:,} rows read, {progress.moved:,} moved"
+    )
 
 
 def _run(

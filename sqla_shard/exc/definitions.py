@@ -622,11 +622,14 @@ class InvalidSequenceError(MappingError, ValueError):
 
 
 class KeptMappingError(MappingError):
-    """Raised for a change that would not reach the inverse or the count.
+    """Raised for a change that would not reach all rows that depend on it.
+
+    These are the inverse, the stored count, and a copy of the row while the
+    number of pieces of a spread class is increased.
 
     :ivar mapping: the class whose rows would be changed.
     :ivar kept_by: the class whose changes write its rows.
-    :ivar reason: ``"inverse"`` or ``"count"``.
+    :ivar reason: ``"inverse"``, ``"count"`` or ``"spread"``.
     """
 
     mapping: str
@@ -635,6 +638,12 @@ class KeptMappingError(MappingError):
 
     def _describe(self) -> str:
         how = "append(), append_many(), remove() and clear()"
+        if self.reason == "spread":
+            return (
+                f"rows of {self.mapping} are being copied to more pieces, and "
+                "a change of their columns could miss the copy; repeat it "
+                "after spread_to= or spread_from= was removed"
+            )
         has = "stored counts" if self.reason == "count" else "an inverse"
         return (
             f"{self.mapping} has {has}, updated by {how} only; use these "

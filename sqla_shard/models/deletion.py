@@ -50,6 +50,7 @@ from sqla_shard.models.registration import retried_once
 from sqla_shard.models.registration import run
 from sqla_shard.models.registration import run_awaited
 from sqla_shard.models.registration import Saga
+from sqla_shard.models.spread_list import is_moving
 from sqla_shard.models.spread_list import list_of
 from sqla_shard.routing import has_objects
 from sqla_shard.routing import spec_of
@@ -225,7 +226,8 @@ class Finder:
         """
         at = None if places is None else {"places": places}
         found = self._session.execute(statement, bind_arguments=at)
-        return [(one, two) for one, two in found]
+        # A row of a spread list may have a copy.
+        return list(dict.fromkeys((one, two) for one, two in found))
 
     def _clear_lists(self, cls: Any, pairs: Pairs) -> DeletionStep:
         sources = _sources(pairs)
@@ -325,17 +327,19 @@ class Finder:
         self, action: Any, cls: Any, one: Call, items: tuple[Any, ...]
     ) -> DeletionStep:
         place = one[1]
+        is_here = place.address == self._place.address
+        if action == "remove" and is_moving(cls):
+            is_here = False  # the row may be on another shard
         part = Part.on(
             place,
             action,
             cls.__name__,
             len(items),
             items=items,
-            is_here=place.address == self._place.address,
+            is_here=is_here,
         )
-        return DeletionStep(
-            part, partial(call, self._session, self._place, one)
-        )
+        work = partial(call, self._session, self._place, one, is_here)
+        return DeletionStep(part, work)
 
 
 def _sources(pairs: Pairs) -> tuple[int, ...]:

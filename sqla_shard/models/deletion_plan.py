@@ -23,6 +23,7 @@ from sqla_shard.models.lookup_table import LookupAccess
 from sqla_shard.models.lookup_table import statements_of
 from sqla_shard.models.mapping_mixin import MappingMixin
 from sqla_shard.models.spread_list import list_of
+from sqla_shard.models.spread_list import readdress
 from sqla_shard.outbox.apply import function_named
 from sqla_shard.outbox.apply import operation_name
 from sqla_shard.outbox.apply import register_for
@@ -181,20 +182,31 @@ def release_calls(
         yield operation_name("take", lookup), table.place(text), arguments
 
 
-def call(session: ShardSession, written: Place, one: Call) -> None:
+def call(
+    session: ShardSession, written: Place, one: Call, is_here: bool
+) -> None:
     """Apply an operation, or add it to the outbox for another shard.
 
     :param written: location of the shard that the transaction writes.
+    :param is_here: whether the operation writes that shard only.
     """
     name, place, arguments = one
-    if place.address == written.address:
+    if is_here:
         function_named(name)(session, **arguments)
     else:
         add_pending(session, written, name, [(place, arguments)])
 
 
 def _remove(cls: Any, session: ShardSession, pairs: list[list[int]]) -> None:
-    for source_id, target_id in pairs:
+    ours = readdress(
+        session,
+        operation_name("remove", cls),
+        pairs,
+        lambda pair: list_of(cls, session, pair[0]).part_of(pair[1]),
+    )
+    for source_id, target_id in ours:
+        list_of(cls, session, source_id).part_of(target_id).settle(target_id)
+    for source_id, target_id in ours:
         cls.remove(session, source_id, target_id)
 
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import delete
 from sqlalchemy import insert
 from sqlalchemy import inspect
 from sqlalchemy import update
@@ -33,7 +33,9 @@ from sqla_shard.models.mapping_definition import End
 from sqla_shard.models.mapping_definition import MappingDefinition
 from sqla_shard.models.mapping_list import chunked
 from sqla_shard.models.mapping_list import List
+from sqla_shard.models.spread_list import is_moving
 from sqla_shard.models.spread_list import list_of
+from sqla_shard.models.spread_list import readdress
 from sqla_shard.outbox.apply import operation_name
 from sqla_shard.outbox.apply import register_for
 from sqla_shard.outbox.operations import add_pending
@@ -205,7 +207,7 @@ def write_inverse(rows: List, sequences: Mapping[int, int | None]) -> None:
         pair = rows.source_id, target_id, sequence
         by_place.setdefault(place, []).append(pair)
     here = next((p for p in by_place if p.address == rows.place.address), None)
-    if here is not None:
+    if here is not None and not is_moving(definition.inverse_class):
         # Write the lists in the order of sync_pairs(): two orders could
         # deadlock.
         ours = sorted(by_place.pop(here), key=lambda pair: pair[1])
@@ -237,10 +239,18 @@ def sync_pairs(cls: Any, session: ShardSession, pairs: Iterable[Pair]) -> int:
         None to use the sequence in the mapping.
     :returns: the number of rows written.
     """
+    ours = readdress(
+        session,
+        operation_name("inverse", cls),
+        sorted(pairs, key=lambda pair: (pair[1], pair[0])),
+        lambda pair: _reverse(cls, session, pair[1], pair[0]),
+    )
+    for source_id, target_id, _ in ours:
+        _reverse(cls, session, target_id, source_id).settle(source_id)
     held: list[tuple[List, Pair, int | None]] = []
     wanted: dict[int, list[int]] = {}
     # Lock in one order: otherwise two calls with common lists would deadlock.
-    for pair in sorted(pairs, key=lambda pair: (pair[1], pair[0])):
+    for pair in ours:
         source_id, target_id, _ = pair
         reverse = _reverse(cls, session, target_id, source_id)
         held.append((reverse, pair, _locked(reverse, source_id)))
@@ -294,10 +304,13 @@ def _write(
     if sequence is None:
         if current is None:
             return False
-        change: Any = delete(reverse.cls).where(*here)
-    elif current is None:
+        reverse.invalidate()
+        reverse.discard(source_id)
+        return True
+    changed: Sequence[List] = (reverse,)
+    if current is None:
         definition = statements.definition
-        change = insert(statements.table).values(
+        change: Any = insert(statements.table).values(
             {
                 definition.source.column: reverse.source_id,
                 definition.target.column: source_id,
@@ -305,15 +318,18 @@ def _write(
             }
         )
     elif current < sequence:
+        changed = reverse.holders
         change = update(reverse.cls).where(*here).values(sequence=sequence)
     else:
         return False
     reverse.invalidate()
     spread = statements.definition.spread > 1
-    reverse.session.execute(
-        change,
-        bind_arguments={"place": reverse.place} if spread else None,
-        execution_options=OUR_OWN,
-    )
-    add_to_count(reverse, (sequence is not None) - (current is not None))
+    for piece in changed:
+        reverse.session.execute(
+            change,
+            bind_arguments={"place": piece.place} if spread else None,
+            execution_options=OUR_OWN,
+        )
+    if current is None:
+        add_to_count(reverse, 1)
     return True

@@ -73,9 +73,7 @@ def append_many(rows: List, target_ids: Iterable[int]) -> list[int]:
     for part, ids in parts:
         (top,) = part.locked(statements.lock_many)
         tops += [] if top is None else [top]
-        for some in chunked(ids):
-            found = part.execute(statements.present_locked, ids=some)
-            present.update(target_id for target_id, _ in found)
+        present |= part.present(ids)
     added = [i for i in wanted if i not in present]
     first = next_on_top(max(tops, default=None))
     _check_room(rows, first + max(len(added) - 1, 0) * STEP)
@@ -129,18 +127,18 @@ def _insert(rows: List, placed: Mapping[int, int]) -> None:
 def remove(rows: List, target_id: int) -> bool:
     """Remove a target from a list; False if it is not in the list."""
     rows = rows.part_of(rows.check_target(target_id))
+    rows.settle(target_id)
     (current,) = rows.locked(rows.statements.lock_row, row=target_id)
     if current is None:
         return False
-    rows.delete(rows.statements.target == target_id)
-    add_to_count(rows, -1)
+    rows.discard(target_id)
     write_inverse(rows, {target_id: None})
     return True
 
 
 def clear(rows: List) -> int:
     """Remove all rows; return their number."""
-    return sum(map(_clear, rows.parts()))
+    return sum(map(_clear, rows.parts())) - rows.forget_copies()
 
 
 def _clear(rows: List) -> int:

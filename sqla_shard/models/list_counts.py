@@ -174,7 +174,10 @@ def stored_sum(rows: List) -> int:
 
 def recount_all(rows: List) -> int:
     """Count all rows of a list again; return their number."""
-    return sum(recount(part)[1] for part in rows.parts())
+    number = sum(recount(part)[1] for part in rows.parts())
+    if rows.statements.definition.spread_before:
+        return stored_sum(rows)  # without copies
+    return number
 
 
 def recount(rows: List) -> tuple[int | None, int]:

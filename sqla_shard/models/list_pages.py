@@ -223,7 +223,7 @@ def position(rows: List, target_id: int) -> int | None:
         with suppress(NotCached):
             return cached.sequence(target_id)
     found: int | None = (
-        rows.part_of(target_id)
+        rows.limited_to([target_id])
         .execute(rows.statements.position, row=target_id)
         .scalar()
     )
@@ -523,9 +523,20 @@ class _SpreadReader(_DatabaseReader):
             at=cut.sequence,
             cut=cut.target_id,
             until=until,
-            number=number,
+            number=self._rows.most(number),
         )
-        return _with_keys(result), last.sequence
+        return self._once(_with_keys(result), number), last.sequence
+
+    def first(self, number: int) -> list[Found]:
+        """Return the first rows."""
+        return self._once(super().first(self._rows.most(number)), number)
+
+    def _once(self, found: list[Found], number: int) -> list[Found]:
+        """Return rows without their copies."""
+        by_target: dict[int, Found] = {}
+        for each in found:
+            by_target.setdefault(each.key.target_id, each)
+        return list(by_target.values())[:number]
 
 
 class _CachedReader:

@@ -14,6 +14,7 @@ from sqla_shard.engine import scatter as everywhere
 from sqla_shard.models.mapping_definition import link
 from sqla_shard.models.mapping_list import List
 from sqla_shard.models.mapping_list import statements_of
+from sqla_shard.models.spread_list import is_moving
 from sqla_shard.models.spread_list import list_of
 from sqla_shard.session import ShardSession
 
@@ -68,8 +69,8 @@ def _common(
 def _ids(rows: List, at: int, descending: bool, number: int) -> list[int]:
     """Return targets from an id on, by id."""
     statement = rows.statements.ids[descending]
-    found = rows.execute(statement, at=at, number=number)
-    return list(found.scalars())
+    found = rows.execute(statement, at=at, number=rows.most(number))
+    return list(dict.fromkeys(found.scalars()))[:number]
 
 
 def clear_target(
@@ -145,6 +146,7 @@ def _by_place(
     with cluster.session() as session:
         for source_id in source_ids:
             part = list_of(cls, session, source_id).part_of(target_id)
-            place = part.place
-            grouped.setdefault(place, []).append(source_id)
+            # Of moving rows, two lists may be written on different shards.
+            key = source_id if is_moving(cls) else part.place
+            grouped.setdefault(key, []).append(source_id)
     yield from grouped.values()

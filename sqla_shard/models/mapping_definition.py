@@ -48,7 +48,7 @@ from sqla_shard.models.layouts import layout_of
 from sqla_shard.models.list_counts import declare_counts
 from sqla_shard.models.list_positions import MOST_MOVES
 from sqla_shard.models.list_positions import now
-from sqla_shard.models.spread import check_spread
+from sqla_shard.models.spread import check_pieces
 from sqla_shard.models.spread import piece_of
 from sqla_shard.models.spread import shard_of
 from sqla_shard.routing import columns_set
@@ -70,6 +70,7 @@ __all__ = [
     "finish",
     "link",
     "piece_place",
+    "pieces_of",
 ]
 
 _OWN = frozenset({"sequence", "source", "target"})
@@ -125,6 +126,9 @@ class MappingDefinition:
     :ivar counts: the table with the stored lengths, if any.
     :ivar spread: number of pieces of each list.
     :ivar spread_over: number of shards over which the pieces are spread.
+    :ivar spread_before: number of pieces before an increase that is not
+        finished; 0 without one.
+    :ivar appends_before: whether rows are still appended to those.
     :ivar callbacks: called for each narrow gap.
     """
 
@@ -140,6 +144,8 @@ class MappingDefinition:
     counts: Any = None
     spread: int = 1
     spread_over: int = 0
+    spread_before: int = 0
+    appends_before: bool = False
     callbacks: list[Callable[..., Any]] = field(default_factory=list)
 
 
@@ -158,6 +164,8 @@ def define(
     counted: bool,
     spread: int | None,
     spread_over: int | None,
+    spread_from: int | None,
+    spread_to: int | None,
 ) -> None:
     """Check a class before it is mapped, and create its columns.
 
@@ -176,6 +184,7 @@ def define(
     respace_to = _moves(cls, "respace_to", respace_to, 1, MOST_MOVES)
     if narrow_below is None:
         narrow_below = min(_NARROW, respace_to)
+    pieces = check_pieces(cls, spread, spread_over, spread_from, spread_to)
     name_of = partial(id_column_name, cls, mixin, reserved=_RESERVED)
     definition = MappingDefinition(
         source=End(
@@ -193,12 +202,12 @@ def define(
         respace_to=respace_to,
         inverse=inverse,
         # The row with the number of rows of a piece is also its lock.
-        counted=bool(counted) or spread is not None,
+        counted=bool(counted) or pieces.number > 1,
+        spread=pieces.number,
+        spread_over=pieces.over,
+        spread_before=pieces.before,
+        appends_before=pieces.appends_before,
     )
-    if spread is not None or spread_over is not None:
-        check_spread(cls, spread, spread_over)
-        definition.spread = spread or 1
-        definition.spread_over = spread_over or 0
     if inverse is not None:
         name_of_class(cls, "inverse", inverse)
     if narrow_below > respace_to:
@@ -316,7 +325,9 @@ def _declare(cls: Any, table: Any, definition: MappingDefinition) -> None:
             kind="objects",
             keyspace=definition.keyspace,
             id_index=0 if definition.spread == 1 else None,
-            locate=None if definition.spread == 1 else partial(_locate, cls),
+            places_of=(
+                None if definition.spread == 1 else partial(_places_of, cls)
+            ),
             type_id=definition.source.type_id,
             layout=definition.source.layout,
             commits_late=True,
@@ -327,27 +338,54 @@ def _declare(cls: Any, table: Any, definition: MappingDefinition) -> None:
         declare_counts(cls, definition)
 
 
-def _locate(cls: Any, places: Places, key: Sequence[int]) -> Place:
-    """Return the location of a row of a spread list.
+def _places_of(
+    cls: Any, places: Places, key: Sequence[int]
+) -> Sequence[Place]:
+    """Return the locations that a row of a spread list may have.
 
     :param key: source and target.
     """
-    definition = link(cls)
     source_id, target_id = key
-    piece = piece_of(target_id, definition.spread)
-    return piece_place(cls, places, source_id, piece)
+    return [
+        piece_place(cls, places, source_id, piece)
+        for piece in pieces_of(link(cls), target_id)
+    ]
+
+
+def pieces_of(
+    definition: MappingDefinition, target_id: int
+) -> tuple[int, ...]:
+    """Return the number of the piece of a target.
+
+    :returns: during an increase of the pieces, its number before that as
+        well, if it is another one.
+    """
+    now = piece_of(target_id, definition.spread)
+    if not definition.spread_before:
+        return (now,)
+    before = piece_of(target_id, definition.spread_before)
+    return (now,) if before == now else (now, before)
 
 
 def piece_place(cls: Any, places: Places, source_id: int, piece: int) -> Place:
     """Return the location of a piece of a list.
 
     :raises UnknownShardError: if the shard is not open.
+    :raises ClassDefinitionError: if the list was not spread, and is on none
+        of the ``spread_over`` shards.
     """
     definition = link(cls)
     source = definition.source
     shard_id = source.shard_of(cls, source_id)
     keyspace = places.keyspace(definition.keyspace, "objects", source.layout)
     over = definition.spread_over
+    if definition.spread_before == 1 and shard_id >= over:
+        raise ClassDefinitionError(
+            f"spread_over={over}, but the list of {source_id}, which was not "
+            f"spread, is on shard {shard_id}; increase spread_over to the "
+            "number of shards of the keyspace",
+            class_name=cls.__name__,
+        )
     return places.place(keyspace, shard_of(shard_id, piece, over))
 
 
@@ -377,14 +415,17 @@ def check_statement(cls: Any, statement: Any) -> None:
 
 
 def check_changed(cls: Any, changed: Iterable[str]) -> None:
-    """Reject a change of columns that the reverse rows contain.
+    """Reject a change of columns that other rows contain.
 
     :param changed: names of the changed columns.
-    :raises KeptMappingError: if one of the columns is an id, or the row is a
-        row of an inverse.
+    :raises KeptMappingError: if one of the columns is an id, the row is a row
+        of an inverse, or rows of the class are copied to other shards.
     """
     check_change(cls)
     definition = definition_of(cls)
+    if definition.spread_before:
+        name = cls.__name__
+        raise KeptMappingError(mapping=name, kept_by=name, reason="spread")
     ids = {definition.source.column, definition.target.column}
     if not ids.isdisjoint(changed):
         _check_dependents(cls)

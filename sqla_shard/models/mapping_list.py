@@ -32,6 +32,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from sqla_shard.engine.rendering import Place
 from sqla_shard.models.class_checks import built_once
+from sqla_shard.models.list_counts import add_to_count
 from sqla_shard.models.list_counts import CountStatements
 from sqla_shard.models.list_positions import reach
 from sqla_shard.models.mapping_definition import End
@@ -174,6 +175,7 @@ class Statements:
         # The lock of a piece is another statement, see Piece.locked().
         self.lock_list: Any = self._locking()
         self.lock_many = self._locking(top=self._top())
+        self.lock_source = self._source_lock()
         before = self._sequence("before")
         after = self._sequence("after")
         behind = self._neighbour("before", below=True)
@@ -209,25 +211,23 @@ class Statements:
         if self.definition.spread > 1:
             named = (part.label(f"the_{name}") for name, part in parts.items())
             return select(*named).with_for_update() if parts else None
+        return select(
+            self._source_lock().scalar_subquery().label("the_lock"),
+            *(part.label(f"the_{name}") for name, part in parts.items()),
+            self._source_lock().scalar_subquery().label("the_lock_again"),
+        ).with_for_update()
+
+    def _source_lock(self) -> Any:
         entity: Any = self.definition.source.entity
         owner: Any = inspect(entity).local_table
         own = owner.primary_key.columns[0]
-
-        def lock() -> Any:
-            return (
-                select(own)
-                # Do not use ``source``: a parameter has one type, and this
-                # column contains local ids.
-                .where(own == bindparam("owner", type_=own.type))
-                .with_for_update()
-                .scalar_subquery()
-            )
-
-        return select(
-            lock().label("the_lock"),
-            *(part.label(f"the_{name}") for name, part in parts.items()),
-            lock().label("the_lock_again"),
-        ).with_for_update()
+        return (
+            select(own)
+            # Do not use ``source``: a parameter has one type, and this column
+            # contains local ids.
+            .where(own == bindparam("owner", type_=own.type))
+            .with_for_update()
+        )
 
     def _columns(self) -> tuple[Any, Any, Any]:
         # Use an alias for each subquery: otherwise it would be correlated with
@@ -357,6 +357,11 @@ class List:
         """Name of the mapping class."""
         return str(self.cls.__name__)
 
+    @property
+    def places(self) -> Sequence[Place]:
+        """The virtual shards of the rows that are read."""
+        return (self.place,)
+
     def part_of(self, target_id: int) -> List:
         """Return the list, or the piece of it that may have a target."""
         return self
@@ -365,11 +370,23 @@ class List:
         """Return the pieces of the list; the list itself if it has none."""
         return (self,)
 
+    @property
+    def holders(self) -> Sequence[List]:
+        """The pieces with the row that was locked last."""
+        return (self,)
+
+    def settle(self, target_id: int) -> None:
+        """Prepare the removal of a target, before the list is locked."""
+
     def grouped(
         self, target_ids: Sequence[int]
     ) -> Sequence[tuple[List, Sequence[int]]]:
         """Return targets with the pieces that may have them."""
         return ((self, target_ids),)
+
+    def most(self, number: int) -> int:
+        """Return the number of rows among which there are as many targets."""
+        return number
 
     def limited_to(self, target_ids: Iterable[int]) -> List:
         """Return a list that reads only the pieces that may have targets."""
@@ -421,6 +438,25 @@ class List:
     def lock(self) -> None:
         """Lock the list for a change."""
         self.locked(self.statements.lock_list)
+
+    def present(self, target_ids: Sequence[int]) -> set[int]:
+        """Return the targets with a row, which are locked."""
+        return {
+            target_id
+            for some in chunked(target_ids)
+            for target_id, _ in self.execute(
+                self.statements.present_locked, ids=some
+            )
+        }
+
+    def discard(self, target_id: int) -> None:
+        """Delete the row of a target of the list, which is locked."""
+        self.delete(self.statements.target == target_id)
+        add_to_count(self, -1)
+
+    def forget_copies(self) -> int:
+        """Set the number of copies to 0; return the number before."""
+        return 0
 
     def invalidate(self) -> None:
         """Invalidate the list in the cache."""

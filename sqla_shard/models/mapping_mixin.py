@@ -118,6 +118,12 @@ class MappingMixin:
         are not read from a cache.
     :param spread_over: number of shards over which pieces are spread; it must
         not change afterwards.
+    :param spread_to: number of pieces to which ``spread`` will be increased:
+        rows are read from all of those, and appended as before.  Without
+        ``spread``, lists are not spread yet.
+    :param spread_from: number of pieces before they were increased to
+        ``spread``, 1 if lists were not spread: rows that are still there are
+        found.  :func:`~sqla_shard.verify.spread_rows` moves them.
     :raises ClassDefinitionError: if the class is not valid.
 
     All methods take ids of sources and targets as 64-bit ints and raise
@@ -149,6 +155,8 @@ class MappingMixin:
         counted: bool = False,
         spread: int | None = None,
         spread_over: int | None = None,
+        spread_from: int | None = None,
+        spread_to: int | None = None,
         **kwargs: Any,
     ) -> None:
         define(
@@ -165,6 +173,8 @@ class MappingMixin:
             counted=counted,
             spread=spread,
             spread_over=spread_over,
+            spread_from=spread_from,
+            spread_to=spread_to,
         )
         super().__init_subclass__(**kwargs)
 

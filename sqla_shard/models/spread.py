@@ -9,15 +9,23 @@ Piece 0 is on the shard of the source, if that is one of the ``spread_over``
 shards; the others are spaced evenly.  Piece *n* of 16 has the targets of the
 pieces *n* and *n* + 16 of 32, and is on the same shard as piece *n* of 32, so
 that a list with twice as many pieces leaves half of its rows where they are.
+A list that is not spread is piece 0 of 1.
 """
 
 from __future__ import annotations
 
 from typing import Any
+from typing import NamedTuple
 
 from sqla_shard.exc import ClassDefinitionError
 
-__all__ = ["MOST_PIECES", "check_spread", "piece_of", "shard_of"]
+__all__ = [
+    "MOST_PIECES",
+    "Pieces",
+    "check_pieces",
+    "piece_of",
+    "shard_of",
+]
 
 #: Maximum number of pieces of a list.
 MOST_PIECES = 256
@@ -47,23 +55,73 @@ def shard_of(shard_id: int, piece: int, over: int) -> int:
     return (shard_id + reversed_bits * over // MOST_PIECES) % over
 
 
-def check_spread(cls: type[Any], pieces: Any, over: Any) -> None:
-    """Reject class keywords that are not valid.
+class Pieces(NamedTuple):
+    """The pieces of the lists of a class.
 
-    :raises ClassDefinitionError: for such a keyword.
+    :ivar number: number of pieces; 1 if lists are not spread.
+    :ivar over: number of shards over which they are spread.
+    :ivar before: number of pieces before an increase that is not finished;
+        0 without one.
+    :ivar appends_before: whether rows are still appended to those.
     """
-    if type(pieces) is not int or pieces not in (
-        1 << bit for bit in range(1, MOST_PIECES.bit_length())
-    ):
+
+    number: int = 1
+    over: int = 0
+    before: int = 0
+    appends_before: bool = False
+
+
+def check_pieces(
+    cls: type[Any], spread: Any, over: Any, before: Any, after: Any
+) -> Pieces:
+    """Return the pieces that class keywords declare.
+
+    :param spread: ``spread=``, or None.
+    :param over: ``spread_over=``, or None.
+    :param before: ``spread_from=``, or None.
+    :param after: ``spread_to=``, or None.
+    :raises ClassDefinitionError: for a keyword that is not valid.
+    """
+    given = spread, over, before, after
+    if given == (None, None, None, None):
+        return Pieces()
+    if before is not None and after is not None:
         raise ClassDefinitionError(
-            f"spread={pieces!r}; it must be a power of two from 2 to "
-            f"{MOST_PIECES}, such as 16",
+            f"spread_from={before!r} and spread_to={after!r} are two steps of "
+            "an increase: use spread_to= first, and spread_from= when all "
+            "processes use it",
             class_name=cls.__name__,
         )
+    name, pieces = "spread", spread
+    if after is not None:
+        name, pieces = "spread_to", after
+        before = 1 if spread is None else spread
+    _check_power(cls, name, pieces, 2)
     if type(over) is not int or over < pieces:
         raise ClassDefinitionError(
             f"spread_over={over!r}; it must be the number of shards over "
             f"which the pieces are spread, {pieces} or more, such as the "
             "number of shards of the keyspace; it cannot be changed later",
+            class_name=cls.__name__,
+        )
+    if before is None:
+        return Pieces(pieces, over)
+    name = "spread" if after is not None else "spread_from"
+    _check_power(cls, name, before, 1)
+    if before >= pieces:
+        raise ClassDefinitionError(
+            f"{before} pieces cannot become {pieces}: their number can only "
+            "be increased",
+            class_name=cls.__name__,
+        )
+    return Pieces(pieces, over, before, after is not None)
+
+
+def _check_power(cls: type[Any], name: str, value: Any, least: int) -> None:
+    powers = [1 << bit for bit in range(MOST_PIECES.bit_length())]
+    if type(value) is not int or value < least or value not in powers:
+        raise ClassDefinitionError(
+            f"{name}={value!r}; it must be a power of two from {least} to "
+            f"{MOST_PIECES}, such as 16",
             class_name=cls.__name__,
         )

@@ -1,29 +1,36 @@
 """Lists whose rows are spread over several virtual shards.
 
-:mod:`~sqla_shard.models.spread` places their pieces.  The lock of a piece is
-its row in the table of the lengths.
+:mod:`~sqla_shard.models.spread` places their pieces, and
+:mod:`~sqla_shard.models.spread_pieces` changes them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
+from typing import TypeVar
 
-from sqlalchemy import bindparam
-from sqlalchemy import Integer
-
-from sqla_shard.dialects.sql import InsertMissing
 from sqla_shard.engine.rendering import Place
-from sqla_shard.models.class_checks import built_once
 from sqla_shard.models.mapping_definition import link
 from sqla_shard.models.mapping_definition import piece_place
+from sqla_shard.models.mapping_definition import pieces_of
 from sqla_shard.models.mapping_list import List
-from sqla_shard.models.mapping_list import statements_of
-from sqla_shard.models.spread import piece_of
+from sqla_shard.models.spread_pieces import MovingPiece
+from sqla_shard.models.spread_pieces import Piece
+from sqla_shard.outbox.apply import is_applied_in
+from sqla_shard.outbox.operations import add_pending
 from sqla_shard.session import ShardSession
 
-__all__ = ["Piece", "SpreadList", "list_of"]
+__all__ = ["SpreadList", "is_moving", "list_of", "readdress"]
+
+P = TypeVar("P")
+
+
+def is_moving(cls: Any) -> bool:
+    """Return whether the number of pieces of lists is being increased."""
+    return link(cls).spread_before > 0
 
 
 def list_of(cls: Any, session: ShardSession, source_id: int) -> List:
@@ -35,48 +42,6 @@ def list_of(cls: Any, session: ShardSession, source_id: int) -> List:
     """
     is_spread = link(cls).spread > 1
     return (SpreadList if is_spread else List)(cls, session, source_id)
-
-
-class PieceLock:
-    """The statement that locks a piece, and creates its length.
-
-    :param cls: a spread mapping class.
-    """
-
-    def __init__(self, cls: Any) -> None:
-        counts: Any = statements_of(cls).counts
-        table = counts.table
-        self.statement = InsertMissing(table).values(
-            {
-                counts.source: bindparam("source", type_=counts.source.type),
-                table.c.slot: bindparam("the_slot", type_=Integer()),
-                table.c.number: 0,
-            }
-        )
-
-
-class Piece(List):
-    """The rows of a list on one virtual shard.
-
-    :param slot: number of the piece.
-    """
-
-    def __init__(
-        self, cls: Any, session: ShardSession, source_id: int, slot: int
-    ) -> None:
-        super().__init__(cls, session, source_id)
-        self.slot = slot
-        self.place = piece_place(cls, session.places, source_id, slot)
-
-    def locked(self, statement: Any, **parameters: Any) -> Any:
-        """Lock the piece, then run one of the locking statements."""
-        if self.session.autoflush:
-            self.session.flush()
-        lock = built_once(self.cls, PieceLock).statement
-        self.execute(lock, the_slot=self.slot)
-        if statement is None:
-            return []
-        return list(self.execute(statement, **parameters).one())
 
 
 class SpreadList(List):
@@ -104,13 +69,17 @@ class SpreadList(List):
             for slot in self._slots
         ]
 
-    def _slot(self, target_id: int) -> int:
-        return piece_of(target_id, self.statements.definition.spread)
+    def _slots_of(self, target_id: int) -> tuple[int, ...]:
+        return pieces_of(self.statements.definition, target_id)
 
     def part_of(self, target_id: int) -> Piece:
-        """Return the piece that may have a target."""
-        slot = self._slot(target_id)
-        return Piece(self.cls, self.session, self.source_id, slot)
+        """Return the piece that may have a target, or both of them."""
+        return self._part(self._slots_of(target_id))
+
+    def _part(self, slots: Sequence[int]) -> Piece:
+        kind: Any = Piece if len(slots) == 1 else MovingPiece
+        part: Piece = kind(self.cls, self.session, self.source_id, *slots)
+        return part
 
     def parts(self) -> list[Piece]:
         """Return the pieces, in the order in which they are locked."""
@@ -123,18 +92,31 @@ class SpreadList(List):
         self, target_ids: Sequence[int]
     ) -> list[tuple[List, Sequence[int]]]:
         """Return targets with the pieces that may have them."""
-        by_slot: dict[int, list[int]] = {}
+        by_slot: dict[tuple[int, ...], list[int]] = {}
         for target_id in target_ids:
-            by_slot.setdefault(self._slot(target_id), []).append(target_id)
+            slots = self._slots_of(target_id)
+            by_slot.setdefault(slots, []).append(target_id)
         return [
-            (Piece(self.cls, self.session, self.source_id, slot), ids)
-            for slot, ids in sorted(by_slot.items())
+            (self._part(slots), by_slot[slots]) for slots in sorted(by_slot)
         ]
+
+    def most(self, number: int) -> int:
+        """Return the number of rows among which there are as many targets."""
+        # A row and its copy.
+        return 2 * number if is_moving(self.cls) else number
 
     def limited_to(self, target_ids: Iterable[int]) -> SpreadList:
         """Return a list that reads only the pieces that may have targets."""
-        slots = sorted({self._slot(target_id) for target_id in target_ids})
-        return SpreadList(self.cls, self.session, self.source_id, slots)
+        slots = {slot for i in target_ids for slot in self._slots_of(i)}
+        return SpreadList(
+            self.cls, self.session, self.source_id, sorted(slots)
+        )
+
+    def forget_copies(self) -> int:
+        """Set the number of copies to 0; return the number before."""
+        if not is_moving(self.cls):
+            return 0
+        return sum(piece.forget_copies() for piece in self.parts())
 
     def execute(self, statement: Any, **parameters: Any) -> Any:
         """Run a SELECT on all pieces; the rows are merged."""
@@ -143,3 +125,40 @@ class SpreadList(List):
             {"source": self.source_id, **parameters},
             bind_arguments={"places": self.places, "merged": True},
         )
+
+
+def readdress(
+    session: ShardSession,
+    operation: str,
+    pairs: Iterable[P],
+    part_of: Callable[[P], List],
+) -> list[P]:
+    """Address parts of a pending operation to the shards that they write now.
+
+    An operation that was added before the number of pieces was increased is
+    addressed to the piece from before.
+
+    :param session: the session that applies the operation, or another one.
+    :param operation: name of the operation.
+    :param pairs: its pairs of source and target.
+    :param part_of: returns the piece that a pair changes.
+    :returns: the pairs that are not forwarded.
+    """
+    here: list[P] = []
+    elsewhere: dict[Place, list[P]] = {}
+    written = session.log.first if is_applied_in(session) else None
+    for pair in pairs:
+        part = part_of(pair)
+        is_spread = part.statements.definition.spread > 1
+        if (
+            written is None
+            or not is_spread
+            or written[0].address == part.place.address
+        ):
+            here.append(pair)
+        else:
+            elsewhere.setdefault(part.place, []).append(pair)
+    if written is not None:
+        calls = [(place, {"pairs": its}) for place, its in elsewhere.items()]
+        add_pending(session, written[0], operation, calls)
+    return here

@@ -61,6 +61,7 @@ __all__ = [
     "apply_all",
     "existing_tokens",
     "function_named",
+    "is_applied_in",
     "is_known",
     "microseconds",
     "operation_name",
@@ -479,6 +480,11 @@ class _Guard:
         """Refuse the COMMIT, immediately before it is sent."""
         if not self._is_open:
             raise self._refusal("it has called commit()")
+
+
+def is_applied_in(session: ShardSession) -> bool:
+    """Return whether a session applies a pending operation."""
+    return isinstance(session.last, _Guard)
 
 
 def _by_home(

@@ -91,8 +91,9 @@ class TableSpec:
         tables, if a transaction writes to several servers in order.
     :ivar guard: called with each INSERT, UPDATE and DELETE of a caller;
         raises an error for a statement that would bypass other writes.
-    :ivar locate: returns the location of a row by its primary key, in a table
-        without an id that names the shard; None for all other tables.
+    :ivar places_of: returns the locations that a row with a primary key may
+        have, the one of its INSERT first, in a table without an id that names
+        the shard; None for all other tables.
     :ivar reference: name of the class of a reference table, which has the
         same rows on every shard; None for any other table.
     """
@@ -111,7 +112,7 @@ class TableSpec:
     commits_late: bool = False
     # Each class has a separate function, so that specs would never be equal.
     guard: Callable[[Any], None] | None = field(default=None, compare=False)
-    locate: Callable[[Any, Any], Any] | None = field(
+    places_of: Callable[[Any, Any], Any] | None = field(
         default=None, compare=False
     )
     reference: str | None = None

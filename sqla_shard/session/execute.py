@@ -224,9 +224,9 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
         )
         return None
     if context.is_column_load:
-        place = _located(context, session)
-        if place is not None:
-            _send(context, session, (place,))
+        located = _located(context, session)
+        if located:
+            _send(context, session, located)
             return None
     statement: Any = context.statement
     if isinstance(statement, LambdaElement):
@@ -308,20 +308,22 @@ def _merge_of(
     return planned.merge
 
 
-def _located(context: ORMExecuteState, session: ShardSession) -> Place | None:
-    """Return the location of an object that is refreshed.
+def _located(
+    context: ORMExecuteState, session: ShardSession
+) -> Sequence[Place]:
+    """Return the locations that an object that is refreshed may have.
 
-    :returns: None if the statement is routed by its ids.
+    :returns: none if the statement is routed by its ids.
     """
     mapper = context.bind_mapper
     spec = None if mapper is None else spec_of(mapper.local_table)
-    if spec is None or spec.locate is None:
-        return None
+    if spec is None or spec.places_of is None:
+        return ()
     state = private.refresh_state(context.load_options)
     if state is None or state.key is None:
-        return None
-    place: Place = spec.locate(session.places, state.key[1])
-    return place
+        return ()
+    found: Sequence[Place] = spec.places_of(session.places, state.key[1])
+    return found
 
 
 def _write(

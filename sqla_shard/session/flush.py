@@ -221,8 +221,8 @@ def place_of(
         return places.place(keyspace, 0)
     if spec.reference is not None:
         raise ReferenceWriteError(reference=spec.reference)
-    if spec.locate is not None and state.key is not None:
-        found: Place = spec.locate(places, state.key[1])
+    if spec.places_of is not None and state.key is not None:
+        found: Place = spec.places_of(places, state.key[1])[0]
         return found
     if spec.id_index is None:
         raise PlacementError(

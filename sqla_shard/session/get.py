@@ -79,8 +79,8 @@ class Getter:
         """
         spec = self._spec
         keyspace = places.keyspace(spec.keyspace, spec.kind, spec.layout)
-        if spec.locate is not None:
-            found: Place = spec.locate(places, primary_key)
+        if spec.places_of is not None:
+            found: Place = spec.places_of(places, primary_key)[0]
             return found
         if spec.id_index is None:
             return places.place(keyspace, 0)
@@ -97,7 +97,7 @@ class Getter:
 
         :param ident: the primary key, a sequence or a mapping.
         """
-        if self._spec.locate is None:
+        if self._spec.places_of is None:
             return kwargs
         mapper: Any = inspect(self._class)
         if isinstance(ident, Mapping):
@@ -106,7 +106,7 @@ class Getter:
                 for column in mapper.primary_key
             )
             ident = [ident[name] for name in names]
-        at = {"place": self.place(places, ident)}
+        at = {"places": self._spec.places_of(places, ident)}
         return {**kwargs, "bind_arguments": at}
 
     def includes_hidden(

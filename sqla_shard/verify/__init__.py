@@ -18,6 +18,7 @@ longer than ``grace`` from one transaction to the next.
 ``lookups``        the functions for lookups
 ``relations``      check and repair of mapping rows
 ``list_sizes``     the largest lists
+``spreading``      moves rows of lists that have more pieces now
 """
 
 from __future__ import annotations
@@ -35,12 +36,17 @@ from sqla_shard.verify.lookups import OpenClaim
 from sqla_shard.verify.lookups import verify_lookups
 from sqla_shard.verify.relations import verify_relations
 from sqla_shard.verify.run import VerifyProgress
+from sqla_shard.verify.spreading import spread_rows
+from sqla_shard.verify.spreading import SpreadProgress
+from sqla_shard.verify.spreading import SpreadReport
 
 __all__ = [
     "Finding",
     "ListSize",
     "ListSizes",
     "OpenClaim",
+    "SpreadProgress",
+    "SpreadReport",
     "Tally",
     "UnreadShard",
     "VerifyProgress",
@@ -48,6 +54,7 @@ __all__ = [
     "delete_abandoned",
     "largest_lists",
     "open_claims",
+    "spread_rows",
     "verify_lookups",
     "verify_relations",
 ]

@@ -25,12 +25,12 @@ from sqlalchemy import type_coerce
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import Places
-from sqla_shard.engine.rendering import Place
 from sqla_shard.models import MappingMixin
 from sqla_shard.models.inverse_mapping import sync_pairs
 from sqla_shard.models.list_counts import recount
 from sqla_shard.models.mapping_definition import link
 from sqla_shard.models.mapping_list import statements_of
+from sqla_shard.models.spread import MOST_PIECES
 from sqla_shard.models.spread_list import list_of
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
@@ -158,7 +158,7 @@ class MappingCheck(Check):
             refusal = self._refusal(session, pair)
             if refusal is not None:
                 found.append((FOREIGN, pair, refusal))
-            elif self._shard_of(session, pair) != shard_id:
+            elif shard_id not in self._shards_of(session, pair):
                 found.append((MISPLACED, pair, ""))
             else:
                 whole.append(pair)
@@ -183,12 +183,12 @@ class MappingCheck(Check):
             for kind, pair, detail in found
         ]
 
-    def _shard_of(self, session: ShardSession, pair: Pair) -> int:
-        """Return the shard that a row must be on."""
-        if self._spec.locate is None:
-            return self._definition.source.layout.shard_of(pair[0])
-        place: Place = self._spec.locate(session.places, pair)
-        return place.shard_id
+    def _shards_of(self, session: ShardSession, pair: Pair) -> Sequence[int]:
+        """Return the shards that a row may be on."""
+        if self._spec.places_of is None:
+            return (self._definition.source.layout.shard_of(pair[0]),)
+        places = self._spec.places_of(session.places, pair)
+        return [place.shard_id for place in places]
 
     def _refusal(self, session: ShardSession, pair: Pair) -> str | None:
         source_id, target_id = pair
@@ -230,10 +230,10 @@ class MappingCheck(Check):
         if theirs.definition.spread > 1:
             places = {
                 place.address: place
-                for place in (
-                    list_of(self._other, session, two).part_of(one).place
-                    for one, two in pairs
-                )
+                for one, two in pairs
+                for place in list_of(self._other, session, two)
+                .limited_to([one])
+                .places
             }
             found = session.execute(
                 there, bind_arguments={"places": list(places.values())}
@@ -265,6 +265,7 @@ class MappingCheck(Check):
         ):
             return False
         rows = list_of(self._cls, session, source_id).part_of(target_id)
+        rows.settle(target_id)
         # Lock the row before reading the objects: otherwise they could be
         # inserted in between.
         rows.locked(rows.statements.lock_row, row=target_id)
@@ -305,7 +306,7 @@ class CountCheck(Check):
             *self._key,
             table.c.number,
             self._statements.rows_beside(table).label("the_rows"),
-        )
+        ).where(table.c.slot < MOST_PIECES)
         self.kinds = {MISCOUNTED.name: MISCOUNTED}
 
     def keyspace(self, places: Places) -> Keyspace:

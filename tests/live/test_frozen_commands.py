@@ -24,6 +24,7 @@ from sqla_shard.testing import ZooKeeperServer
 from sqla_shard.testing.local_server import wait_until
 from tests.models import compressed_models
 from tests.models import reference_models
+from tests.models import spread_stages
 from tests.servers.command_line import fleet_commands
 from tests.servers.command_line import ROOT
 from tests.servers.command_line import write
@@ -99,6 +100,11 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     ),
     "verify sizes": (
         ("verify", "sizes", *MODELS, "--timeout", "5"),
+        NOT_READ,
+        "server2",
+    ),
+    "spread": (
+        ("spread", *spread_stages.MODELS, "--grace", "0"),
         NOT_READ,
         "server2",
     ),
@@ -251,6 +257,7 @@ def outcomes(
             cluster.create_all(Base.metadata)
             cluster.create_all(reference_models.Base.metadata)
             cluster.create_all(compressed_models.Base.metadata)
+            cluster.create_all(spread_stages.Base.metadata)
         for keyspace in document["keyspaces"].values():
             for one in keyspace["servers"]:
                 one["primary"] += LIMITS

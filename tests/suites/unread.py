@@ -27,6 +27,8 @@ from sqla_shard.cli.output import FAILED
 from sqla_shard.cli.output import NOT_READ
 from sqla_shard.cli.program import program
 from sqla_shard.verify import run
+from sqla_shard.verify import spreading
+from tests.models import spread_stages
 from tests.models.schema import Project
 from tests.models.unread_models import Base
 from tests.models.unread_models import fill
@@ -86,6 +88,7 @@ def prepared(directory: Path, document: Any, runner: Any = None) -> Any:
     shutil.copy(directory / "topology.json", directory / "same.json")
     with Cluster.from_file(directory / "topology.json", watch=False) as one:
         one.create_all(Base.metadata)
+        one.create_all(spread_stages.Base.metadata)
         ids = fill(one)
     return project, ids
 
@@ -247,6 +250,9 @@ CASES: dict[str, list[Case]] = {
         Case(f"verify relations --grace 0 --repair {' '.join(MODELS)}"),
     ],
     "sqla-shard verify sizes": [Case(f"verify sizes {' '.join(MODELS)}")],
+    "sqla-shard spread": [
+        Case(f"spread --grace 0 {' '.join(spread_stages.MODELS)}")
+    ],
     "sqla-shard verify references": [
         Case(f"verify references {' '.join(MODELS)}"),
         Case(f"verify references --repair {' '.join(MODELS)}"),
@@ -337,6 +343,7 @@ def check(scene: Scene, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     # The half minute for which a failover is waited for.
     monkeypatch.setattr(run, "PATIENCE", 0.2)
     monkeypatch.setattr(rewriting, "PATIENCE", 0.2)
+    monkeypatch.setattr(spreading, "PATIENCE", 0.2)
     arguments = [
         part.format(
             scene.ids[OBJECT], lost=scene.ids[LOST], dir=scene.directory
