@@ -109,6 +109,7 @@ _THOROUGH = frozenset(
         "test_async_faults_mariadb",
         "test_bookmarks_limits",
         "test_blobs_kill_mariadb",
+        "test_spread_moves_mariadb",
         "test_browser_cache",
         "test_browser_dashboard",
         "test_browser_importing",

@@ -42,11 +42,11 @@ servers.  ::
     sqla-shard completion SHELL        completion for bash, zsh or fish
 
 Only ``schema``, ``repair``, ``key``, ``halves``, ``queue``, ``spread``,
-``blobs``, ``cache``, ``verify`` and ``shell`` connect to databases and need their
-passwords; ``fleet`` has accounts of its own.  The topology is the file given
-with ``--topology``, or in the environment variable ``SQLA_SHARD_TOPOLOGY``, or
-``topology.toml`` in the current directory.  It can also be a URL,
-``zookeeper://host:port/path``, with the credentials in
+``blobs``, ``cache``, ``verify`` and ``shell`` connect to databases and need
+their passwords; ``fleet`` has accounts of its own.  The topology is the file
+given with ``--topology``, or in the environment variable
+``SQLA_SHARD_TOPOLOGY``, or ``topology.toml`` in the current directory.  It can
+also be a URL, ``zookeeper://host:port/path``, with the credentials in
 ``SQLA_SHARD_ZOOKEEPER_AUTH``.
 
 ``repair``, ``verify`` and ``shell`` write rows of the application.  If the

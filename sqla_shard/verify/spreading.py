@@ -106,13 +106,12 @@ class SpreadReport:
         }
 
     def __str__(self) -> str:
-        end = "remove spread_from=" if self.ok else "not finished"
-        line = (
-            f"{self.mapping}: {self.rows:,} rows read in {self.passes:,} "
-            f"passes, {self.moved:,} moved, {self.misplaced:,} misplaced; "
-            f"{end}"
+        first = (
+            f"{self.mapping}: {self.moved:,} rows moved, {self.rows:,} read "
+            f"in {self.passes:,} passes, {self.misplaced:,} misplaced"
         )
-        return "\n".join([line, *describe_unread(self.unread)])
+        end = "finished: remove spread_from=" if self.ok else "not finished"
+        return "\n".join([first, end, *describe_unread(self.unread)])
 
 
 def spread_rows(
