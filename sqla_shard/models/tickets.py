@@ -42,6 +42,8 @@ from sqlalchemy import String
 from sqlalchemy import Table
 from sqlalchemy import update
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from sqla_shard.dialects import backend_for
 from sqla_shard.dialects import Failure
@@ -188,7 +190,7 @@ class TicketServers:
         for server in order:
             try:
                 return server.issue(table, count)
-            except DBAPIError as error:
+            except (DBAPIError, PoolTimeoutError) as error:
                 if not server.is_passing(error):
                     raise server.error(error) from error
                 server.rest(error)
@@ -209,7 +211,8 @@ class TicketServers:
 class _Server:
     """One of the servers.
 
-    :ivar rests_until: when it is asked as early as the others again.
+    :ivar rests_until: when it is asked as early as the others again; 0 if it
+        has not failed.
     """
 
     def __init__(
@@ -258,6 +261,9 @@ class _Server:
                     raise self._mismatch(connection, name)
 
     def issue(self, table: str, count: int) -> Sequence[int]:
+        if self.rests_until:
+            # While this thread waits for it, the others do not.
+            self.rests_until = monotonic() + _REST
         values = self._parameters(table)
         values["the_increment"] = count * self._step
         with self.engine.connect() as connection:
@@ -268,6 +274,7 @@ class _Server:
                 last = result.lastrowid if result.rowcount else None
             if last is None:
                 raise self._mismatch(connection, table)
+        self.rests_until = 0.0
         return range(last - (count - 1) * self._step, last + 1, self._step)
 
     def _parameters(self, name: str) -> dict[str, Any]:
@@ -292,12 +299,15 @@ class _Server:
             "order everywhere"
         )
 
-    def is_passing(self, error: DBAPIError) -> bool:
+    def is_passing(self, error: DBAPIError | PoolTimeoutError) -> bool:
         """Return whether another server may issue the numbers instead."""
+        if isinstance(error, PoolTimeoutError):
+            # All connections wait for a server that hangs.
+            return True
         failure = self._backend.classify(original(error))
         return error.connection_invalidated or failure in _PASSING
 
-    def rest(self, error: DBAPIError) -> None:
+    def rest(self, error: SQLAlchemyError) -> None:
         """Ask the server after the others for a while."""
         _log.warning(
             "%s; the other ticket servers are asked first for %.0f s",
@@ -307,7 +317,7 @@ class _Server:
         )
         self.rests_until = monotonic() + jittered(_REST, 0.2)
 
-    def error(self, error: DBAPIError) -> IdServiceError:
+    def error(self, error: SQLAlchemyError) -> IdServiceError:
         """Return the error of a server that has issued nothing."""
         return IdServiceError(
             f"the ticket server {self.name} issues no ids: {original(error)}"

@@ -26,6 +26,7 @@ from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
 from sqla_shard import pack
 from sqla_shard import scatter
+from sqla_shard import TimeLayout
 from sqla_shard import unpack
 from sqla_shard.models.tickets import TicketServers
 from sqla_shard.testing import sqlite_topology
@@ -242,6 +243,28 @@ def test_a_service_that_does_not_do_its_work(
         with pytest.raises(error, match=message):
             session.flush()
     assert rows(cluster, Coupon) == 0
+
+
+def test_a_service_for_ids_that_begin_with_the_time(tmp_path: Path) -> None:
+    class Times(DeclarativeBase):
+        id_layout = TimeLayout(epoch_ms=1_600_000_000_000)
+        id_source = "service"
+
+    class Shot(ObjectMixin, Times, type_id=6):
+        __tablename__ = "shots"
+
+    document = sqlite_topology(tmp_path, 1, 8)
+    document["keyspaces"]["objects"]["id_layout"] = (
+        Times.id_layout.to_mapping()
+    )
+    local_id = 1_000 << 10 | 7
+    with Cluster.from_topology(document) as cluster:
+        cluster.create_all(Times.metadata)
+        cluster.id_service = Numbers(local_id)
+        with cluster.begin(shard_id=3) as session:
+            session.add(new := Shot())
+            session.flush()
+            assert new.id == Shot.id_layout.pack_time(1_600_000_001_000, 3, 7)
 
 
 def test_what_is_no_source() -> None:
