@@ -210,7 +210,8 @@ class ScatterLimitError(RoutingError):
 class ScatterTimeoutError(ShardError):
     """Raised when servers did not respond within the ``scatter()`` timeout.
 
-    :ivar servers: the names of the servers that did not respond.
+    :ivar servers: the names of servers that did not respond; with
+        ``on_error="raise"`` the first one, and there may be others.
     :ivar timeout: seconds.
     """
 

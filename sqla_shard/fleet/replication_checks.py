@@ -240,7 +240,10 @@ def semi_sync(pair: PairFacts, _: FleetFacts) -> Findings:
             pair.primary,
             "has semi-sync switched off: acknowledged writes can be lost "
             "with it",
-            f"{on}enabled = 1, and in its configuration",
+            # A configuration would apply to a server without a standby, too,
+            # where each COMMIT waits for its timeout.
+            f"{on}enabled = 1, and not in its configuration; failovers and "
+            "splits pass it on",
         )
         return
     if not state.after_sync:
