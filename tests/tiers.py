@@ -134,6 +134,7 @@ _THOROUGH = frozenset(
         "test_demo",
         "test_dev_up",
         "test_fleet_start_mariadb",
+        "test_follows_killed_mariadb",
         "test_following.test_500_changes_leave_nothing_behind",
         "test_following_zookeeper",
         "test_forked_sockets_mariadb",
