@@ -134,6 +134,18 @@ def test_what_is_said_to_be_missing_is_missing() -> None:
         assert not package.exists(), f"{words}: there is sqla_shard.{name}"
 
 
+def test_times_of_the_readme_are_those_of_the_figures() -> None:
+    figures = sentences(ROOT / "docs" / "explanation" / "figures.rst")
+    said = re.search(
+        r"`ShardedSession` takes (\d+ ms), and a UNION ALL by hand "
+        r"([\d.]+ ms)",
+        sentences(ROOT / "README.md"),
+    )
+    assert said is not None
+    assert f"``ShardedSession`` - {said[1]}" in figures
+    assert f"for each server in threads - {said[2]}" in figures
+
+
 #: Words about the future.  What is not there has one place, the comparison.
 FUTURE = re.compile(
     r"\b(?:not (?:there |supported |implemented )?yet|planned"
