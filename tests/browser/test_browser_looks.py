@@ -157,7 +157,12 @@ FAINT = """() => {
 }"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+# Each width and each theme once: widths have the same colours.
+@pytest.mark.parametrize(
+    ("device", "scheme"),
+    [("desktop", "light"), ("phone", "dark"), ("narrow", "light")],
+    indirect=["device"],
+)
 def test_every_page(
     site: Site,
     sample: Any,

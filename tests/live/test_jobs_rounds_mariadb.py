@@ -47,7 +47,7 @@ pytestmark = [pytest.mark.live, pytest.mark.thorough]
 SECONDS = 120
 SHARDS = 4
 EACH = 15
-ROUNDS = 20 if "SQLA_SHARD_SOAK" in os.environ else 3
+ROUNDS = 20 if "SQLA_SHARD_SOAK" in os.environ else 1
 #: Tasks whose effects are exactly once, and one that runs at least once.
 EXACT = (add, acking, awaiting)
 LEASE = 3
