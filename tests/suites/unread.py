@@ -344,6 +344,8 @@ def check(scene: Scene, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "PATIENCE", 0.2)
     monkeypatch.setattr(rewriting, "PATIENCE", 0.2)
     monkeypatch.setattr(spreading, "PATIENCE", 0.2)
+    # And that for which a transaction is repeated.
+    monkeypatch.setitem(Cluster.run.__kwdefaults__, "timeout", 1.0)
     arguments = [
         part.format(
             scene.ids[OBJECT], lost=scene.ids[LOST], dir=scene.directory
