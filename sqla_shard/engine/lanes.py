@@ -22,6 +22,7 @@ import itertools
 import logging
 import threading
 from collections import Counter
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Coroutine
 from collections.abc import Hashable
@@ -71,7 +72,10 @@ class Deadlines:
 
     def after_fork(self) -> None:
         """Drop the thread, which a child process does not have."""
-        self._changed = threading.Condition()
+        # A Ctrl-C that arrives in Condition.__enter__ would leave the lock
+        # acquired: it is acquired by itself.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._thread: threading.Thread | None = None
@@ -87,7 +91,7 @@ class Deadlines:
         :returns: a function that cancels the call; when it returns, the
             call is not running and will not run.
         """
-        with self._changed:
+        with self._lock:
             number = next(self._count)
             heapq.heappush(self._due, (monotonic() + seconds, number, call))
             if self._thread is None:
@@ -98,7 +102,7 @@ class Deadlines:
             self._changed.notify()
 
         def cancel() -> None:
-            with self._changed:
+            with self._lock:
                 self._due = [due for due in self._due if due[1] != number]
                 heapq.heapify(self._due)
 
@@ -125,7 +129,7 @@ class Deadlines:
 
     def close(self) -> None:
         """End the thread."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None
             self._changed.notify()
@@ -167,6 +171,33 @@ class Task(Generic[T]):
             return False
         self.future.cancel()
         return self.future.set_running_or_notify_cancel() is False
+
+
+class _Idle(threading.Semaphore):
+    """Counts the idle threads of a pool, without a lock.
+
+    A Ctrl-C that arrives in ``submit()``, while it acquires the condition of
+    the semaphore that :class:`ThreadPoolExecutor` has of its own, leaves that
+    acquired: no thread of the pool would run a second job, and none would end.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self._threads: deque[None] = deque()
+
+    def acquire(
+        self, blocking: bool = True, timeout: float | None = None
+    ) -> bool:
+        """Take one of the idle threads; return False if there is none."""
+        try:
+            self._threads.pop()
+        except IndexError:
+            return False
+        return True
+
+    def release(self, n: int = 1) -> None:
+        """Add idle threads."""
+        self._threads.extend([None] * n)
 
 
 class LaneUsage(NamedTuple):
@@ -374,7 +405,8 @@ class Lanes:
             return True
 
     def _leave(self, server: Hashable, future: Any = None) -> None:
-        with self._ended:
+        # Not the condition: see _Idle.
+        with self._lock:
             self._waiting[server] -= 1
             if not self._waiting[server]:
                 del self._waiting[server]
@@ -384,6 +416,7 @@ class Lanes:
         with self._lock:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(self._threads, self._name)
+                self._executor._idle_semaphore = _Idle()
             return self._executor
 
     def usage(self) -> LaneUsage:

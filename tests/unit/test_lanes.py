@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import os
 import signal
@@ -11,10 +12,12 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from sqla_shard.engine import Lanes
+from sqla_shard.engine.lanes import Task
 from tests.servers.processes import begun_since
 from tests.servers.processes import running
 
@@ -415,6 +418,39 @@ def test_an_interrupt_while_a_thread_starts(
     lanes.close()
     barrier = threading.Barrier(2, timeout=TIMEOUT)
     lanes.run([barrier.wait, barrier.wait], None, ["one", "one"])
+    lanes.close()
+
+
+def test_an_interrupt_while_a_lock_is_acquired_in_submit() -> None:
+    def interrupt(frame: Any, event: str, argument: object) -> Any:
+        # When the condition of a semaphore has been acquired: the statement
+        # that would release it has not begun.
+        caller = frame.f_back
+        if (
+            event == "return"
+            and frame.f_code is threading.Condition.__enter__.__code__
+            and caller.f_code.co_filename == threading.__file__
+            and caller.f_code.co_name == "acquire"
+        ):
+            raise KeyboardInterrupt
+        return interrupt
+
+    lanes = Lanes(2)
+    traced = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            lanes.begin(Task(lambda: None))
+    finally:
+        sys.settrace(traced)
+    assert lanes.drain(20)
+    for _ in range(3):
+        meeting = threading.Barrier(3)
+        tasks = [Task(meeting.wait) for _ in range(2)]
+        for task in tasks:
+            lanes.begin(task)
+        meeting.wait(20)
+        assert not wait([task.future for task in tasks], 20).not_done
     lanes.close()
 
 
