@@ -13,6 +13,9 @@ __all__ = [
     "MigrateError",
     "ShadowReportError",
     "ShadowSetupError",
+    "StageConflictError",
+    "StageRefusedError",
+    "StageUnavailableError",
 ]
 
 
@@ -59,3 +62,48 @@ class ShadowSetupError(MigrateError, MessageError, ValueError):
     """
 
     value: object
+
+
+class StageRefusedError(MigrateError):
+    """Raised when a move cannot change to a stage.
+
+    :ivar stage: name of the stage that the move is in.
+    :ivar wanted: name of the stage that was asked for.
+    :ivar reason: what is missing.
+    """
+
+    stage: str
+    wanted: str
+    reason: str
+    _text = "the move cannot go from {stage} to {wanted}: {reason}"
+
+
+class StageConflictError(MigrateError):
+    """Raised when another process has changed the stage in the meantime.
+
+    Nothing was changed.
+
+    :ivar store: location of the stage.
+    :ivar expected: number of the change that this process had read.
+    :ivar found: number of the change that is stored.
+    """
+
+    store: str
+    expected: int
+    found: int
+    _text = (
+        "{store} has change {found} of the stage instead of {expected}: "
+        "another process has changed it; look at it, and repeat the command"
+    )
+
+
+class StageUnavailableError(MigrateError):
+    """Raised when the stage of a move cannot be read or written.
+
+    :ivar store: location of the stage.
+    :ivar reason: why.
+    """
+
+    store: str
+    reason: str
+    _text = "{store}: {reason}"

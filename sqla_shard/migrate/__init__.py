@@ -16,6 +16,7 @@ become of its statements on shards, by a :class:`Declaration` of its tables;
 ``watch``         the events of the engines that are watched
 ``shadow``        shadow mode: decides what is planned, and counts it
 ``suggest``       declarations from foreign keys and recorded traffic
+``stages``        the stages of moving the rows, and their order
 """
 
 from __future__ import annotations
