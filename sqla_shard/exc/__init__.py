@@ -100,7 +100,10 @@ statement raises it::
     ├── MigrateError
     │   ├── DeclarationError (ValueError)  does not fit the tables
     │   ├── ShadowReportError (ValueError)  not a report of shadow mode
-    │   └── ShadowSetupError (ValueError)  cannot be watched
+    │   ├── ShadowSetupError (ValueError)  cannot be watched
+    │   ├── StageConflictError            another process changed the stage
+    │   ├── StageRefusedError             a stage that may not follow
+    │   └── StageUnavailableError         the stage cannot be read
     ├── FleetError
     │   ├── FleetSetupError               no account, or a program is missing
     │   ├── FleetServerError              a server refuses, or is silent

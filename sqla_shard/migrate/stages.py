@@ -185,7 +185,7 @@ class Progress:
     """How far a move is.
 
     :ivar number: number of changes so far; each change raises it by one, so
-        it orders them, and tells two visits of the same stage apart.
+        it orders them, and distinguishes two visits of a stage.
     :ivar stage: name of the stage.
     :ivar former: name of the stage before the last change.
     :ivar round: number of times that marking was started; marks of an earlier

@@ -250,7 +250,7 @@ class Model:
             self.rules.fenced
             and self.rules.held
             and any(
-                one.phase == "begun" and one.source == side
+                one.phase == "open" and one.source == side
                 for one in state.processes
             )
         )
@@ -287,9 +287,9 @@ class Model:
     def _writer(
         self, state: State, process: Process
     ) -> Iterator[tuple[str, State, Process]]:
-        if process.phase != "idle" and process.phase != "begun":
+        if process.phase != "idle" and process.phase != "open":
             yield from self._copying(state, process)
-        elif process.phase == "begun":
+        elif process.phase == "open":
             yield from self._commit(state, process)
         elif process.left and self.rules.bypass and not process.known:
             # Once, until the shards are the truth: no fence stops it.
@@ -312,7 +312,7 @@ class Model:
                 number = state.fences[side]
                 if _side(self.stage(number).truth) != side:
                     return
-            one = process._replace(phase="begun", number=number, source=side)
+            one = process._replace(phase="open", number=number, source=side)
             yield f"begin on side {side}", state, one
 
     def _known(self, number: int) -> int:
