@@ -17,6 +17,7 @@ become of its statements on shards, by a :class:`Declaration` of its tables;
 ``shadow``        shadow mode: decides what is planned, and counts it
 ``suggest``       declarations from foreign keys and recorded traffic
 ``stages``        the stages of moving the rows, and their order
+``stage_stores``  the stage in a file, or in ZooKeeper
 """
 
 from __future__ import annotations

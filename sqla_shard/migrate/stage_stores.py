@@ -1,0 +1,264 @@
+"""Where the stage of a move is stored: with the topology.
+
+Next to a topology file is the directory ``topology.toml.moving``, and below a
+path in ZooKeeper the node ``/moving``.  It has one entry for each change of
+the stage, named by the number of the change; the highest one is the stage now.
+Entries are created and never changed, and a name can be created once: of two
+processes that change the same stage, one gets
+:exc:`~sqla_shard.exc.StageConflictError`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+from typing import TYPE_CHECKING
+
+from sqla_shard.exc import StageConflictError
+from sqla_shard.exc import StageUnavailableError
+from sqla_shard.exc import TopologyUnavailableError
+from sqla_shard.migrate.stages import Progress
+from sqla_shard.topology.follow.locations import is_zookeeper
+from sqla_shard.topology.follow.locations import zookeeper_options
+from sqla_shard.util.files import flush_to_disk
+from sqla_shard.util.json_values import parsed_json
+
+if TYPE_CHECKING:
+    from sqla_shard.topology.zookeeper.store import ZooKeeperStore
+
+__all__ = [
+    "FileStageStore",
+    "StageStore",
+    "ZooKeeperStageStore",
+    "stage_store",
+]
+
+#: Parent node of the changes in ZooKeeper.
+_CHANGES = "/moving"
+
+
+class StageStore(Protocol):
+    """The stored stage of a move."""
+
+    @property
+    def name(self) -> str:
+        """Location of the stage, without credentials."""
+        ...
+
+    def read(self) -> Progress:
+        """Return the stage now; that of number 0 if none is stored.
+
+        :raises StageUnavailableError: if it cannot be read.
+        """
+        ...
+
+    def write(self, new: Progress) -> None:
+        """Store the change that follows the one with the number before.
+
+        If the same change is stored already, nothing is done, so that a
+        command that was interrupted can be repeated.
+
+        :raises StageConflictError: if another process was faster; nothing was
+            changed.
+        :raises StageUnavailableError: if it cannot be written, or it is
+            unknown whether it was.
+        """
+        ...
+
+
+def stage_store(location: str | os.PathLike[str]) -> StageStore:
+    """Return the store of the stage of a topology.
+
+    :param location: path of the topology, or ``zookeeper://host:port/path``.
+    """
+    if is_zookeeper(location):
+        return ZooKeeperStageStore(str(location))
+    return FileStageStore(location)
+
+
+class FileStageStore:
+    """The stage next to a topology file.
+
+    :param path: path of the topology.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        path = Path(path)
+        self._folder = path.with_name(f"{path.name}.moving")
+
+    @property
+    def name(self) -> str:
+        """Path of the directory with the changes."""
+        return str(self._folder)
+
+    def read(self) -> Progress:
+        """Return the stage now."""
+        try:
+            number = _highest(os.listdir(self._folder))
+            if number is None:
+                return Progress()
+            data = self._path(number).read_bytes()
+        except FileNotFoundError:
+            return Progress()
+        except OSError as error:
+            raise self._unavailable(error) from error
+        return _parsed(data, number, self.name)
+
+    def write(self, new: Progress) -> None:
+        """Store the next change."""
+        now = self.read()
+        if now == new:
+            return
+        _check_follows(now, new, self.name)
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            is_new = self._create(self._path(new.number), _data_of(new))
+        except OSError as error:
+            raise self._unavailable(error) from error
+        if not is_new:
+            now = self.read()
+            if now != new:
+                raise _conflict(now, new, self.name)
+
+    def _create(self, path: Path, data: bytes) -> bool:
+        """Create a file with its content; return False if it exists."""
+        handle, name = tempfile.mkstemp(prefix=".", dir=self._folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            # Unlike a rename, a link fails if the name exists; readers never
+            # see a file without its content.
+            os.link(name, path)
+        except FileExistsError:
+            return False
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(name)
+        flush_to_disk(self._folder)
+        return True
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{_name_of(number)}.json"
+
+    def _unavailable(self, error: OSError) -> StageUnavailableError:
+        return StageUnavailableError(
+            store=self.name, reason=error.strerror or str(error)
+        )
+
+
+class ZooKeeperStageStore:
+    """The stage at a path in ZooKeeper.
+
+    Each method has a session of its own.
+
+    :param location: ``zookeeper://host:port,host:port/path``.
+    :param timeout: seconds to wait for a response.
+    """
+
+    def __init__(self, location: str, *, timeout: float = 5.0) -> None:
+        self._hosts, self._options = zookeeper_options(location)
+        self._timeout = timeout
+
+    @property
+    def name(self) -> str:
+        """URL of the node with the changes, without credentials."""
+        return f"zookeeper://{self._hosts}{_CHANGES}"
+
+    def read(self) -> Progress:
+        """Return the stage now."""
+        with self._opened() as store:
+            return self._read(store)
+
+    def write(self, new: Progress) -> None:
+        """Store the next change."""
+        # kazoo is loaded by those who use ZooKeeper.
+        from sqla_shard.topology.zookeeper.publications import TOPOLOGY
+        from sqla_shard.topology.zookeeper.store import Create
+
+        with self._opened() as store:
+            now = self._read(store)
+            if now == new:
+                return
+            _check_follows(now, new, self.name)
+            store.prepare(_CHANGES, like=TOPOLOGY)
+            node = f"{_CHANGES}/{_name_of(new.number)}"
+            if store.commit(Create(node, _data_of(new))) is None:
+                now = self._read(store)
+                if now != new:
+                    raise _conflict(now, new, self.name)
+
+    def _read(self, store: ZooKeeperStore) -> Progress:
+        # A server of the ensemble may be behind the one that was written.
+        store.sync()
+        number = _highest(store.names(_CHANGES))
+        if number is None:
+            return Progress()
+        node = store.read(f"{_CHANGES}/{_name_of(number)}")
+        if node is None:
+            raise StageUnavailableError(
+                store=self.name, reason=f"change {number} was deleted"
+            )
+        return _parsed(node.data, number, self.name)
+
+    @contextmanager
+    def _opened(self) -> Iterator[ZooKeeperStore]:
+        from sqla_shard.topology.zookeeper.store import ZooKeeperStore
+
+        store = ZooKeeperStore(
+            self._hosts, timeout=self._timeout, options=self._options
+        )
+        try:
+            yield store
+        except TopologyUnavailableError as error:
+            raise StageUnavailableError(
+                store=self.name, reason=error.reason
+            ) from error
+        finally:
+            store.close()
+
+
+def _name_of(number: int) -> str:
+    return f"{number:010d}"
+
+
+def _highest(names: list[str]) -> int | None:
+    """Return the highest number of the names of changes."""
+    stems = (name.removesuffix(".json") for name in names)
+    return max((int(stem) for stem in stems if stem.isdecimal()), default=None)
+
+
+def _data_of(progress: Progress) -> bytes:
+    return json.dumps(progress.as_dict(), sort_keys=True).encode()
+
+
+def _parsed(data: bytes, number: int, name: str) -> Progress:
+    try:
+        found = Progress.from_dict(parsed_json(data))
+        if found.number != number:
+            raise ValueError(f"it has the number {found.number}")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StageUnavailableError(
+            store=name,
+            reason=f"change {number} is damaged ({error}); restore it: "
+            "without it no process knows which side is written",
+        ) from error
+    return found
+
+
+def _check_follows(now: Progress, new: Progress, name: str) -> None:
+    if new.number != now.number + 1:
+        raise _conflict(now, new, name)
+
+
+def _conflict(now: Progress, new: Progress, name: str) -> StageConflictError:
+    return StageConflictError(
+        store=name, expected=new.number - 1, found=now.number
+    )
