@@ -18,6 +18,8 @@ become of its statements on shards, by a :class:`Declaration` of its tables;
 ``suggest``       declarations from foreign keys and recorded traffic
 ``stages``        the stages of moving the rows, and their order
 ``stage_stores``  the stage in a file, or in ZooKeeper
+``fences``        the stage in each database that is written
+``marks``         versions of rows, and the map of their ids
 """
 
 from __future__ import annotations

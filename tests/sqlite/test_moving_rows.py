@@ -1,0 +1,27 @@
+"""Marks and fences in a SQLite file."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import create_engine
+
+from tests.suites import moving_rows
+from tests.suites.moving_rows import posts  # noqa: F401  # a fixture
+
+
+@pytest.fixture
+def engine(tmp_path):
+    engine = create_engine(
+        f"sqlite:///{tmp_path / 'legacy.sqlite'}",
+        connect_args={"timeout": 60},
+    )
+    yield engine
+    engine.dispose()
+
+
+class TestMarking(moving_rows.Marking):
+    pass
+
+
+class TestFencing(moving_rows.Fencing):
+    pass

@@ -1,0 +1,180 @@
+"""Marks, ids and fences in the database that rows move from.
+
+A suite for a kind of database has the fixture ``engine``.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from threading import Event
+
+import pytest
+from sqlalchemy import Column
+from sqlalchemy import Integer
+from sqlalchemy import MetaData
+from sqlalchemy import String
+from sqlalchemy import Table
+from sqlalchemy.exc import IntegrityError
+
+from sqla_shard.ids import pack
+from sqla_shard.migrate.fences import Fence
+from sqla_shard.migrate.marks import Mark
+from sqla_shard.migrate.marks import Marks
+
+__all__ = ["Fencing", "Marking"]
+
+METADATA = MetaData()
+POSTS = Table("posts", METADATA, Column("id", Integer, primary_key=True))
+LIKES = Table(
+    "likes",
+    METADATA,
+    Column("user", String(20), primary_key=True),
+    Column("order", Integer, primary_key=True),
+)
+
+
+@pytest.fixture
+def posts(engine):
+    return created(engine, POSTS)
+
+
+def created(engine, table):
+    marks = Marks(table)
+    marks.table.drop(engine, checkfirst=True)
+    marks.table.create(engine)
+    return marks
+
+
+def read(engine, marks, *keys):
+    with engine.connect() as connection:
+        return marks.marks_of(connection, keys)
+
+
+class Marking:
+    def test_each_transaction_raises_a_version_by_one(self, engine, posts):
+        for keys in ([(1,), (2,)], [(2,), (2,)], []):
+            with engine.begin() as connection:
+                posts.raise_versions(connection, keys, number=1)
+        assert read(engine, posts, (1,), (2,), (3,)) == {
+            (1,): Mark(object_id=None, version=1, copied=0, round=1),
+            (2,): Mark(object_id=None, version=2, copied=0, round=1),
+        }
+
+    def test_a_transaction_that_is_rolled_back_marks_nothing(
+        self, engine, posts
+    ):
+        with engine.connect() as connection:
+            posts.raise_versions(connection, [(1,)], number=1)
+            connection.rollback()
+        assert read(engine, posts, (1,)) == {}
+
+    def test_claims_of_a_round_are_made_once(self, engine, posts):
+        with engine.begin() as connection:
+            posts.raise_versions(connection, [(1,)], number=1)
+            posts.set_copied(connection, {(1,): 1})
+        for number, version in ((1, 1), (1, 1), (2, 2), (2, 2)):
+            with engine.begin() as connection:
+                posts.claim(connection, [(1,), (2,)], number=number)
+            marks = read(engine, posts, (1,), (2,))
+            assert [mark.version for mark in marks.values()] == [version] * 2
+        assert marks[1,].copied == 1
+        assert marks[1,].waits
+
+    def test_rows_that_wait_in_pages(self, engine):
+        likes = created(engine, LIKES)
+        keys = [(user, order) for user in "ab" for order in (1, 2, 3)]
+        with engine.begin() as connection:
+            likes.claim(connection, keys, number=1)
+            likes.set_copied(connection, {("a", 2): 1, ("b", 1): 1})
+            found, after = [], None
+            while page := likes.waiting(connection, after=after, limit=2):
+                found += page
+                after = found[-1]
+        assert found == [("a", 1), ("a", 3), ("b", 2), ("b", 3)]
+
+    def test_a_late_copy_does_not_lower_what_is_recorded(self, engine, posts):
+        with engine.begin() as connection:
+            posts.raise_versions(connection, [(1,)], number=1)
+            posts.raise_versions(connection, [(1,)], number=1)
+            posts.set_copied(connection, {(1,): 2})
+            posts.set_copied(connection, {(1,): 1})
+            assert not posts.waiting(connection)
+            # A write after the copy was read.
+            posts.raise_versions(connection, [(1,)], number=1)
+            posts.set_copied(connection, {(1,): 2})
+            assert list(posts.waiting(connection)) == [(1,)]
+
+    def test_ids_are_claimed_once(self, engine, posts):
+        first, other = pack(1, 1, 7), pack(2, 1, 7)
+        with engine.begin() as connection:
+            posts.claim(connection, [(7,), (8,)], number=1)
+            assert posts.claim_ids(connection, {(7,): first}) == {(7,): first}
+        with engine.begin() as connection:
+            assert posts.claim_ids(connection, {(7,): other}) == {(7,): first}
+            assert posts.keys_of(connection, [first, other]) == {first: (7,)}
+        with pytest.raises(IntegrityError), engine.begin() as connection:
+            posts.claim_ids(connection, {(8,): first})
+
+    def test_many_keys(self, engine, posts):
+        keys = [(number,) for number in range(1, 1202)]
+        ids = {(n,): pack(n % 16, 1, n) for (n,) in keys}
+        with engine.begin() as connection:
+            posts.claim(connection, keys, number=1)
+            assert posts.claim_ids(connection, ids) == ids
+            assert len(posts.waiting(connection, limit=5000)) == 1201
+
+    def test_concurrent_transactions_count_every_write(self, engine, posts):
+        def write(seed):
+            random = Random(seed)
+            for _ in range(20):
+                keys = [(random.randrange(6),) for _ in range(4)]
+                with engine.begin() as connection:
+                    # One has a snapshot of versions that are raised since.
+                    Fence().enter(connection)
+                    posts.raise_versions(connection, keys, number=1)
+                yield from set(keys)
+
+        with engine.begin() as connection:
+            Fence().create(connection)
+        with ThreadPoolExecutor(4) as pool:
+            written = sum(pool.map(lambda i: len([*write(i)]), range(4)))
+        keys = [(number,) for number in range(6)]
+        marks = read(engine, posts, *keys)
+        assert sum(mark.version for mark in marks.values()) == written
+
+
+class Fencing:
+    def test_it_waits_for_transactions_that_have_entered(self, engine):
+        fence = Fence()
+        fence.table.drop(engine, checkfirst=True)
+        with engine.begin() as connection:
+            fence.create(connection)
+            fence.create(connection)
+        changed = Event()
+
+        def change():
+            with engine.begin() as connection:
+                fence.write(connection, 1)
+            changed.set()
+
+        with ThreadPoolExecutor(1) as pool:
+            with engine.begin() as connection:
+                assert fence.enter(connection) == 0
+                done = pool.submit(change)
+                # Longer is not needed: it fails without the lock only if
+                # the change takes longer.
+                assert not changed.wait(0.3)
+                assert fence.enter(connection) == 0
+            done.result(60)
+        with engine.begin() as connection:
+            assert fence.enter(connection) == 1
+
+    def test_an_older_process_does_not_lower_it(self, engine):
+        fence = Fence()
+        fence.table.drop(engine, checkfirst=True)
+        with engine.begin() as connection:
+            fence.create(connection)
+            fence.write(connection, 3)
+            fence.write(connection, 2)
+            assert fence.read(connection) == 3
