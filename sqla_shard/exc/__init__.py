@@ -101,6 +101,7 @@ statement raises it::
     │   ├── DeclarationError (ValueError)  does not fit the tables
     │   ├── ShadowReportError (ValueError)  not a report of shadow mode
     │   ├── ShadowSetupError (ValueError)  cannot be watched
+    │   ├── StageChangedError             changed while a command ran
     │   ├── StageConflictError            another process changed the stage
     │   ├── StageRefusedError             a stage that may not follow
     │   └── StageUnavailableError         the stage cannot be read

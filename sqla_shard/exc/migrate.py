@@ -13,6 +13,7 @@ __all__ = [
     "MigrateError",
     "ShadowReportError",
     "ShadowSetupError",
+    "StageChangedError",
     "StageConflictError",
     "StageRefusedError",
     "StageUnavailableError",
@@ -94,6 +95,25 @@ class StageConflictError(MigrateError):
     _text = (
         "{store} has change {found} of the stage instead of {expected}: "
         "another process has changed it; look at it, and repeat the command"
+    )
+
+
+class StageChangedError(MigrateError):
+    """Raised when the stage has changed while a command was running.
+
+    What the command has done until then remains, and is not wrong.
+
+    :ivar expected: number of the change by which the command has run.
+    :ivar found: number of the change in the fence.
+    :ivar stage: name of the stage now.
+    """
+
+    expected: int
+    found: int
+    stage: str
+    _text = (
+        "the stage is {stage} now (change {found} instead of {expected}); "
+        "start the command again if this stage has it"
     )
 
 

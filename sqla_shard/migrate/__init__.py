@@ -20,6 +20,7 @@ become of its statements on shards, by a :class:`Declaration` of its tables;
 ``stage_stores``  the stage in a file, or in ZooKeeper
 ``fences``        the stage in each database that is written
 ``marks``         versions of rows, and the map of their ids
+``copying``       copies of rows, by versions
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fences: the stage of a move in each database that it writes.
 
-A fence is a table of one row with the number of the last change of the stage.
+A fence is a table of one row with the stage and the number of its last change.
 A transaction reads it before its first write, and has a shared lock on it
 until it ends; the tool changes it, which waits for these transactions.  So a
 transaction is in one stage as a whole, whatever its process knows of the
@@ -9,6 +9,9 @@ stage.
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from sqlalchemy import BigInteger
 from sqlalchemy import Column
 from sqlalchemy import Connection
@@ -16,10 +19,13 @@ from sqlalchemy import Integer
 from sqlalchemy import MetaData
 from sqlalchemy import select
 from sqlalchemy import Table
+from sqlalchemy import Text
 from sqlalchemy import update
 
 from sqla_shard.dialects import backend_for
 from sqla_shard.dialects.sql import InsertMissing
+from sqla_shard.migrate.stages import Progress
+from sqla_shard.util.json_values import parsed_json
 
 __all__ = ["Fence"]
 
@@ -38,21 +44,24 @@ class Fence:
             MetaData(),
             Column("id", Integer, primary_key=True, autoincrement=False),
             Column("number", BigInteger, nullable=False),
+            Column("progress", Text, nullable=False),
             schema=schema,
             mysql_engine="InnoDB",
         )
-        self._select = select(self.table.c.number).where(
+        self._select = select(self.table.c.progress).where(
             self.table.c.id == _ROW
         )
         self._locking = self._select.with_for_update(read=True)
 
     def create(self, connection: Connection) -> None:
-        """Create the table and the row, with the number 0, if missing."""
+        """Create the table and the row, with the first stage, if missing."""
         self.table.create(connection, checkfirst=True)
-        connection.execute(InsertMissing(self.table).values(id=_ROW, number=0))
+        connection.execute(
+            InsertMissing(self.table).values(id=_ROW, **_values(Progress()))
+        )
 
-    def enter(self, connection: Connection) -> int:
-        """Return the number; it does not change before the transaction ends.
+    def enter(self, connection: Connection) -> Progress:
+        """Return the stage; it does not change before the transaction ends.
 
         The transaction must have been started: in autocommit mode the lock
         ends with the statement.
@@ -60,14 +69,14 @@ class Fence:
         dialect = connection.dialect
         # On SQLite the lock is that of the file.
         backend_for(dialect.name, driver=dialect.driver).lock(connection)
-        return int(connection.execute(self._locking).scalar_one())
+        return _parsed(connection.execute(self._locking).scalar_one())
 
-    def read(self, connection: Connection) -> int:
-        """Return the number without a lock."""
-        return int(connection.execute(self._select).scalar_one())
+    def read(self, connection: Connection) -> Progress:
+        """Return the stage without a lock."""
+        return _parsed(connection.execute(self._select).scalar_one())
 
-    def write(self, connection: Connection, number: int) -> None:
-        """Set the number, unless it is higher.
+    def write(self, connection: Connection, progress: Progress) -> None:
+        """Set the stage, unless its number is not higher.
 
         Waits for transactions that have entered.  An older process of the
         tool, which was stopped meanwhile, changes nothing.
@@ -77,6 +86,18 @@ class Fence:
         """
         connection.execute(
             update(self.table)
-            .where(self.table.c.id == _ROW, self.table.c.number < number)
-            .values(number=number)
+            .where(
+                self.table.c.id == _ROW,
+                self.table.c.number < progress.number,
+            )
+            .values(**_values(progress))
         )
+
+
+def _values(progress: Progress) -> dict[str, Any]:
+    text = json.dumps(progress.as_dict(), sort_keys=True)
+    return {"number": progress.number, "progress": text}
+
+
+def _parsed(text: str) -> Progress:
+    return Progress.from_dict(parsed_json(text.encode()))

@@ -158,6 +158,22 @@ class Marks:
             statement = statement.where(_after(self.key, after))
         return [tuple(row) for row in connection.execute(statement)]
 
+    def outdated(
+        self, connection: Connection, *, number: int, limit: int = _BATCH
+    ) -> list[Key]:
+        """Return keys of marks of earlier rounds; the row may be deleted.
+
+        :param number: the round.
+        :param limit: maximum number of marks.
+        """
+        statement = (
+            select(*self._columns)
+            .where(self.table.c.round < number)
+            .order_by(*self._columns)
+            .limit(limit)
+        )
+        return [tuple(row) for row in connection.execute(statement)]
+
     def receive(
         self,
         connection: Connection,
@@ -185,11 +201,12 @@ class Marks:
         marks = self.marks_of(connection, keys, locking=True)
         newer = [key for key in keys if marks[key].version < versions[key]]
         if newer:
-            reached = bindparam("reached")
             connection.execute(
                 update(self.table)
                 .where(*self._bound())
-                .values(version=reached, copied=reached),
+                .values(
+                    version=bindparam("reached"), copied=bindparam("reached")
+                ),
                 [
                     {**self._bind(key), "reached": versions[key]}
                     for key in newer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 from sqlalchemy import create_engine
 
@@ -10,19 +12,23 @@ from tests.suites.moving_rows import posts  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.live
 
-NAME = "db_moving"
+
+@contextmanager
+def database(mariadb_fleet, name):
+    server = mariadb_fleet.servers[0]
+    server.root_execute(f"DROP DATABASE IF EXISTS {name}")
+    server.root_execute(f"CREATE DATABASE {name}")
+    url = server.url.replace("mysql://", "mysql+pymysql://", 1)
+    engine = create_engine(f"{url}/{name}")
+    yield engine
+    engine.dispose()
+    server.root_execute(f"DROP DATABASE {name}")
 
 
 @pytest.fixture(scope="module")
 def engine(mariadb_fleet):
-    server = mariadb_fleet.servers[0]
-    server.root_execute(f"DROP DATABASE IF EXISTS {NAME}")
-    server.root_execute(f"CREATE DATABASE {NAME}")
-    url = server.url.replace("mysql://", "mysql+pymysql://", 1)
-    engine = create_engine(f"{url}/{NAME}")
-    yield engine
-    engine.dispose()
-    server.root_execute(f"DROP DATABASE {NAME}")
+    with database(mariadb_fleet, "db_moving") as found:
+        yield found
 
 
 class TestMarking(moving_rows.Marking):
@@ -31,3 +37,10 @@ class TestMarking(moving_rows.Marking):
 
 class TestFencing(moving_rows.Fencing):
     pass
+
+
+class TestMoving(moving_rows.Moving):
+    @pytest.fixture
+    def sides(self, engine, mariadb_fleet):
+        with database(mariadb_fleet, "db_moved") as shards:
+            yield {"legacy": engine, "shards": shards}

@@ -25,3 +25,18 @@ class TestMarking(moving_rows.Marking):
 
 class TestFencing(moving_rows.Fencing):
     pass
+
+
+class TestMoving(moving_rows.Moving):
+    @pytest.fixture
+    def sides(self, tmp_path):
+        engines = {
+            name: create_engine(
+                f"sqlite:///{tmp_path / name}.sqlite",
+                connect_args={"timeout": 60},
+            )
+            for name in ("legacy", "shards")
+        }
+        yield engines
+        for engine in engines.values():
+            engine.dispose()

@@ -5,7 +5,9 @@ A suite for a kind of database has the fixture ``engine``.
 
 from __future__ import annotations
 
+import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from random import Random
 from threading import Event
 
@@ -21,8 +23,22 @@ from sqla_shard.ids import pack
 from sqla_shard.migrate.fences import Fence
 from sqla_shard.migrate.marks import Mark
 from sqla_shard.migrate.marks import Marks
+from sqla_shard.migrate.stages import Progress
+from tests.models.moving_tables import Move
 
-__all__ = ["Fencing", "Marking"]
+__all__ = ["Fencing", "Marking", "Moving"]
+
+_FORWARD = "marking copying reading closing"
+
+#: Forward; there and back, after writes were stopped once for nothing; and
+#: back to the start, and all over again.
+PATHS = (
+    f"{_FORWARD} switched detached",
+    f"{_FORWARD} reading closing switched returning reading",
+    f"marking copying marking legacy {_FORWARD} switched",
+)
+
+MARKING = Progress(number=1, stage="marking", round=1)
 
 METADATA = MetaData()
 POSTS = Table("posts", METADATA, Column("id", Integer, primary_key=True))
@@ -116,6 +132,25 @@ class Marking:
         with pytest.raises(IntegrityError), engine.begin() as connection:
             posts.claim_ids(connection, {(8,): first})
 
+    def test_a_copy_is_received_once_and_only_if_it_is_newer(
+        self, engine, posts
+    ):
+        for versions, newer in (
+            ({(1,): 2, (2,): 1}, {(1,), (2,)}),
+            ({(1,): 2, (2,): 3}, {(2,)}),
+            ({(1,): 1}, set()),
+            ({}, set()),
+        ):
+            with engine.begin() as connection:
+                found = posts.receive(connection, versions, number=1)
+            assert found == newer
+        assert read(engine, posts, (1,)) == {
+            (1,): Mark(object_id=None, version=2, copied=2, round=1)
+        }
+        with engine.begin() as connection:
+            assert posts.outdated(connection, number=2) == [(1,), (2,)]
+            assert posts.outdated(connection, number=1) == []
+
     def test_many_keys(self, engine, posts):
         keys = [(number,) for number in range(1, 1202)]
         ids = {(n,): pack(n % 16, 1, n) for (n,) in keys}
@@ -126,9 +161,9 @@ class Marking:
 
     def test_concurrent_transactions_count_every_write(self, engine, posts):
         def write(seed):
-            random = Random(seed)
+            chosen = Random(seed)
             for _ in range(20):
-                keys = [(random.randrange(6),) for _ in range(4)]
+                keys = [(chosen.randrange(6),) for _ in range(4)]
                 with engine.begin() as connection:
                     # One has a snapshot of versions that are raised since.
                     Fence().enter(connection)
@@ -155,26 +190,61 @@ class Fencing:
 
         def change():
             with engine.begin() as connection:
-                fence.write(connection, 1)
+                fence.write(connection, MARKING)
             changed.set()
 
         with ThreadPoolExecutor(1) as pool:
             with engine.begin() as connection:
-                assert fence.enter(connection) == 0
+                assert fence.enter(connection) == Progress()
                 done = pool.submit(change)
                 # Longer is not needed: it fails without the lock only if
                 # the change takes longer.
                 assert not changed.wait(0.3)
-                assert fence.enter(connection) == 0
+                assert fence.enter(connection) == Progress()
             done.result(60)
         with engine.begin() as connection:
-            assert fence.enter(connection) == 1
+            assert fence.enter(connection) == MARKING
 
     def test_an_older_process_does_not_lower_it(self, engine):
         fence = Fence()
         fence.table.drop(engine, checkfirst=True)
         with engine.begin() as connection:
             fence.create(connection)
-            fence.write(connection, 3)
-            fence.write(connection, 2)
-            assert fence.read(connection) == 3
+            fence.write(connection, replace(MARKING, number=3))
+            fence.write(connection, replace(MARKING, number=2))
+            assert fence.read(connection) == replace(MARKING, number=3)
+
+
+class Moving:
+    """A whole move of a table of counters, while threads write them.
+
+    The fixture ``sides`` has an engine for each side.  Each writer knows the
+    stage only from fences that refused it; processes die at random steps.
+    """
+
+    writers = 3
+    writes = 30
+    keys = 5
+
+    @pytest.mark.parametrize("path", PATHS)
+    def test_every_write_is_on_the_side_that_is_the_truth(
+        self, sides, path, tmp_path
+    ):
+        seed = random.randrange(1_000_000)
+        expected = self.writers * self.writes
+        move = Move(sides, tmp_path / "topology.toml", seed, expected)
+        with ThreadPoolExecutor(self.writers + 1) as pool:
+            futures = [
+                pool.submit(move.writer, index, self.writes, self.keys)
+                for index in range(self.writers)
+            ]
+            tool = pool.submit(move.tool, path.split())
+            for future in (*futures, tool):
+                future.result(300)
+        stage = move.store.read().rules
+        if stage.copies is not None:
+            move.drain(stage)
+            assert move.values("legacy") == move.values("shards")
+        assert move.values(stage.truth) == move.acknowledged
+        assert move.acknowledged.total() == expected
+        assert move.deaths
