@@ -1,0 +1,182 @@
+"""Rows of the database, as objects, and whether the two are the same.
+
+A :class:`Conversion` returns the values of an object for a row, with the
+object ids of the rows that it refers to.  Values are compared as Python has
+them, not as text: text by code points, so ``"a"`` and ``"A "`` differ although
+the server may call them equal; times with a zone by the moment; numbers by
+value, and a truth value in JSON is not a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from datetime import timezone
+from datetime import tzinfo
+from typing import Any
+from typing import TypeAlias
+
+from sqla_shard.exc import DeclarationError
+from sqla_shard.migrate.future import FutureTable
+
+__all__ = ["Conversion", "Difference", "Reference", "is_same"]
+
+#: A type id, and the primary key in the database.
+Reference: TypeAlias = tuple[int, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One attribute that differs.
+
+    :ivar attribute: name of the attribute of the object.
+    :ivar expected: value of the row, converted.
+    :ivar found: value of the object.
+    """
+
+    attribute: str
+    expected: Any
+    found: Any
+
+
+class Conversion:
+    """The way from rows of a table to objects of a class.
+
+    :param table: the table, as the declaration says it will be.
+    :param cls: the object class.
+    :param names: attributes by name of column, where they differ; None for a
+        column that the objects do not have.
+    :param zone: time zone in which the application has written times without
+        one: blob fields store moments.
+    :param convert: functions by name of column that return the value of the
+        attribute, such as a member of an enumeration; their results are not
+        changed.
+    :raises DeclarationError: if the class has no such attribute.
+    """
+
+    def __init__(
+        self,
+        table: FutureTable,
+        cls: type[Any],
+        *,
+        names: Mapping[str, str | None] | None = None,
+        zone: tzinfo = timezone.utc,
+        convert: Mapping[str, Callable[[Any], Any]] | None = None,
+    ) -> None:
+        self._zone = zone
+        self._convert = dict(convert or {})
+        given = dict(names or {})
+        columns = [column.name for column in table.table.columns]
+        self._attributes: dict[str, str] = {}
+        problems = [
+            f"{table.table.key} has no column {name!r}"
+            for name in {*given, *self._convert}.difference(columns)
+        ]
+        for name in columns:
+            attribute = given.get(name, name)
+            if attribute is None or name == table.id_column:
+                continue
+            if not hasattr(cls, attribute):
+                problems.append(
+                    f"{cls.__name__} has no attribute {attribute!r} for "
+                    f"{table.table.key}.{name}; name another one, or None to "
+                    "leave the column behind"
+                )
+            self._attributes[name] = attribute
+        if problems:
+            raise DeclarationError(sorted(problems))
+        self._types = {
+            name: kind.type_id
+            for name, kind in table.kinds.items()
+            if name in self._attributes and kind.type_id is not None
+        }
+
+    def references(self, row: Mapping[str, Any]) -> set[Reference]:
+        """Return the rows that a row refers to."""
+        return {
+            (type_id, row[name])
+            for name, type_id in self._types.items()
+            if row[name] is not None
+        }
+
+    def values(
+        self, row: Mapping[str, Any], ids: Mapping[Reference, int]
+    ) -> dict[str, Any]:
+        """Return the values of the object's attributes.
+
+        :param row: the values of the row by name of column.
+        :param ids: the object ids of :meth:`references`.
+        :raises KeyError: if one is missing.
+        """
+        found = {}
+        for name, attribute in self._attributes.items():
+            value = row[name]
+            if name in self._convert:
+                value = self._convert[name](value)
+            elif name in self._types and value is not None:
+                value = ids[self._types[name], value]
+            elif isinstance(value, datetime) and value.tzinfo is None:
+                value = value.replace(tzinfo=self._zone)
+            found[attribute] = value
+        return found
+
+    def differences(
+        self, values: Mapping[str, Any], found: Any
+    ) -> Iterator[Difference]:
+        """Yield the attributes of an object that differ.
+
+        :param values: what :meth:`values` has returned for the row.
+        :param found: the object.
+        """
+        for attribute, expected in values.items():
+            value = getattr(found, attribute)
+            if not is_same(expected, value):
+                yield Difference(
+                    attribute=attribute, expected=expected, found=value
+                )
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether two values of columns are the same."""
+    if one is None or other is None:
+        return one is other
+    match one, other:
+        case datetime(), datetime():
+            return _in_utc(one) == _in_utc(other)
+        case ((bytes() | bytearray() | memoryview()), _):
+            kinds = (bytes, bytearray, memoryview)
+            return isinstance(other, kinds) and bytes(one) == bytes(other)
+        case ((Mapping() | Sequence()), _) if not isinstance(one, str):
+            return _is_same_json(one, other)
+    return bool(one == other)
+
+
+def _in_utc(value: datetime) -> datetime:
+    """Return a time without zone; the sessions of a cluster have UTC."""
+    if value.tzinfo is None:
+        return value
+    return value.astimezone(timezone.utc).replace(tzinfo=None)
+
+
+def _is_same_json(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping):
+        return (
+            isinstance(other, Mapping)
+            and one.keys() == other.keys()
+            and all(_is_same_json(one[name], other[name]) for name in one)
+        )
+    if isinstance(one, Sequence) and not isinstance(one, str):
+        return (
+            isinstance(other, Sequence)
+            and not isinstance(other, str)
+            and len(one) == len(other)
+            and all(map(_is_same_json, one, other))
+        )
+    # In Python True is 1.
+    return isinstance(one, bool) is isinstance(other, bool) and bool(
+        one == other
+    )

@@ -1,0 +1,173 @@
+"""Rows as objects, by the declaration."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from datetime import timedelta
+from datetime import timezone
+from decimal import Decimal
+
+import pytest
+from sqlalchemy import Column
+from sqlalchemy import DateTime
+from sqlalchemy import ForeignKey
+from sqlalchemy import Integer
+from sqlalchemy import MetaData
+from sqlalchemy import Numeric
+from sqlalchemy import String
+from sqlalchemy import Table
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import Mapped
+
+from sqla_shard import blob_field
+from sqla_shard import ObjectMixin
+from sqla_shard import pack
+from sqla_shard.exc import DeclarationError
+from sqla_shard.migrate import Declaration
+from sqla_shard.migrate import Owned
+from sqla_shard.migrate import Owner
+from sqla_shard.migrate.future import Future
+from sqla_shard.migrate.rows import Conversion
+from sqla_shard.migrate.rows import Difference
+from sqla_shard.migrate.rows import is_same
+
+METADATA = MetaData()
+Table("users", METADATA, Column("id", Integer, primary_key=True))
+Table(
+    "posts",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("user_id", ForeignKey("users.id"), nullable=False),
+    Column("reply_to", ForeignKey("posts.id")),
+    Column("title", String(100), nullable=False),
+    Column("price", Numeric(10, 2)),
+    Column("at", DateTime),
+    Column("legacy_flags", Integer),
+)
+FUTURE = Future(
+    Declaration(
+        Owner("users.id", type_id=3),
+        Owned("posts", colocate_with="user_id", type_id=4),
+    ),
+    METADATA,
+)
+NAMES = {"at": "written_at", "legacy_flags": None}
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class User(ObjectMixin, Base, type_id=3):
+    __tablename__ = "users"
+
+
+class Post(ObjectMixin, Base, type_id=4, colocate_with="user_id"):
+    __tablename__ = "posts"
+    user_id: Mapped[int] = blob_field(ref=User)
+    reply_to: Mapped[int | None] = blob_field(default=None)
+    title: Mapped[str] = blob_field()
+    price: Mapped[Decimal | None] = blob_field(default=None)
+    written_at: Mapped[datetime | None] = blob_field(default=None)
+
+
+ROW = {
+    "id": 70,
+    "user_id": 5,
+    "reply_to": 69,
+    "title": "Boats ",
+    "price": Decimal("1.50"),
+    "at": datetime(2020, 1, 2, 3, 4, 5),  # as MySQL returns it
+    "legacy_flags": 1,
+}
+IDS = {(3, 5): pack(9, 3, 5), (4, 69): pack(9, 4, 69)}
+
+
+@pytest.fixture
+def conversion():
+    return Conversion(FUTURE.tables["posts"], Post, names=NAMES)
+
+
+def test_ids_are_replaced(conversion):
+    assert conversion.references(ROW) == set(IDS)
+    assert conversion.references({**ROW, "reply_to": None}) == {(3, 5)}
+    assert conversion.values(ROW, IDS) == {
+        "user_id": pack(9, 3, 5),
+        "reply_to": pack(9, 4, 69),
+        "title": "Boats ",
+        "price": Decimal("1.50"),
+        "written_at": ROW["at"].replace(tzinfo=timezone.utc),
+    }
+    with pytest.raises(KeyError):
+        conversion.values(ROW, {})
+
+
+def test_an_object_of_a_row_is_the_same(conversion):
+    values = conversion.values(ROW, IDS)
+    post = Post(**values)
+    assert list(conversion.differences(values, post)) == []
+    post.title = "Boats"
+    post.price = None
+    assert list(conversion.differences(values, post)) == [
+        Difference(attribute="title", expected="Boats ", found="Boats"),
+        Difference(attribute="price", expected=Decimal("1.50"), found=None),
+    ]
+
+
+def test_every_column_has_an_attribute_or_is_left_behind():
+    names = {"at": "written", "missing": "title"}
+    with pytest.raises(DeclarationError) as caught:
+        Conversion(FUTURE.tables["posts"], Post, names=names)
+    text = "\n".join(caught.value.problems)
+    assert "Post has no attribute 'written' for posts.at" in text
+    assert "Post has no attribute 'legacy_flags'" in text
+    assert "posts has no column 'missing'" in text
+
+
+def test_values_are_converted_by_functions_and_zones():
+    conversion = Conversion(
+        FUTURE.tables["posts"],
+        Post,
+        names=NAMES,
+        zone=timezone(timedelta(hours=2)),
+        convert={"title": str.strip},
+    )
+    values = conversion.values(ROW, IDS)
+    post = Post(**values)
+    assert post.title == "Boats"
+    assert post.written_at == datetime(
+        2020, 1, 2, 1, 4, 5, tzinfo=timezone.utc
+    )
+    assert list(conversion.differences(values, post)) == []
+
+
+UTC = datetime(2020, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (None, None, True),
+        (None, 0, False),
+        ("", None, False),
+        ("a", "a ", False),
+        ("a", "A", False),
+        ("1", 1, False),
+        (1, True, True),
+        (Decimal("1.50"), Decimal("1.5"), True),
+        (Decimal("0.1"), 0.1, False),
+        (b"a", bytearray(b"a"), True),
+        (b"a", "a", False),
+        (UTC, UTC.replace(tzinfo=None), True),
+        (UTC, UTC.astimezone(timezone(timedelta(hours=5))), True),
+        (UTC, UTC + timedelta(microseconds=1), False),
+        ({"a": [1, {"b": None}]}, {"a": [1, {"b": None}]}, True),
+        ({"a": 1}, {"a": True}, False),
+        ({"a": 1}, {"a": 1, "b": None}, False),
+        ([1, 2], [2, 1], False),
+        (["a"], "a", False),
+    ],
+)
+def test_values_are_compared_by_their_types(one, other, same):
+    assert is_same(one, other) is same
+    assert is_same(other, one) is same
