@@ -21,6 +21,7 @@ become of its statements on shards, by a :class:`Declaration` of its tables;
 ``fences``        the stage in each database that is written
 ``marks``         versions of rows, and the map of their ids
 ``copying``       copies of rows, by versions
+``comparing``     passes that compare the rows of both sides
 ``rows``          rows as objects, and whether the two are the same
 """
 

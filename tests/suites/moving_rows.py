@@ -19,7 +19,12 @@ from sqlalchemy import String
 from sqlalchemy import Table
 from sqlalchemy.exc import IntegrityError
 
+from sqla_shard.exc import StageChangedError
 from sqla_shard.ids import pack
+from sqla_shard.migrate.comparing import compare_rows
+from sqla_shard.migrate.comparing import Comparison
+from sqla_shard.migrate.comparing import repair_rows
+from sqla_shard.migrate.copying import copy_rows
 from sqla_shard.migrate.fences import Fence
 from sqla_shard.migrate.marks import Mark
 from sqla_shard.migrate.marks import Marks
@@ -248,3 +253,44 @@ class Moving:
         assert move.values(stage.truth) == move.acknowledged
         assert move.acknowledged.total() == expected
         assert move.deaths
+
+    def test_a_pass_finds_and_repairs_what_was_written_without_a_mark(
+        self, sides, tmp_path
+    ):
+        move = Move(sides, tmp_path / "topology.toml", 1, 0)
+        legacy, shards = move.sides["legacy"], move.sides["shards"]
+        keys = [(number,) for number in range(1, 8)]
+        rows = {key: {"id": key[0], "value": 0} for key in keys}
+        with legacy.begin() as connection:
+            legacy.write(connection, {key: rows[key] for key in keys[:5]})
+            legacy.marks.claim(connection, keys[:5], number=1)
+        copy_rows(legacy, shards, keys, number=1)
+        with legacy.begin() as connection:
+            # Changed, deleted and inserted by another program.
+            legacy.write(connection, {(1,): {"id": 1, "value": 9}})
+            legacy.write(connection, {(2,): None, (6,): rows[6,]})
+            # And one by a session, whose copy is on its way.
+            legacy.write(connection, {(3,): {"id": 3, "value": 1}})
+            legacy.marks.raise_versions(connection, [(3,)], number=1)
+        with shards.begin() as connection:
+            shards.write(connection, {(7,): rows[7,]})
+
+        def compare():
+            return compare_rows(legacy, shards, keys, is_same=dict.__eq__)
+
+        found = compare()
+        assert found == Comparison(
+            same=2,
+            waiting=((3,),),
+            different=((1,), (2,)),
+            unmarked=((6,), (7,)),
+        )
+        assert not found.is_equal
+        with pytest.raises(StageChangedError, match="the stage is legacy"):
+            repair_rows(legacy, legacy.fence, MARKING, found)
+        repair_rows(legacy, legacy.fence, Progress(), found)
+        copy_rows(legacy, shards, keys, number=1)
+        assert compare().is_equal
+        assert compare().same == len(keys)
+        assert move.values("shards") == move.values("legacy")
+        assert set(move.values("shards")) == {1, 3, 4, 5, 6}
