@@ -12,7 +12,6 @@ from collections.abc import Callable
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sqla_shard.exc import StageChangedError
 from sqla_shard.migrate.copying import Part
 from sqla_shard.migrate.copying import Row
 from sqla_shard.migrate.fences import Fence
@@ -105,11 +104,7 @@ def repair_rows(
     :raises StageChangedError: if the stage has changed since.
     """
     with source.begin() as connection:
-        now = fence.enter(connection)
-        if now.number != progress.number:
-            raise StageChangedError(
-                expected=progress.number, found=now.number, stage=now.stage
-            )
+        fence.enter_as(connection, progress)
         source.marks.raise_versions(
             connection,
             [*found.different, *found.unmarked],

@@ -23,7 +23,6 @@ from sqlalchemy import Connection
 from sqlalchemy import Engine
 
 from sqla_shard.dialects import backend_for
-from sqla_shard.exc import StageChangedError
 from sqla_shard.migrate.fences import Fence
 from sqla_shard.migrate.marks import Key
 from sqla_shard.migrate.marks import Marks
@@ -161,7 +160,7 @@ def claim_page(
     *,
     after: Key | None = None,
     limit: int = 500,
-) -> list[Key]:
+) -> tuple[list[Key], Key | None]:
     """Make the next rows of a backfill wait to be copied.
 
     It ends with rows that were deleted since an earlier round: the other side
@@ -171,20 +170,19 @@ def claim_page(
     :param progress: the stage in which the backfill was started.
     :param after: the last key of the page before.
     :param limit: maximum number of rows.
-    :returns: keys of rows, in their order; those that have a mark of this
-        round are included, and remain as they are.  Empty at the end.
+    :returns: keys of rows, no keys at the end, and ``after`` for the next
+        page.  Rows that have a mark of this round are included, and remain as
+        they are.
     :raises StageChangedError: if the stage has changed since.
     """
     with source.begin() as connection:
-        now = fence.enter(connection)
-        if now.number != progress.number:
-            raise StageChangedError(
-                expected=progress.number, found=now.number, stage=now.stage
-            )
+        fence.enter_as(connection, progress)
         keys = source.marks.page(connection, after=after, limit=limit)
-        if not keys:
+        if keys:
+            after = keys[-1]
+        else:
             keys = source.marks.outdated(
                 connection, number=progress.round, limit=limit
             )
         source.marks.claim(connection, keys, number=progress.round)
-    return keys
+    return keys, after

@@ -24,6 +24,7 @@ from sqlalchemy import update
 
 from sqla_shard.dialects import backend_for
 from sqla_shard.dialects.sql import InsertMissing
+from sqla_shard.exc import StageChangedError
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.util.json_values import parsed_json
 
@@ -70,6 +71,18 @@ class Fence:
         # On SQLite the lock is that of the file.
         backend_for(dialect.name, driver=dialect.driver).lock(connection)
         return _parsed(connection.execute(self._locking).scalar_one())
+
+    def enter_as(self, connection: Connection, progress: Progress) -> None:
+        """Enter if the stage has not changed.
+
+        :param progress: the stage in which the caller was started.
+        :raises StageChangedError: if it has.
+        """
+        now = self.enter(connection)
+        if now.number != progress.number:
+            raise StageChangedError(
+                expected=progress.number, found=now.number, stage=now.stage
+            )
 
     def read(self, connection: Connection) -> Progress:
         """Return the stage without a lock."""

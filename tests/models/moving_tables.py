@@ -237,12 +237,12 @@ class Move:
         progress = self.store.read()
         if progress.rules.copies == "shards":
             legacy = self.sides["legacy"]
-            after = None
-            while page := claim_page(
-                legacy, legacy.fence, progress, after=after, limit=2
-            ):
-                after = max(page) if after is None else max(after, *page)
+            keys, after = claim_page(legacy, legacy.fence, progress, limit=2)
+            while keys:
                 self._may_die(random)
+                keys, after = claim_page(
+                    legacy, legacy.fence, progress, after=after, limit=2
+                )
         self.drain(progress.rules)
 
     def drain(self, stage: Stage) -> None:
