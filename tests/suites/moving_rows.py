@@ -24,7 +24,10 @@ from sqla_shard.ids import pack
 from sqla_shard.migrate.comparing import compare_rows
 from sqla_shard.migrate.comparing import Comparison
 from sqla_shard.migrate.comparing import repair_rows
+from sqla_shard.migrate.copying import apply_images
 from sqla_shard.migrate.copying import copy_rows
+from sqla_shard.migrate.copying import read_images
+from sqla_shard.migrate.copying import record_images
 from sqla_shard.migrate.fences import Fence
 from sqla_shard.migrate.marks import Mark
 from sqla_shard.migrate.marks import Marks
@@ -229,7 +232,7 @@ class Moving:
 
     writers = 3
     writes = 30
-    keys = 5
+    keys = 2
 
     @pytest.mark.parametrize("path", PATHS)
     def test_every_write_is_on_the_side_that_is_the_truth(
@@ -253,6 +256,29 @@ class Moving:
         assert move.values(stage.truth) == move.acknowledged
         assert move.acknowledged.total() == expected
         assert move.deaths
+
+    def test_a_late_copy_changes_nothing(self, sides, tmp_path):
+        move = Move(sides, tmp_path / "topology.toml", 1, 0)
+        legacy, shards = move.sides["legacy"], move.sides["shards"]
+
+        def write(part, row):
+            with part.begin() as connection:
+                part.write(connection, {(1,): row})
+                part.marks.raise_versions(connection, [(1,)], number=1)
+
+        write(legacy, {"id": 1, "value": 1})
+        late = read_images(legacy, [(1,)])
+        write(legacy, {"id": 1, "value": 2})
+        copy_rows(legacy, shards, [(1,)], number=1)
+        assert apply_images(shards, late, number=1) == 0
+        record_images(legacy, late)
+        assert move.values("shards") == {1: 2}
+        # The shards become the truth, and delete the row.
+        late = read_images(legacy, [(1,)])
+        write(shards, None)
+        assert apply_images(shards, late, number=1) == 0
+        copy_rows(shards, legacy, [(1,)], number=1)
+        assert move.values("legacy") == move.values("shards") == {}
 
     def test_a_pass_finds_and_repairs_what_was_written_without_a_mark(
         self, sides, tmp_path
