@@ -9,6 +9,7 @@ backfill, the repair and the last copies before the sides change.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -34,7 +35,6 @@ __all__ = [
     "Row",
     "apply_images",
     "claim_page",
-    "copy_rows",
     "read_images",
     "record_images",
     "snapshot",
@@ -50,10 +50,14 @@ class Image:
 
     :ivar version: the version.
     :ivar row: the values; None if the row does not exist.
+    :ivar object_id: the object id in its mark, if any.
+    :ivar waits: whether it waits to be copied.
     """
 
     version: int
     row: Row | None
+    object_id: int | None = None
+    waits: bool = True
 
 
 class Part(Protocol):
@@ -108,7 +112,12 @@ def read_images(source: Part, keys: Collection[Key]) -> dict[Key, Image]:
         marks = source.marks.marks_of(connection, keys)
         rows = source.read(connection, marks.keys())
     return {
-        key: Image(version=mark.version, row=rows.get(key))
+        key: Image(
+            version=mark.version,
+            row=rows.get(key),
+            object_id=mark.object_id,
+            waits=mark.waits,
+        )
         for key, mark in marks.items()
     }
 
@@ -139,20 +148,6 @@ def record_images(source: Part, images: Mapping[Key, Image]) -> None:
         )
 
 
-def copy_rows(
-    source: Part, target: Part, keys: Collection[Key], *, number: int
-) -> int:
-    """Copy rows from one database to another one with the same keys.
-
-    :param number: the round.
-    :returns: the number of rows that were written.
-    """
-    images = read_images(source, keys)
-    written = apply_images(target, images, number=number)
-    record_images(source, images)
-    return written
-
-
 def claim_page(
     source: Part,
     fence: Fence,
@@ -160,6 +155,7 @@ def claim_page(
     *,
     after: Key | None = None,
     limit: int = 500,
+    ids: Callable[[Collection[Key]], Mapping[Key, int]] | None = None,
 ) -> tuple[list[Key], Key | None]:
     """Make the next rows of a backfill wait to be copied.
 
@@ -170,19 +166,25 @@ def claim_page(
     :param progress: the stage in which the backfill was started.
     :param after: the last key of the page before.
     :param limit: maximum number of rows.
+    :param ids: returns object ids for rows that have none.
     :returns: keys of rows, no keys at the end, and ``after`` for the next
         page.  Rows that have a mark of this round are included, and remain as
         they are.
     :raises StageChangedError: if the stage has changed since.
     """
     with source.begin() as connection:
-        fence.enter_as(connection, progress)
         keys = source.marks.page(connection, after=after, limit=limit)
+        known = source.marks.marks_of(connection, keys)
         if keys:
             after = keys[-1]
         else:
             keys = source.marks.outdated(
                 connection, number=progress.round, limit=limit
             )
-        source.marks.claim(connection, keys, number=progress.round)
+    proposed = ids([k for k in keys if k not in known]) if ids else {}
+    with source.begin() as connection:
+        fence.enter_as(connection, progress)
+        source.marks.claim(
+            connection, keys, number=progress.round, ids=proposed
+        )
     return keys, after

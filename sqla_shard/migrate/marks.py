@@ -34,6 +34,7 @@ from sqlalchemy import Boolean
 from sqlalchemy import Column
 from sqlalchemy import Computed
 from sqlalchemy import Connection
+from sqlalchemy import func
 from sqlalchemy import Index
 from sqlalchemy import Integer
 from sqlalchemy import MetaData
@@ -43,6 +44,7 @@ from sqlalchemy import Table
 from sqlalchemy import UniqueConstraint
 from sqlalchemy import update
 from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.types import TypeEngine
 
 from sqla_shard.dialects.sql import COUNTING
 from sqla_shard.dialects.sql import InsertCounting
@@ -86,18 +88,18 @@ class Marks:
     """The marks of the rows of one table.
 
     :param table: the table that moves.
-    :param key: names of the columns that identify a row; by default those of
-        its primary key.
-    :raises ValueError: if there are none.
+    :param types: the types of the values that identify a row; by default
+        those of its primary key.
+    :raises ValueError: if it has no primary key, or too long a name.
     """
 
-    def __init__(self, table: Table, key: Sequence[str] = ()) -> None:
-        names = key or [column.name for column in table.primary_key]
-        if not names:
-            raise ValueError(f"{table.key} has no primary key; name the key")
-        self.source = table
-        self.key = tuple(table.c[name] for name in names)
-        self.table = _table(table, self.key)
+    def __init__(
+        self, table: Table, types: Sequence[TypeEngine[Any]] = ()
+    ) -> None:
+        self.key = tuple(table.primary_key)
+        if not self.key:
+            raise ValueError(f"{table.key} has no primary key")
+        self.table = _table(table, types or [_wide(one) for one in self.key])
         self._columns = tuple(
             column for column in self.table.c if column.primary_key
         )
@@ -118,16 +120,23 @@ class Marks:
             connection.execute(InsertCounting(self.table), rows)
 
     def claim(
-        self, connection: Connection, keys: Iterable[Key], *, number: int
+        self,
+        connection: Connection,
+        keys: Iterable[Key],
+        *,
+        number: int,
+        ids: Mapping[Key, int] | None = None,
     ) -> None:
         """Make rows wait to be copied that have no mark of this round.
 
         :param number: the round.
+        :param ids: object ids for rows that have no mark yet.
         """
         for batch in _batches(_sorted(keys)):
             rows = [
                 {
                     **self._values(key),
+                    "object_id": (ids or {}).get(key),
                     "version": 1,
                     "copied": 0,
                     "round": number,
@@ -200,24 +209,18 @@ class Marks:
         )
         marks = self.marks_of(connection, keys, locking=True)
         newer = [key for key in keys if marks[key].version < versions[key]]
-        if newer:
+        for version, batch in _by_version(versions, newer):
             connection.execute(
                 update(self.table)
-                .where(*self._bound())
-                .values(
-                    version=bindparam("reached"), copied=bindparam("reached")
-                ),
-                [
-                    {**self._bind(key), "reached": versions[key]}
-                    for key in newer
-                ],
+                .where(self._among(batch))
+                .values(version=version, copied=version)
             )
         return set(newer)
 
     def claim_ids(
         self, connection: Connection, ids: Mapping[Key, int]
     ) -> dict[Key, int]:
-        """Claim object ids for rows that have marks.
+        """Claim object ids, also for rows that have no mark yet.
 
         :param ids: the ids to claim, by key.
         :returns: the ids of these rows: an id that was claimed before remains.
@@ -225,6 +228,11 @@ class Marks:
         """
         if not ids:
             return {}
+        missing = {"version": 0, "copied": 0, "round": 0}
+        connection.execute(
+            InsertMissing(self.table),
+            [{**self._values(key), **missing} for key in _sorted(ids)],
+        )
         statement = (
             update(self.table)
             .where(self.table.c.object_id.is_(None), *self._bound())
@@ -278,39 +286,86 @@ class Marks:
         self,
         connection: Connection,
         *,
-        after: Key | None = None,
+        after: int | None = None,
         limit: int = _BATCH,
     ) -> dict[Key, Mark]:
         """Return the marks of rows that wait to be copied, by key.
 
-        :param after: the last key of the page before.
+        They are in the order of their object ids, so that a page has rows of
+        few shards; first are those without one.
+
+        :param after: the object id of the last mark of the page before.
         :param limit: maximum number of rows.
         """
+        of = self.table.c
         statement = (
             self._select()
-            .where(self.table.c.waits.is_(True))
-            .order_by(*self._columns)
+            .where(of.waits.is_(True))
+            .order_by(of.object_id, *self._columns)
             .limit(limit)
         )
         if after is not None:
-            statement = statement.where(_after(self._columns, after))
+            statement = statement.where(of.object_id > after)
         return self._read(connection, statement)
+
+    def marked(
+        self, connection: Connection, *, after: int = 0, limit: int = _BATCH
+    ) -> dict[int, Key]:
+        """Return keys by object id, in the order of these.
+
+        :param after: the last object id of the page before.
+        :param limit: maximum number of rows.
+        """
+        of = self.table.c
+        statement = (
+            select(of.object_id, *self._columns)
+            .where(of.object_id > after)
+            .order_by(of.object_id)
+            .limit(limit)
+        )
+        return {
+            row[0]: tuple(row[1:]) for row in connection.execute(statement)
+        }
+
+    def count_waiting(self, connection: Connection) -> int:
+        """Return the number of rows that wait to be copied."""
+        found: int = connection.execute(
+            select(func.count()).where(self.table.c.waits.is_(True))
+        ).scalar_one()
+        return found
+
+    def count_unclaimed(self, connection: Connection, *, number: int) -> int:
+        """Return the number of rows without a mark of a round."""
+        mark = and_(
+            *(
+                ours == theirs
+                for ours, theirs in zip(self._columns, self.key, strict=True)
+            )
+        )
+        source = self.key[0].table
+        statement = (
+            select(func.count())
+            .select_from(source.outerjoin(self.table, mark))
+            .where(
+                or_(
+                    self._columns[0].is_(None),
+                    self.table.c.round < number,
+                )
+            )
+        )
+        found: int = connection.execute(statement).scalar_one()
+        return found
 
     def set_copied(
         self, connection: Connection, versions: Mapping[Key, int]
     ) -> None:
         """Record versions that the other side has; lower ones are ignored."""
-        if not versions:
-            return
-        connection.execute(
-            update(self.table)
-            .where(self.table.c.copied < bindparam("reached"), *self._bound())
-            .values(copied=bindparam("reached")),
-            [
-                {**self._bind(key), "reached": versions[key]}
-                for key in _sorted(versions)
-            ],
-        )
+        for version, batch in _by_version(versions, _sorted(versions)):
+            connection.execute(
+                update(self.table)
+                .where(self.table.c.copied < version, self._among(batch))
+                .values(copied=version)
+            )
 
     def _select(self) -> Any:
         of = self.table.c
@@ -364,7 +419,14 @@ class Marks:
         )
 
 
-def _table(source: Table, key: Sequence[Column[Any]]) -> Table:
+def _wide(column: Column[Any]) -> TypeEngine[Any]:
+    """Return the type of a key; integers have room for those of no row."""
+    if isinstance(column.type, Integer):
+        return BigInteger().with_variant(Integer(), "sqlite")
+    return column.type
+
+
+def _table(source: Table, types: Sequence[TypeEngine[Any]]) -> Table:
     """Return the table of marks, with the same collation and engine."""
     name = f"{_PREFIX}{source.name}"
     if len(name) > _LONGEST:
@@ -373,10 +435,8 @@ def _table(source: Table, key: Sequence[Column[Any]]) -> Table:
             f"{_LONGEST} characters: rename {source.key}"
         )
     keys = [
-        Column(
-            f"key_{index}", column.type, primary_key=True, autoincrement=False
-        )
-        for index, column in enumerate(key, start=1)
+        Column(f"key_{index}", type_, primary_key=True, autoincrement=False)
+        for index, type_ in enumerate(types, start=1)
     ]
     return Table(
         name,
@@ -391,8 +451,9 @@ def _table(source: Table, key: Sequence[Column[Any]]) -> Table:
             Boolean(create_constraint=False),
             Computed("version > copied", persisted=True),
         ),
-        UniqueConstraint("object_id", name="sqla_shard_object_id"),
-        Index("sqla_shard_waits", "waits"),
+        # On SQLite names of indexes are those of the whole file.
+        UniqueConstraint("object_id", name=f"{name}_id"[-_LONGEST:]),
+        Index(f"{name}_waits"[-_LONGEST:], "waits", "object_id"),
         schema=source.schema,
         info={COUNTING: (tuple(one.name for one in keys), "version")},
         **{
@@ -401,6 +462,18 @@ def _table(source: Table, key: Sequence[Column[Any]]) -> Table:
             if name.startswith(("mysql_", "mariadb_"))
         },
     )
+
+
+def _by_version(
+    versions: Mapping[Key, int], keys: Iterable[Key]
+) -> Iterator[tuple[int, list[Key]]]:
+    """Yield versions with their keys, each in batches of the keys' order."""
+    grouped: dict[int, list[Key]] = {}
+    for key in keys:
+        grouped.setdefault(versions[key], []).append(key)
+    for version, same in grouped.items():
+        for batch in _batches(same):
+            yield version, batch
 
 
 def _after(columns: Sequence[Column[Any]], key: Key) -> ColumnElement[bool]:

@@ -55,6 +55,9 @@ class Conversion:
     :param convert: functions by name of column that return the value of the
         attribute, such as a member of an enumeration; their results are not
         changed.
+    :param revert: functions by name of column that return the value of the
+        column: of the attribute, or of the attributes by name if the objects
+        do not have the column.
     :raises DeclarationError: if the class has no such attribute.
     """
 
@@ -66,15 +69,21 @@ class Conversion:
         names: Mapping[str, str | None] | None = None,
         zone: tzinfo = timezone.utc,
         convert: Mapping[str, Callable[[Any], Any]] | None = None,
+        revert: Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> None:
         self._zone = zone
         self._convert = dict(convert or {})
+        self._revert = dict(revert or {})
         given = dict(names or {})
         columns = [column.name for column in table.table.columns]
         self._attributes: dict[str, str] = {}
         problems = [
             f"{table.table.key} has no column {name!r}"
-            for name in {*given, *self._convert}.difference(columns)
+            for name in {
+                *given,
+                *self._convert,
+                *self._revert,
+            }.difference(columns)
         ]
         for name in columns:
             attribute = given.get(name, name)
@@ -89,6 +98,7 @@ class Conversion:
             self._attributes[name] = attribute
         if problems:
             raise DeclarationError(sorted(problems))
+        self._names = tuple(self._attributes.values())
         self._types = {
             name: kind.type_id
             for name, kind in table.kinds.items()
@@ -124,16 +134,61 @@ class Conversion:
             found[attribute] = value
         return found
 
+    def object_references(
+        self, attributes: Mapping[str, Any]
+    ) -> set[tuple[int, int]]:
+        """Return the type ids and object ids that an object refers to."""
+        return {
+            (type_id, attributes[self._attributes[name]])
+            for name, type_id in self._types.items()
+            if attributes[self._attributes[name]] is not None
+        }
+
+    def attributes(self, found: Any) -> dict[str, Any]:
+        """Return the values of the attributes of an object, by name."""
+        return {name: getattr(found, name) for name in self._names}
+
+    def row(
+        self,
+        attributes: Mapping[str, Any],
+        keys: Mapping[tuple[int, int], Any],
+    ) -> dict[str, Any]:
+        """Return the values of a row by name of column; see :meth:`values`.
+
+        :param attributes: those of an object.
+        :param keys: the primary keys of :meth:`object_references`.
+        :raises KeyError: if one is missing.
+        """
+        found = {}
+        for name, attribute in self._attributes.items():
+            value = attributes[attribute]
+            if name in self._revert:
+                value = self._revert[name](value)
+            elif name in self._types and value is not None:
+                value = keys[self._types[name], value]
+            elif isinstance(value, datetime) and value.tzinfo is not None:
+                value = value.astimezone(self._zone).replace(tzinfo=None)
+            found[name] = value
+        return found
+
+    def left_behind(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values of the columns that the objects do not have."""
+        return {
+            name: make(attributes)
+            for name, make in self._revert.items()
+            if name not in self._attributes
+        }
+
     def differences(
-        self, values: Mapping[str, Any], found: Any
+        self, values: Mapping[str, Any], found: Mapping[str, Any]
     ) -> Iterator[Difference]:
         """Yield the attributes of an object that differ.
 
         :param values: what :meth:`values` has returned for the row.
-        :param found: the object.
+        :param found: what :meth:`attributes` has returned for the object.
         """
         for attribute, expected in values.items():
-            value = getattr(found, attribute)
+            value = found[attribute]
             if not is_same(expected, value):
                 yield Difference(
                     attribute=attribute, expected=expected, found=value

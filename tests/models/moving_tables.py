@@ -24,7 +24,6 @@ from sqla_shard.dialects.sql import Upsert
 from sqla_shard.exc import StageRefusedError
 from sqla_shard.migrate.copying import apply_images
 from sqla_shard.migrate.copying import claim_page
-from sqla_shard.migrate.copying import copy_rows
 from sqla_shard.migrate.copying import read_images
 from sqla_shard.migrate.copying import record_images
 from sqla_shard.migrate.copying import snapshot
@@ -47,6 +46,14 @@ COUNTERS = Table(
 
 class DiedError(Exception):
     """The process was killed here."""
+
+
+def copy_rows(source: Any, target: Any, keys: Any, *, number: int) -> int:
+    """Copy rows from one database to another one with the same keys."""
+    images = read_images(source, keys)
+    written = apply_images(target, images, number=number)
+    record_images(source, images)
+    return written
 
 
 class Counters:

@@ -25,13 +25,13 @@ from sqla_shard.migrate.comparing import compare_rows
 from sqla_shard.migrate.comparing import Comparison
 from sqla_shard.migrate.comparing import repair_rows
 from sqla_shard.migrate.copying import apply_images
-from sqla_shard.migrate.copying import copy_rows
 from sqla_shard.migrate.copying import read_images
 from sqla_shard.migrate.copying import record_images
 from sqla_shard.migrate.fences import Fence
 from sqla_shard.migrate.marks import Mark
 from sqla_shard.migrate.marks import Marks
 from sqla_shard.migrate.stages import Progress
+from tests.models.moving_tables import copy_rows
 from tests.models.moving_tables import Move
 
 __all__ = ["Fencing", "Marking", "Moving"]

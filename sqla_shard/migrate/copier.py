@@ -1,0 +1,333 @@
+"""Copies between the database and the shards, in both directions.
+
+Forward, the object ids of the rows and of those that they refer to are
+claimed before.  Backward, an object that was created on the shards gets the
+primary key that the database chooses, in the transaction that inserts it: a
+second copy at the same time fails by the unique object id, and is repeated.
+An object that was deleted before it was copied leaves a mark of a key below
+zero, so that a late copy does not insert it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqla_shard.cluster.cluster import Cluster
+from sqla_shard.exc import UnclaimableRowError
+from sqla_shard.migrate.copying import apply_images
+from sqla_shard.migrate.copying import Image
+from sqla_shard.migrate.copying import read_images
+from sqla_shard.migrate.copying import record_images
+from sqla_shard.migrate.copying import snapshot
+from sqla_shard.migrate.ids import IdMap
+from sqla_shard.migrate.marks import Key
+from sqla_shard.migrate.stages import Side
+from sqla_shard.migrate.tables import MovedTable
+
+__all__ = ["Copier", "Waiting"]
+
+log = logging.getLogger(__name__)
+
+#: A table, and the keys of some of its rows that wait to be copied: in the
+#: database, or on the shard of the number.
+Waiting = tuple[MovedTable, int | None, list[Key]]
+
+
+class Copier:
+    """Copies rows.
+
+    :param tables: the tables of the move by name, parents first.
+    :param engine: engine of the database.
+    :param cluster: the cluster of the shards.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, MovedTable],
+        engine: Engine,
+        cluster: Cluster,
+    ) -> None:
+        self.ids = IdMap(tables, engine, cluster)
+        self._tables = tables
+        self._types = {one.type_id: one for one in tables.values()}
+        self._engine = engine
+        self._cluster = cluster
+
+    # -- forward
+
+    def forward(
+        self, one: MovedTable, keys: Collection[Key], *, number: int
+    ) -> int:
+        """Copy rows that wait from the database to the shards.
+
+        :param number: the round.
+        :returns: the number of rows that were written.
+        """
+        legacy = one.legacy(self._engine)
+        images = {
+            key: image
+            for key, image in read_images(legacy, keys).items()
+            if image.waits
+        }
+        ids = self.ids.own_ids(one, images)
+        images = {key: images[key] for key in images if key in ids}
+        written = 0
+        for shard_id, converted in self._by_shard(one, images, ids):
+            written += apply_images(
+                one.on(self._cluster, shard_id), converted, number=number
+            )
+        record_images(legacy, images)
+        return written
+
+    def converted(
+        self,
+        one: MovedTable,
+        images: Mapping[Key, Image],
+        ids: Mapping[Key, int],
+    ) -> dict[Key, Image]:
+        """Return images of rows as those of objects, by object id."""
+        conversion = one.conversion
+        references = self.ids.of_references(
+            reference
+            for image in images.values()
+            if image.row is not None
+            for reference in conversion.references(image.row)
+        )
+        return {
+            (ids[key],): Image(
+                version=image.version,
+                row=None
+                if image.row is None
+                else conversion.values(image.row, references),
+            )
+            for key, image in images.items()
+        }
+
+    def _by_shard(
+        self,
+        one: MovedTable,
+        images: Mapping[Key, Image],
+        ids: Mapping[Key, int],
+    ) -> Iterator[tuple[int, dict[Key, Image]]]:
+        converted = self.converted(one, images, ids)
+        for shard_id, keys in grouped(one, converted).items():
+            yield shard_id, {key: converted[key] for key in keys}
+
+    # -- backward
+
+    def back(
+        self,
+        one: MovedTable,
+        shard_id: int,
+        keys: Collection[Key],
+        *,
+        number: int,
+    ) -> int:
+        """Copy objects from a shard to the database.
+
+        :param keys: object ids.
+        :param number: the round.
+        :returns: the number of rows that were written.
+        """
+        rows = one.on(self._cluster, shard_id)
+        images = read_images(rows, keys)
+        references = self._keys_of_references(one, images, number=number)
+        try:
+            written = self._apply_back(one, images, references, number)
+        except IntegrityError:
+            # Another process has inserted one of them.
+            written = self._apply_back(one, images, references, number)
+        record_images(one.on(self._cluster, shard_id), images)
+        return written
+
+    def keys_of(
+        self, one: MovedTable, object_ids: Collection[int]
+    ) -> dict[int, Key]:
+        """Return the primary keys of objects that have one."""
+        with snapshot(self._engine) as connection:
+            return one.marks.keys_of(connection, object_ids)
+
+    def _keys_of_references(
+        self, one: MovedTable, images: Mapping[Key, Image], *, number: int
+    ) -> dict[tuple[int, int], Any]:
+        """Return the keys of objects that are referred to; copy new ones."""
+        wanted: dict[int, set[int]] = {}
+        for image in images.values():
+            if image.row is not None:
+                for type_id, object_id in one.conversion.object_references(
+                    image.row
+                ):
+                    wanted.setdefault(type_id, set()).add(object_id)
+        found = {}
+        for type_id, object_ids in wanted.items():
+            other = self._types[type_id]
+            keys = self.keys_of(other, object_ids)
+            new = [(i,) for i in object_ids if i not in keys]
+            for shard_id, some in grouped(other, new).items():
+                self.back(other, shard_id, some, number=number)
+            if new:
+                keys = self.keys_of(other, object_ids)
+            for object_id in object_ids:
+                if object_id not in keys:
+                    raise UnclaimableRowError(
+                        table=other.name, key=object_id
+                    )
+                found[type_id, object_id] = keys[object_id][0]
+        return found
+
+    def _apply_back(
+        self,
+        one: MovedTable,
+        images: Mapping[Key, Image],
+        references: Mapping[tuple[int, int], Any],
+        number: int,
+    ) -> int:
+        legacy = one.legacy(self._engine)
+        conversion = one.conversion
+        rows = {
+            object_id: None
+            if image.row is None
+            else conversion.row(image.row, references)
+            for (object_id,), image in images.items()
+        }
+        with legacy.begin() as connection:
+            known = one.marks.keys_of(connection, rows)
+            new = {}
+            for object_id in rows.keys() - known.keys():
+                image, row = images[object_id,], rows[object_id]
+                key: Key = (-object_id,)
+                if row is not None and image.row is not None:
+                    left = conversion.left_behind(image.row)
+                    key = legacy.insert(connection, {**left, **row})
+                new[key] = object_id
+            one.marks.claim_ids(connection, new)
+            keys = {**known, **{i: key for key, i in new.items()}}
+            newer = one.marks.receive(
+                connection,
+                {keys[i]: images[i,].version for i in rows},
+                number=number,
+            )
+            legacy.write(
+                connection,
+                {
+                    keys[i]: rows[i]
+                    for i in sorted(rows)
+                    if keys[i] in newer and keys[i] not in new
+                },
+            )
+        return len(newer)
+
+    # -- what waits
+
+    def copy(self, waiting: Waiting, *, number: int) -> int:
+        """Copy rows of :meth:`waiting`; return the number of written rows."""
+        one, shard_id, keys = waiting
+        if shard_id is None:
+            return self.forward(one, keys, number=number)
+        return self.back(one, shard_id, keys, number=number)
+
+    def copy_or_log(self, waiting: Waiting, *, number: int) -> int:
+        """Copy rows, each apart if together they fail.
+
+        Rows that cannot be copied are logged, and wait.
+
+        :returns: the number of rows that could not be copied.
+        """
+        one, shard_id, keys = waiting
+        try:
+            self.copy(waiting, number=number)
+        except SQLAlchemyError as error:
+            if len(keys) > 1:
+                return sum(
+                    self.copy_or_log((one, shard_id, [key]), number=number)
+                    for key in keys
+                )
+            log.warning(
+                "%s %s was not copied and waits: %s", one.name, keys[0], error
+            )
+            return 1
+        return 0
+
+    def waiting(self, source: Side, *, limit: int = 500) -> Iterator[Waiting]:
+        """Yield rows that wait to be copied from a side, in pages.
+
+        :param limit: maximum number of rows of a page.
+        """
+        for one in self._tables.values():
+            if source == "legacy":
+                yield from self._waiting_rows(one, limit)
+            else:
+                yield from self._waiting_objects(one, limit)
+
+    def _waiting_rows(self, one: MovedTable, limit: int) -> Iterator[Waiting]:
+        after = None
+        while True:
+            with snapshot(self._engine) as connection:
+                marks = one.marks.waiting(
+                    connection, after=after, limit=limit
+                )
+            without = [k for k, m in marks.items() if m.object_id is None]
+            by_id = {
+                mark.object_id: key
+                for key, mark in marks.items()
+                if mark.object_id is not None
+            }
+            if without:
+                yield one, None, without
+            for same in grouped(one, [(i,) for i in by_id]).values():
+                yield one, None, [by_id[i] for (i,) in same]
+            if len(marks) < limit:
+                return
+            # A page of rows without an id is followed by those with one.
+            after = max(by_id, default=0)
+
+    def _waiting_objects(
+        self, one: MovedTable, limit: int
+    ) -> Iterator[Waiting]:
+        for shard_id in self.shards(one):
+            part = one.on(self._cluster, shard_id)
+            with part.begin() as connection:
+                marks = part.marks.waiting(connection, limit=limit)
+            if marks:
+                yield one, shard_id, list(marks)
+
+    def shards(self, one: MovedTable) -> range:
+        """Return the numbers of the shards of a table."""
+        spec = one.spec
+        keyspace = self._cluster.places.keyspace(
+            spec.keyspace, spec.kind, spec.layout
+        )
+        return range(keyspace.shards)
+
+    def count_waiting(self, source: Side) -> dict[str, int]:
+        """Return the numbers of rows that wait to be copied, by table."""
+        found = {}
+        for name, one in self._tables.items():
+            if source == "legacy":
+                with snapshot(self._engine) as connection:
+                    found[name] = one.marks.count_waiting(connection)
+                continue
+            found[name] = 0
+            for shard_id in self.shards(one):
+                part = one.on(self._cluster, shard_id)
+                with part.begin() as connection:
+                    found[name] += part.marks.count_waiting(connection)
+        return found
+
+
+def grouped(one: MovedTable, keys: Iterable[Key]) -> dict[int, list[Key]]:
+    """Return keys of objects by the number of their shard."""
+    layout = one.spec.layout
+    found: dict[int, list[Key]] = {}
+    for key in keys:
+        found.setdefault(layout.unpack(key[0]).shard_id, []).append(key)
+    return found

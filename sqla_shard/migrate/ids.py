@@ -1,0 +1,183 @@
+"""Object ids of rows: claimed once, in the table of marks.
+
+An owner gets the shard that the placement policy chooses; an owned row that of
+its parent, whose id is claimed first.  The local id is the primary key in the
+database, or if an object that was created on the shards has it, the primary
+key plus 2\\ :sup:`35`.  Each claim is a transaction of one table, so that no
+two of them deadlock; the first claim of a row wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+from sqlalchemy import Connection
+from sqlalchemy import Engine
+from sqlalchemy import select
+
+from sqla_shard.cluster.cluster import Cluster
+from sqla_shard.exc import UnclaimableRowError
+from sqla_shard.migrate.copying import Image
+from sqla_shard.migrate.copying import snapshot
+from sqla_shard.migrate.marks import Key
+from sqla_shard.migrate.rows import Reference
+from sqla_shard.migrate.tables import MovedTable
+
+__all__ = ["IdMap"]
+
+
+class IdMap:
+    """The map of primary keys and object ids.
+
+    :param tables: the tables of the move, by name.
+    :param engine: engine of the database.
+    :param cluster: the cluster of the shards.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, MovedTable],
+        engine: Engine,
+        cluster: Cluster,
+    ) -> None:
+        self._tables = tables
+        self._types = {one.type_id: one for one in tables.values()}
+        self._engine = engine
+        self._cluster = cluster
+
+    def object_ids(
+        self, one: MovedTable, keys: Collection[Key]
+    ) -> dict[Key, int]:
+        """Return the object ids of rows, and claim those that are missing.
+
+        Rows that do not exist have none.
+        """
+        with snapshot(self._engine) as connection:
+            marks = one.marks.marks_of(connection, keys)
+        found = {
+            key: mark.object_id
+            for key, mark in marks.items()
+            if mark.object_id is not None
+        }
+        missing = self.proposals(one, [k for k in keys if k not in found])
+        if missing:
+            with snapshot(self._engine) as connection:
+                found.update(one.marks.claim_ids(connection, missing))
+        return found
+
+    def of_references(
+        self, references: Iterable[Reference]
+    ) -> dict[Reference, int]:
+        """Return the object ids of rows of several tables.
+
+        :raises UnclaimableRowError: if a row does not exist.
+        """
+        wanted: dict[int, set[Key]] = {}
+        for type_id, value in references:
+            wanted.setdefault(type_id, set()).add((value,))
+        found = {}
+        for type_id, keys in wanted.items():
+            ids = self.object_ids(self._types[type_id], keys)
+            for (value,) in keys:
+                if (value,) not in ids:
+                    raise UnclaimableRowError(
+                        table=self._types[type_id].name, key=value
+                    )
+                found[type_id, value] = ids[value,]
+        return found
+
+    def own_ids(
+        self, one: MovedTable, images: Mapping[Key, Image]
+    ) -> dict[Key, int]:
+        """Return the object ids of rows that are copied; claim missing ones.
+
+        Rows that were deleted before they had an id are recorded as copied.
+        An image that is older than what is recorded gets no id: the row may
+        be one of these.
+        """
+        missing = [key for key in images if images[key].object_id is None]
+        found = {
+            key: image.object_id
+            for key, image in images.items()
+            if image.object_id is not None
+        }
+        if not missing:
+            return found
+        proposed = self.proposals(
+            one, [key for key in missing if images[key].row is not None]
+        )
+        with snapshot(self._engine) as connection:
+            marks = one.marks.marks_of(connection, missing, locking=True)
+            wanted, gone = {}, {}
+            for key, mark in marks.items():
+                if mark.object_id is not None:
+                    found[key] = mark.object_id
+                elif images[key].row is None:
+                    gone[key] = images[key].version
+                elif mark.copied < images[key].version and key in proposed:
+                    wanted[key] = proposed[key]
+            found.update(one.marks.claim_ids(connection, wanted))
+            one.marks.set_copied(connection, gone)
+        return found
+
+    def proposals(
+        self, one: MovedTable, keys: Collection[Key]
+    ) -> dict[Key, int]:
+        """Return ids that are free now for rows that exist."""
+        if not keys:
+            return {}
+        with snapshot(self._engine) as connection:
+            parents = self._parents(connection, one, keys)
+        if one.parent is None:
+            shards = {key: self._new_shard(one) for key in parents}
+        else:
+            ids = self.object_ids(
+                self._tables[one.parent], set(parents.values())
+            )
+            layout = one.spec.layout
+            shards = {
+                key: layout.unpack(ids[parent]).shard_id
+                for key, parent in parents.items()
+                if parent in ids
+            }
+        return self._packed(one, shards)
+
+    def _parents(
+        self, connection: Connection, one: MovedTable, keys: Collection[Key]
+    ) -> dict[Key, Key]:
+        """Return the keys of the parents of rows; an owner is its own."""
+        (key,) = one.table.primary_key
+        parent = key if one.parent_column is None else one.table.c[
+            one.parent_column
+        ]
+        rows = connection.execute(
+            select(key, parent).where(key.in_([value for (value,) in keys]))
+        )
+        return {(row[0],): (row[1],) for row in rows if row[1] is not None}
+
+    def _new_shard(self, one: MovedTable) -> int:
+        spec = one.spec
+        keyspace = self._cluster.places.keyspace(
+            spec.keyspace, spec.kind, spec.layout
+        )
+        return self._cluster.placement(keyspace=keyspace, cls=one.cls)
+
+    def _packed(
+        self, one: MovedTable, shards: Mapping[Key, int]
+    ) -> dict[Key, int]:
+        layout = one.spec.layout
+        free = {
+            key: layout.pack(shard_id, one.type_id, key[0])
+            for key, shard_id in shards.items()
+        }
+        with snapshot(self._engine) as connection:
+            taken = one.marks.keys_of(connection, free.values())
+        offset = (layout.max_local_id + 1) // 2
+        return {
+            key: object_id + offset
+            if taken.get(object_id, key) != key
+            else object_id
+            for key, object_id in free.items()
+        }
