@@ -13,10 +13,13 @@ __all__ = [
     "MigrateError",
     "ShadowReportError",
     "ShadowSetupError",
+    "SideClosedError",
     "StageChangedError",
     "StageConflictError",
     "StageRefusedError",
     "StageUnavailableError",
+    "UnclaimableRowError",
+    "UnmarkedWriteError",
 ]
 
 
@@ -127,3 +130,49 @@ class StageUnavailableError(MigrateError):
     store: str
     reason: str
     _text = "{store}: {reason}"
+
+
+class SideClosedError(MigrateError):
+    """Raised for a write on a side that is not the truth; it was not made.
+
+    :ivar side: the side, ``legacy`` or ``shards``.
+    :ivar stage: name of the stage in the fence.
+    """
+
+    side: str
+    stage: str
+    _text = (
+        "the stage of the move is {stage}: sessions of the side {side} do "
+        "not write; write with Move.write(), which waits and takes the "
+        "other side"
+    )
+
+
+class UnmarkedWriteError(MigrateError):
+    """Raised for an INSERT whose rows cannot be marked; it was not sent.
+
+    :ivar table: name of the table.
+    """
+
+    table: str
+    _text = (
+        "an INSERT into {table} without primary keys cannot be marked for "
+        "the move; add objects with session.add_all(), or give the keys"
+    )
+
+
+class UnclaimableRowError(MigrateError):
+    """Raised when a row that is copied refers to a row that does not exist.
+
+    The row is not copied, and waits.
+
+    :ivar table: name of the table that is referred to.
+    :ivar key: the primary key, or the object id.
+    """
+
+    table: str
+    key: int
+    _text = (
+        "a row refers to {key} of {table}, which does not exist; delete the "
+        "row, or restore the other one"
+    )

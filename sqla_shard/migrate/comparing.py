@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sqla_shard.migrate.copying import Part
 from sqla_shard.migrate.copying import Row
-from sqla_shard.migrate.fences import Fence
 from sqla_shard.migrate.marks import Key
-from sqla_shard.migrate.stages import Progress
 
-__all__ = ["Comparison", "compare_rows", "repair_rows"]
+__all__ = ["Comparison", "Seen", "compare", "look"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,37 +41,50 @@ class Comparison:
         return not self.different and not self.unmarked
 
 
-def compare_rows(
-    source: Part,
-    target: Part,
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """Marks and rows of one side, from one snapshot.
+
+    :ivar versions: the versions of rows that have a mark, by key.
+    :ivar rows: the rows that exist, by key.
+    """
+
+    versions: Mapping[Key, int]
+    rows: Mapping[Key, Row]
+
+
+def look(part: Part, keys: Collection[Key]) -> Seen:
+    """Return the marks and rows of one side."""
+    with part.begin() as connection:
+        marks = part.marks.marks_of(connection, keys)
+        rows = part.read(connection, keys)
+    return Seen(
+        versions={key: mark.version for key, mark in marks.items()}, rows=rows
+    )
+
+
+def compare(
+    source: Seen,
+    target: Seen,
     keys: Collection[Key],
     *,
     is_same: Callable[[Row, Row], bool],
 ) -> Comparison:
-    """Compare rows of two databases with the same keys.
+    """Compare the rows of two sides with the same keys.
 
     :param keys: keys of rows of either side.
     :param is_same: whether two rows are the same.
     """
-    sides = []
-    for part in (source, target):
-        with part.begin() as connection:
-            marks = part.marks.marks_of(connection, keys)
-            sides.append((marks, part.read(connection, keys)))
-    (ours, our_rows), (theirs, their_rows) = sides
+    ours, theirs = source.versions, target.versions
     same, waiting, different, unmarked = 0, [], [], []
     for key in keys:
-        one, other = our_rows.get(key), their_rows.get(key)
+        one, other = source.rows.get(key), target.rows.get(key)
         if (one is not None and key not in ours) or (
             other is not None and key not in theirs
         ):
             unmarked.append(key)
             continue
-        versions = [
-            marks[key].version if key in marks else 0
-            for marks in (ours, theirs)
-        ]
-        if versions[0] != versions[1]:
+        if ours.get(key, 0) != theirs.get(key, 0):
             waiting.append(key)
         elif one is other or (
             one is not None and other is not None and is_same(one, other)
@@ -86,27 +98,3 @@ def compare_rows(
         different=tuple(different),
         unmarked=tuple(unmarked),
     )
-
-
-def repair_rows(
-    source: Part,
-    fence: Fence,
-    progress: Progress,
-    found: Comparison,
-) -> None:
-    """Make the rows wait to be copied that were written without a mark.
-
-    Their versions are raised; the next copy replaces them on the other side,
-    or deletes them if the source does not have them.
-
-    :param fence: the fence of the source.
-    :param progress: the stage in which the pass was started.
-    :raises StageChangedError: if the stage has changed since.
-    """
-    with source.begin() as connection:
-        fence.enter_as(connection, progress)
-        source.marks.raise_versions(
-            connection,
-            [*found.different, *found.unmarked],
-            number=progress.round,
-        )

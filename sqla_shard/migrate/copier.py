@@ -178,9 +178,7 @@ class Copier:
                 keys = self.keys_of(other, object_ids)
             for object_id in object_ids:
                 if object_id not in keys:
-                    raise UnclaimableRowError(
-                        table=other.name, key=object_id
-                    )
+                    raise UnclaimableRowError(table=other.name, key=object_id)
                 found[type_id, object_id] = keys[object_id][0]
         return found
 
@@ -272,9 +270,7 @@ class Copier:
         after = None
         while True:
             with snapshot(self._engine) as connection:
-                marks = one.marks.waiting(
-                    connection, after=after, limit=limit
-                )
+                marks = one.marks.waiting(connection, after=after, limit=limit)
             without = [k for k, m in marks.items() if m.object_id is None]
             by_id = {
                 mark.object_id: key
@@ -326,7 +322,7 @@ class Copier:
 
 def grouped(one: MovedTable, keys: Iterable[Key]) -> dict[int, list[Key]]:
     """Return keys of objects by the number of their shard."""
-    layout = one.spec.layout
+    layout = one.layout
     found: dict[int, list[Key]] = {}
     for key in keys:
         found.setdefault(layout.unpack(key[0]).shard_id, []).append(key)

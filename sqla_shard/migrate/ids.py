@@ -1,9 +1,9 @@
-"""Object ids of rows: claimed once, in the table of marks.
+r"""Object ids of rows: claimed once, in the table of marks.
 
 An owner gets the shard that the placement policy chooses; an owned row that of
 its parent, whose id is claimed first.  The local id is the primary key in the
 database, or if an object that was created on the shards has it, the primary
-key plus 2\\ :sup:`35`.  Each claim is a transaction of one table, so that no
+key plus 2\ :sup:`35`.  Each claim is a transaction of one table, so that no
 two of them deadlock; the first claim of a row wins.
 """
 
@@ -136,7 +136,7 @@ class IdMap:
             ids = self.object_ids(
                 self._tables[one.parent], set(parents.values())
             )
-            layout = one.spec.layout
+            layout = one.layout
             shards = {
                 key: layout.unpack(ids[parent]).shard_id
                 for key, parent in parents.items()
@@ -149,9 +149,11 @@ class IdMap:
     ) -> dict[Key, Key]:
         """Return the keys of the parents of rows; an owner is its own."""
         (key,) = one.table.primary_key
-        parent = key if one.parent_column is None else one.table.c[
-            one.parent_column
-        ]
+        parent = (
+            key
+            if one.parent_column is None
+            else one.table.c[one.parent_column]
+        )
         rows = connection.execute(
             select(key, parent).where(key.in_([value for (value,) in keys]))
         )
@@ -167,7 +169,7 @@ class IdMap:
     def _packed(
         self, one: MovedTable, shards: Mapping[Key, int]
     ) -> dict[Key, int]:
-        layout = one.spec.layout
+        layout = one.layout
         free = {
             key: layout.pack(shard_id, one.type_id, key[0])
             for key, shard_id in shards.items()

@@ -205,6 +205,12 @@ class Progress:
         """The stage itself."""
         return STAGES[self.stage]
 
+    def with_shares(self, shares: Mapping[str, int]) -> Progress:
+        """Return the next change, with other shares of reads."""
+        return replace(
+            self, number=self.number + 1, former=self.stage, shares=shares
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Return the progress as JSON values."""
         return {**asdict(self), "shares": dict(self.shares)}

@@ -31,6 +31,7 @@ from sqlalchemy import update
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import DeclarationError
+from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.migrate.copying import Row
 from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.declaration import Owned
@@ -93,6 +94,7 @@ class MovedTable:
         self.cls = moved.cls
         self.mapper = inspect(moved.cls)
         self.spec = spec_of(self.mapper.local_table)
+        self.layout = self.spec.layout or DEFAULT_LAYOUT
         self.type_id: int = found.spec.type_id or 0
         self._check(found.id_column)
         self.conversion = Conversion(
@@ -119,9 +121,8 @@ class MovedTable:
                 f"and {self.name} is declared with {self.type_id}"
             )
         keys = [column.name for column in self.table.primary_key]
-        if (
-            keys != [id_column]
-            or not isinstance(self.table.c[keys[0]].type, Integer)
+        if keys != [id_column] or not isinstance(
+            self.table.c[keys[0]].type, Integer
         ):
             problems.append(
                 f"the primary key of {self.name} must be one column of "

@@ -1,0 +1,391 @@
+"""A move as the application has it: reads and writes on the side of the stage.
+
+::
+
+    move = Move(
+        Declaration(
+            Owner("users.id"), Owned("posts", colocate_with="user_id")
+        ),
+        Base.metadata,
+        engine,
+        cluster,
+        {"users": User, "posts": Moved(cls=Post, names={"at": "written_at"})},
+        stage="topology.toml",
+    )
+    move.watch(Session)           # the sessionmaker of the application
+
+    post_id = move.write(add_post, add_post_on_shards, user_id, "text")
+    post = move.read("posts", load_post, load_post_on_shards, post_id)
+
+The first function gets a session of the database, the second one a
+:class:`~sqla_shard.ShardSession`; :meth:`Move.write` takes the one that the
+stage has, waits while none has, and begins again if the stage has changed.  An
+application that calls ``write()`` for its writes sees no error of the move.
+
+The ids that functions get and return may be those of either side:
+:meth:`Move.object_id` and :meth:`Move.key` convert them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Mapping
+from threading import Event
+from threading import Lock
+from time import monotonic
+from typing import Any
+from typing import TypeVar
+
+from sqlalchemy import Engine
+from sqlalchemy import MetaData
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+from sqlalchemy.orm import sessionmaker
+
+from sqla_shard.cluster.cluster import Cluster
+from sqla_shard.cluster.retries import repeat
+from sqla_shard.cluster.retries import Retries
+from sqla_shard.dialects import backend_for
+from sqla_shard.exc import DeclarationError
+from sqla_shard.exc import RetriesExhaustedError
+from sqla_shard.exc import SideClosedError
+from sqla_shard.migrate.copier import Copier
+from sqla_shard.migrate.copier import grouped
+from sqla_shard.migrate.declaration import Declaration
+from sqla_shard.migrate.declaration import Owned
+from sqla_shard.migrate.declaration import Owner
+from sqla_shard.migrate.future import Future
+from sqla_shard.migrate.session_marks import LegacyMarks
+from sqla_shard.migrate.session_marks import ShardMarks
+from sqla_shard.migrate.session_marks import Written
+from sqla_shard.migrate.stage_stores import stage_store
+from sqla_shard.migrate.stages import Progress
+from sqla_shard.migrate.tables import Moved
+from sqla_shard.migrate.tables import MovedTable
+
+__all__ = ["Move"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Seconds between two looks at the stage while writes wait.
+_PAUSE = 0.02
+
+
+class Move:
+    """A move of tables from one database to the shards of a cluster.
+
+    :param declaration: what the tables will be.
+    :param metadata: the tables as they are.
+    :param engine: engine of the database.
+    :param cluster: the cluster of the shards.
+    :param classes: the object class of each owner and owned table, or a
+        :class:`Moved`.
+    :param stage: location of the stage: path of the topology, or its URL in
+        ZooKeeper.
+    :param copies: whether a session copies what it has written after COMMIT;
+        otherwise the rows wait for ``sqla-shard migrate backfill``.
+    :param refresh: seconds after which reads look at the stage again.
+    :param compare: share of the reads that read both sides in the stage
+        ``reading``, from 0 to 1.
+    :raises DeclarationError: if a class is missing, or does not fit.
+
+    :ivar counts: how many reads of this process were ``compared``, were
+        ``different``, and have ``failed`` on the shards.
+    """
+
+    def __init__(
+        self,
+        declaration: Declaration,
+        metadata: MetaData,
+        engine: Engine,
+        cluster: Cluster,
+        classes: Mapping[str, type[Any] | Moved],
+        *,
+        stage: str | os.PathLike[str],
+        copies: bool = True,
+        refresh: float = 1.0,
+        compare: float = 0.0,
+    ) -> None:
+        self.declaration = declaration
+        self.engine = engine
+        self.cluster = cluster
+        self.store = stage_store(stage)
+        #: The tables by name, parents first.
+        self.tables = _tables(declaration, metadata, classes)
+        self.copier = Copier(self.tables, engine, cluster)
+        self.counts: Counter[str] = Counter()
+        self._copies = copies
+        self._refresh = refresh
+        self._compare = compare
+        self._random = random.Random()  # noqa: S311  # not a secret
+        self._never = Event()
+        self._lock = Lock()
+        self._known: tuple[Progress, float] | None = None
+        self._sessions: Any = None
+        self._legacy_marks = LegacyMarks(
+            self.tables.values(), engine, self._copy_rows
+        )
+        self._shard_marks = ShardMarks(
+            self.tables.values(), cluster, self._copy_objects
+        )
+
+    def watch(self, sessions: sessionmaker[Session]) -> None:
+        """Mark and copy what the application's sessions write.
+
+        :param sessions: their factory; :meth:`write` and :meth:`read` open
+            sessions with it.
+        """
+        self._sessions = sessions
+        self._legacy_marks.listen(sessions)
+
+    def close(self) -> None:
+        """Remove all listeners."""
+        self._legacy_marks.close()
+        self._shard_marks.close()
+
+    # -- the stage
+
+    def progress(self, *, now: bool = False) -> Progress:
+        """Return the stage as this process knows it.
+
+        :param now: whether to read it, even if it was read lately.
+        """
+        with self._lock:
+            known = self._known
+            if now or known is None or monotonic() >= known[1]:
+                found = self.store.read()
+                self._known = known = found, monotonic() + self._refresh
+            return known[0]
+
+    # -- writes
+
+    def write(
+        self,
+        legacy: Callable[..., T],
+        shards: Callable[..., T],
+        *args: Any,
+        timeout: float = 60.0,
+        **kwargs: Any,
+    ) -> T:
+        """Run a transaction on the side that is written.
+
+        It is repeated like that of :meth:`sqla_shard.Cluster.run`: after a
+        deadlock, or a connection that was lost before COMMIT.
+
+        :param legacy: function that gets a session of the database.
+        :param shards: function that gets a session of the cluster.
+        :param timeout: seconds to wait for a stage that accepts writes.
+        :returns: what the function returns.
+        :raises SideClosedError: if there is none in time.
+        """
+        deadline = monotonic() + timeout
+        progress = self.progress()
+        while True:
+            try:
+                if progress.rules.truth == "legacy":
+                    return self._run(legacy, args, kwargs)
+                if progress.rules.truth == "shards":
+                    return self.cluster.run(shards, *args, **kwargs)
+                raise SideClosedError(side="legacy", stage=progress.stage)
+            except SideClosedError:
+                if monotonic() > deadline:
+                    raise
+            # The fences may be behind what is stored.
+            self._never.wait(_PAUSE)
+            progress = self.progress(now=True)
+
+    def _run(self, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
+        dialect = self.engine.dialect
+        backend = backend_for(dialect.name, driver=dialect.driver)
+
+        def attempt() -> T:
+            with self._sessions.begin() as session:
+                found: T = fn(session, *args, **kwargs)
+            return found
+
+        return repeat(
+            attempt,
+            Retries(lambda: {backend}, attempts=None, timeout=30.0),
+        )
+
+    # -- reads
+
+    def read(
+        self,
+        table: str,
+        legacy: Callable[..., T],
+        shards: Callable[..., T],
+        *args: Any,
+        **kwargs: Any,
+    ) -> T:
+        """Run a function that only reads, on a side that may be read.
+
+        In the stage ``reading`` that is a percentage of the reads of the
+        table; if the shards fail, the database is read.  A share of the reads
+        is compared: then the result is that of the database, and what differs
+        is logged and counted in ``counts``.
+
+        :param table: name of the table whose share is used.
+        :returns: what the function returns.
+        """
+        progress = self.progress()
+        if "legacy" not in progress.rules.reads:
+            return self._read_shards(shards, args, kwargs)
+        share = progress.shares.get(table, 0)
+        if "shards" in progress.rules.reads:
+            if self._random.random() < self._compare:
+                return self._compared(table, legacy, shards, args, kwargs)
+            if self._random.random() * 100 < share:
+                try:
+                    return self._read_shards(shards, args, kwargs)
+                except SQLAlchemyError as error:
+                    self.counts["failed"] += 1
+                    log.warning(
+                        "a read of %s failed on the shards, and is made in "
+                        "the database: %s",
+                        table,
+                        error,
+                    )
+        return self._read_legacy(legacy, args, kwargs)
+
+    def _read_legacy(self, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
+        with self._sessions() as session:
+            found: T = fn(session, *args, **kwargs)
+        return found
+
+    def _read_shards(self, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
+        with self.cluster.session() as session:
+            return fn(session, *args, **kwargs)
+
+    def _compared(
+        self,
+        table: str,
+        legacy: Callable[..., T],
+        shards: Callable[..., T],
+        args: Any,
+        kwargs: Any,
+    ) -> T:
+        """Read both sides; a row may be on its way, so repeat differences."""
+        self.counts["compared"] += 1
+        expected = self._read_legacy(legacy, args, kwargs)
+        try:
+            for _ in range(5):
+                found = self._read_shards(shards, args, kwargs)
+                if found == expected:
+                    return expected
+                self._never.wait(_PAUSE)
+                expected = self._read_legacy(legacy, args, kwargs)
+            self.counts["different"] += 1
+            log.warning(
+                "a read of %s differs: %r on the shards, %r in the database",
+                table,
+                found,
+                expected,
+            )
+        except SQLAlchemyError as error:
+            self.counts["failed"] += 1
+            log.warning("a read of %s failed on the shards: %s", table, error)
+        return expected
+
+    # -- ids
+
+    def object_id(self, table: str, key: int) -> int | None:
+        """Return the object id of a row.
+
+        :param table: name of the table.
+        :param key: the primary key; an object id is returned as it is.
+        :returns: None if there is no such row.
+        """
+        one = self.tables[table]
+        if key > one.layout.max_local_id:
+            return key
+        return self.copier.ids.object_ids(one, [(key,)]).get((key,))
+
+    def key(self, table: str, object_id: int) -> int | None:
+        """Return the primary key of an object.
+
+        :param table: name of the table.
+        :param object_id: the id; a primary key is returned as it is.
+        :returns: None if the object was not copied to the database yet.
+        """
+        one = self.tables[table]
+        if object_id <= one.layout.max_local_id:
+            return object_id
+        found = self.copier.keys_of(one, [object_id])
+        return found[object_id][0] if object_id in found else None
+
+    # -- copies after COMMIT
+
+    def _copy_rows(self, written: Written[None]) -> None:
+        for (place, one), keys in written.keys.items():
+            progress = written.progress[place]
+            if self._copies and progress.rules.copies is not None:
+                self._copy(one, None, list(keys), progress)
+
+    def _copy_objects(self, written: Written[Any]) -> None:
+        for (place, one), keys in written.keys.items():
+            progress = written.progress[place]
+            if self._copies and progress.rules.copies is not None:
+                for shard_id, some in grouped(one, keys).items():
+                    self._copy(one, shard_id, some, progress)
+
+    def _copy(
+        self,
+        one: MovedTable,
+        shard_id: int | None,
+        keys: list[Any],
+        progress: Progress,
+    ) -> None:
+        try:
+            self.copier.copy((one, shard_id, keys), number=progress.round)
+        except (SQLAlchemyError, RetriesExhaustedError) as error:
+            # It was committed: the application must not see an error.
+            log.warning("%s: %d rows wait: %s", one.name, len(keys), error)
+
+
+def _tables(
+    declaration: Declaration,
+    metadata: MetaData,
+    classes: Mapping[str, type[Any] | Moved],
+) -> dict[str, MovedTable]:
+    """Return the tables of a move, parents first.
+
+    :raises DeclarationError: if classes and declaration differ.
+    """
+    future = Future(declaration, metadata)
+    items = {
+        item.table: item
+        for item in declaration.items
+        if isinstance(item, (Owner, Owned))
+    }
+    problems = [
+        f"{name}: give its object class" for name in items.keys() - classes
+    ]
+    problems += [
+        f"{name} has a class, and is not declared as Owner or Owned"
+        for name in classes.keys() - items
+    ]
+    if problems:
+        raise DeclarationError(sorted(problems))
+    found = {}
+    for name, item in items.items():
+        given = classes[name]
+        moved = given if isinstance(given, Moved) else Moved(cls=given)
+        found[name] = MovedTable(item, future, moved)
+    ordered: dict[str, MovedTable] = {}
+
+    def add(name: str) -> None:
+        parent = found[name].parent
+        if parent is not None and parent not in ordered:
+            add(parent)
+        ordered.setdefault(name, found[name])
+
+    for name in found:
+        add(name)
+    return ordered

@@ -1,0 +1,281 @@
+"""Changes of the stage: tables, fences, conditions.
+
+The store is written first, then each fence; a command that was killed is
+repeated, and continues with the fences that are behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from threading import Event
+from time import monotonic
+
+from sqlalchemy import Connection
+
+from sqla_shard.engine import OPTION
+from sqla_shard.engine import Plan
+from sqla_shard.engine.locations import by_server
+from sqla_shard.engine.rendering import Place
+from sqla_shard.engine.rendering import TRANSLATE
+from sqla_shard.exc import StageRefusedError
+from sqla_shard.migrate.copying import snapshot
+from sqla_shard.migrate.fences import Fence
+from sqla_shard.migrate.move import Move
+from sqla_shard.migrate.passes import last_pass
+from sqla_shard.migrate.passes import PASSES
+from sqla_shard.migrate.stages import advanced
+from sqla_shard.migrate.stages import check_step
+from sqla_shard.migrate.stages import Condition
+from sqla_shard.migrate.stages import Progress
+from sqla_shard.migrate.stages import STAGES
+
+__all__ = ["Switch", "copy_waiting", "drain"]
+
+_PARALLEL = 8
+
+
+class Switch:
+    """Changes the stage of a move.
+
+    :param move: the move.
+    :param on_step: called with a line of text at each step.
+    """
+
+    def __init__(
+        self, move: Move, on_step: Callable[[str], object] = lambda _: None
+    ) -> None:
+        self._move = move
+        self._on_step = on_step
+        self._fence = Fence()
+
+    # -- tables and fences
+
+    def places(self) -> list[Place]:
+        """Return all shards of the tables."""
+        places = self._move.cluster.places
+        found = {
+            place.address: place
+            for one in self._move.tables.values()
+            for place in places.all_places(
+                places.keyspace(
+                    one.spec.keyspace, one.spec.kind, one.spec.layout
+                )
+            )
+        }
+        return list(found.values())
+
+    def prepare(self) -> None:
+        """Create the fences and the tables of marks that are missing."""
+        with snapshot(self._move.engine) as connection:
+            self._fence.create(connection)
+            PASSES.create(connection, checkfirst=True)
+            for one in self._move.tables.values():
+                one.marks.table.create(connection, checkfirst=True)
+
+        def create(connection: Connection) -> None:
+            self._fence.create(connection)
+            for one in self._move.tables.values():
+                one.shard_marks.table.create(connection, checkfirst=True)
+
+        self._on_shards(create)
+
+    def fences(self) -> list[int]:
+        """Return the numbers in all fences."""
+        found = []
+        with snapshot(self._move.engine) as connection:
+            found.append(self._fence.read(connection).number)
+        self._on_shards(
+            lambda connection: found.append(
+                self._fence.read(connection).number
+            )
+        )
+        return found
+
+    def write_fences(self, progress: Progress) -> None:
+        """Write the stage into the fences that are behind."""
+        with snapshot(self._move.engine) as connection:
+            self._fence.write(connection, progress)
+        self._on_shards(partial(self._fence.write, progress=progress))
+
+    def _on_shards(self, action: Callable[[Connection], object]) -> None:
+        """Run a transaction on each shard, all servers at once."""
+        engines = self._move.cluster.places.engines
+
+        def on_server(places: list[Place]) -> None:
+            for place in places:
+                with _on(place) as connection:
+                    action(connection)
+
+        jobs = [
+            partial(on_server, places) for places in by_server(self.places())
+        ]
+        engines.in_parallel(jobs, "move", _PARALLEL)
+
+    # -- stages
+
+    def go(self, name: str, *, timeout: float = 60.0) -> Progress:
+        """Go forward to a stage, by way of those in between.
+
+        :param timeout: seconds to copy the last rows in a stage in which
+            writes wait; then the stage before is restored.
+        :raises StageRefusedError: if it is not ahead, or a condition of a
+            stage is not met.
+        """
+        now = self.begin()
+        while now.stage != name:
+            if now.rules.forward is None:
+                raise StageRefusedError(
+                    stage=now.stage,
+                    wanted=name,
+                    reason=f"{name} is not ahead; see rollback",
+                )
+            now = self._change(now, now.rules.forward, timeout)
+        return now
+
+    def back(self, *, timeout: float = 60.0) -> Progress:
+        """Go back to the stage before.
+
+        ``switched`` is left by way of ``returning`` to ``reading``.
+
+        :raises StageRefusedError: if there is no way back.
+        """
+        now = self.begin()
+        if now.stage == "returning":
+            return self._change(now, "reading", timeout)
+        if now.rules.back is None:
+            raise StageRefusedError(
+                stage=now.stage,
+                wanted="the stage before",
+                reason="there is no way back",
+            )
+        now = self._change(now, now.rules.back, timeout)
+        if now.stage == "returning":
+            now = self._change(now, "reading", timeout)
+        return now
+
+    def share(self, shares: dict[str, int]) -> Progress:
+        """Set the percentage of reads from the shards, by table.
+
+        :raises StageRefusedError: if the stage does not read the shards.
+        """
+        now = self.begin()
+        if now.stage != "reading":
+            raise StageRefusedError(
+                stage=now.stage,
+                wanted="shares of reads",
+                reason="the stage reading has them",
+            )
+        self._store(now.with_shares({**now.shares, **shares}))
+        return self.begin()
+
+    def begin(self) -> Progress:
+        """Finish a change that was interrupted, and return the stage."""
+        now = self._move.progress(now=True)
+        if now.number:
+            self.write_fences(now)
+        return now
+
+    def _change(self, now: Progress, name: str, timeout: float) -> Progress:
+        if now.stage == "legacy":
+            self.prepare()
+        forward = name == now.rules.forward
+        if forward and now.rules.truth is None:
+            self._await_copies(now, timeout)
+        elif now.rules.copies and STAGES[name].truth is None:
+            # Most of what waits is copied before writes wait.
+            copy_waiting(self._move, now)
+        met = self.met(now) if forward else ()
+        check_step(now, name, met=met)
+        new = advanced(now, name, fences=self.fences(), met=met)
+        self._store(new)
+        self._on_step(f"{new.number}: {now.stage} -> {new.stage}")
+        return new
+
+    def _store(self, new: Progress) -> None:
+        self._move.store.write(new)
+        self.write_fences(new)
+
+    def _await_copies(self, now: Progress, timeout: float) -> None:
+        """Copy the last rows while writes wait; go back if that fails."""
+        waiting = drain(self._move, now, timeout=timeout)
+        if not waiting:
+            return
+        back = advanced(
+            now, STAGES[now.stage].back or "", fences=self.fences()
+        )
+        self._store(back)
+        raise StageRefusedError(
+            stage=back.stage,
+            wanted=now.rules.forward or "",
+            reason=f"{waiting} rows were not copied in {timeout:g} s, and "
+            "writes are accepted again; the log names those that failed",
+        )
+
+    def met(self, now: Progress) -> set[Condition]:
+        """Return the conditions that are met, of those that matter now."""
+        found: set[Condition] = set()
+        needs = now.rules.needs
+        # Writes have been marked since: all rows had a mark before.
+        if "claimed" in needs and (
+            now.stage == "closing" or not self.count_unclaimed(now)
+        ):
+            found.add("claimed")
+        if "equal" in needs:
+            last = last_pass(self._move, now)
+            if last is not None and last.is_equal:
+                found.add("equal")
+        if "drained" in needs and now.rules.source is not None:
+            counts = self._move.copier.count_waiting(now.rules.source)
+            if not any(counts.values()):
+                found.add("drained")
+        return found
+
+    def count_unclaimed(self, now: Progress) -> int:
+        """Return the number of rows without a mark of this round."""
+        total = 0
+        for one in self._move.tables.values():
+            with snapshot(self._move.engine) as connection:
+                total += one.marks.count_unclaimed(
+                    connection, number=now.round
+                )
+        return total
+
+
+def copy_waiting(move: Move, now: Progress) -> int:
+    """Copy the rows that wait, once; return how many could not be copied."""
+    if now.rules.source is None:
+        return 0
+    return sum(
+        move.copier.copy_or_log(waiting, number=now.round)
+        for waiting in move.copier.waiting(now.rules.source)
+    )
+
+
+def drain(move: Move, now: Progress, *, timeout: float) -> int:
+    """Copy the rows that wait; return the number of those that remain.
+
+    :param timeout: seconds after which no more are copied.
+    """
+    source = now.rules.source
+    if source is None:
+        return 0
+    deadline = monotonic() + timeout
+    pause = Event()
+    while True:
+        copy_waiting(move, now)
+        left = sum(move.copier.count_waiting(source).values())
+        if not left or monotonic() > deadline:
+            return left
+        # A row may wait for another one, which was copied after it.
+        pause.wait(0.05)
+
+
+@contextmanager
+def _on(place: Place) -> Iterator[Connection]:
+    with snapshot(place.engine) as root:
+        yield root.execution_options(
+            **{OPTION: Plan((place,)), "schema_translate_map": TRANSLATE}
+        )
