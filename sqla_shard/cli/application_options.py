@@ -36,6 +36,7 @@ __all__ = [
     "cache_of_option",
     "cache_option",
     "evaluate",
+    "imported",
     "models_option",
     "names",
     "regions_option",
@@ -68,6 +69,23 @@ def names(modules: Iterable[str]) -> dict[str, Any]:
     for name in modules:
         found.update(_public(_imported(name)))
     return found
+
+
+def imported(name: str, default: str, *, param_hint: str) -> Any:
+    """Return the object of ``module:name``.
+
+    :param default: the name if none is given.
+    :param param_hint: the argument, for errors.
+    :raises click.BadParameter: if there is none.
+    """
+    module, _, attribute = name.partition(":")
+    add_working_directory()
+    try:
+        return getattr(importlib.import_module(module), attribute or default)
+    except (AttributeError, ImportError, ValueError) as error:
+        raise click.BadParameter(
+            f"{name!r} cannot be imported: {error}", param_hint=param_hint
+        ) from error
 
 
 def add_working_directory() -> None:

@@ -114,8 +114,8 @@ PROGRAM: Sections = {
     "One database": {
         "migrate": Lazy(
             "catalogue:migrate_group",
-            "Measure what shards would mean for an application on one "
-            "database.",
+            "Measure what shards would mean for one database, and move its "
+            "rows.",
         ),
     },
     "Jobs": {
@@ -200,7 +200,7 @@ def topology_group() -> None:
 
 
 _MIGRATE: Sections = {
-    "Commands": {
+    "Measure": {
         "shadow": Lazy(
             "migrate_commands:shadow_command",
             "Show the reports of shadow mode as one.",
@@ -210,12 +210,46 @@ _MIGRATE: Sections = {
             "Suggest owners for the tables of an application.",
         ),
     },
+    "Move": {
+        "plan": Lazy(
+            "move_commands:plan_command",
+            "Show what a move will do; change nothing.",
+        ),
+        "status": Lazy(
+            "move_commands:status_command",
+            "Show the stage of a move, and what is left to do.",
+        ),
+        "switch": Lazy(
+            "move_commands:switch_command",
+            "Go forward to STAGE, by way of those in between.",
+        ),
+        "rollback": Lazy(
+            "move_commands:rollback_command",
+            "Go back to the stage before.",
+        ),
+        "backfill": Lazy(
+            "move_commands:backfill_command",
+            "Copy the rows that no session has copied.",
+        ),
+        "reconcile": Lazy(
+            "move_commands:reconcile_command",
+            "Compare all rows, and repair them, until none differs.",
+        ),
+        "verify": Lazy(
+            "move_commands:verify_command",
+            "Compare all rows of both sides; change none.",
+        ),
+    },
 }
 
 
 @click.group("migrate", cls=LazyGroup, sections=_MIGRATE)
 def migrate_group() -> None:
-    """Measure what shards would mean for an application on one database."""
+    """Measure what shards would mean for one database, and move its rows.
+
+    MOVE is the sqla_shard.migrate.Move of the application, as MODULE:NAME.
+    Each command can be repeated after an interruption.
+    """
 
 
 _SCHEMA: Sections = {

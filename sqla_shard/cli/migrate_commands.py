@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 from sqlalchemy import MetaData
 
-from sqla_shard.cli.application_options import add_working_directory
+from sqla_shard.cli.application_options import imported
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
@@ -130,14 +129,7 @@ def _metadata(name: str) -> MetaData:
 
     :raises click.BadParameter: if there is none.
     """
-    module, _, attribute = name.partition(":")
-    add_working_directory()
-    try:
-        found = getattr(importlib.import_module(module), attribute or "Base")
-    except (AttributeError, ImportError, ValueError) as error:
-        raise click.BadParameter(
-            f"{name!r} cannot be imported: {error}", param_hint="MODULE:NAME"
-        ) from error
+    found = imported(name, "Base", param_hint="MODULE:NAME")
     found = getattr(found, "metadata", found)
     if not isinstance(found, MetaData):
         raise click.BadParameter(

@@ -113,6 +113,7 @@ class Move:
         compare: float = 0.0,
     ) -> None:
         self.declaration = declaration
+        self.metadata = metadata
         self.engine = engine
         self.cluster = cluster
         self.store = stage_store(stage)

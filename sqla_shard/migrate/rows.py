@@ -98,6 +98,11 @@ class Conversion:
             self._attributes[name] = attribute
         if problems:
             raise DeclarationError(sorted(problems))
+        self._left = tuple(
+            name
+            for name in columns
+            if name != table.id_column and name not in self._attributes
+        )
         self._names = tuple(self._attributes.values())
         self._types = {
             name: kind.type_id
@@ -170,6 +175,15 @@ class Conversion:
                 value = value.astimezone(self._zone).replace(tzinfo=None)
             found[name] = value
         return found
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """The columns that the objects do not have."""
+        return self._left
+
+    def reverts(self, name: str) -> bool:
+        """Return whether a value of a column can be computed from objects."""
+        return name in self._revert
 
     def left_behind(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Return values of the columns that the objects do not have."""

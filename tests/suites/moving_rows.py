@@ -21,9 +21,9 @@ from sqlalchemy.exc import IntegrityError
 
 from sqla_shard.exc import StageChangedError
 from sqla_shard.ids import pack
-from sqla_shard.migrate.comparing import compare_rows
+from sqla_shard.migrate.comparing import compare
 from sqla_shard.migrate.comparing import Comparison
-from sqla_shard.migrate.comparing import repair_rows
+from sqla_shard.migrate.comparing import look
 from sqla_shard.migrate.copying import apply_images
 from sqla_shard.migrate.copying import read_images
 from sqla_shard.migrate.copying import record_images
@@ -109,13 +109,21 @@ class Marking:
         likes = created(engine, LIKES)
         keys = [(user, order) for user in "ab" for order in (1, 2, 3)]
         with engine.begin() as connection:
-            likes.claim(connection, keys, number=1)
+            # The ids have the opposite order.
+            likes.claim(
+                connection,
+                keys,
+                number=1,
+                ids={key: 9 - index for index, key in enumerate(keys)},
+            )
             likes.set_copied(connection, {("a", 2): 1, ("b", 1): 1})
             found, after = [], None
             while page := likes.waiting(connection, after=after, limit=2):
                 found += page
-                after = found[-1]
-        assert found == [("a", 1), ("a", 3), ("b", 2), ("b", 3)]
+                after = page[found[-1]].object_id
+            assert likes.count_waiting(connection) == len(found)
+            assert [*likes.marked(connection, after=5, limit=3)] == [6, 7, 8]
+        assert found == [("b", 3), ("b", 2), ("a", 3), ("a", 1)]
 
     def test_a_late_copy_does_not_lower_what_is_recorded(self, engine, posts):
         with engine.begin() as connection:
@@ -301,10 +309,11 @@ class Moving:
         with shards.begin() as connection:
             shards.write(connection, {(7,): rows[7,]})
 
-        def compare():
-            return compare_rows(legacy, shards, keys, is_same=dict.__eq__)
+        def compared():
+            seen = [look(part, keys) for part in (legacy, shards)]
+            return compare(*seen, keys, is_same=dict.__eq__)
 
-        found = compare()
+        found = compared()
         assert found == Comparison(
             same=2,
             waiting=((3,),),
@@ -312,11 +321,15 @@ class Moving:
             unmarked=((6,), (7,)),
         )
         assert not found.is_equal
-        with pytest.raises(StageChangedError, match="the stage is legacy"):
-            repair_rows(legacy, legacy.fence, MARKING, found)
-        repair_rows(legacy, legacy.fence, Progress(), found)
+        with legacy.begin() as connection:
+            with pytest.raises(StageChangedError, match="stage is legacy"):
+                legacy.fence.enter_as(connection, MARKING)
+            legacy.fence.enter_as(connection, Progress())
+            legacy.marks.raise_versions(
+                connection, [*found.different, *found.unmarked], number=1
+            )
         copy_rows(legacy, shards, keys, number=1)
-        assert compare().is_equal
-        assert compare().same == len(keys)
+        assert compared().is_equal
+        assert compared().same == len(keys)
         assert move.values("shards") == move.values("legacy")
         assert set(move.values("shards")) == {1, 3, 4, 5, 6}

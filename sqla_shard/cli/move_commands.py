@@ -1,0 +1,256 @@
+"""``sqla-shard migrate``: the commands that move rows to shards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from sqla_shard.cli.application_options import imported
+from sqla_shard.cli.options import FiniteRange
+from sqla_shard.cli.options import rate_option
+from sqla_shard.cli.output import echo
+from sqla_shard.cli.output import end
+from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import json_option
+from sqla_shard.cli.output import print_report
+from sqla_shard.cli.output import ProgressLines
+from sqla_shard.cli.output import with_options
+from sqla_shard.migrate.move import Move
+from sqla_shard.migrate.move_plan import plan
+from sqla_shard.migrate.move_plan import status
+from sqla_shard.migrate.passes import backfill
+from sqla_shard.migrate.passes import reconcile
+from sqla_shard.migrate.passes import verify
+from sqla_shard.migrate.stages import STAGES
+from sqla_shard.migrate.switching import Switch
+
+__all__ = [
+    "backfill_command",
+    "plan_command",
+    "reconcile_command",
+    "rollback_command",
+    "status_command",
+    "switch_command",
+    "verify_command",
+]
+
+_move_argument = click.argument("name", metavar="MOVE")
+_timeout_option = with_options(
+    click.option(
+        "--timeout",
+        metavar="S",
+        type=FiniteRange(least=0, is_open=True),
+        default=60.0,
+        show_default=True,
+        help="Seconds to copy the last rows while writes wait; then the "
+        "stage before is restored.",
+    )
+)
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[Move]:
+    """Import a move, and close its cluster at the end.
+
+    :raises click.BadParameter: if it is not one.
+    """
+    found = imported(name, "move", param_hint="MOVE")
+    if not isinstance(found, Move):
+        raise click.BadParameter(
+            f"{name!r} is not a sqla_shard.migrate.Move", param_hint="MOVE"
+        )
+    with found.cluster:
+        try:
+            yield found
+        finally:
+            found.close()
+            found.engine.dispose()
+
+
+class _Rows:
+    """Prints the number of rows of each table, every few seconds."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._rows: Counter[str] = Counter()
+        self._lines: ProgressLines[Any] = ProgressLines(self._describe)
+
+    def _describe(self, _: object) -> str:
+        counts = [f"{name} {n:,}" for name, n in self._rows.items()]
+        return f"{self._what}: {', '.join(counts)}"
+
+    def __call__(self, table: str, rows: int) -> None:
+        self._rows[table] += rows
+        self._lines(None)
+
+
+@click.command("plan", epilog=examples("sqla-shard migrate plan shop.moving"))
+@_move_argument
+@json_option
+def plan_command(name: str, as_json: bool) -> None:
+    """Show what a move will do; change nothing.
+
+    The exit status is 1 if there are problems.
+    """
+    with _opened(name) as move:
+        found = plan(move)
+    print_report(found, as_json)
+    end(is_good=not found.problems, is_read=True)
+
+
+@click.command(
+    "status", epilog=examples("sqla-shard migrate status shop.moving --json")
+)
+@_move_argument
+@json_option
+def status_command(name: str, as_json: bool) -> None:
+    """Show the stage of a move, and what is left to do."""
+    with _opened(name) as move:
+        print_report(status(move), as_json)
+
+
+def _share(text: str) -> tuple[str, int]:
+    table, _, percent = text.partition("=")
+    if not percent.isdecimal() or int(percent) > 100:
+        raise click.BadParameter(
+            f"{text!r} must be TABLE=PERCENT, from 0 to 100",
+            param_hint="--share",
+        )
+    return table, int(percent)
+
+
+@click.command(
+    "switch",
+    epilog=examples(
+        "sqla-shard migrate switch shop.moving copying",
+        "sqla-shard migrate switch shop.moving reading --share posts=10",
+        "sqla-shard migrate switch shop.moving switched --timeout 10",
+    ),
+)
+@_move_argument
+@click.argument("stage", metavar="STAGE", type=click.Choice(list(STAGES)))
+@click.option(
+    "--share",
+    "shares",
+    metavar="TABLE=PERCENT",
+    multiple=True,
+    help="Share of the reads of TABLE from the shards, in the stage reading; "
+    "repeatable.",
+)
+@_timeout_option
+def switch_command(
+    name: str, stage: str, shares: tuple[str, ...], timeout: float
+) -> None:
+    """Go forward to STAGE, by way of those in between.
+
+    From switched on the shards are written; there is no way back from
+    detached.
+    """
+    given = dict(map(_share, shares))
+    with _opened(name) as move:
+        unknown = sorted(given.keys() - move.tables)
+        if unknown:
+            raise click.BadParameter(
+                f"{', '.join(unknown)} does not move", param_hint="--share"
+            )
+        switch = Switch(move, echo)
+        now = switch.go(stage, timeout=timeout)
+        if given:
+            now = switch.share(given)
+        echo(f"the stage is {now.stage}")
+
+
+@click.command(
+    "rollback", epilog=examples("sqla-shard migrate rollback shop.moving")
+)
+@_move_argument
+@_timeout_option
+def rollback_command(name: str, timeout: float) -> None:
+    """Go back to the stage before.
+
+    From switched the way is to reading: the rows that were written on the
+    shards are in the database then.
+    """
+    with _opened(name) as move:
+        now = Switch(move, echo).back(timeout=timeout)
+        echo(f"the stage is {now.stage}")
+
+
+@click.command(
+    "backfill",
+    epilog=examples(
+        "sqla-shard migrate backfill shop.moving --rate 5000 --jobs 8"
+    ),
+)
+@_move_argument
+@rate_option
+@click.option(
+    "--jobs",
+    metavar="N",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Number of threads that copy.",
+)
+def backfill_command(name: str, rate: float | None, jobs: int) -> None:
+    """Copy the rows that no session has copied.
+
+    The exit status is 1 if rows could not be copied.
+    """
+    with _opened(name) as move:
+        failed = backfill(
+            move, rate=rate, jobs=jobs, on_progress=_Rows("rows")
+        )
+    echo(f"{failed:,} rows could not be copied")
+    end(is_good=not failed, is_read=True)
+
+
+@click.command(
+    "reconcile", epilog=examples("sqla-shard migrate reconcile shop.moving")
+)
+@_move_argument
+@rate_option
+@click.option(
+    "--passes",
+    metavar="N",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="Maximum number of passes.",
+)
+def reconcile_command(name: str, rate: float | None, passes: int) -> None:
+    """Compare all rows, and repair them, until none differs.
+
+    The side that is not written is changed.  The exit status is 1 if the last
+    pass has found differences.
+    """
+    with _opened(name) as move:
+        found = reconcile(
+            move,
+            rate=rate,
+            passes=passes,
+            on_progress=_Rows("compared"),
+            on_pass=echo,
+        )
+    end(is_good=found.is_equal, is_read=True)
+
+
+@click.command(
+    "verify", epilog=examples("sqla-shard migrate verify shop.moving --json")
+)
+@_move_argument
+@rate_option
+@json_option
+def verify_command(name: str, rate: float | None, as_json: bool) -> None:
+    """Compare all rows of both sides; change none.
+
+    The exit status is 1 if rows differ.
+    """
+    with _opened(name) as move:
+        found = verify(move, rate=rate, on_progress=_Rows("compared"))
+    print_report(found, as_json)
+    end(is_good=found.is_equal, is_read=True)

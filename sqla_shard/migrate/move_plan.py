@@ -1,0 +1,216 @@
+"""What a move will do, and how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func
+from sqlalchemy import inspect
+from sqlalchemy import select
+from sqlalchemy import Table
+
+from sqla_shard.migrate.copying import snapshot
+from sqla_shard.migrate.declaration import Lookup
+from sqla_shard.migrate.declaration import MappingTable
+from sqla_shard.migrate.declaration import Reference
+from sqla_shard.migrate.move import Move
+from sqla_shard.migrate.passes import last_pass
+from sqla_shard.migrate.stages import Progress
+from sqla_shard.migrate.switching import Switch
+from sqla_shard.migrate.tables import MovedTable
+
+__all__ = ["MovePlan", "MoveStatus", "PlannedTable", "plan", "status"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTable:
+    """One table of a move.
+
+    :ivar table: name of the table.
+    :ivar cls: name of the object class.
+    :ivar parent: the table of the rows that own these; None for owners.
+    :ivar rows: number of rows.
+    :ivar left_behind: columns that the objects do not have.
+    """
+
+    table: str
+    cls: str
+    parent: str | None
+    rows: int
+    left_behind: tuple[str, ...]
+
+    def __str__(self) -> str:
+        where = (
+            "a shard for each"
+            if self.parent is None
+            else f"with {self.parent}"
+        )
+        text = f"{self.table} -> {self.cls}: {self.rows:,} rows, {where}"
+        if self.left_behind:
+            text += f"; left behind: {', '.join(self.left_behind)}"
+        return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovePlan:
+    """What a move will do.
+
+    :ivar tables: its tables, parents first.
+    :ivar shards: number of shards.
+    :ivar problems: what the application has to be changed for before.
+    """
+
+    tables: tuple[PlannedTable, ...]
+    shards: int
+    problems: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes as JSON values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [*map(str, self.tables), f"to {self.shards} shards"]
+        lines += [f"problem: {problem}" for problem in self.problems]
+        return "\n".join(lines)
+
+
+def plan(move: Move) -> MovePlan:
+    """Return what a move will do; nothing is changed."""
+    tables = []
+    with snapshot(move.engine) as connection:
+        for one in move.tables.values():
+            rows = connection.execute(
+                select(func.count()).select_from(one.table)
+            ).scalar_one()
+            tables.append(
+                PlannedTable(
+                    table=one.name,
+                    cls=one.cls.__name__,
+                    parent=one.parent,
+                    rows=rows,
+                    left_behind=one.conversion.left,
+                )
+            )
+    return MovePlan(
+        tables=tuple(tables),
+        shards=len(Switch(move).places()),
+        problems=tuple(_problems(move)),
+    )
+
+
+def _problems(move: Move) -> Iterator[str]:
+    for kind in (MappingTable, Lookup, Reference):
+        for item in move.declaration.of(kind):
+            yield (
+                f"{item.table}: a {kind.__name__} is not moved; copy it when "
+                "its objects are on the shards"
+            )
+    for one in move.tables.values():
+        for name in one.conversion.left:
+            column = one.table.c[name]
+            if not (
+                column.nullable or column.server_default or column.default
+            ) and not one.conversion.reverts(name):
+                yield (
+                    f"{one.name}.{name} is left behind and has no default: "
+                    "after the switch new objects cannot be copied back; give "
+                    "Moved(revert=...)"
+                )
+    for table in move.metadata.sorted_tables:
+        yield from _problems_of_keys(move, table)
+
+
+def _problems_of_keys(move: Move, table: Table) -> Iterator[str]:
+    for key in table.foreign_keys:
+        column = f"{table.key}.{key.parent.name}"
+        target = str(key.column.table.key)
+        if target not in move.tables:
+            continue
+        if table.key not in move.tables:
+            yield (
+                f"{column} refers to {target}, which moves, and {table.key} "
+                "does not: it will have the primary keys of the database"
+            )
+        elif (key.ondelete or "").upper() in ("CASCADE", "SET NULL"):
+            yield (
+                f"{column} has ON DELETE {key.ondelete}: the session does not "
+                "see what the server changes; a pass finds these rows, or "
+                "load and delete them in the session (passive_deletes=False)"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveStatus:
+    """How far a move is.
+
+    :ivar progress: the stage.
+    :ivar fences_behind: number of databases that do not have the last change.
+    :ivar unclaimed: number of rows that the backfill has not reached.
+    :ivar waiting: number of rows that wait to be copied, by table.
+    :ivar differences: rows that the last pass has found different; None if
+        there was no pass.
+    """
+
+    progress: Progress
+    fences_behind: int
+    unclaimed: int
+    waiting: dict[str, int]
+    differences: int | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes as JSON values."""
+        return {**asdict(self), "progress": self.progress.as_dict()}
+
+    def __str__(self) -> str:
+        now = self.progress
+        lines = [f"stage {now.stage}, change {now.number}, round {now.round}"]
+        if now.shares:
+            shares = [
+                f"{name} {share} %" for name, share in now.shares.items()
+            ]
+            lines.append(f"reads from the shards: {', '.join(shares)}")
+        if self.fences_behind:
+            lines.append(
+                f"{self.fences_behind} databases do not have this change; "
+                "repeat the command that made it"
+            )
+        if now.rules.source == "legacy":
+            lines.append(f"{self.unclaimed:,} rows for the backfill")
+        if now.rules.source is not None:
+            counts = [f"{name} {n:,}" for name, n in self.waiting.items()]
+            lines.append(f"waiting to be copied: {', '.join(counts)}")
+        if self.differences is not None:
+            lines.append(f"last pass: {self.differences:,} different")
+        return "\n".join(lines)
+
+
+def status(move: Move) -> MoveStatus:
+    """Return how far a move is; nothing is changed."""
+    now = move.progress(now=True)
+    switch = Switch(move)
+    source = now.rules.source
+    if not _is_prepared(move):
+        return MoveStatus(
+            progress=now,
+            fences_behind=0,
+            unclaimed=0,
+            waiting={},
+            differences=None,
+        )
+    last = last_pass(move, now)
+    return MoveStatus(
+        progress=now,
+        fences_behind=sum(n != now.number for n in switch.fences()),
+        unclaimed=switch.count_unclaimed(now) if source == "legacy" else 0,
+        waiting={} if source is None else move.copier.count_waiting(source),
+        differences=None if last is None else last.differences,
+    )
+
+
+def _is_prepared(move: Move) -> bool:
+    one: MovedTable = next(iter(move.tables.values()))
+    table = one.marks.table
+    return inspect(move.engine).has_table(table.name, schema=table.schema)
