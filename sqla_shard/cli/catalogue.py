@@ -213,7 +213,7 @@ _MIGRATE: Sections = {
     "Move": {
         "plan": Lazy(
             "move_commands:plan_command",
-            "Show what a move will do; change nothing.",
+            "Show what a move will do, and create its tables.",
         ),
         "status": Lazy(
             "move_commands:status_command",

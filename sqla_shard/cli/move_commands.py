@@ -88,16 +88,30 @@ class _Rows:
         self._lines(None)
 
 
-@click.command("plan", epilog=examples("sqla-shard migrate plan shop.moving"))
+@click.command(
+    "plan",
+    epilog=examples(
+        "sqla-shard migrate plan shop.moving",
+        "sqla-shard migrate plan shop.moving --create",
+    ),
+)
 @_move_argument
+@click.option(
+    "--create",
+    is_flag=True,
+    help="Create the tables of the move, in the database and on all shards.",
+)
 @json_option
-def plan_command(name: str, as_json: bool) -> None:
-    """Show what a move will do; change nothing.
+def plan_command(name: str, create: bool, as_json: bool) -> None:
+    """Show what a move will do, and create its tables.
 
-    The exit status is 1 if there are problems.
+    Create them before the application calls Move.watch().  The exit status is
+    1 if there are problems.
     """
     with _opened(name) as move:
         found = plan(move)
+        if create:
+            Switch(move).prepare()
     print_report(found, as_json)
     end(is_good=not found.problems, is_read=True)
 

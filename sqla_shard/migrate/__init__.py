@@ -2,7 +2,8 @@
 
 :class:`Shadow` watches an application on one database, and reports what would
 become of its statements on shards, by a :class:`Declaration` of its tables;
-:func:`suggest` proposes declarations.
+:func:`suggest` proposes declarations.  :class:`Move` moves the rows while the
+application writes them.
 
 ``declaration``   what the tables will be
 ``future``        the tables as the router will see them
@@ -16,13 +17,21 @@ become of its statements on shards, by a :class:`Declaration` of its tables;
 ``watch``         the events of the engines that are watched
 ``shadow``        shadow mode: decides what is planned, and counts it
 ``suggest``       declarations from foreign keys and recorded traffic
-``stages``        the stages of moving the rows, and their order
-``stage_stores``  the stage in a file, or in ZooKeeper
+``move``          a move as the application has it: reads and writes
+``tables``        the tables of a move: rows and objects
+``rows``          rows as objects and back, and whether the two are the same
+``session_marks`` events of sessions: fences, marks, copies after COMMIT
+``stages``        the stages of a move, and their order
+``stage_stores``  the stage in files, or in ZooKeeper
 ``fences``        the stage in each database that is written
 ``marks``         versions of rows, and the map of their ids
+``ids``           claims of object ids
 ``copying``       copies of rows, by versions
-``comparing``     passes that compare the rows of both sides
-``rows``          rows as objects, and whether the two are the same
+``copier``        copies between the database and the shards
+``comparing``     the comparison of some rows of both sides
+``passes``        backfill, reconciliation, verification
+``switching``     changes of the stage
+``move_plan``     what a move will do, and how far it is
 """
 
 from __future__ import annotations
@@ -34,18 +43,22 @@ from sqla_shard.migrate.declaration import MappingTable
 from sqla_shard.migrate.declaration import Owned
 from sqla_shard.migrate.declaration import Owner
 from sqla_shard.migrate.declaration import Reference
+from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.report import load
 from sqla_shard.migrate.report import merge
 from sqla_shard.migrate.report import Report
 from sqla_shard.migrate.shadow import Shadow
 from sqla_shard.migrate.suggest import suggest
 from sqla_shard.migrate.suggest import Suggestion
+from sqla_shard.migrate.tables import Moved
 
 __all__ = [
     "Declaration",
     "Global",
     "Lookup",
     "MappingTable",
+    "Move",
+    "Moved",
     "Owned",
     "Owner",
     "Reference",
