@@ -57,6 +57,10 @@ class Fence:
     def create(self, connection: Connection) -> None:
         """Create the table and the row, with the first stage, if missing."""
         self.table.create(connection, checkfirst=True)
+        self.fill(connection)
+
+    def fill(self, connection: Connection) -> None:
+        """Insert the row, with the first stage, if it is missing."""
         connection.execute(
             InsertMissing(self.table).values(id=_ROW, **_values(Progress()))
         )

@@ -167,7 +167,7 @@ class MoveStatus:
     def __str__(self) -> str:
         now = self.progress
         lines = [f"stage {now.stage}, change {now.number}, round {now.round}"]
-        if now.shares:
+        if now.shares and now.stage == "reading":
             shares = [
                 f"{name} {share} %" for name, share in now.shares.items()
             ]

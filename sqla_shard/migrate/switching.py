@@ -75,10 +75,18 @@ class Switch:
             for one in self._move.tables.values():
                 one.marks.table.create(connection, checkfirst=True)
 
-        def create(connection: Connection) -> None:
-            self._fence.create(connection)
-            for one in self._move.tables.values():
-                one.shard_marks.table.create(connection, checkfirst=True)
+        tables = [
+            self._fence.table,
+            *(one.shard_marks.table for one in self._move.tables.values()),
+        ]
+
+        def create(place: Place, connection: Connection) -> None:
+            # checkfirst= does not know the database of a shard.
+            there = place.backend.tables(connection, [place.schema])
+            for table in tables:
+                if table.name not in there[place.schema]:
+                    table.create(connection, checkfirst=False)
+            self._fence.fill(connection)
 
         self._on_shards(create)
 
@@ -88,7 +96,7 @@ class Switch:
         with snapshot(self._move.engine) as connection:
             found.append(self._fence.read(connection).number)
         self._on_shards(
-            lambda connection: found.append(
+            lambda _, connection: found.append(
                 self._fence.read(connection).number
             )
         )
@@ -98,16 +106,20 @@ class Switch:
         """Write the stage into the fences that are behind."""
         with snapshot(self._move.engine) as connection:
             self._fence.write(connection, progress)
-        self._on_shards(partial(self._fence.write, progress=progress))
+        self._on_shards(
+            lambda _, connection: self._fence.write(connection, progress)
+        )
 
-    def _on_shards(self, action: Callable[[Connection], object]) -> None:
+    def _on_shards(
+        self, action: Callable[[Place, Connection], object]
+    ) -> None:
         """Run a transaction on each shard, all servers at once."""
         engines = self._move.cluster.places.engines
 
         def on_server(places: list[Place]) -> None:
             for place in places:
                 with _on(place) as connection:
-                    action(connection)
+                    action(place, connection)
 
         jobs = [
             partial(on_server, places) for places in by_server(self.places())
