@@ -254,10 +254,13 @@ SAMPLES = [
     exc.DeclarationError(["a", "b"], source="d.toml"),
     exc.ShadowReportError("m", path="shadow.json"),
     exc.ShadowSetupError("m", value=2),
+    exc.SideClosedError(side="legacy", stage="closing"),
     exc.StageChangedError(expected=1, found=2, stage="marking"),
     exc.StageConflictError(store="s", expected=1, found=2),
     exc.StageRefusedError(stage="marking", wanted="switched", reason="r"),
     exc.StageUnavailableError(store="s", reason="r"),
+    exc.UnclaimableRowError(table="posts", key=7),
+    exc.UnmarkedWriteError(table="posts"),
 ]
 
 

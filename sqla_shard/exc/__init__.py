@@ -101,10 +101,13 @@ statement raises it::
     │   ├── DeclarationError (ValueError)  does not fit the tables
     │   ├── ShadowReportError (ValueError)  not a report of shadow mode
     │   ├── ShadowSetupError (ValueError)  cannot be watched
+    │   ├── SideClosedError               a write on the wrong side of a move
     │   ├── StageChangedError             changed while a command ran
     │   ├── StageConflictError            another process changed the stage
     │   ├── StageRefusedError             a stage that may not follow
-    │   └── StageUnavailableError         the stage cannot be read
+    │   ├── StageUnavailableError         the stage cannot be read
+    │   ├── UnclaimableRowError           a row refers to a missing one
+    │   └── UnmarkedWriteError            an INSERT without primary keys
     ├── FleetError
     │   ├── FleetSetupError               no account, or a program is missing
     │   ├── FleetServerError              a server refuses, or is silent

@@ -26,6 +26,7 @@ from tests.models import compressed_models
 from tests.models import reference_models
 from tests.models import spread_stages
 from tests.servers.command_line import fleet_commands
+from tests.servers.command_line import MOVE_COMMANDS
 from tests.servers.command_line import ROOT
 from tests.servers.command_line import write
 from tests.servers.frozen_commands import names_of_commands
@@ -182,6 +183,14 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
         0,
         "users",
     ),
+    **{
+        f"migrate {name}": (
+            ("migrate", name, *given.split()),
+            2,
+            "is not a sqla_shard.migrate.Move",
+        )
+        for name, given in MOVE_COMMANDS.items()
+    },
     "schema init": (("schema", "init", "revisions"), 0, ""),
     "schema template": (("schema", "template"), 0, ""),
     "fleet status": (("fleet", "status"), 0, "no operation"),

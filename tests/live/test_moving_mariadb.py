@@ -8,9 +8,9 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
+from threading import Event
 
 import pytest
 from sqlalchemy import insert
@@ -18,6 +18,8 @@ from sqlalchemy import select
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
+from sqla_shard.exc import StageRefusedError
+from sqla_shard.migrate.fences import Fence
 from sqla_shard.migrate.passes import reconcile
 from sqla_shard.migrate.passes import verify
 from sqla_shard.migrate.switching import copy_waiting
@@ -25,6 +27,7 @@ from sqla_shard.migrate.switching import Switch
 from tests.models.moving_app import Base
 from tests.models.moving_app import open_move
 from tests.models.moving_app import Post
+from tests.models.moving_app import Posts
 from tests.models.moving_app import Sharded
 from tests.models.moving_app import ShardedPost
 from tests.models.moving_app import User
@@ -76,8 +79,13 @@ def scene(mariadb_fleet, tmp_path):
                     for n in range(start, min(start + 10_000, ROWS))
                 ],
             )
-    yield move, {"MOVING_URL": str(move.engine.url.render_as_string(False)),
-                 "MOVING_TOPOLOGY": str(topology)}
+    yield (
+        move,
+        {
+            "MOVING_URL": str(move.engine.url.render_as_string(False)),
+            "MOVING_TOPOLOGY": str(topology),
+        },
+    )
     move.close()
     move.cluster.close()
     move.engine.dispose()
@@ -109,7 +117,8 @@ class Processes:
         self.start("tool")
 
     def kill_one(self):
-        """Kill a process, and start it again."""
+        """Kill a process at a random time, and start it again."""
+        Event().wait(self._random.uniform(0.2, 2.5))
         key = self._random.choice(sorted(self._running))
         process = self._running[key]
         if process.poll() is None:
@@ -176,16 +185,12 @@ def check(move, folder):
 
 def test_a_move_under_load_whose_processes_are_killed(scene, tmp_path):
     move, environ = scene
-    seed = int(os.environ.get("SQLA_SHARD_SEED", random.randrange(10**6)))
-    print(f"SQLA_SHARD_SEED={seed}")
-    chosen = random.Random(seed)
-    processes = Processes(tmp_path, environ, seed)
+    processes = Processes(tmp_path, environ, random.randrange(10**6))
     with contextlib.closing(processes):
         for number in range(WRITERS):
             processes.writer(number)
         processes.tool()
         for _ in range(KILLS):
-            time.sleep(chosen.uniform(0.2, 2.5))
             processes.kill_one()
         processes.await_tool()
         processes.stop()
@@ -224,11 +229,54 @@ def test_a_write_that_bypasses_the_session_is_found_and_named(scene):
     found = verify(move)
     assert [one.key for one in found.found] == [5]
     assert "title is 'other' in the database" in str(found)
-    with move.cluster.begin() as session:
-        place = move.tables["posts"].place(session, 0)
-        object_id = move.object_id("posts", 5)
-    assert object_id is not None
+    with pytest.raises(StageRefusedError, match="not yet equal"):
+        switch.go("reading")
     assert reconcile(move).is_equal
     with move.cluster.session() as session:
+        object_id = move.object_id("posts", 5)
         assert session.get(ShardedPost, object_id).title == "other"
-    assert place
+    switch.go("reading")
+
+
+class Unfenced(Fence):
+    """The control: a process acts by what it knows of the stage."""
+
+    def __init__(self, known):
+        super().__init__()
+        self._known = known
+
+    def enter(self, connection):
+        return self._known
+
+
+def test_a_process_that_lags_loses_a_write_without_fences(scene):
+    move, environ = scene
+    switch = Switch(move)
+    switch.go("copying")
+    assert reconcile(move).is_equal
+    switch.go("reading")
+    # Its processes have nothing of the change in the next hour, and die
+    # after COMMIT.
+    lagging = open_move(*environ.values(), refresh=3600.0, copies=False)
+    known = lagging.progress()
+    with contextlib.closing(lagging):
+        switch.go("switched")
+        Posts(move).change(1)
+        Posts(lagging).change(1)
+        assert copy_waiting(move, move.progress(now=True)) == 0
+        assert verify(move).is_equal
+        assert shown(move, 1) == 2
+        # The same without the fence.
+        lagging._known = known, float("inf")
+        lagging._legacy_marks._fence = Unfenced(known)
+        Posts(lagging).change(1)
+        Posts(move).change(1)
+    # Four were acknowledged.
+    assert shown(move, 1) == 3
+
+
+def shown(move, key):
+    """Return the number of changes of a post on its shard."""
+    with move.cluster.session() as session:
+        object_id = move.object_id("posts", key)
+        return session.get(ShardedPost, object_id).changes

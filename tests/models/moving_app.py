@@ -172,9 +172,7 @@ class Posts:
 
     def delete(self, post_id: int) -> None:
         def legacy(session: Any) -> None:
-            session.delete(
-                session.get(Post, self._move.key("posts", post_id))
-            )
+            session.delete(session.get(Post, self._move.key("posts", post_id)))
 
         def shards(session: Any) -> None:
             found = self._move.object_id("posts", post_id)

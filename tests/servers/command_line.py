@@ -20,6 +20,7 @@ from sqla_shard.cli.program import program
 
 __all__ = [
     "COMMAND",
+    "MOVE_COMMANDS",
     "ROOT",
     "commands",
     "environment",
@@ -51,6 +52,18 @@ def commands(
             assert inner is not None
             yield from commands(inner, f"{path} {name}")
 
+
+_NO_MOVE = "examples.microblog.single.models:Base"
+#: The commands of a move by name, with the arguments of one that is none.
+MOVE_COMMANDS = {
+    "plan": _NO_MOVE,
+    "status": _NO_MOVE,
+    "switch": f"{_NO_MOVE} copying",
+    "rollback": _NO_MOVE,
+    "backfill": _NO_MOVE,
+    "reconcile": _NO_MOVE,
+    "verify": _NO_MOVE,
+}
 
 #: What a command of the group ``fleet`` is given, by the form in its help.
 _GIVEN = {

@@ -36,6 +36,7 @@ from tests.servers.cache_files import write_regions
 from tests.servers.command_line import commands
 from tests.servers.command_line import fleet_commands
 from tests.servers.command_line import invoke
+from tests.servers.command_line import MOVE_COMMANDS
 
 __all__ = ["CASES", "Case", "Scene", "Unread", "check", "prepared"]
 
@@ -326,6 +327,13 @@ CASES: dict[str, list[Case]] = {
             "migrate suggest examples.microblog.single.models:Base", "users"
         )
     ],
+    # Moves of clusters with a server that is down: test_moving_mariadb.py.
+    **{
+        f"sqla-shard migrate {name}": [
+            _quiet(f"migrate {name} {more}", "is not a", status=2)
+        ]
+        for name, more in MOVE_COMMANDS.items()
+    },
     "sqla-shard completion": [_quiet("completion bash")],
 }
 

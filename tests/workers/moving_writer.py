@@ -91,7 +91,6 @@ def go_through(folder: Path) -> None:
             returned.touch()
         else:
             break
-        print(now.stage, flush=True)
     move.close()
 
 
