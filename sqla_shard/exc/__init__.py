@@ -98,6 +98,7 @@ statement raises it::
     │   ├── ProvisionError                databases that cannot be created
     │   └── InDoubtError                  an unknown effect
     ├── MigrateError
+    │   ├── ConversionError               a function of a move fails
     │   ├── DeclarationError (ValueError)  does not fit the tables
     │   ├── ShadowReportError (ValueError)  not a report of shadow mode
     │   ├── ShadowSetupError (ValueError)  cannot be watched

@@ -9,6 +9,7 @@ from sqla_shard.exc.base import MessageError
 from sqla_shard.exc.base import ShardError
 
 __all__ = [
+    "ConversionError",
     "DeclarationError",
     "MigrateError",
     "ShadowReportError",
@@ -176,3 +177,19 @@ class UnclaimableRowError(MigrateError):
         "a row refers to {key} of {table}, which does not exist; delete the "
         "row, or restore the other one"
     )
+
+
+class ConversionError(MigrateError):
+    """Raised when a function that converts values of a move fails.
+
+    The row is not copied, and waits.
+
+    :ivar column: the column, as ``posts.title``.
+    :ivar value: the value that it got, shortened.
+    :ivar reason: its error.
+    """
+
+    column: str
+    value: str
+    reason: str
+    _text = "the function for {column} fails for {value}: {reason}"

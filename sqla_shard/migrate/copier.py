@@ -18,10 +18,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Engine
+from sqlalchemy import func
+from sqlalchemy import Select
+from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.cluster.cluster import Cluster
+from sqla_shard.engine import by_server
 from sqla_shard.exc import UnclaimableRowError
 from sqla_shard.migrate.copying import apply_images
 from sqla_shard.migrate.copying import Image
@@ -289,20 +293,31 @@ class Copier:
     def _waiting_objects(
         self, one: MovedTable, limit: int
     ) -> Iterator[Waiting]:
-        for shard_id in self.shards(one):
-            part = one.on(self._cluster, shard_id)
-            with part.begin() as connection:
-                marks = part.marks.waiting(connection, limit=limit)
-            if marks:
-                yield one, shard_id, list(marks)
+        marks = one.shard_marks.table.c
+        statement = (
+            select(marks.key_1).where(marks.waits.is_(True)).limit(limit)
+        )
+        # The keys are object ids, so they name their shards.
+        keys = [(row[0],) for row in self._on_servers(one, statement)]
+        for shard_id, some in grouped(one, keys).items():
+            yield one, shard_id, some
+
+    def _on_servers(
+        self, one: MovedTable, statement: Select[Any]
+    ) -> list[Any]:
+        """Return the rows of all shards, by one statement for each server."""
+        found: list[Any] = []
+        with self._cluster.session(cache=False) as session:
+            places = session.places.all_places(one.keyspace(session.places))
+            for on_one in by_server(places):
+                found += session.execute(
+                    statement, bind_arguments={"places": on_one}
+                )
+        return found
 
     def shards(self, one: MovedTable) -> range:
         """Return the numbers of the shards of a table."""
-        spec = one.spec
-        keyspace = self._cluster.places.keyspace(
-            spec.keyspace, spec.kind, spec.layout
-        )
-        return range(keyspace.shards)
+        return range(one.keyspace(self._cluster.places).shards)
 
     def count_waiting(self, source: Side) -> dict[str, int]:
         """Return the numbers of rows that wait to be copied, by table."""
@@ -312,11 +327,13 @@ class Copier:
                 with snapshot(self._engine) as connection:
                     found[name] = one.marks.count_waiting(connection)
                 continue
-            found[name] = 0
-            for shard_id in self.shards(one):
-                part = one.on(self._cluster, shard_id)
-                with part.begin() as connection:
-                    found[name] += part.marks.count_waiting(connection)
+            marks = one.shard_marks.table.c
+            statement = select(func.count(marks.key_1)).where(
+                marks.waits.is_(True)
+            )
+            found[name] = sum(
+                row[0] for row in self._on_servers(one, statement)
+            )
         return found
 
 

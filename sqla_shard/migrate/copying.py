@@ -34,6 +34,7 @@ __all__ = [
     "Part",
     "Row",
     "apply_images",
+    "begun",
     "claim_page",
     "read_images",
     "record_images",
@@ -95,12 +96,19 @@ def snapshot(engine: Engine) -> Iterator[Connection]:
     With READ COMMITTED a row could be newer than the version that was read
     before it; its next version would then be taken for a change.
     """
-    with engine.begin() as connection:
-        dialect = connection.dialect
-        backend = backend_for(dialect.name, driver=dialect.driver)
+    with engine.connect() as connection, begun(connection):
+        yield connection
+
+
+@contextmanager
+def begun(connection: Connection) -> Iterator[None]:
+    """Begin a transaction as :func:`snapshot` does, on a connection."""
+    dialect = connection.dialect
+    backend = backend_for(dialect.name, driver=dialect.driver)
+    with connection.begin():
         backend.begin_locking(connection)
         backend.lock(connection)
-        yield connection
+        yield
 
 
 def read_images(source: Part, keys: Collection[Key]) -> dict[Key, Image]:

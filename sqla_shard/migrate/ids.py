@@ -160,10 +160,7 @@ class IdMap:
         return {(row[0],): (row[1],) for row in rows if row[1] is not None}
 
     def _new_shard(self, one: MovedTable) -> int:
-        spec = one.spec
-        keyspace = self._cluster.places.keyspace(
-            spec.keyspace, spec.kind, spec.layout
-        )
+        keyspace = one.keyspace(self._cluster.places)
         return self._cluster.placement(keyspace=keyspace, cls=one.cls)
 
     def _packed(

@@ -51,7 +51,6 @@ from sqla_shard.cluster.retries import repeat
 from sqla_shard.cluster.retries import Retries
 from sqla_shard.dialects import backend_for
 from sqla_shard.exc import DeclarationError
-from sqla_shard.exc import RetriesExhaustedError
 from sqla_shard.exc import SideClosedError
 from sqla_shard.migrate.copier import Copier
 from sqla_shard.migrate.copier import grouped
@@ -325,16 +324,12 @@ class Move:
 
     def _copy_rows(self, written: Written[None]) -> None:
         for (place, one), keys in written.keys.items():
-            progress = written.progress[place]
-            if self._copies and progress.rules.copies is not None:
-                self._copy(one, None, list(keys), progress)
+            self._copy(one, None, list(keys), written.progress[place])
 
     def _copy_objects(self, written: Written[Any]) -> None:
         for (place, one), keys in written.keys.items():
-            progress = written.progress[place]
-            if self._copies and progress.rules.copies is not None:
-                for shard_id, some in grouped(one, keys).items():
-                    self._copy(one, shard_id, some, progress)
+            for shard_id, some in grouped(one, keys).items():
+                self._copy(one, shard_id, some, written.progress[place])
 
     def _copy(
         self,
@@ -343,11 +338,10 @@ class Move:
         keys: list[Any],
         progress: Progress,
     ) -> None:
-        try:
-            self.copier.copy((one, shard_id, keys), number=progress.round)
-        except (SQLAlchemyError, RetriesExhaustedError) as error:
-            # It was committed: the application must not see an error.
-            log.warning("%s: %d rows wait: %s", one.name, len(keys), error)
+        if self._copies and progress.rules.copies is not None:
+            self.copier.copy_or_log(
+                (one, shard_id, keys), number=progress.round
+            )
 
 
 def _tables(

@@ -34,6 +34,7 @@ from sqlalchemy import select
 from sqlalchemy import Table
 
 from sqla_shard.exc import StageRefusedError
+from sqla_shard.exc import UnclaimableRowError
 from sqla_shard.migrate.comparing import compare
 from sqla_shard.migrate.comparing import Comparison
 from sqla_shard.migrate.comparing import look
@@ -377,7 +378,29 @@ class _Comparing:
                 return
             after = max(keys)
             for shard_id, ids in grouped(one, [(i,) for i in keys]).items():
-                self._compare(one, shard_id, {i: keys[i] for (i,) in ids})
+                self._compare_or_name(
+                    one, shard_id, {i: keys[i] for (i,) in ids}
+                )
+
+    def _compare_or_name(
+        self, one: MovedTable, shard_id: int, keys: Mapping[int, Key]
+    ) -> None:
+        """Compare rows, each apart if one cannot be converted."""
+        try:
+            self._compare(one, shard_id, keys)
+        except UnclaimableRowError as error:
+            for object_id, key in keys.items():
+                if len(keys) > 1:
+                    self._compare_or_name(one, shard_id, {object_id: key})
+                    continue
+                self._pass.add(
+                    Found(
+                        table=one.name,
+                        object_id=object_id,
+                        key=key[0],
+                        reason=str(error),
+                    )
+                )
 
     def _compare(
         self, one: MovedTable, shard_id: int, keys: Mapping[int, Key]

@@ -9,6 +9,7 @@ value, and a truth value in JSON is not a number.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from datetime import tzinfo
 from typing import Any
 from typing import TypeAlias
 
+from sqla_shard.exc import ConversionError
 from sqla_shard.exc import DeclarationError
 from sqla_shard.migrate.future import FutureTable
 
@@ -71,6 +73,7 @@ class Conversion:
         convert: Mapping[str, Callable[[Any], Any]] | None = None,
         revert: Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> None:
+        self._table = table.table.key
         self._zone = zone
         self._convert = dict(convert or {})
         self._revert = dict(revert or {})
@@ -118,6 +121,21 @@ class Conversion:
             if row[name] is not None
         }
 
+    def _called(
+        self,
+        functions: Mapping[str, Callable[[Any], Any]],
+        name: str,
+        value: Any,
+    ) -> Any:
+        try:
+            return functions[name](value)
+        except Exception as error:  # of the application's function
+            raise ConversionError(
+                column=f"{self._table}.{name}",
+                value=reprlib.repr(value),
+                reason=f"{type(error).__name__}: {error}",
+            ) from error
+
     def values(
         self, row: Mapping[str, Any], ids: Mapping[Reference, int]
     ) -> dict[str, Any]:
@@ -126,12 +144,13 @@ class Conversion:
         :param row: the values of the row by name of column.
         :param ids: the object ids of :meth:`references`.
         :raises KeyError: if one is missing.
+        :raises ConversionError: if a function of ``convert`` fails.
         """
         found = {}
         for name, attribute in self._attributes.items():
             value = row[name]
             if name in self._convert:
-                value = self._convert[name](value)
+                value = self._called(self._convert, name, value)
             elif name in self._types and value is not None:
                 value = ids[self._types[name], value]
             elif isinstance(value, datetime) and value.tzinfo is None:
@@ -168,7 +187,7 @@ class Conversion:
         for name, attribute in self._attributes.items():
             value = attributes[attribute]
             if name in self._revert:
-                value = self._revert[name](value)
+                value = self._called(self._revert, name, value)
             elif name in self._types and value is not None:
                 value = keys[self._types[name], value]
             elif isinstance(value, datetime) and value.tzinfo is not None:
@@ -188,8 +207,8 @@ class Conversion:
     def left_behind(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Return values of the columns that the objects do not have."""
         return {
-            name: make(attributes)
-            for name, make in self._revert.items()
+            name: self._called(self._revert, name, attributes)
+            for name in self._revert
             if name not in self._attributes
         }
 

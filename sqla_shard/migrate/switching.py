@@ -14,13 +14,19 @@ from threading import Event
 from time import monotonic
 
 from sqlalchemy import Connection
+from sqlalchemy import Engine
 
+from sqla_shard.cluster.retries import repeat
+from sqla_shard.cluster.retries import Retries
+from sqla_shard.dialects import backend_for
+from sqla_shard.dialects.base import Backend
 from sqla_shard.engine import OPTION
 from sqla_shard.engine import Plan
 from sqla_shard.engine.locations import by_server
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.rendering import TRANSLATE
 from sqla_shard.exc import StageRefusedError
+from sqla_shard.migrate.copying import begun
 from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.fences import Fence
 from sqla_shard.migrate.move import Move
@@ -35,6 +41,10 @@ from sqla_shard.migrate.stages import STAGES
 __all__ = ["Switch", "copy_waiting", "drain"]
 
 _PARALLEL = 8
+#: Seconds that a fence waits for the transactions that have entered.
+_PATIENCE = 3.0
+#: Seconds after which a change of the fences is given up.
+_TIMEOUT = 60.0
 
 
 class Switch:
@@ -59,11 +69,7 @@ class Switch:
         found = {
             place.address: place
             for one in self._move.tables.values()
-            for place in places.all_places(
-                places.keyspace(
-                    one.spec.keyspace, one.spec.kind, one.spec.layout
-                )
-            )
+            for place in places.all_places(one.keyspace(places))
         }
         return list(found.values())
 
@@ -103,27 +109,52 @@ class Switch:
         return found
 
     def write_fences(self, progress: Progress) -> None:
-        """Write the stage into the fences that are behind."""
-        with snapshot(self._move.engine) as connection:
-            self._fence.write(connection, progress)
-        self._on_shards(
-            lambda _, connection: self._fence.write(connection, progress)
+        """Write the stage into the fences that are behind.
+
+        While a fence waits for a transaction, later ones wait for it.  So it
+        gives up after a few seconds, lets them pass, and tries again.
+
+        :raises RetriesExhaustedError: if a transaction stays open for too
+            long; the command can be repeated.
+        """
+        move = self._move
+        dialect = move.engine.dialect
+        backend = backend_for(dialect.name, driver=dialect.driver)
+
+        def write() -> None:
+            with (
+                _patient(move.engine, backend) as connection,
+                begun(connection),
+            ):
+                self._fence.write(connection, progress)
+            self._on_shards(
+                lambda _, connection: self._fence.write(connection, progress)
+            )
+
+        repeat(
+            write,
+            Retries(
+                lambda: {backend, *move.cluster.places.engines.backends()},
+                attempts=None,
+                timeout=_TIMEOUT,
+            ),
         )
 
     def _on_shards(
         self, action: Callable[[Place, Connection], object]
     ) -> None:
         """Run a transaction on each shard, all servers at once."""
-        engines = self._move.cluster.places.engines
 
         def on_server(places: list[Place]) -> None:
-            for place in places:
-                with _on(place) as connection:
-                    action(place, connection)
+            with _patient(places[0].engine, places[0].backend) as root:
+                for place in places:
+                    with begun(root):
+                        action(place, _view(root, place))
 
         jobs = [
             partial(on_server, places) for places in by_server(self.places())
         ]
+        engines = self._move.cluster.places.engines
         engines.in_parallel(jobs, "move", _PARALLEL)
 
     # -- stages
@@ -286,8 +317,19 @@ def drain(move: Move, now: Progress, *, timeout: float) -> int:
 
 
 @contextmanager
-def _on(place: Place) -> Iterator[Connection]:
-    with snapshot(place.engine) as root:
-        yield root.execution_options(
-            **{OPTION: Plan((place,)), "schema_translate_map": TRANSLATE}
-        )
+def _patient(engine: Engine, backend: Backend) -> Iterator[Connection]:
+    """Open a connection that waits for locks for a short time only."""
+    with engine.connect() as connection:
+        try:
+            backend.ddl.patience(connection, _PATIENCE)
+            connection.commit()
+            yield connection
+        finally:
+            # The pool must not get it back with these settings.
+            connection.invalidate()
+
+
+def _view(root: Connection, place: Place) -> Connection:
+    return root.execution_options(
+        **{OPTION: Plan((place,)), "schema_translate_map": TRANSLATE}
+    )

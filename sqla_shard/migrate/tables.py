@@ -29,6 +29,7 @@ from sqlalchemy import select
 from sqlalchemy import update
 
 from sqla_shard.cluster.cluster import Cluster
+from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import DeclarationError
 from sqla_shard.ids import DEFAULT_LAYOUT
@@ -42,6 +43,7 @@ from sqla_shard.migrate.marks import Marks
 from sqla_shard.migrate.rows import Conversion
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
+from sqla_shard.topology import Keyspace
 
 __all__ = ["COPYING", "LegacyRows", "Moved", "MovedTable", "ShardRows"]
 
@@ -141,10 +143,12 @@ class MovedTable:
 
     def place(self, session: ShardSession, shard_id: int) -> Place:
         """Return the location of a shard of the objects."""
-        places = session.places
+        return session.places.place(self.keyspace(session.places), shard_id)
+
+    def keyspace(self, places: Places) -> Keyspace:
+        """Return the keyspace of the objects."""
         spec = self.spec
-        keyspace = places.keyspace(spec.keyspace, spec.kind, spec.layout)
-        return places.place(keyspace, shard_id)
+        return places.keyspace(spec.keyspace, spec.kind, spec.layout)
 
 
 class LegacyRows:

@@ -1,0 +1,421 @@
+"""A move of an application: its sessions, copies in both directions."""
+
+from __future__ import annotations
+
+import json
+from datetime import timezone
+from itertools import cycle
+
+import pytest
+from sqlalchemy import delete
+from sqlalchemy import insert
+from sqlalchemy import select
+from sqlalchemy import update
+from sqlalchemy.exc import OperationalError
+
+from sqla_shard.exc import DeclarationError
+from sqla_shard.exc import SideClosedError
+from sqla_shard.exc import StageRefusedError
+from sqla_shard.exc import UnmarkedWriteError
+from sqla_shard.migrate import Declaration
+from sqla_shard.migrate import Lookup
+from sqla_shard.migrate import Move
+from sqla_shard.migrate import Moved
+from sqla_shard.migrate import Owner
+from sqla_shard.migrate.copying import read_images
+from sqla_shard.migrate.move_plan import plan
+from sqla_shard.migrate.move_plan import status
+from sqla_shard.migrate.passes import backfill
+from sqla_shard.migrate.passes import reconcile
+from sqla_shard.migrate.passes import verify
+from sqla_shard.migrate.switching import copy_waiting
+from sqla_shard.migrate.switching import Switch
+from sqla_shard.testing.mariadb_fleet import sqlite_topology
+from tests.models.moving_app import Base
+from tests.models.moving_app import CLASSES
+from tests.models.moving_app import open_move
+from tests.models.moving_app import Post
+from tests.models.moving_app import Posts
+from tests.models.moving_app import Sharded
+from tests.models.moving_app import ShardedPost
+from tests.models.moving_app import ShardedUser
+from tests.models.moving_app import User
+from tests.models.moving_app import WRITTEN_AT
+
+
+@pytest.fixture
+def move(tmp_path):
+    """Return the move of an application with two users and four posts."""
+    topology = tmp_path / "topology.json"
+    topology.write_text(json.dumps(sqlite_topology(tmp_path, 2, 2)))
+    move = open_move(f"sqlite:///{tmp_path / 'before.sqlite'}", str(topology))
+    shards = cycle([0, 1])
+    move.cluster.placement = lambda **_: next(shards)
+    Base.metadata.create_all(move.engine)
+    move.cluster.create_all(Sharded.metadata)
+    with move._sessions.begin() as session:
+        Switch(move).prepare()
+        for name in ("a", "b"):
+            user = User(name=name)
+            session.add(user)
+            session.flush()
+            for title in ("first", "second"):
+                session.add(post_of(user.id, f"{title} of {name}"))
+    yield move
+    move.close()
+    move.cluster.close()
+    move.engine.dispose()
+
+
+def post_of(user_id, title, **values):
+    return Post(
+        user_id=user_id,
+        title=title,
+        changes=0,
+        written_at=WRITTEN_AT,
+        **values,
+    )
+
+
+def copied(move):
+    Switch(move).go("copying")
+    assert backfill(move, jobs=1) == 0
+    assert reconcile(move).is_equal
+
+
+def switched(move):
+    copied(move)
+    Switch(move).go("switched")
+    move.progress(now=True)
+
+
+def titles(move):
+    """Return the titles on the shards by primary key in the database."""
+    found = {}
+    with move.engine.connect() as connection:
+        ids = move.tables["posts"].marks.marked(connection)
+    with move.cluster.session() as session:
+        for object_id, (key,) in ids.items():
+            post = session.get(ShardedPost, object_id)
+            if post is not None:
+                found[key] = post.title
+    return found
+
+
+def test_sessions_copy_what_they_write(move):
+    copied(move)
+    with move._sessions.begin() as session:
+        session.get(Post, 1).title = "changed"
+        session.delete(session.get(Post, 2))
+        session.execute(
+            update(Post).where(Post.user_id == 2).values(title="both")
+        )
+        session.add(post_of(1, "new", reply_to=1))
+    assert titles(move) == {1: "changed", 3: "both", 4: "both", 5: "new"}
+    with move._sessions.begin() as session:
+        session.execute(delete(Post).where(Post.id.in_([4, 5])))
+        session.execute(
+            insert(Post),
+            [
+                {
+                    "id": 9,
+                    "user_id": 1,
+                    "title": "bulk",
+                    "changes": 0,
+                    "written_at": WRITTEN_AT,
+                }
+            ],
+        )
+        session.execute(update(Post), [{"id": 3, "title": "by key"}])
+    assert titles(move) == {1: "changed", 3: "by key", 9: "bulk"}
+    assert verify(move).is_equal
+    with move._sessions() as session, pytest.raises(UnmarkedWriteError):
+        session.execute(
+            insert(Post),
+            [
+                {
+                    "user_id": 1,
+                    "title": "?",
+                    "changes": 0,
+                    "written_at": WRITTEN_AT,
+                }
+            ],
+        )
+
+
+def test_what_is_rolled_back_is_not_copied(move):
+    copied(move)
+    with move._sessions.begin() as session:
+        session.get(Post, 1).title = "kept"
+        savepoint = session.begin_nested()
+        session.get(Post, 2).title = "not kept"
+        session.add(post_of(1, "not there"))
+        session.flush()
+        savepoint.rollback()
+    with move._sessions() as session:
+        session.get(Post, 3).title = "not kept"
+        session.flush()
+    assert titles(move) == {
+        1: "kept",
+        2: "second of a",
+        3: "first of b",
+        4: "second of b",
+    }
+
+
+def test_a_failed_copy_is_no_error_and_waits(move, monkeypatch, caplog):
+    copied(move)
+
+    def fails(*_, **options):
+        raise OperationalError("", {}, Exception("the shard is down"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(move.copier, "forward", fails)
+        with move._sessions.begin() as session:
+            session.get(Post, 1).title = "changed"
+    assert "posts (1,) was not copied and waits: " in caplog.text
+    assert titles(move)[1] == "first of a"
+    assert status(move).waiting == {"users": 0, "posts": 1}
+    assert verify(move).waiting == 1
+    assert copy_waiting(move, move.progress()) == 0
+    assert titles(move)[1] == "changed"
+
+
+def test_a_row_that_cannot_be_copied_is_named_and_holds_up_no_other(
+    move, caplog
+):
+    copied(move)
+    with move._sessions.begin() as session:
+        # Its object is on the shard of the first user.
+        session.get(Post, 1).user_id = 2
+        session.get(Post, 3).title = "changed"
+    assert titles(move)[3] == "changed"
+    assert "posts (1,) was not copied and waits: ShardedPost" in caplog.text
+    assert copy_waiting(move, move.progress()) == 1
+    switch = Switch(move)
+    switch.go("reading")
+    with pytest.raises(StageRefusedError, match="1 rows were not copied"):
+        switch.go("switched", timeout=0.1)
+
+
+def test_errors_of_functions_that_convert_are_none_of_the_application(
+    move, caplog
+):
+    copied(move)
+    conversion = move.tables["posts"].conversion
+    conversion._convert["title"] = int
+    with move._sessions.begin() as session:
+        session.get(Post, 1).title = "changed"
+    assert (
+        "posts (1,) was not copied and waits: the function for posts.title "
+        "fails for 'changed': ValueError: invalid literal"
+    ) in caplog.text
+    conversion._convert["title"] = str.upper
+    assert copy_waiting(move, move.progress()) == 0
+    assert titles(move)[1] == "CHANGED"
+
+
+def test_objects_get_primary_keys_and_references(move):
+    switched(move)
+    posts = Posts(move)
+    user_id = posts.add_user("c")
+    post_id = posts.add(user_id, "on a shard")
+    posts.change(1)
+    assert (move.key("users", user_id), move.key("posts", post_id)) == (3, 5)
+    with move._sessions() as session:
+        post = session.get(Post, 5)
+        assert (post.user_id, post.title) == (3, "on a shard")
+        assert post.written_at == WRITTEN_AT
+        assert session.get(Post, 1).changes == 1
+        session.get(Post, 1).title = "?"
+        with pytest.raises(SideClosedError, match="the move is switched"):
+            session.flush()
+    posts.delete(post_id)
+    with move._sessions() as session:
+        assert session.get(Post, 5) is None
+    assert verify(move).is_equal
+
+
+def test_copies_of_deleted_objects_are_late_in_both_directions(move):
+    switched(move)
+    move._copies = False
+    posts, one = Posts(move), move.tables["posts"]
+    post_id = posts.add(1, "short")
+    place = one.layout.unpack(post_id).shard_id
+    images = read_images(one.on(move.cluster, place), [(post_id,)])
+    references = {(1, move.object_id("users", 1)): 1}
+    posts.delete(post_id)
+    assert copy_waiting(move, move.progress()) == 0
+    assert move.copier._apply_back(one, images, references, 1) == 0
+    with move._sessions() as session:
+        assert session.scalars(select(Post.title)).all().count("short") == 0
+    assert verify(move).is_equal
+
+
+def test_a_local_id_that_an_object_has_is_not_given_twice(move):
+    switched(move)
+    user_id = move.object_id("users", 1)
+    with move.cluster.begin() as session:
+        # Its local id is the next primary key.
+        layout = move.tables["posts"].layout
+        shard_id = layout.unpack(user_id).shard_id
+        other = layout.pack(shard_id, 2, 6)
+        session.add(
+            ShardedPost(
+                id=other,
+                user_id=user_id,
+                title="with key 5",
+                changes=0,
+                written_at=WRITTEN_AT.replace(tzinfo=timezone.utc),
+            )
+        )
+    assert move.key("posts", other) == 5
+    Switch(move).back()
+    move.progress(now=True)
+    post_id = Posts(move).add(1, "with key 6")
+    assert post_id == 6
+    found = move.object_id("posts", 6)
+    assert layout.unpack(found).local_id == 6 + 2**35
+    assert verify(move).is_equal
+    assert titles(move)[5] == "with key 5"
+    assert titles(move)[6] == "with key 6"
+
+
+def test_marks_of_an_earlier_round_are_claimed_again(move):
+    copied(move)
+    switch = Switch(move)
+    switch.back()
+    switch.back()
+    assert move.progress(now=True).stage == "legacy"
+    with move._sessions.begin() as session:
+        session.get(Post, 1).title = "without a mark"
+        session.delete(session.get(Post, 2))
+    switch.go("copying")
+    assert status(move).unclaimed == 5
+    assert backfill(move, jobs=1) == 0
+    assert status(move).unclaimed == 0
+    assert verify(move).is_equal
+    assert titles(move)[1] == "without a mark"
+    assert 2 not in titles(move)
+
+
+def test_reconciliation_repairs_objects_of_other_programs(move):
+    copied(move)
+    with move.cluster.begin() as session:
+        user = ShardedUser(name="of no row")
+        session.info["sqla_shard_copying"] = True
+        session.add(user)
+    found = verify(move)
+    assert [(one.table, one.key) for one in found.found] == [("users", None)]
+    assert reconcile(move).is_equal
+    with move.cluster.session() as session:
+        assert session.get(ShardedUser, found.found[0].object_id) is None
+
+
+def test_conditions_of_stages(move):
+    switch = Switch(move)
+    with pytest.raises(StageRefusedError, match="reading has them"):
+        switch.share({"posts": 10})
+    with pytest.raises(StageRefusedError, match="not yet claimed, equal"):
+        switch.go("reading")
+    assert move.progress(now=True).stage == "copying"
+    for run in (lambda: switch.go("legacy"), lambda: switch.go("marking")):
+        with pytest.raises(StageRefusedError):
+            run()
+    copied(move)
+    switch.go("detached")
+    with pytest.raises(StageRefusedError, match="no way back"):
+        switch.back()
+    with pytest.raises(StageRefusedError, match="needs a stage that copies"):
+        verify(move)
+
+
+def test_rows_that_remain_end_the_pause_of_writes(move, monkeypatch):
+    copied(move)
+    switch = Switch(move)
+    switch.go("reading")
+    with move._sessions.begin() as session:
+        move._copies = False
+        session.get(Post, 1).title = "changed"
+    monkeypatch.setattr(move.copier, "copy_or_log", lambda *_, **__: 1)
+    with pytest.raises(StageRefusedError, match="1 rows were not copied"):
+        switch.go("switched", timeout=0.2)
+    assert move.progress(now=True).stage == "reading"
+
+
+def test_shares_of_reads(move, monkeypatch, caplog):
+    copied(move)
+    switch = Switch(move)
+    switch.go("reading")
+    seen = []
+
+    def read(share, **shards):
+        switch.share({"posts": share})
+        move.progress(now=True)
+        seen.clear()
+        for _ in range(20):
+            move.read(
+                "posts",
+                lambda session: seen.append("legacy"),
+                lambda session: shards.get("run", seen.append)("shards"),
+            )
+        return set(seen)
+
+    assert read(0) == {"legacy"}
+    assert read(100) == {"shards"}
+
+    def fails(_):
+        raise OperationalError("", {}, Exception("down"))
+
+    assert read(100, run=fails) == {"legacy"}
+    assert move.counts["failed"] == 20
+    move._compare = 1.0
+    monkeypatch.setattr(move._never, "wait", lambda _: None)
+    assert move.read("posts", lambda s: 1, lambda s: 1) == 1
+    assert move.read("posts", lambda s: 1, lambda s: 2) == 1
+    assert move.counts["compared"] == 2
+    assert move.counts["different"] == 1
+    assert "2 on the shards, 1 in the database" in caplog.text
+
+
+def test_the_plan_names_what_has_to_be_changed(move):
+    found = plan(move)
+    assert [one.rows for one in found.tables] == [2, 4]
+    assert not found.problems
+
+    other = Move(
+        Declaration(Owner("users.id", type_id=1), Lookup("users.name")),
+        Base.metadata,
+        move.engine,
+        move.cluster,
+        {"users": Moved(cls=ShardedUser, names={"name": None})},
+        stage=move.store.name,
+    )
+    other.close()
+    problems = "\n".join(plan(other).problems)
+    assert "users: a Lookup is not moved" in problems
+    assert "users.name is left behind and has no default" in problems
+    assert "posts.user_id refers to users, which moves" in problems
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        ({"users": ShardedUser}, "posts: give its object class"),
+        ({**CLASSES, "x": ShardedPost}, "x has a class, and is not declared"),
+        (
+            {"users": ShardedPost, "posts": ShardedPost},
+            "ShardedPost has the type_id 2, and users is declared with 1",
+        ),
+    ],
+)
+def test_classes_that_do_not_fit(move, classes, message):
+    with pytest.raises(DeclarationError, match=message):
+        Move(
+            move.declaration,
+            Base.metadata,
+            move.engine,
+            move.cluster,
+            classes,
+            stage=move.store.name,
+        )
