@@ -255,6 +255,7 @@ SAMPLES = [
     exc.ShadowReportError("m", path="shadow.json"),
     exc.ShadowSetupError("m", value=2),
     exc.ConversionError(column="posts.title", value="7", reason="r"),
+    exc.MoveSetupError("m"),
     exc.SideClosedError(side="legacy", stage="closing"),
     exc.StageChangedError(expected=1, found=2, stage="marking"),
     exc.StageConflictError(store="s", expected=1, found=2),

@@ -100,6 +100,7 @@ statement raises it::
     ├── MigrateError
     │   ├── ConversionError               a function of a move fails
     │   ├── DeclarationError (ValueError)  does not fit the tables
+    │   ├── MoveSetupError (ValueError)   sessions of another database
     │   ├── ShadowReportError (ValueError)  not a report of shadow mode
     │   ├── ShadowSetupError (ValueError)  cannot be watched
     │   ├── SideClosedError               a write on the wrong side of a move

@@ -12,6 +12,7 @@ __all__ = [
     "ConversionError",
     "DeclarationError",
     "MigrateError",
+    "MoveSetupError",
     "ShadowReportError",
     "ShadowSetupError",
     "SideClosedError",
@@ -193,3 +194,7 @@ class ConversionError(MigrateError):
     value: str
     reason: str
     _text = "the function for {column} fails for {value}: {reason}"
+
+
+class MoveSetupError(MigrateError, MessageError, ValueError):
+    """Raised when sessions and a move do not fit; nothing was written."""

@@ -42,6 +42,7 @@ from typing import TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy import MetaData
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 from sqlalchemy.orm import sessionmaker
@@ -52,6 +53,7 @@ from sqla_shard.cluster.retries import Retries
 from sqla_shard.dialects import backend_for
 from sqla_shard.exc import DeclarationError
 from sqla_shard.exc import SideClosedError
+from sqla_shard.exc import StageUnavailableError
 from sqla_shard.migrate.copier import Copier
 from sqla_shard.migrate.copier import grouped
 from sqla_shard.migrate.declaration import Declaration
@@ -89,7 +91,8 @@ class Move:
         ZooKeeper.
     :param copies: whether a session copies what it has written after COMMIT;
         otherwise the rows wait for ``sqla-shard migrate backfill``.
-    :param refresh: seconds after which reads look at the stage again.
+    :param refresh: seconds after which a process looks at the stage again;
+        until then its reads may use the share, or the side, of before.
     :param compare: share of the reads that read both sides in the stage
         ``reading``, from 0 to 1.
     :raises DeclarationError: if a class is missing, or does not fit.
@@ -126,7 +129,8 @@ class Move:
         self._random = random.Random()  # noqa: S311  # not a secret
         self._never = Event()
         self._lock = Lock()
-        self._known: tuple[Progress, float] | None = None
+        self._known: Progress | None = None
+        self._expires = 0.0
         self._sessions: Any = None
         self._legacy_marks = LegacyMarks(
             self.tables.values(), engine, self._copy_rows
@@ -154,14 +158,28 @@ class Move:
     def progress(self, *, now: bool = False) -> Progress:
         """Return the stage as this process knows it.
 
+        If it cannot be read, the stage that is known remains: the fences
+        refuse what is not correct any more.
+
         :param now: whether to read it, even if it was read lately.
+        :raises StageUnavailableError: if it cannot be read, and ``now`` is
+            given or none is known.
         """
-        with self._lock:
-            known = self._known
-            if now or known is None or monotonic() >= known[1]:
-                found = self.store.read()
-                self._known = known = found, monotonic() + self._refresh
-            return known[0]
+        known = self._known
+        if known is not None and not now:
+            with self._lock:
+                if monotonic() < self._expires:
+                    return known
+                # Other threads do not wait for this one.
+                self._expires = monotonic() + self._refresh
+        try:
+            self._known = known = self.store.read()
+        except StageUnavailableError as error:
+            if known is None or now:
+                raise
+            log.warning("the stage of the move remains known: %s", error)
+        self._expires = monotonic() + self._refresh
+        return known
 
     # -- writes
 
@@ -176,7 +194,8 @@ class Move:
         """Run a transaction on the side that is written.
 
         It is repeated like that of :meth:`sqla_shard.Cluster.run`: after a
-        deadlock, or a connection that was lost before COMMIT.
+        deadlock, or a connection that was lost before COMMIT.  The functions
+        do not commit.
 
         :param legacy: function that gets a session of the database.
         :param shards: function that gets a session of the cluster.
@@ -198,21 +217,34 @@ class Move:
                     raise
             # The fences may be behind what is stored.
             self._never.wait(_PAUSE)
-            progress = self.progress(now=True)
+            self._expires = 0.0
+            progress = self.progress()
 
     def _run(self, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
         dialect = self.engine.dialect
         backend = backend_for(dialect.name, driver=dialect.driver)
+        commits = False
 
         def attempt() -> T:
-            with self._sessions.begin() as session:
+            nonlocal commits
+            commits = False
+            with self._sessions() as session:
                 found: T = fn(session, *args, **kwargs)
+                session.flush()
+                commits = True
+                session.commit()
             return found
 
-        return repeat(
-            attempt,
-            Retries(lambda: {backend}, attempts=None, timeout=30.0),
-        )
+        def is_last(error: Exception) -> bool:
+            # The COMMIT may have arrived: a repetition could write twice.
+            return (
+                commits
+                and isinstance(error, DBAPIError)
+                and error.connection_invalidated
+            )
+
+        retries = Retries(lambda: {backend}, attempts=None, timeout=30.0)
+        return repeat(attempt, retries, is_last=is_last)
 
     # -- reads
 

@@ -32,6 +32,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm import SessionTransaction
 
 from sqla_shard.engine.rendering import Place
+from sqla_shard.exc import MoveSetupError
 from sqla_shard.exc import SideClosedError
 from sqla_shard.exc import UnmarkedWriteError
 from sqla_shard.migrate.fences import Fence
@@ -286,9 +287,18 @@ class LegacyMarks(_SessionMarks[None]):
         return one.marks
 
     def _connection(self, session: Any, place: None) -> Connection:
-        found: Connection = session.connection(
-            bind_arguments={"bind": self._bind}
-        )
+        """Return the connection that the session writes the rows with.
+
+        :raises MoveSetupError: if it is one to another database.
+        """
+        for table in self._tables:
+            bind = session.get_bind(clause=table)
+            if bind.engine.pool is not self._bind.pool:
+                raise MoveSetupError(
+                    f"a session writes {table.key} with {bind.engine!r}, "
+                    f"which is not the engine of the move, {self._bind!r}"
+                )
+        found: Connection = session.connection(bind_arguments={"bind": bind})
         return found
 
     def _place(self, session: Any, instance: Any) -> None:

@@ -267,7 +267,8 @@ def test_a_process_that_lags_loses_a_write_without_fences(scene):
         assert verify(move).is_equal
         assert shown(move, 1) == 2
         # The same without the fence.
-        lagging._known = known, float("inf")
+        lagging._known = known
+        lagging._expires = float("inf")
         lagging._legacy_marks._fence = Unfenced(known)
         Posts(lagging).change(1)
         Posts(move).change(1)

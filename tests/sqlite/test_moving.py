@@ -7,15 +7,20 @@ from datetime import timezone
 from itertools import cycle
 
 import pytest
+from sqlalchemy import create_engine
 from sqlalchemy import delete
+from sqlalchemy import event
 from sqlalchemy import insert
 from sqlalchemy import select
 from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
 from sqla_shard.exc import DeclarationError
+from sqla_shard.exc import MoveSetupError
 from sqla_shard.exc import SideClosedError
 from sqla_shard.exc import StageRefusedError
+from sqla_shard.exc import StageUnavailableError
 from sqla_shard.exc import UnmarkedWriteError
 from sqla_shard.migrate import Declaration
 from sqla_shard.migrate import Lookup
@@ -310,6 +315,55 @@ def test_reconciliation_repairs_objects_of_other_programs(move):
     assert reconcile(move).is_equal
     with move.cluster.session() as session:
         assert session.get(ShardedUser, found.found[0].object_id) is None
+
+
+def test_sessions_of_another_engine_are_refused(move):
+    other = create_engine(move.engine.url)
+    with Session(other) as session:
+        move._legacy_marks.listen(session)
+        session.get(Post, 1).title = "changed"
+        with pytest.raises(MoveSetupError, match="not the engine of the"):
+            session.flush()
+    # Options of an engine do not change its database.
+    with Session(move.engine.execution_options(x=1)) as session:
+        move._legacy_marks.listen(session)
+        session.get(Post, 1).title = "changed"
+        session.commit()
+    other.dispose()
+
+
+def test_a_stage_that_cannot_be_read_remains(move, monkeypatch, caplog):
+    copied(move)
+    now = move.progress(now=True)
+    error = StageUnavailableError(store="s", reason="down")
+
+    def fails():
+        raise error
+
+    monkeypatch.setattr(move.store, "read", fails)
+    move._expires = 0.0
+    assert move.progress() == now
+    assert "s: down" in caplog.text
+    with pytest.raises(StageUnavailableError):
+        move.progress(now=True)
+    Posts(move).change(1)
+
+
+def test_a_lost_answer_of_commit_is_not_repeated(move, monkeypatch):
+    calls = []
+
+    def add(session):
+        calls.append(1)
+
+    def lost(session):
+        raise OperationalError(
+            "COMMIT", {}, Exception("lost"), connection_invalidated=True
+        )
+
+    event.listen(move._sessions, "before_commit", lost)
+    with pytest.raises(OperationalError, match="lost"):
+        move.write(add, add)
+    assert len(calls) == 1
 
 
 def test_conditions_of_stages(move):
