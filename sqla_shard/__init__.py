@@ -33,7 +33,7 @@ is on the virtual shard of its 64-bit id.
 #   contrib/     a follow graph and home feeds, on top of the public names
 #   fleet/       fails over, moves, rebuilds, compares and backs up servers
 #   metrics/     definitions and collectors of metrics; load per shard
-#   migrate/     from one database to shards: what it would mean
+#   migrate/     from one database to shards: measures, and moves the rows
 #   dashboard/   pages that show a fleet, for Flask and in a browser
 #   ext/         Flask, OpenTelemetry, SQLAlchemy's ShardedSession; nothing
 #                imports it
