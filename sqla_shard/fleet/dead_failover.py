@@ -400,17 +400,30 @@ class DeadFailover(Promotion):
         The process that has issued the last ids may have a clock that is
         ahead of the others.
         """
+        admin = self.new.admin
+        there = admin.rows(
+            "SELECT table_schema FROM information_schema.tables"
+            " WHERE table_name = %s",
+            CLOCKS.name,
+        )
         pair = pair_named(self.fleet.topology(), self.server)
-        for keyspace, server in pair.members:
-            if not isinstance(keyspace.id_layout, TimeLayout):
-                continue
-            for shard_id in chain.from_iterable(server.shards):
-                database = marked(keyspace.database_for(shard_id))
-                self.new.admin.run(
-                    f"UPDATE {database}.{CLOCKS.name}"  # noqa: S608
+        wanted = {
+            keyspace.database_for(shard_id)
+            for keyspace, server in pair.members
+            if isinstance(keyspace.id_layout, TimeLayout)
+            for shard_id in chain.from_iterable(server.shards)
+        }
+        # One transaction: each COMMIT waits for the disk, while nobody can
+        # write.
+        admin.run("START TRANSACTION")
+        for (database,) in there:
+            if database in wanted:
+                admin.run(
+                    f"UPDATE {marked(database)}.{CLOCKS.name}"  # noqa: S608
                     " SET last_id = last_id + %s",
                     _IDS,
                 )
+        admin.run("COMMIT")
 
     def _open_new(self) -> None:
         new = self.new

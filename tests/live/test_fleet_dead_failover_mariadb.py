@@ -376,7 +376,8 @@ def test_the_clocks_of_ids_are_raised(pairs):
     pairs.path.write_text(json.dumps(topology))
     primary, standby = roles(pairs)
     names = [place[1] for place in places(topology).values()]
-    for name in names:
+    # One of them has not been upgraded.
+    for name in names[1:]:
         table = f"{name}.{CLOCKS.name}"
         primary.root_execute(
             f"CREATE TABLE {table} (id INT PRIMARY KEY, last_id BIGINT)"
@@ -387,7 +388,7 @@ def test_the_clocks_of_ids_are_raised(pairs):
     fleet = pairs.fleet()
     plan = DeadFailover.planned(fleet, "server1")
     assert apply(fleet, plan).state == "finished"
-    for name in names:
+    for name in names[1:]:
         found = standby.root_execute(f"SELECT * FROM {name}.{CLOCKS.name}")
         assert found == [(1, 100_500)]
 
