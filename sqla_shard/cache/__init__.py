@@ -24,6 +24,7 @@ from sqla_shard.cache.decorators import cached_list
 from sqla_shard.cache.decorators import cached_objects
 from sqla_shard.cache.decorators import CachedFunction
 from sqla_shard.cache.protocol import ClassStats
+from sqla_shard.cache.protocol import counting
 from sqla_shard.cache.protocol import Counts
 from sqla_shard.cache.protocol import read_through
 from sqla_shard.cache.protocol import RegionStats
@@ -59,6 +60,7 @@ __all__ = [
     "Tombstones",
     "cached_list",
     "cached_objects",
+    "counting",
     "load_cache",
     "load_regions",
     "open_region",

@@ -23,8 +23,11 @@ import threading
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from dataclasses import fields
 from secrets import token_bytes
@@ -48,6 +51,7 @@ __all__ = [
     "Tally",
     "Times",
     "Tombstones",
+    "counting",
     "discard",
     "read_through",
     "stats_of",
@@ -157,6 +161,12 @@ class Tally:
 
     def add(self, **counts: float) -> None:
         """Add to counters, by the names of :class:`RegionStats`."""
+        self._add(counts)
+        block = _block.get()
+        if block is not None:
+            block._add(counts)
+
+    def _add(self, counts: Mapping[str, float]) -> None:
         with self._lock:
             for name, count in counts.items():
                 self._counts[name] += count
@@ -223,6 +233,38 @@ class Tally:
         """Return the current counts, by name."""
         with self._lock:
             return dict(self._counts)
+
+
+#: The counters of the innermost :func:`counting`.
+_block: ContextVar[Tally | None] = ContextVar("counting", default=None)
+
+
+@contextmanager
+def counting() -> Iterator[Callable[[], Counts]]:
+    """Count what a block reads, in its thread or asyncio task only.
+
+    ::
+
+        with counting() as counts:
+            session.get(Pin, pin_id)
+        print(counts().hits)
+
+    All regions of all clusters are included.  Of blocks inside one another,
+    the inner one counts.
+
+    :returns: a function that returns the counts so far.
+    """
+    tally = Tally("")
+    token = _block.set(tally)
+
+    def counts() -> Counts:
+        found = tally.counts()
+        return Counts(**{name: found[name] for name in _ALL})
+
+    try:
+        yield counts
+    finally:
+        _block.reset(token)
 
 
 def stats_of(

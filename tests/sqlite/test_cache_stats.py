@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 
 import pytest
 from sqlalchemy import text
 
 from sqla_shard import exc
+from sqla_shard.cache import counting
 from sqla_shard.cache import Counts
 from sqla_shard.ids import pack
 from tests.models.clusters import at
@@ -56,6 +58,20 @@ def test_nothing_was_asked(cache):
     assert [one.name for one in cache.stats()] == ["objects", "boards", "idle"]
     assert [one.hit_ratio for one in cache.stats()] == [None] * 3
     assert [len(one.classes) for one in cache.stats()] == [1, 1, 0]
+
+
+def test_a_block_counts_what_its_own_thread_reads(cluster, cache, pins):
+    read(cluster, *pins)
+    with counting() as outer, ThreadPoolExecutor(1) as threads:
+        read(cluster, *pins[:2])
+        with counting() as inner:
+            read(cluster, pins[2])
+            threads.submit(read, cluster, *pins).result()
+        read(cluster, pack(2, 1, 12345))
+    read(cluster, *pins)
+    assert (inner().hits, inner().misses) == (1, 0)
+    assert (outer().hits, outer().misses) == (2, 1)
+    assert of(cache).hits == 2 + 1 + len(pins) + len(pins)
 
 
 def test_hits_and_misses_are_the_keys_asked(cluster, cache, pins):
