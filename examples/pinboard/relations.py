@@ -10,9 +10,14 @@ those that follow need its ``cross_shard="logged"``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from datetime import timezone
+from typing import TypeVar
+
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import PendingRollbackError
 
 from examples.pinboard.boards import find
 from examples.pinboard.boards import own_board
@@ -26,8 +31,10 @@ from examples.pinboard.models import Pin
 from examples.pinboard.models import PinInBoards
 from examples.pinboard.models import User
 from examples.pinboard.models import UserHasBoards
+from sqla_shard import scatter
 from sqla_shard import ShardSession
 from sqla_shard.contrib import FollowKind
+from sqla_shard.exc import ScatterFailedError
 
 __all__ = [
     "LISTED",
@@ -46,6 +53,7 @@ __all__ = [
     "follows_user",
     "home_page",
     "notices",
+    "reachable",
     "save_pin",
     "saved_pins",
     "take_off",
@@ -55,6 +63,10 @@ __all__ = [
 
 LISTED = 100
 """How many of a list are shown, the latest."""
+_MOMENT = 2.0
+"""Seconds that a page waits for the server of another user."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,15 +99,39 @@ class Notice:
     at: datetime
 
 
+def reachable(
+    session: ShardSession, cls: type[T], ids: Iterable[int]
+) -> list[T]:
+    """Return the objects that exist, of the servers that answer.
+
+    For what a page shows in addition to its own board: without the server of
+    another user it shows less, and nobody waits for long.
+    """
+    wanted = list(ids)
+    try:
+        found = session.get_many(cls, wanted)
+    except (OperationalError, PendingRollbackError):
+        # In another session: in this one a rollback would expire all that the
+        # page has read, and a lost connection stays as it is without one.
+        partial = scatter(on_error="partial", timeout=_MOMENT)
+        with session.cluster.session() as other:
+            try:
+                found = other.get_many(cls, wanted, options=[partial])
+            except ScatterFailedError:  # none of their servers has answered
+                return []
+    return [one for one in found if one is not None]
+
+
 def _with_owners(
     session: ShardSession, boards: list[Board]
 ) -> list[OwnedBoard]:
     # All owners at once: one statement for each server.
-    owners = session.get_many(User, [board.user_id for board in boards])
+    found = reachable(session, User, [board.user_id for board in boards])
+    owners = {one.id: one for one in found}
     return [
-        OwnedBoard(board=board, owner=owner)
-        for board, owner in zip(boards, owners, strict=True)
-        if owner is not None
+        OwnedBoard(board=board, owner=owners[board.user_id])
+        for board in boards
+        if board.user_id in owners
     ]
 
 
@@ -164,16 +200,15 @@ def counts(session: ShardSession, user_id: int) -> tuple[int, int]:
 def followed_boards(session: ShardSession, user_id: int) -> list[OwnedBoard]:
     """Return the boards that a user follows by themselves, latest first."""
     page = graph.followed_boards(session, user_id, LISTED)
-    found = session.get_many(Board, [one.id for one in page])
-    return _with_owners(session, [one for one in found if one is not None])
+    found = reachable(session, Board, [one.id for one in page])
+    return _with_owners(session, found)
 
 
 def followed_users(session: ShardSession, user_id: int) -> list[User]:
     """Return the users whose boards a user all follows, the latest first."""
     kinds = [FollowKind.EXPLICIT]
     page = graph.followees(session, user_id, LISTED, kinds=kinds)
-    found = session.get_many(User, [one.id for one in page])
-    return [one for one in found if one is not None]
+    return reachable(session, User, [one.id for one in page])
 
 
 def home_page(
@@ -184,28 +219,34 @@ def home_page(
     :raises InvalidBookmarkError: when ``after`` belongs to another list.
     """
     page = home.page(session, user_id, PAGE, after)
-    found = session.get_many(Board, [item.board_id for item in page])
-    boards = {one.id: one for one in found if one is not None}
-    owners = session.get_many(User, [item.author_id for item in page])
+    found = reachable(session, Board, [item.board_id for item in page])
+    boards = {one.id: one for one in found}
+    others = reachable(session, User, [item.author_id for item in page])
+    owners = {one.id: one for one in others}
     return [
-        HomePin(pin=item.post, board=boards[item.board_id], owner=owner)
-        for item, owner in zip(page, owners, strict=True)
-        if owner is not None and item.board_id in boards
+        HomePin(
+            pin=item.post,
+            board=boards[item.board_id],
+            owner=owners[item.author_id],
+        )
+        for item in page
+        if item.author_id in owners and item.board_id in boards
     ], page.next
 
 
 def notices(session: ShardSession, user_id: int) -> list[Notice]:
     """Return who has followed a user lately, the latest first."""
     page = graph.followers(session, user_id, LISTED)
-    users = session.get_many(User, [one.id for one in page])
+    found = reachable(session, User, [one.id for one in page])
+    users = {one.id: one for one in found}
     return [
         Notice(
-            user=user,
+            user=users[one.id],
             boards=one.number,
             at=datetime.fromtimestamp(one.sequence / 1_000_000, timezone.utc),
         )
-        for one, user in zip(page, users, strict=True)
-        if user is not None
+        for one in page
+        if one.id in users
     ]
 
 
@@ -242,16 +283,15 @@ def saved_pins(session: ShardSession, board_id: int) -> list[Pin]:
     Those that their owners have removed are left out, until they are
     restored.
     """
-    page = BoardHasSavedPins.page(session, board_id, LISTED, targets=True)
-    return [row.target for row in page if row.target is not None]
+    page = BoardHasSavedPins.page(session, board_id, LISTED)
+    return reachable(session, Pin, [row.pin_id for row in page])
 
 
 def boards_that_hold(session: ShardSession, pin: Pin) -> list[OwnedBoard]:
     """Return the board of a pin, then those that it was saved on."""
     rows = PinInBoards.page(session, pin.id, LISTED)
     ids = [pin.board_id, *(row.board_id for row in rows)]
-    found = session.get_many(Board, ids)
-    return _with_owners(session, [one for one in found if one is not None])
+    return _with_owners(session, reachable(session, Board, ids))
 
 
 def boards_to_save_on(
