@@ -72,6 +72,9 @@ In the order to read:
     The row cache, with a switch for each class, and the queues of jobs.
 ``importing.py``, ``import_jobs.py``, ``samples.py``
     Bookmark files: of users, written by a job, and our own.
+``lab/``
+    What the command shows of sharding: the map, the strip of statements, and
+    servers that can be stopped.  The pages know nothing of it.
 ``app.py``, ``database.py``, ``security.py``
     The application: the session of a request
     (:mod:`sqla_shard.ext.flask`), CSRF tokens, headers, limits.

@@ -7,9 +7,10 @@ import signal
 import sys
 import threading
 import webbrowser
+from collections.abc import Iterator
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from contextlib import nullcontext
+from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
@@ -21,10 +22,12 @@ from werkzeug.serving import make_server
 from examples.pinboard.app import create_app
 from examples.pinboard.caching import keep
 from examples.pinboard.caching import MEMORY
-from examples.pinboard.clusters import mariadb_cluster
-from examples.pinboard.clusters import memcached_if_there
+from examples.pinboard.clusters import fleet_cluster
+from examples.pinboard.clusters import local_fleet
 from examples.pinboard.clusters import sqlite_cluster
 from examples.pinboard.clusters import topology_cluster
+from examples.pinboard.lab.bench import Bench
+from examples.pinboard.lab.lab import Lab
 from examples.pinboard.samples import add_samples
 from examples.pinboard.tables import bring_up_to_date
 from examples.pinboard.workers import working
@@ -88,20 +91,38 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def opened(chosen: argparse.Namespace) -> AbstractContextManager[Cluster]:
-    """Return the cluster that the command line asks for."""
-    if chosen.mariadb:
-        return mariadb_cluster()
-    if chosen.topology is not None:
-        return topology_cluster(chosen.topology)
-    return sqlite_cluster(chosen.data)
+_SQLITE = (
+    "On SQLite a server is a folder of files: there is no process to stop or "
+    "to slow down. The cache can be switched off."
+)
+_OTHERS = (
+    "These servers belong to you, not to the demo: it neither stops them nor "
+    "fills them."
+)
 
 
-def cached(chosen: argparse.Namespace) -> AbstractContextManager[str]:
-    """Return the nodes of the row cache."""
-    if chosen.cache is not None:
-        return nullcontext(chosen.cache)
-    return memcached_if_there() if chosen.mariadb else nullcontext(MEMORY)
+@contextmanager
+def opened(
+    chosen: argparse.Namespace,
+) -> Iterator[tuple[Cluster, Bench, str]]:
+    """Open the cluster that the command line asks for.
+
+    :returns: the cluster, what can be broken, and the nodes of the cache.
+    """
+    with ExitStack() as stack:
+        cache = MEMORY
+        if chosen.mariadb:
+            fleet = stack.enter_context(local_fleet())
+            bench: Bench = fleet
+            cache = fleet.cache_address or MEMORY
+            cluster = stack.enter_context(fleet_cluster(fleet))
+        elif chosen.topology is not None:
+            bench = Bench(_OTHERS, may_write=False)
+            cluster = stack.enter_context(topology_cluster(chosen.topology))
+        else:
+            bench = Bench(_SQLITE)
+            cluster = stack.enter_context(sqlite_cluster(chosen.data))
+        yield cluster, bench, chosen.cache or cache
 
 
 def serve(app: Flask, port: int, *, browse: bool) -> None:
@@ -134,7 +155,7 @@ def run(chosen: argparse.Namespace) -> None:
     """Open the cluster, bring its tables up to date, and serve."""
     if chosen.mariadb:
         print("starting two MariaDB servers", flush=True)
-    with opened(chosen) as cluster, cached(chosen) as where:
+    with opened(chosen) as (cluster, bench, where):
         bring_up_to_date(cluster)
         keep(cluster, where)
         cluster.repair()  # what the last run has left, if it was killed
@@ -146,8 +167,8 @@ def run(chosen: argparse.Namespace) -> None:
             f"cache: {where}",
             flush=True,
         )
-        app = create_app(cluster)
-        with working(cluster):
+        with Lab(cluster, bench, where) as lab, working(cluster):
+            app = create_app(cluster, lab=lab)
             serve(app, chosen.port, browse=not chosen.no_browser)
 
 

@@ -14,6 +14,7 @@ from examples.pinboard import panel
 from examples.pinboard import security
 from examples.pinboard import showing
 from examples.pinboard.database import db
+from examples.pinboard.lab.lab import Lab
 from sqla_shard import Cluster
 
 __all__ = ["create_app"]
@@ -25,6 +26,7 @@ def create_app(
     secret_key: str | bytes | None = None,
     testing: bool = False,
     hosts: Sequence[str] = ("127.0.0.1", "localhost"),
+    lab: Lab | None = None,
 ) -> Flask:
     """Return the application over a cluster, whose tables are there.
 
@@ -35,6 +37,7 @@ def create_app(
     :param testing: let errors of the program pass to the test client.
     :param hosts: names that the application is called by; others are
         refused, since a page elsewhere could have given itself our address.
+    :param lab: what the demo shows of sharding; not for production.
     """
     app = Flask(__name__)
     app.config.update(
@@ -48,6 +51,7 @@ def create_app(
         current_user=security.current_user,
         has_cache=lambda: cluster.cache is not None,
         hue_of=showing.hue_of,
+        lab=None,
         letter_of=showing.letter_of,
         pin_json=showing.pin_json,
     )
@@ -57,4 +61,6 @@ def create_app(
     app.register_blueprint(panel.blueprint)
     app.register_blueprint(api.blueprint)
     answers.register(app)
+    if lab is not None:
+        lab.install(app)
     return app

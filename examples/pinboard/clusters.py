@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from examples.pinboard.caching import MEMORY
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
 
+if TYPE_CHECKING:
+    from examples.pinboard.lab.mariadb import LocalFleet
+
 __all__ = [
-    "mariadb_cluster",
-    "memcached_if_there",
+    "fleet_cluster",
+    "local_fleet",
     "sqlite_cluster",
     "topology_cluster",
 ]
@@ -40,36 +43,26 @@ def topology_cluster(path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-@contextmanager
-def mariadb_cluster() -> Iterator[Cluster]:
-    """Start two MariaDB servers on 127.0.0.1, and end them afterwards.
+def local_fleet() -> LocalFleet:
+    """Return two MariaDB servers on 127.0.0.1, not started yet.
 
-    Their data is gone then.  They are those of the tests, with which the
+    Their data is gone at the end.  They are those of the tests, with which the
     account of the application has a random password and may make databases.
-
-    :raises sqla_shard.exc.ServerProcessError: when MariaDB is missing or a
-        server does not start.
     """
     # It needs PyMySQL, which SQLite does not.
-    from sqla_shard.testing import MariaDBFleet
+    from examples.pinboard.lab.mariadb import LocalFleet
 
-    with MariaDBFleet(_SERVERS, _SHARDS) as fleet:
-        document = fleet.topology_mapping(lookup=_LOOKUP)
-        with Cluster.from_topology(document) as cluster:
-            yield cluster
+    return LocalFleet(_SHARDS, _LOOKUP)
 
 
 @contextmanager
-def memcached_if_there() -> Iterator[str]:
-    """Start a memcached on 127.0.0.1, and end it afterwards.
-
-    :returns: its address; "memory" where memcached is not installed.
-    """
-    from sqla_shard.testing import MemcachedServer
-    from sqla_shard.testing.programs import find_memcached
-
-    if find_memcached() is None:
-        yield MEMORY
-        return
-    with MemcachedServer() as server:
-        yield server.address
+def fleet_cluster(fleet: LocalFleet) -> Iterator[Cluster]:
+    """Open the servers of a fleet, whose topology changes."""
+    with Cluster.from_file(
+        fleet.path,
+        environ=fleet.environ,
+        # Servers that were stopped, and operations that move shards, have
+        # ended the connections of the pool: a page is not to fail for that.
+        engine_options={"pool_pre_ping": True},
+    ) as cluster:
+        yield cluster

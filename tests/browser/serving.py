@@ -18,6 +18,7 @@ from examples.pinboard.caching import keep
 from examples.pinboard.caching import MEMORY
 from examples.pinboard.inputs import BoardInput
 from examples.pinboard.inputs import PinInput
+from examples.pinboard.lab.lab import Lab
 from examples.pinboard.models import BoardHasPins
 from examples.pinboard.samples import add_user
 from sqla_shard import Cluster
@@ -38,12 +39,13 @@ class Site:
     """The application over a cluster, served by a thread of this process.
 
     :param cluster: closed by whoever made it, after the site.
+    :param lab: of the demo; None for an application without one.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, lab: Lab | None = None) -> None:
         self.cluster = cluster
         keep(cluster, MEMORY)
-        self._app = create_app(cluster, secret_key="of the tests")
+        self._app = create_app(cluster, secret_key="of the tests", lab=lab)
         self._server = make_server(
             "127.0.0.1",
             0,

@@ -1,0 +1,86 @@
+"""The newest pins of all users, and the same statement when it is refused.
+
+Each server sorts its own pins, all at the same time; what they return is
+merged.  Without ``scatter()`` no shard can be told from the statement, and it
+is refused: nobody asks all servers by mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import select
+
+from examples.pinboard.models import Board
+from examples.pinboard.models import Pin
+from examples.pinboard.models import User
+from examples.pinboard.relations import HomePin
+from examples.pinboard.relations import reachable
+from sqla_shard import scatter
+from sqla_shard import scatter_errors
+from sqla_shard import ShardSession
+from sqla_shard.exc import RoutingError
+from sqla_shard.exc import ScatterFailedError
+
+__all__ = ["Newest", "newest_pins", "refusal"]
+
+#: How many pins are shown.
+_LIMIT = 24
+#: Seconds that a server may take; without one that takes longer, the others'
+#: pins are shown.
+_MOMENT = 2.0
+
+_STATEMENT = select(Pin).order_by(Pin.ts.desc(), Pin.id.desc()).limit(_LIMIT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Newest:
+    """The newest pins.
+
+    :ivar silent: names of servers that have not answered.
+    """
+
+    pins: Sequence[HomePin]
+    silent: Sequence[str]
+
+
+def newest_pins(session: ShardSession) -> Newest:
+    """Return the newest pins of all users, of the servers that answer."""
+    wanted = scatter(on_error="partial", timeout=_MOMENT)
+    try:
+        result = session.scalars(_STATEMENT.options(wanted))
+    except ScatterFailedError as error:  # no server has answered
+        return Newest(pins=[], silent=_servers(session, error.errors))
+    silent = _servers(session, scatter_errors(result))
+    pins = result.all()
+    found = reachable(session, Board, [pin.board_id for pin in pins])
+    boards = {one.id: one for one in found}
+    owners = reachable(session, User, [one.user_id for one in found])
+    users = {one.id: one for one in owners}
+    return Newest(
+        pins=[
+            HomePin(pin=pin, board=board, owner=users[board.user_id])
+            for pin in pins
+            if (board := boards.get(pin.board_id)) is not None
+            and board.user_id in users
+        ],
+        silent=silent,
+    )
+
+
+def _servers(session: ShardSession, shards: Iterable[int]) -> list[str]:
+    return sorted({session.place_for(Pin, one).server for one in shards})
+
+
+def refusal(session: ShardSession) -> RoutingError:
+    """Return the error of the statement without ``scatter()``.
+
+    Nothing is sent to a server.
+    """
+    try:
+        session.scalars(_STATEMENT)
+    except RoutingError as error:
+        return error
+    raise AssertionError("a statement without a shard was not refused")
