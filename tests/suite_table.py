@@ -70,7 +70,10 @@ SUITES: dict[str, tuple[On, ...]] = {
         ),
     ),
     "merged_computed": BOTH,
-    "merged_corners": BOTH,
+    "merged_corners": (
+        On("sqlite", few={"MergedCorners.conditions": 40}),
+        On("mariadb", few={"MergedCorners.conditions": 40}),
+    ),
     "merged_numbers": (
         On("sqlite", few=_FEW_NUMBERS),
         On("mariadb", few=_FEW_NUMBERS),
@@ -134,7 +137,11 @@ SUITES: dict[str, tuple[On, ...]] = {
             values={"Racing.rounds": 10},
             few={"Racing.rounds": 4},
         ),
-        On("mariadb", options=_MANY_CONNECTIONS),
+        On(
+            "mariadb",
+            options=_MANY_CONNECTIONS,
+            few={"Racing.rounds": 8},
+        ),
         On(
             "mariadb-committed",
             options=_COMMITTED,

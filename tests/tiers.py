@@ -26,7 +26,11 @@ A test says what it needs by a marker, most often by where it is:
 ``thorough``
     Takes longer than its area can have in ``make test``: processes that are
     killed, operations of fleets, fuzzers and random runs, a second backend,
-    event loops, most of the browser, and the helpers of tests themselves.
+    event loops, most of the browser, the pages of the documentation, and the
+    helpers of tests themselves.
+
+What tries random values tries fewer of them before ``all``: see ``few`` in
+tests/suite_table.py, and the profiles of hypothesis in tests/conftest.py.
 """
 
 from __future__ import annotations
@@ -104,6 +108,8 @@ _PROCESSES = frozenset(
 )
 _THOROUGH = frozenset(
     [
+        "mapping_changes.test_too_many_rows_without_room",
+        "mapping_reading.test_the_cache_does_not_grow",
         "test_acls_chaos_zookeeper",
         "test_agent_zookeeper",
         "test_alerts_mariadb",
@@ -227,10 +233,8 @@ _ONE_PYTHON = frozenset(
         "test_fleet_messages.test_every_command_of_a_message_exists",
         "test_remedies.test_every_refusal_has_a_remedy_that_is_run",
         # For many values, or many times.
-        "mapping_changes.test_too_many_rows_without_room",
         "mapping_gap.test_moves_into_one_gap",
         "mapping_machine.test_is_a_list",
-        "mapping_reading.test_the_cache_does_not_grow",
         "merged.test_answers_are_equal",
         "merged_corners.test_random_having",
         "merged_numbers.test_numbers_are_equal_or_refused",

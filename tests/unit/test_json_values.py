@@ -163,7 +163,7 @@ def test_each_corner(decode: Callable[[Any], Any], text: str) -> None:
     assert fast == standard
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=8 * settings().max_examples, deadline=None)
 @given(_texts())
 def test_blobs(text: str) -> None:
     for decode in (decode_blob, decode_json, json_values.decode_json):
@@ -193,7 +193,7 @@ _CELLS = (
 
 
 @settings(
-    max_examples=200,
+    max_examples=4 * settings().max_examples,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -208,7 +208,7 @@ def test_rows_of_the_cache(rows: list[Any]) -> None:
     assert fast == standard == _exactly(rows)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=6 * settings().max_examples, deadline=None)
 @given(st.lists(_texts(), min_size=1, max_size=3))
 @example(['{"t": "2026-01-01"}', '{"t": {"n": "1"}}', "[1, 2]"])
 @example(['[{"i": [1, {"n": "2"}, 3]}]', "[18446744073709551616]"])
