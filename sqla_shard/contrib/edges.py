@@ -63,6 +63,10 @@ __all__ = [
 ]
 
 
+#: Most targets whose SELECT is built for their number.
+_LISTED = 50
+
+
 class FollowKind(IntEnum):
     """What an edge between two users means."""
 
@@ -342,9 +346,16 @@ class EdgeTable:
         wanted = list(target_ids)
         if not wanted:
             return {}
+        statement: Any = self._some
+        values: dict[str, Any] = {"source": source_id, "targets": wanted}
+        if len(wanted) <= _LISTED:
+            # A list of any length is written into the SQL at each execution,
+            # which takes a third of the time of SQLAlchemy.
+            statement = _listed(self, len(wanted))
+            values = {"source": source_id, **_numbered("target", wanted)}
         rows = session.execute(
-            self._some,
-            {"source": source_id, "targets": wanted},
+            statement,
+            values,
             bind_arguments={"place": self.place(session, source_id)},
         )
         return {row[0]: Edge(*row[1:]) for row in rows}
@@ -468,6 +479,16 @@ class EdgeTable:
 
 def _numbered(name: str, values: Sequence[int]) -> dict[str, int]:
     return {f"{name}_{index}": one for index, one in enumerate(values)}
+
+
+@lru_cache(maxsize=4 * _LISTED)
+def _listed(edges: EdgeTable, targets: int) -> Any:
+    """Return a SELECT of the edges to a number of targets."""
+    wanted: Any = [bindparam(f"target_{index}") for index in range(targets)]
+    return select(edges.target_id, *edges._edge).where(
+        edges.source_id == bindparam("source"),
+        edges.target_id.in_(wanted),
+    )
 
 
 @lru_cache(maxsize=64)

@@ -50,6 +50,7 @@ class FeedTables:
         self.post = post
         self.name = name
         self._statements: dict[tuple[bool, bool], Any] = {}
+        self._relations: dict[bool, Any] = {}
         prefix = "" if name == "feeds" else f"{name}_"
         self.posts = self._table(
             base,
@@ -208,6 +209,26 @@ class FeedTables:
         authors: Collection[int] | None,
     ) -> tuple[dict[int, int], dict[int, int]]:
         """Return the relations of a user to all users and boards."""
+        values: dict[str, Any] = {"source": user_id}
+        if authors is not None:
+            values["owners"] = list(authors)
+        found: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        for is_board, target_id, kind in session.execute(
+            self._related(authors is not None),
+            values,
+            bind_arguments={"place": self._place(session, user_id)},
+        ):
+            found[is_board][target_id] = kind
+        return found
+
+    def _related(self, has_owners: bool) -> Any:
+        """Return the SELECT of the relations of a user, built once.
+
+        :param has_owners: whether only those to some users are read.
+        """
+        known = self._relations.get(has_owners)
+        if known is not None:
+            return known
         users, boards = self.follows.users, self.follows.boards
         parts = []
         for index, (table, owner, kinds) in enumerate(
@@ -220,18 +241,16 @@ class FeedTables:
                 literal(index).label("is_board"),
                 table.target_id.label("target_id"),
                 table.kind.label("kind"),
-            ).where(table.source_id == user_id, table.kind.in_(kinds))
-            if authors is not None:
-                part = part.where(owner.in_(list(authors)))
+            ).where(
+                table.source_id == bindparam("source"), table.kind.in_(kinds)
+            )
+            if has_owners:
+                owners: Any = bindparam("owners", expanding=True)
+                part = part.where(owner.in_(owners))
             parts.append(part)
         rows = union_all(*parts).subquery()
-        found: tuple[dict[int, int], dict[int, int]] = ({}, {})
-        for is_board, target_id, kind in session.execute(
-            select(*rows.c),
-            bind_arguments={"place": self._place(session, user_id)},
-        ):
-            found[is_board][target_id] = kind
-        return found
+        statement = self._relations[has_owners] = select(*rows.c)
+        return statement
 
 
 def _id(*, colocated: bool = False) -> Any:
