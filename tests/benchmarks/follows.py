@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from sqla_shard import pack
 from sqla_shard import unpack
 from sqla_shard.contrib import FeedStore
 from sqla_shard.contrib import FollowKind
+from sqla_shard.contrib import FollowStore
 from sqla_shard.contrib.edges import Edge
 from sqla_shard.contrib.edges import EdgeTable
 from sqla_shard.contrib.feed_store import _MARK
@@ -43,9 +45,11 @@ from tests.models.graph_models import Board
 from tests.models.graph_models import feed
 from tests.models.graph_models import follows
 from tests.models.graph_models import Pin
+from tests.models.graph_models import stored
 from tests.models.graph_models import User
 
-_USERS = 100_000
+#: SQLA_SHARD_USERS=5000 is a smaller graph, for a few minutes.
+_USERS = int(os.environ.get("SQLA_SHARD_USERS", "100000"))
 _EACH = 11
 _SHARDS = 16
 _AUTHORS = 100
@@ -68,7 +72,8 @@ def run() -> None:
         followed = _load_graph(cluster, users)
         with _by_hand(cluster) as hands:
             _questions(cluster, hands, users, reader)
-            _lists(cluster, users, followed)
+            small = _lists(cluster, users, followed)
+            _stored(cluster, server, users, small)
             authors = sorted(followed[reader])
             _publish(cluster, users, authors)
             _pages(cluster, hands, server, reader)
@@ -213,7 +218,8 @@ def _questions(
 
 def _lists(
     cluster: Cluster, users: list[int], followed: dict[int, set[int]]
-) -> None:
+) -> int:
+    """Return a user with about 1,000 followers."""
     numbers = Counter(one for found in followed.values() for one in found)
     small = min(users[1:], key=lambda one: abs(numbers[one] - 1000))
     star = users[0]
@@ -240,10 +246,86 @@ def _lists(
                     names[0]: lambda: follows.count_followers(session, small),
                     names[1]: lambda: follows.count_followers(session, star),
                 },
+                turns=100,
+            ),
+        )
+        _counted(session, small, star, names)
+    return small
+
+
+def _counted(session: Any, small: int, star: int, names: list[str]) -> None:
+    """Compare a stored number with the same one, counted by the server."""
+    table = follows.users_reversed
+    counts = table.counts
+
+    def counted(user: int) -> None:
+        table.counts = None
+        follows.count_followers(session, user)
+        table.counts = counts
+
+    for user, name in zip((small, star), names, strict=True):
+        show(
+            f"the number of followers, {name}",
+            compare(
+                {
+                    "stored": lambda user=user: follows.count_followers(
+                        session, user
+                    ),
+                    "counted": lambda user=user: counted(user),
+                },
                 turns=20,
                 warm_up=3,
             ),
         )
+
+
+def _stored(
+    cluster: Cluster, server: RedisServer, users: list[int], small: int
+) -> None:
+    """Compare lists in Redis with those in the tables."""
+    store = FollowStore([f"redis://{server.address}/2"])
+    stored.store = store
+    client = redis.Redis.from_url(f"redis://{server.address}/2")
+    table = follows.users_reversed.name
+    key = f"follows:{table}:{small}"
+    rng = random.Random(4)
+    batches = itertools.cycle(
+        [rng.sample(users[:5000], 25) for _ in range(50)]
+    )
+
+    def by_hand() -> None:
+        client.hmget(key, [str(one) for one in next(batches)])
+
+    with cluster.session() as session:
+        stored.rebuild(session, [small])
+        assert client.exists(key)
+        for name, ask in (
+            (
+                "which of these 25 follow me",
+                lambda graph: graph.followed_by(session, small, next(batches)),
+            ),
+            (
+                "a page of 50 followers",
+                lambda graph: graph.followers(session, small, 50),
+            ),
+            (
+                "the number of followers",
+                lambda graph: graph.count_followers(session, small),
+            ),
+        ):
+            hands = {"redis-py": by_hand} if "25" in name else {}
+            show(
+                f"{name}, of about 1,000, from Redis and the tables",
+                compare(
+                    {
+                        **hands,
+                        "Redis": lambda ask=ask: ask(stored),
+                        "tables": lambda ask=ask: ask(follows),
+                    },
+                    turns=300,
+                ),
+            )
+    stored.store = None
 
 
 # -- feeds
