@@ -21,9 +21,9 @@ from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import rate_option
 from sqla_shard.cli.options import resume_option
 from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import json_option
 from sqla_shard.cli.output import print_report
 from sqla_shard.cli.output import ProgressLines
 from sqla_shard.cli.output import with_options
@@ -55,7 +55,7 @@ def _run(
     models: tuple[str, ...],
     name: str,
     work: Callable[..., Any],
-    as_json: bool,
+    as_data: bool,
     **options: Any,
 ) -> Any:
     """Call a function for a class, and print its report.
@@ -76,7 +76,7 @@ def _run(
             raise click.BadParameter(
                 str(error), param_hint="--class"
             ) from error
-    print_report(report, as_json)
+    print_report(report, as_data)
     return report
 
 
@@ -107,14 +107,14 @@ def _run(
     is_flag=True,
     help="Print the expected ratio; do not store the dictionary.",
 )
-@json_option
+@data_option
 @pass_settings
 def train_command(
     settings: Settings,
     /,
     models: tuple[str, ...],
     name: str,
-    as_json: bool,
+    as_data: bool,
     **options: Any,
 ) -> None:
     """Train a dictionary from random rows, and store it on all shards.
@@ -122,7 +122,7 @@ def train_command(
     One fifth of the rows is not used for training, and gives the expected
     ratio.  The dictionary is not used for writing before "activate".
     """
-    report = _run(settings, models, name, train, as_json, **options)
+    report = _run(settings, models, name, train, as_data, **options)
     end(is_good=True, is_read=report.ok)
 
 
@@ -141,13 +141,13 @@ def train_command(
     type=click.IntRange(min=1),
     help="Version of the dictionary; the newest by default.",
 )
-@json_option
+@data_option
 @pass_settings
 def activate_command(
     settings: Settings,
     models: tuple[str, ...],
     name: str,
-    as_json: bool,
+    as_data: bool,
     version: int | None,
 ) -> None:
     """Let processes write blobs with a dictionary.
@@ -155,7 +155,7 @@ def activate_command(
     All processes must run code that declares compression="zstd".  Repeat the
     command after shards were opened, which do not have the dictionary.
     """
-    report = _run(settings, models, name, activate, as_json, version=version)
+    report = _run(settings, models, name, activate, as_data, version=version)
     end(is_good=True, is_read=report.ok)
 
 
@@ -166,16 +166,16 @@ def activate_command(
     ),
 )
 @_class_option
-@json_option
+@data_option
 @pass_settings
 def deactivate_command(
-    settings: Settings, models: tuple[str, ...], name: str, as_json: bool
+    settings: Settings, models: tuple[str, ...], name: str, as_data: bool
 ) -> None:
     """Let processes write blobs as JSON.
 
     Compressed rows can still be read; "rewrite" makes them JSON.
     """
-    report = _run(settings, models, name, deactivate, as_json)
+    report = _run(settings, models, name, deactivate, as_data)
     end(is_good=True, is_read=report.ok)
 
 
@@ -196,14 +196,14 @@ def deactivate_command(
     help="Maximum number of rows of a transaction.",
 )
 @resume_option
-@json_option
+@data_option
 @pass_settings
 def rewrite_command(
     settings: Settings,
     /,
     models: tuple[str, ...],
     name: str,
-    as_json: bool,
+    as_data: bool,
     **options: Any,
 ) -> None:
     """Rewrite rows with the active dictionary, or as JSON without one.
@@ -212,7 +212,7 @@ def rewrite_command(
     status is 1 if a row cannot be read.
     """
     options["on_progress"] = ProgressLines(_line)
-    report = _run(settings, models, name, rewrite, as_json, **options)
+    report = _run(settings, models, name, rewrite, as_data, **options)
     end(is_good=not report.unreadable, is_read=not report.unread)
 
 
@@ -224,14 +224,14 @@ def rewrite_command(
 )
 @_class_option
 @rate_option
-@json_option
+@data_option
 @pass_settings
 def check_command(
     settings: Settings,
     /,
     models: tuple[str, ...],
     name: str,
-    as_json: bool,
+    as_data: bool,
     **options: Any,
 ) -> None:
     """Read all rows, and list those whose blob cannot be read.
@@ -239,7 +239,7 @@ def check_command(
     The status is 1 if there is such a row.
     """
     options["on_progress"] = ProgressLines(_line)
-    report = _run(settings, models, name, check, as_json, **options)
+    report = _run(settings, models, name, check, as_data, **options)
     end(is_good=not report.unreadable, is_read=not report.unread)
 
 
@@ -254,17 +254,17 @@ def check_command(
 @click.option(
     "--rows", is_flag=True, help="Count rows and bytes; reads all rows."
 )
-@json_option
+@data_option
 @pass_settings
 def status_command(
     settings: Settings,
     models: tuple[str, ...],
     name: str,
-    as_json: bool,
+    as_data: bool,
     rows: bool,
 ) -> None:
     """Show the dictionaries of a class, and where they are active."""
-    report = _run(settings, models, name, status, as_json, rows=rows)
+    report = _run(settings, models, name, status, as_data, rows=rows)
     end(is_good=True, is_read=not report.unread)
 
 

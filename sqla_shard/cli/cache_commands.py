@@ -20,12 +20,12 @@ from sqla_shard.cli.application_options import IN_MEMORY
 from sqla_shard.cli.application_options import regions_option
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import json_option
 from sqla_shard.cli.output import lines_option
-from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_data
 from sqla_shard.cli.service_loop import End
 from sqla_shard.cli.service_loop import interval_option
 from sqla_shard.cli.service_loop import log_to_stderr
@@ -60,7 +60,7 @@ __all__ = [
 @lines_option
 @pass_settings
 def repair_command(
-    settings: Settings, cache: str, interval: float, once: bool, as_json: bool
+    settings: Settings, cache: str, interval: float, once: bool, as_data: bool
 ) -> None:
     """Run pending invalidations of the cache.
 
@@ -86,7 +86,7 @@ def repair_command(
             problems=_problems,
             state=_state,
         )
-        make_passes(passes, until, None if once else interval, as_json)
+        make_passes(passes, until, None if once else interval, as_data)
 
 
 def _has_removed(report: DrainReport) -> bool:
@@ -122,9 +122,9 @@ def _state(report: DrainReport) -> list[str]:
     ),
 )
 @regions_option
-@json_option
+@data_option
 @pass_settings
-def stats_command(settings: Settings, cache: str, as_json: bool) -> None:
+def stats_command(settings: Settings, cache: str, as_data: bool) -> None:
     """Show the nodes and the pending invalidations of each region.
 
     "sqla-shard cache repair" runs the pending invalidations.  The status is
@@ -140,8 +140,8 @@ def stats_command(settings: Settings, cache: str, as_json: bool) -> None:
         nodes = {name: _nodes(store) for name, store in stores.items()}
     waiting = by_region(sizes)
     unread = describe_unread(troubles)
-    if as_json:
-        print_json(_document(nodes, waiting, unread))
+    if as_data:
+        print_data(_document(nodes, waiting, unread))
     else:
         _show(nodes, waiting, unread)
     is_good = all(

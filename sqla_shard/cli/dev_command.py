@@ -17,10 +17,11 @@ from typing import Any
 
 import click
 
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import FAILED
-from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_data
 from sqla_shard.cli.service_loop import End
 from sqla_shard.fleet import Account
 from sqla_shard.fleet import Accounts
@@ -248,10 +249,8 @@ def add_accounts(server: MariaDBServer, accounts: Accounts) -> None:
     default=Path("topology.json"),
     help="Topology file to write; it is removed at the end.",
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON, once all servers run."
-)
-def up_command(path: Path, as_json: bool, **options: Any) -> None:
+@data_option
+def up_command(path: Path, as_data: bool, **options: Any) -> None:
     """Run local servers until Ctrl-C, and write their topology.
 
     For development and trials: the servers listen on 127.0.0.1, do not flush
@@ -275,7 +274,7 @@ def up_command(path: Path, as_json: bool, **options: Any) -> None:
         replace_file(path, to_json(topology), 0o600)
         try:
             url = _publish(servers, topology)
-            _show(servers, path, url, as_json)
+            _show(servers, path, url, as_data)
             _wait(servers, end, click.get_current_context())
         finally:
             path.unlink(missing_ok=True)
@@ -292,11 +291,11 @@ def _publish(servers: LocalServers, topology: Topology) -> str | None:
 
 
 def _show(
-    servers: LocalServers, path: Path, url: str | None, as_json: bool
+    servers: LocalServers, path: Path, url: str | None, as_data: bool
 ) -> None:
     memcached = servers.memcached
-    if as_json:
-        print_json(
+    if as_data:
+        print_data(
             {
                 "topology": str(path),
                 "zookeeper": url,

@@ -9,6 +9,7 @@ from typing import IO
 import click
 from sqlalchemy.exc import SQLAlchemyError
 
+from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import FAILED
 from sqla_shard.cli.output import NOT_READ
 from sqla_shard.engine.unread import reason
@@ -47,7 +48,7 @@ class Failure(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the error."""
-        click.echo(f"sqla-shard: error: {self.message}", file=file, err=True)
+        echo(f"sqla-shard: error: {self.message}", err=True)
 
 
 def one_line(error: Exception) -> str:

@@ -18,11 +18,11 @@ from sqla_shard.cli.fleet_plans import plan_options
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import CommandT
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import json_option
-from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_data
 from sqla_shard.cli.output import print_report
 from sqla_shard.cli.output import with_options
 from sqla_shard.exc import Problem
@@ -87,7 +87,7 @@ def backup_group() -> None:
     help="Number of sessions that read at a time.",
 )
 @_dry_run_option
-@json_option
+@data_option
 @pass_settings
 def create_command(
     settings: Settings,
@@ -99,7 +99,7 @@ def create_command(
     source: Source,
     workers: int,
     dry_run: bool,
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     """Back up shards into FOLDER: one backup for each server.
 
@@ -109,7 +109,7 @@ def create_command(
     scope = Scope(server=server, keyspace=keyspace, shard=shard)
     if dry_run:
         plan = plan_backups(fleet, storage, scope, source=source)
-        print_report(plan, as_json)
+        print_report(plan, as_data)
         end(is_good=not plan.problems, is_read=True)
         return
     found = create_backups(
@@ -120,7 +120,7 @@ def create_command(
         workers=workers,
         progress=lambda event: echo(event, err=True),
     )
-    _show(found, as_json)
+    _show(found, as_data)
 
 
 @backup_group.command(
@@ -131,7 +131,7 @@ def create_command(
 @click.argument("server")
 @_source_option("primary")
 @_dry_run_option
-@json_option
+@data_option
 @pass_settings
 def binlogs_command(
     settings: Settings,
@@ -140,7 +140,7 @@ def binlogs_command(
     server: str,
     source: Source,
     dry_run: bool,
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     """Copy the binary logs of SERVER that FOLDER does not have.
 
@@ -150,11 +150,11 @@ def binlogs_command(
     fleet, storage = fleet_of(settings), Storage(folder)
     if dry_run:
         plan = plan_binlogs(fleet, storage, server, source=source)
-        print_report(plan, as_json)
+        print_report(plan, as_data)
         return
     archive, new = copy_binlogs(fleet, storage, server, source=source)
-    if as_json:
-        print_json({**archive.as_dict(), "new": new})
+    if as_data:
+        print_data({**archive.as_dict(), "new": new})
     else:
         echo(f"{archive}; copied now: {', '.join(new) or 'none'}")
 
@@ -163,14 +163,14 @@ def binlogs_command(
     "list", epilog=examples("sqla-shard fleet backup list /backups")
 )
 @_folder
-@json_option
-def list_command(folder: str, as_json: bool) -> None:
+@data_option
+def list_command(folder: str, as_data: bool) -> None:
     """List the finished backups in FOLDER, the oldest first.
 
     The exit status is 3 if one of them cannot be read.
     """
     listing = Storage(folder).listing()
-    _show(listing.backups, as_json)
+    _show(listing.backups, as_data)
     _end_read(listing.problems)
 
 
@@ -179,8 +179,8 @@ def list_command(folder: str, as_json: bool) -> None:
 )
 @_folder
 @click.argument("name", required=False)
-@json_option
-def verify_command(folder: str, name: str | None, as_json: bool) -> None:
+@data_option
+def verify_command(folder: str, name: str | None, as_data: bool) -> None:
     """Compare the files in FOLDER with their checksums.
 
     NAME is a backup; by default, all of them and the binary logs.  The exit
@@ -199,8 +199,8 @@ def verify_command(folder: str, name: str | None, as_json: bool) -> None:
         problems += storage.problems(backup)
     for archive in archives:
         problems += archive.problems()
-    if as_json:
-        print_json(
+    if as_data:
+        print_data(
             {
                 "backups": [backup.name for backup in backups],
                 "problems": [
@@ -239,9 +239,9 @@ def verify_command(folder: str, name: str | None, as_json: bool) -> None:
     help="Days for which each backup stays.",
 )
 @click.option("--dry-run", is_flag=True, help="Only list what would go.")
-@json_option
+@data_option
 def prune_command(
-    folder: str, keep_last: int, keep_days: float, dry_run: bool, as_json: bool
+    folder: str, keep_last: int, keep_days: float, dry_run: bool, as_data: bool
 ) -> None:
     """Remove old backups from FOLDER, and unfinished ones after a day.
 
@@ -255,8 +255,8 @@ def prune_command(
         now=time.time(),
         dry_run=dry_run,
     )
-    if as_json:
-        print_json({"removed": removed, "dry_run": dry_run})
+    if as_data:
+        print_data({"removed": removed, "dry_run": dry_run})
     else:
         for name in removed:
             echo(f"{'would remove' if dry_run else 'removed'} {name}")
@@ -321,9 +321,9 @@ def _end_read(problems: Sequence[Problem]) -> None:
     end(is_good=True, is_read=not problems)
 
 
-def _show(backups: list[Backup], as_json: bool) -> None:
-    if as_json:
-        print_json([one.as_dict() for one in backups])
+def _show(backups: list[Backup], as_data: bool) -> None:
+    if as_data:
+        print_data([one.as_dict() for one in backups])
         return
     for one in backups:
         echo(one)

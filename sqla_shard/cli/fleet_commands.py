@@ -21,11 +21,11 @@ from sqla_shard.cli.fleet_plans import progress_of
 from sqla_shard.cli.fleet_plans import run_plan
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import FAILED
-from sqla_shard.cli.output import json_option
-from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_data
 from sqla_shard.cli.output import print_report
 from sqla_shard.exc import FleetSetupError
 from sqla_shard.fleet import FleetStatus
@@ -52,15 +52,15 @@ __all__ = [
         "sqla-shard -t zookeeper://zk1,zk2,zk3/prod fleet status --json",
     ),
 )
-@json_option
+@data_option
 @pass_settings
-def status_command(settings: Settings, as_json: bool) -> None:
+def status_command(settings: Settings, as_data: bool) -> None:
     """Show the pending operation, its lock, and what to do now.
 
     The exit status is 1 if an operation was interrupted.
     """
     found = status(blank_fleet_of(settings))
-    print_report(found, as_json)
+    print_report(found, as_data)
     if found.is_interrupted:
         sys.exit(FAILED)
 
@@ -76,13 +76,13 @@ def status_command(settings: Settings, as_json: bool) -> None:
     default=20,
     help="Number of operations.",
 )
-@json_option
+@data_option
 @pass_settings
-def history_command(settings: Settings, most: int, as_json: bool) -> None:
+def history_command(settings: Settings, most: int, as_data: bool) -> None:
     """List finished and undone operations, the latest first."""
     found = blank_fleet_of(settings).journal.history(most)
-    if as_json:
-        print_json([record.as_dict() for record in found])
+    if as_data:
+        print_data([record.as_dict() for record in found])
         return
     for record in found:
         echo(
@@ -96,7 +96,7 @@ def history_command(settings: Settings, most: int, as_json: bool) -> None:
 @plan_options
 @pass_settings
 def apply_command(
-    settings: Settings, file: str, plan_only: bool, yes: bool, as_json: bool
+    settings: Settings, file: str, plan_only: bool, yes: bool, as_data: bool
 ) -> None:
     """Apply the plan in FILE, the output of --plan-only --json.
 
@@ -114,7 +114,7 @@ def apply_command(
         Plan.from_dict(document),
         plan_only=plan_only,
         yes=yes,
-        as_json=as_json,
+        as_data=as_data,
     )
 
 
@@ -122,25 +122,25 @@ def apply_command(
 @plan_options
 @pass_settings
 def resume_command(
-    settings: Settings, plan_only: bool, yes: bool, as_json: bool
+    settings: Settings, plan_only: bool, yes: bool, as_data: bool
 ) -> None:
     """Finish an operation whose process has died or failed."""
     fleet = fleet_of(settings)
     found = status(fleet)
     if plan_only:
-        _show_only(found, as_json, possible=found.is_interrupted)
+        _show_only(found, as_data, possible=found.is_interrupted)
         return
     _ask("the rest of", found, yes=yes)
     with interruptible():
-        result = resume(fleet, progress=progress_of(as_json))
-    print_result(result, as_json)
+        result = resume(fleet, progress=progress_of(as_data))
+    print_result(result, as_data)
 
 
 @click.command("undo", epilog=examples("sqla-shard fleet undo"))
 @plan_options
 @pass_settings
 def undo_command(
-    settings: Settings, plan_only: bool, yes: bool, as_json: bool
+    settings: Settings, plan_only: bool, yes: bool, as_data: bool
 ) -> None:
     """Undo an operation whose process has died or failed.
 
@@ -150,17 +150,17 @@ def undo_command(
     found = status(fleet)
     if plan_only:
         possible = found.is_interrupted and not found.is_published
-        _show_only(found, as_json, possible=possible)
+        _show_only(found, as_data, possible=possible)
         return
     _ask("the undoing of", found, yes=yes)
     with interruptible():
-        result = undo(fleet, progress=progress_of(as_json))
-    print_result(result, as_json)
+        result = undo(fleet, progress=progress_of(as_data))
+    print_result(result, as_data)
 
 
-def _show_only(found: FleetStatus, as_json: bool, *, possible: bool) -> None:
+def _show_only(found: FleetStatus, as_data: bool, *, possible: bool) -> None:
     """Show the pending operation; exit with 1 if the command is refused."""
-    print_report(found, as_json)
+    print_report(found, as_data)
     if not possible:
         sys.exit(FAILED)
 

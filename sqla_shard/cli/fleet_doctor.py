@@ -12,13 +12,13 @@ from sqla_shard.cli.fleet_plans import fleet_of
 from sqla_shard.cli.options import FiniteRange
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import FAILED
-from sqla_shard.cli.output import json_option
 from sqla_shard.cli.output import NOT_READ
-from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_data
 from sqla_shard.cli.output import print_report
 from sqla_shard.exc import FleetSetupError
 from sqla_shard.fleet.capacity import measure
@@ -68,7 +68,7 @@ __all__ = ["capacity_command", "doctor_command"]
     multiple=True,
     help="Do not do this check, such as silent-disks; repeatable.",
 )
-@json_option
+@data_option
 @pass_settings
 def doctor_command(
     settings: Settings,
@@ -76,7 +76,7 @@ def doctor_command(
     others: tuple[str, ...],
     timeout: float,
     ignored: tuple[str, ...],
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     """Check all servers of the fleet; change nothing.
 
@@ -91,7 +91,7 @@ def doctor_command(
         timeout=timeout,
         ignored=ignored,
     )
-    print_report(report, as_json)
+    print_report(report, as_data)
     if not report.complete:
         sys.exit(NOT_READ)
     found = {finding.severity for finding in report.findings}
@@ -146,7 +146,7 @@ def doctor_command(
     default=60.0,
     help="Seconds after which a server is not read.",
 )
-@json_option
+@data_option
 @pass_settings
 def capacity_command(
     settings: Settings,
@@ -156,7 +156,7 @@ def capacity_command(
     window: float,
     top: int,
     timeout: float,
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     """Show sizes, growth and activity of servers and shards.
 
@@ -171,8 +171,8 @@ def capacity_command(
     if servers is not None:
         name = keyspace or fleet.topology().sole("objects").name
         lines = suggest(report, name, servers=servers)
-    if as_json:
-        print_json({**report.as_dict(), "splits": lines})
+    if as_data:
+        print_data({**report.as_dict(), "splits": lines})
     else:
         echo(report)
         for line in lines:

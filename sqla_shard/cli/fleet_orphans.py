@@ -13,10 +13,10 @@ from sqla_shard.cli.fleet_plans import plan_options
 from sqla_shard.cli.options import FiniteRange
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import json_option
-from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_data
 from sqla_shard.cli.output import with_options
 from sqla_shard.fleet.orphans import OrphanChange
 from sqla_shard.fleet.orphans import orphans_of
@@ -52,15 +52,15 @@ def orphans_group() -> None:
     "list", epilog=examples("sqla-shard fleet orphans list sharddb001")
 )
 @click.argument("server", required=False)
-@json_option
+@data_option
 @pass_settings
 def list_command(
-    settings: Settings, /, server: str | None, as_json: bool
+    settings: Settings, /, server: str | None, as_data: bool
 ) -> None:
     """List the orphans of SERVER, or of all servers."""
     found = orphans_of(fleet_of(settings), server)
-    if as_json:
-        print_json([orphan.as_dict() for orphan in found])
+    if as_data:
+        print_data([orphan.as_dict() for orphan in found])
         return
     for orphan in found:
         echo(orphan)

@@ -23,10 +23,10 @@ from typing import Any
 import click
 
 from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import FAILED
-from sqla_shard.cli.output import json_option
-from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_data
 from sqla_shard.cli.output import print_report
 from sqla_shard.cli.output import with_options
 from sqla_shard.fleet import Account
@@ -76,7 +76,7 @@ plan_options = with_options(
         help="Print the plan; change nothing.",
     ),
     yes_option,
-    json_option,
+    data_option,
 )
 
 
@@ -108,7 +108,7 @@ def plan_and_run(
     *,
     plan_only: bool,
     yes: bool,
-    as_json: bool,
+    as_data: bool,
     **arguments: Any,
 ) -> None:
     """Plan an operation, and go on as :func:`run_plan` does.
@@ -117,11 +117,11 @@ def plan_and_run(
     """
     fleet = fleet_of(settings)
     plan = planned(fleet, **arguments)
-    run_plan(fleet, plan, plan_only=plan_only, yes=yes, as_json=as_json)
+    run_plan(fleet, plan, plan_only=plan_only, yes=yes, as_data=as_data)
 
 
 def run_plan(
-    fleet: Fleet, plan: Plan, *, plan_only: bool, yes: bool, as_json: bool
+    fleet: Fleet, plan: Plan, *, plan_only: bool, yes: bool, as_data: bool
 ) -> None:
     """Print a plan, ask for confirmation, apply it, and print the result.
 
@@ -129,28 +129,28 @@ def run_plan(
 
     :param plan_only: only print the plan.
     :param yes: do not ask.
-    :param as_json: print one JSON document: the plan if it is not applied,
+    :param as_data: print one JSON document: the plan if it is not applied,
         otherwise the result; progress goes to standard error.
     """
     is_applied = not plan_only and not plan.problems
-    if as_json and not is_applied:
-        print_json(plan)
-    elif not as_json:
+    if as_data and not is_applied:
+        print_data(plan)
+    elif not as_data:
         echo(plan)
     if plan.problems:
         sys.exit(FAILED)
     if plan_only:
         return
     if not yes:
-        confirm(plan.title, shown=plan if as_json else None)
+        confirm(plan.title, shown=plan if as_data else None)
     with interruptible():
-        result = apply(fleet, plan, progress=progress_of(as_json))
-    print_result(result, as_json)
+        result = apply(fleet, plan, progress=progress_of(as_data))
+    print_result(result, as_data)
 
 
-def print_result(result: Result, as_json: bool) -> None:
+def print_result(result: Result, as_data: bool) -> None:
     """Print the end of an operation; exit with 1 if it has left a problem."""
-    print_report(result, as_json)
+    print_report(result, as_data)
     if result.problems:
         sys.exit(FAILED)
 
@@ -173,17 +173,17 @@ def confirm(title: str, *, shown: object = None) -> None:
     click.confirm(f"apply {title}?", abort=True, err=True)
 
 
-def progress_of(as_json: bool) -> Progress:
+def progress_of(as_data: bool) -> Progress:
     """Return a function that prints a line for each event of a step.
 
-    :param as_json: print to standard error.
+    :param as_data: print to standard error.
     """
 
     def show(event: StepEvent) -> None:
         """Print the time, the step, and what it does."""
         text = "done" if event.state == "done" else event.text
         milliseconds = 1000 * event.seconds
-        echo(f"{milliseconds:9.0f} ms  {event.step}: {text}", err=as_json)
+        echo(f"{milliseconds:9.0f} ms  {event.step}: {text}", err=as_data)
 
     return show
 

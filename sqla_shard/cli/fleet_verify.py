@@ -15,12 +15,12 @@ from sqla_shard.cli.fleet_plans import terminable
 from sqla_shard.cli.options import FiniteRange
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import json_option
 from sqla_shard.cli.output import NOT_READ
-from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_data
 from sqla_shard.cli.output import ProgressLines
 from sqla_shard.exc import ApplierStoppedError
 from sqla_shard.exc import FleetLockedError
@@ -100,7 +100,7 @@ __all__ = ["verify_command"]
 @click.option(
     "--no-counters", is_flag=True, help="Do not compare AUTO_INCREMENT."
 )
-@json_option
+@data_option
 @pass_settings
 def verify_command(
     settings: Settings,
@@ -116,7 +116,7 @@ def verify_command(
     most: int,
     values: bool,
     no_counters: bool,
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     """Compare the content of SERVER with its standby, while both serve.
 
@@ -139,7 +139,7 @@ def verify_command(
         most=most,
         values=values,
         counters=not no_counters,
-        on_difference=None if as_json else _lines_of(name),
+        on_difference=None if as_data else _lines_of(name),
         on_progress=ProgressLines(partial(_line, monotonic())),
     )
     try:
@@ -160,8 +160,8 @@ def verify_command(
     ) as error:
         echo(f"sqla-shard: error: {one_line(error)}", err=True)
         sys.exit(NOT_READ)
-    if as_json:
-        print_json(report)
+    if as_data:
+        print_data(report)
     else:
         echo(report.summary())
     end(is_good=not report.found, is_read=not report.unread)

@@ -12,8 +12,8 @@ from sqla_shard.cli.fleet_plans import fleet_of
 from sqla_shard.cli.options import FiniteRange
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import json_option
 from sqla_shard.cli.service_loop import End
 from sqla_shard.cli.service_loop import make_passes
 from sqla_shard.cli.service_loop import Passes
@@ -72,7 +72,7 @@ __all__ = ["watch_command"]
     show_default=False,
     help="Run it for each new line; SQLA_SHARD_WATCH has the line.",
 )
-@json_option
+@data_option
 @pass_settings
 def watch_command(
     settings: Settings,
@@ -84,7 +84,7 @@ def watch_command(
     allow_loss: bool,
     dry_run: bool,
     hook: str,
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     """Promote the standby of a primary that is lost.
 
@@ -113,7 +113,7 @@ def watch_command(
             problems=_lines,
             state=attrgetter("state"),
         )
-        make_passes(passes, until, interval, as_json)
+        make_passes(passes, until, interval, as_data)
 
 
 def _words(hook: str) -> list[str]:

@@ -6,7 +6,6 @@ and writes a file, which the processes follow with ``Cluster.from_file()``.
 
 from __future__ import annotations
 
-import json
 import logging
 import queue
 import sys
@@ -23,6 +22,8 @@ from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import lines_option
+from sqla_shard.cli.output import print_data
 from sqla_shard.cli.service_loop import End
 from sqla_shard.cli.service_loop import log_to_stderr
 from sqla_shard.exc import ShardError
@@ -59,15 +60,10 @@ _LONGEST_PAUSE = 30.0
     type=click.IntRange(min=1),
     help="Exit after N changes.",
 )
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print one JSON document per line.",
-)
+@lines_option
 @pass_settings
 def watch_command(
-    settings: Settings, count: int | None, as_json: bool
+    settings: Settings, count: int | None, as_data: bool
 ) -> None:
     """Print each change of the topology when it happens.
 
@@ -88,7 +84,7 @@ def watch_command(
     try:
         follower.begin()
         follower.start()
-        _watch(follower, changes, count, as_json)
+        _watch(follower, changes, count, as_data)
     finally:
         follower.close()
 
@@ -97,10 +93,10 @@ def _watch(
     follower: Follower,
     changes: queue.SimpleQueue[tuple[Topology, Topology]],
     count: int | None,
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     seen: tuple[str, str | None] = ("current", None)
-    _print_event("begin", follower.report(), as_json)
+    _print_event("begin", follower.report(), as_data)
     while count is None or count > 0:
         try:
             old, new = changes.get(timeout=_CHECK_INTERVAL)
@@ -111,24 +107,24 @@ def _watch(
             if now != seen:
                 seen = now
                 event = report.state if stale else "confirmed"
-                _print_event(event, report, as_json)
+                _print_event(event, report, as_data)
             continue
         if count is not None:
             count -= 1
-        _print_event("changed", follower.report(), as_json, (old, new))
+        _print_event("changed", follower.report(), as_data, (old, new))
 
 
 def _print_event(
     event: str,
     report: SourceReport,
-    as_json: bool,
+    as_data: bool,
     change: tuple[Topology, Topology] | None = None,
 ) -> None:
     """Print an event, and flush it for readers of a pipe."""
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     epoch = report.epoch if change is None else change[1].epoch
     error = report.last_error if event == "stale" else None
-    if as_json:
+    if as_data:
         document: dict[str, Any] = {
             "time": now,
             "event": event,
@@ -137,7 +133,7 @@ def _print_event(
             "error": error,
             "diff": None if change is None else diff(*change).as_dict(),
         }
-        echo(json.dumps(document))
+        print_data(document, is_line=True)
     else:
         line = f"{now} {event}: epoch {epoch} of {report.source}"
         if error is not None:

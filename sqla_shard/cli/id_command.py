@@ -10,10 +10,10 @@ from sqla_shard.cli.options import keyspace_option
 from sqla_shard.cli.options import number
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import json_option
-from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_data
 from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.ids import IdLayout
 from sqla_shard.ids import ObjectId
@@ -37,7 +37,7 @@ __all__ = ["id_command"]
 @click.option("--type", "type_", metavar="N", type=number, help="Its type.")
 @click.option("--local", metavar="N", type=number, help="Its local id.")
 @keyspace_option
-@json_option
+@data_option
 @pass_settings
 def id_command(
     settings: Settings,
@@ -46,7 +46,7 @@ def id_command(
     type_: int | None,
     local: int | None,
     keyspace: str | None,
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     """Decode object ids, or compose an id from its parts.
 
@@ -67,8 +67,8 @@ def id_command(
     else:
         layout = _layout(settings, keyspace)
         decoded = [layout.unpack(layout.pack(shard, type_, local))]
-    if as_json:
-        print_json([_document(layout, one) for one in decoded])
+    if as_data:
+        print_data([_document(layout, one) for one in decoded])
         return
     for one in decoded:
         echo(_line(one) if ids else str(int(one)))

@@ -13,9 +13,9 @@ from sqla_shard.cache.regions import open_region
 from sqla_shard.cli.application_options import IN_MEMORY
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import json_option
 from sqla_shard.cli.output import print_report
 from sqla_shard.cli.output import with_options
 from sqla_shard.exc import CacheConfigError
@@ -108,7 +108,7 @@ def open_load_store(
     type=click.IntRange(1, 1000),
     help="Number of shards to show.",
 )
-@json_option
+@data_option
 @pass_settings
 def load_command(
     settings: Settings,
@@ -116,7 +116,7 @@ def load_command(
     cache: str | None,
     region: str | None,
     top: int,
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     """Show the shards, objects and lists with the highest load.
 
@@ -138,5 +138,5 @@ def load_command(
             "publish_load(measure_load(cluster), ...) in the application"
         )
     report = report_load(snapshots, settings.topology(), top=top)
-    print_report(report, as_json)
+    print_report(report, as_data)
     end(is_good=not report.hot, is_read=True)

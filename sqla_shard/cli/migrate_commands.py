@@ -9,11 +9,11 @@ import click
 from sqlalchemy import MetaData
 
 from sqla_shard.cli.application_options import imported
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import json_option
-from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_data
 from sqla_shard.cli.output import print_report
 from sqla_shard.migrate import load
 from sqla_shard.migrate import merge
@@ -63,9 +63,9 @@ def _files(paths: tuple[str, ...]) -> Iterator[Path]:
     help="Exit with status 1 if fewer statements would be executed as they "
     "are.",
 )
-@json_option
+@data_option
 def shadow_command(
-    reports: tuple[str, ...], fail_under: float | None, as_json: bool
+    reports: tuple[str, ...], fail_under: float | None, as_data: bool
 ) -> None:
     """Show the reports of shadow mode as one.
 
@@ -73,7 +73,7 @@ def shadow_command(
     server is contacted.
     """
     report = merge(load(path) for path in _files(reports))
-    print_report(report, as_json)
+    print_report(report, as_data)
     total = report.total.statements
     accepted = total - report.refused.statements
     is_good = fail_under is None or 100 * accepted >= fail_under * total
@@ -99,9 +99,9 @@ def shadow_command(
     is_flag=True,
     help="Print the best declaration, as a file.",
 )
-@json_option
+@data_option
 def suggest_command(
-    metadata: str, reports: tuple[str, ...], as_toml: bool, as_json: bool
+    metadata: str, reports: tuple[str, ...], as_toml: bool, as_data: bool
 ) -> None:
     """Suggest owners for the tables of an application.
 
@@ -114,12 +114,12 @@ def suggest_command(
     if as_toml:
         for one in found[:1]:
             click.echo(one.declaration.as_toml(), nl=False)
-    elif as_json:
-        print_json(found)
+    elif as_data:
+        print_data(found)
     else:
         for one in found:
             _show(one)
-    if not found and not as_json:
+    if not found and not as_data:
         echo("no table is referred to by another one", err=True)
     end(is_good=bool(found), is_read=True)
 

@@ -1,11 +1,20 @@
-"""Output of commands: JSON, examples, exit statuses."""
+"""Output of commands: text and colours, JSON and YAML, exit statuses.
+
+Text is for people: it has colours on a terminal, and tables where they fit.
+A pipe gets plain lines.  ``--output json`` and ``yaml`` print data.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterator
+from collections.abc import Sequence
+from shutil import get_terminal_size
 from time import monotonic
 from typing import Any
 from typing import Generic
@@ -18,15 +27,19 @@ __all__ = [
     "NOT_READ",
     "CommandT",
     "ProgressLines",
+    "coloured",
+    "data_option",
     "echo",
     "end",
     "examples",
-    "json_option",
+    "has_colours",
     "lines_option",
-    "print_json",
+    "print_data",
     "print_report",
+    "print_table",
     "printable",
     "with_options",
+    "yaml_lines",
 ]
 
 FAILED = 1
@@ -66,44 +79,229 @@ def with_options(
     return decorate
 
 
-json_option = with_options(
-    click.option(
-        "--json", "as_json", is_flag=True, help="Print one JSON document."
-    )
-)
-lines_option = with_options(
-    click.option(
-        "--json",
-        "as_json",
-        is_flag=True,
-        help="Print JSON: one document, or one per line.",
-    )
-)
+#: Where the value of ``--output`` is, in the context of a command.
+_FORMAT = "sqla_shard.output"
 
 
-def print_json(document: Any) -> None:
-    """Print a JSON document in ASCII, which any terminal and pipe supports.
+def _store_format(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> None:
+    if value is not None:
+        ctx.meta[_FORMAT] = value
+
+
+def _is_data(
+    ctx: click.Context, param: click.Parameter, is_json: bool
+) -> bool:
+    chosen = ctx.meta.get(_FORMAT)
+    if is_json and chosen not in (None, "json"):
+        raise click.UsageError(f"--json excludes --output {chosen}", ctx)
+    return is_json or chosen in ("json", "yaml")
+
+
+def _data_option(text: str) -> Callable[[CommandT], CommandT]:
+    return with_options(
+        click.option(
+            "--output",
+            type=click.Choice(["table", "json", "yaml"]),
+            expose_value=False,
+            # Before --json, which depends on it.
+            is_eager=True,
+            callback=_store_format,
+            help="Format of the output; table is text, with tables on a "
+            "terminal.",
+        ),
+        click.option(
+            "--json", "as_data", is_flag=True, callback=_is_data, help=text
+        ),
+    )
+
+
+data_option = _data_option("Print one JSON document, as --output json.")
+"""Options of commands that print one document instead of text.
+
+The command gets ``as_data``: whether to call :func:`print_data`.
+"""
+
+lines_option = _data_option(
+    "Print JSON: one document, or one per line, as --output json."
+)
+"""The same for commands that may print several documents."""
+
+
+def print_data(document: Any, *, is_line: bool = False) -> None:
+    """Print a document as JSON or YAML, as ``--output`` says.
+
+    JSON is in ASCII, which any terminal and pipe supports.
 
     :param document: JSON values, and objects with ``as_dict()``.
+    :param is_line: print JSON on one line, for commands that print several
+        documents.
     """
-    text = json.dumps(document, indent=2, default=lambda one: one.as_dict())
-    click.echo(text)
+    context = click.get_current_context(silent=True)
+    is_yaml = context is not None and context.meta.get(_FORMAT) == "yaml"
+    # YAML is made from the same text: both have the same values.
+    text = json.dumps(
+        document,
+        indent=None if is_line and not is_yaml else 2,
+        default=lambda one: one.as_dict(),
+    )
+    if not is_yaml:
+        click.echo(text)
+        return
+    if is_line:
+        click.echo("---")
+    click.echo("\n".join(yaml_lines(json.loads(text))))
 
 
-def print_report(report: Any, as_json: bool) -> None:
-    """Print a report in readable form, or as JSON with its ``as_dict()``."""
-    if as_json:
-        print_json(report.as_dict())
+# Text that YAML reads as a string without quotes, and the words that it does
+# not, in one of its versions.
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false"}) | {
+    "null"
+}
+# Characters that quoted strings of YAML must not contain; half of a surrogate
+# pair cannot be encoded either.
+_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
+
+
+def yaml_lines(value: Any) -> Iterator[str]:
+    """Yield the lines of JSON values in YAML's block style.
+
+    Every string that could be read as anything else is quoted as in JSON.
+    """
+    if isinstance(value, dict) and value:
+        for name, one in value.items():
+            lines = list(yaml_lines(one))
+            if isinstance(one, dict | list) and one:
+                yield f"{_yaml_scalar(name)}:"
+                yield from (f"  {line}" for line in lines)
+            else:
+                yield f"{_yaml_scalar(name)}: {lines[0]}"
+    elif isinstance(value, list) and value:
+        for one in value:
+            first, *others = yaml_lines(one)
+            yield f"- {first}"
+            yield from (f"  {line}" for line in others)
+    else:
+        yield _yaml_scalar(value)
+
+
+def _yaml_scalar(value: Any) -> str:
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
+        return value
+    quoted = json.dumps(value, ensure_ascii=False)
+    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", quoted)
+
+
+def print_report(report: Any, as_data: bool) -> None:
+    """Print a report in readable form, or as data with its ``as_dict()``."""
+    if as_data:
+        print_data(report.as_dict())
     else:
         echo(str(report))
+
+
+# Words at the beginning of a line, and what they are shown in.  Commands
+# write a failure, a warning or a difference in this form, and nothing else.
+_COLOURED = (
+    (
+        "red",
+        re.compile(
+            r"\s*(?:sqla-shard: error|error|critical|failed|refused)(?=[:,])"
+            r"|\S+ (?:\(standby\) |standby )?(?:unreachable|not read) \(\w+\)"
+            r"|\s*\d+ (?:failed|in doubt|server not reached|no such database)"
+            r"|\s+-(?= )"
+        ),
+    ),
+    (
+        "yellow",
+        re.compile(
+            r"\s*(?:warning|unknown|not read)(?=:)|\s*\d+ not attempted"
+        ),
+    ),
+    ("green", re.compile(r"\s+\+(?= )")),
+)
+_CHANGED = re.compile(r"(\S+) -> (\S+)")
+
+
+def has_colours(*, err: bool = False) -> bool:
+    """Return whether output has colours: on a terminal, without NO_COLOR."""
+    stream = sys.stderr if err else sys.stdout
+    return (
+        stream.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") != "dumb"
+    )
+
+
+def coloured(line: str) -> str:
+    """Return a line with its failure, warning or difference in colour."""
+    for colour, words in _COLOURED:
+        if found := words.match(line):
+            head = click.style(found[0], fg=colour, bold=True)
+            return f"{head}{line[found.end() :]}"
+    return _CHANGED.sub(
+        lambda found: (
+            f"{click.style(found[1], fg='red')} -> "
+            f"{click.style(found[2], fg='green')}"
+        ),
+        line,
+    )
 
 
 def echo(text: object, *, err: bool = False) -> None:
     """Print an object as a string with escaped control characters.
 
+    On a terminal, lines that begin with a failure or a warning are coloured.
+
     :param err: print to standard error.
     """
-    click.echo(printable(str(text)), err=err)
+    shown = printable(str(text))
+    if has_colours(err=err):
+        shown = "\n".join(map(coloured, shown.split("\n")))
+    click.echo(shown, err=err)
+
+
+def print_table(
+    titles: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    failed: Collection[int] = (),
+) -> bool:
+    """Print a table, and return True, if the terminal is wide enough for it.
+
+    The caller prints lines otherwise, as for a pipe: cells that are broken
+    into pieces cannot be read or copied.
+
+    :param titles: titles of the columns; columns without a value are left out.
+    :param rows: the cells of each row.
+    :param failed: numbers of the rows that are shown in red.
+    """
+    if not sys.stdout.isatty() or not rows:
+        return False
+    # Imported here: it takes longer than `sqla-shard id` may take.
+    from rich.cells import cell_len
+    from rich.cells import set_cell_size
+
+    shown = [n for n in range(len(titles)) if any(row[n] for row in rows)]
+    table = [[printable(row[n]) for n in shown] for row in (titles, *rows)]
+    widths = [
+        max(map(cell_len, column)) for column in zip(*table, strict=True)
+    ]
+    if sum(widths) + 2 * len(widths) > get_terminal_size().columns:
+        return False
+    for number, row in enumerate(table, -1):
+        cells = map(set_cell_size, row, widths)
+        line = "  ".join(cells).rstrip()
+        if has_colours() and number in failed:
+            line = click.style(line, fg="red")
+        elif has_colours() and number < 0:
+            line = click.style(line, bold=True)
+        click.echo(line)
+    return True
 
 
 class ProgressLines(Generic[T]):

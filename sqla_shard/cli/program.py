@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import Any
+from typing import IO
 
 import click
 from click.exceptions import Abort
 from click.exceptions import Exit
+from click.exceptions import NoArgsIsHelpError
 from click.shell_completion import get_completion_class
 
 from sqla_shard.cli.catalogue import PROGRAM
@@ -22,6 +24,7 @@ from sqla_shard.cli.groups import LazyGroup
 from sqla_shard.cli.options import LOCATION
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.options import VARIABLE
+from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import printable
 
@@ -59,11 +62,28 @@ def completion_command(ctx: click.Context, shell: str) -> None:
 _INTERRUPTED = 130
 
 
+class _Misuse(click.UsageError):
+    """A usage error in the style of other errors, and where the help is."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        echo(f"sqla-shard: error: {self.format_message()}", err=True)
+        if self.ctx is not None and self.cmd is not None:
+            options = self.cmd.get_help_option_names(self.ctx)
+            if options:
+                path = self.ctx.command_path
+                echo(f"Try '{path} --help' for help.", err=True)
+
+
 @contextmanager
 def _printable() -> Iterator[None]:
-    """Escape control characters in the message of a click error."""
+    """Show usage errors as other errors; escape control characters."""
     try:
         yield
+    except NoArgsIsHelpError:
+        # Shows the help.
+        raise
+    except click.UsageError as error:
+        raise _Misuse(error.format_message(), error.ctx) from error
     except click.ClickException as error:
         error.message = printable(error.message)  # type: ignore[misc]  # final, but read only when click shows it
         raise

@@ -15,10 +15,10 @@ import click
 from sqla_shard.cli.options import LOCATION
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import json_option
-from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_data
 from sqla_shard.cli.output import with_options
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.topology import describe
@@ -63,7 +63,7 @@ _publish_options = with_options(
         is_flag=True,
         help="Check everything and show the changes; write nothing.",
     ),
-    json_option,
+    data_option,
 )
 
 
@@ -198,10 +198,10 @@ def reset_command(settings: Settings, /, file: str, **options: Any) -> None:
     "--dry-run", is_flag=True, help="Show the changes; write nothing."
 )
 @_acl_option
-@json_option
+@data_option
 @pass_settings
 def protect_command(
-    settings: Settings, dry_run: bool, acl: tuple[str, ...], as_json: bool
+    settings: Settings, dry_run: bool, acl: tuple[str, ...], as_data: bool
 ) -> None:
     """Restrict who can change the topology and its history.
 
@@ -217,8 +217,8 @@ def protect_command(
         done = publisher.protect(dry_run=dry_run)
         # These can include the root, which other applications use.
         left = [] if dry_run else publisher.open_nodes()
-    if as_json:
-        print_json(
+    if as_data:
+        print_data(
             {
                 "dry_run": dry_run,
                 "nodes": [asdict(one) for one in done],
@@ -245,16 +245,16 @@ def protect_command(
         "sqla-shard topology history --json",
     ),
 )
-@json_option
+@data_option
 @pass_settings
-def history_command(settings: Settings, as_json: bool) -> None:
+def history_command(settings: Settings, as_data: bool) -> None:
     """List the published topologies, newest first."""
     with Publisher(
         settings.zookeeper(), placeholders=settings.placeholders
     ) as publisher:
         found = publisher.history()
-    if as_json:
-        print_json(
+    if as_data:
+        print_data(
             [
                 {
                     "epoch": one.epoch,
@@ -291,7 +291,7 @@ def _publish(
     force: bool,
     yes: bool,
     dry_run: bool,
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     """Show the changes, ask for confirmation, publish, print the result.
 
@@ -304,20 +304,20 @@ def _publish(
     ) as publisher:
         publish = partial(method(publisher), renamed=renamed, force=force)
         planned = publish(expected_epoch=expected, dry_run=True)
-        if not as_json:
+        if not as_data:
             echo(_changes_text(publisher, planned))
         _warn(planned)
         if dry_run or planned.new == planned.old:
             done = planned
         else:
             if not yes:
-                _confirm(publisher, planned, as_json)
+                _confirm(publisher, planned, as_data)
             # Fails if another topology was published after the one shown.
             was = NOT_PUBLISHED if planned.old is None else planned.old.epoch
             done = publish(expected_epoch=was)
         _warn_of_open_nodes(publisher)
-        if as_json:
-            print_json(_document(publisher, done, dry_run))
+        if as_data:
+            print_data(_document(publisher, done, dry_run))
         elif done.is_published:
             echo(f"published epoch {done.new.epoch} at {publisher.name}")
         elif dry_run:
@@ -367,14 +367,14 @@ def _warn_of_open_nodes(publisher: Publisher) -> None:
 
 
 def _confirm(
-    publisher: Publisher, planned: Publication, as_json: bool
+    publisher: Publisher, planned: Publication, as_data: bool
 ) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError(
             "cannot ask for confirmation without a terminal; add --yes, or "
             "--dry-run to show the changes only"
         )
-    if as_json:
+    if as_data:
         echo(_changes_text(publisher, planned), err=True)
     click.confirm(
         f"publish epoch {planned.new.epoch} at {publisher.name}?",

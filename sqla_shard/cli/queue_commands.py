@@ -14,11 +14,11 @@ from sqla_shard.cli.application_options import names
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import CommandT
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import json_option
-from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_data
 from sqla_shard.cli.output import with_options
 from sqla_shard.engine.unread import describe_unread
 from sqla_shard.exc import JobOptionError
@@ -94,9 +94,9 @@ dry_run_option = with_options(
     "list",
     epilog=examples("sqla-shard queue list", "sqla-shard queue list --json"),
 )
-@json_option
+@data_option
 @pass_settings
-def list_command(settings: Settings, as_json: bool) -> None:
+def list_command(settings: Settings, as_data: bool) -> None:
     """Show the number of jobs of each queue, by state.
 
     Of each shard, queue and state up to 10,000 jobs are counted; a number
@@ -105,8 +105,8 @@ def list_command(settings: Settings, as_json: bool) -> None:
     with settings.cluster() as cluster:
         found, troubles = queue_counts(cluster)
     unread = describe_unread(troubles)
-    if as_json:
-        print_json({"queues": found, "troubles": unread})
+    if as_data:
+        print_data({"queues": found, "troubles": unread})
     else:
         for line in (*map(str, found), *unread):
             echo(line)
@@ -124,10 +124,10 @@ def list_command(settings: Settings, as_json: bool) -> None:
 )
 @click.argument("queue")
 @models_option
-@json_option
+@data_option
 @pass_settings
 def stats_command(
-    settings: Settings, queue: str, models: tuple[str, ...], as_json: bool
+    settings: Settings, queue: str, models: tuple[str, ...], as_data: bool
 ) -> None:
     """Show the number of jobs of a QUEUE, by task and state.
 
@@ -139,8 +139,8 @@ def stats_command(
         found, troubles = _checked(task_counts, cluster, queue)
     unread = describe_unread(troubles)
     unknown = {one.task for one in found if models and not one.is_known}
-    if as_json:
-        print_json(
+    if as_data:
+        print_data(
             {
                 "queue": queue,
                 "tasks": found,
@@ -184,7 +184,7 @@ def stats_command(
     help="Maximum number of jobs.",
 )
 @models_option
-@json_option
+@data_option
 @pass_settings
 def scan_command(
     settings: Settings,
@@ -194,7 +194,7 @@ def scan_command(
     unique_key: str | None,
     limit: int,
     models: tuple[str, ...],
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     """List jobs of a QUEUE, by state, priority and the time they are due.
 
@@ -218,8 +218,8 @@ def scan_command(
                 limit=limit,
             )
     unread = describe_unread(page.unread)
-    if as_json:
-        print_json(
+    if as_data:
+        print_data(
             {
                 "jobs": page.jobs,
                 "is_complete": page.is_complete,
@@ -243,10 +243,10 @@ def scan_command(
     epilog=examples("sqla-shard queue show objects/7/1234"),
 )
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
-@json_option
+@data_option
 @pass_settings
 def show_command(
-    settings: Settings, job_ids: tuple[str, ...], as_json: bool
+    settings: Settings, job_ids: tuple[str, ...], as_data: bool
 ) -> None:
     """Show jobs with their arguments and progress.
 
@@ -258,8 +258,8 @@ def show_command(
         found = {one: _checked(stored_job, cluster, one) for one in job_ids}
     jobs = [job for job in found.values() if job is not None]
     missing = [name for name, job in found.items() if job is None]
-    if as_json:
-        print_json({"jobs": jobs, "missing": missing})
+    if as_data:
+        print_data({"jobs": jobs, "missing": missing})
     else:
         for job in jobs:
             echo(" ".join(str(job).split()))
@@ -284,7 +284,7 @@ def show_command(
 @click.option("--queue", metavar="NAME", help="All failed jobs of this queue.")
 @task_option
 @dry_run_option
-@json_option
+@data_option
 @pass_settings
 def retry_command(
     settings: Settings,
@@ -292,7 +292,7 @@ def retry_command(
     queue: str | None,
     task: str | None,
     dry_run: bool,
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     """Run failed jobs again, with all their attempts.
 
@@ -308,7 +308,7 @@ def retry_command(
             report = _checked(
                 retry_failed, cluster, queue, task=task, dry_run=dry_run
             )
-    _end(report, "to be run again" if dry_run else "made pending", as_json)
+    _end(report, "to be run again" if dry_run else "made pending", as_data)
 
 
 @click.command(
@@ -329,7 +329,7 @@ def retry_command(
 )
 @task_option
 @dry_run_option
-@json_option
+@data_option
 @pass_settings
 def delete_command(
     settings: Settings,
@@ -338,7 +338,7 @@ def delete_command(
     states: tuple[str, ...],
     task: str | None,
     dry_run: bool,
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     """Delete jobs that are not running.
 
@@ -361,27 +361,27 @@ def delete_command(
                 task=task,
                 dry_run=dry_run,
             )
-    _end(report, "to be deleted" if dry_run else "deleted", as_json)
+    _end(report, "to be deleted" if dry_run else "deleted", as_data)
 
 
 @click.command("pause", epilog=examples("sqla-shard queue pause titles"))
 @click.argument("queue")
-@json_option
+@data_option
 @pass_settings
-def pause_command(settings: Settings, queue: str, as_json: bool) -> None:
+def pause_command(settings: Settings, queue: str, as_data: bool) -> None:
     """Let workers claim no more jobs of a QUEUE; those that run go on."""
     with settings.cluster() as cluster:
-        _print_limit(_checked(pause, cluster, queue), as_json)
+        _print_limit(_checked(pause, cluster, queue), as_data)
 
 
 @click.command("resume", epilog=examples("sqla-shard queue resume titles"))
 @click.argument("queue")
-@json_option
+@data_option
 @pass_settings
-def resume_command(settings: Settings, queue: str, as_json: bool) -> None:
+def resume_command(settings: Settings, queue: str, as_data: bool) -> None:
     """End the pause of a QUEUE; its limit is as before."""
     with settings.cluster() as cluster:
-        _print_limit(_checked(resume, cluster, queue), as_json)
+        _print_limit(_checked(resume, cluster, queue), as_data)
 
 
 @click.command(
@@ -394,13 +394,13 @@ def resume_command(settings: Settings, queue: str, as_json: bool) -> None:
 )
 @click.argument("queue", required=False)
 @click.argument("per_second", required=False)
-@json_option
+@data_option
 @pass_settings
 def limit_command(
     settings: Settings,
     queue: str | None,
     per_second: str | None,
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     """Limit the jobs that all workers of a QUEUE claim in a second.
 
@@ -414,9 +414,9 @@ def limit_command(
         if queue is not None:
             number = _per_second(str(per_second))
             found = _checked(set_limit, cluster, queue, number)
-            _print_limit(found, as_json)
-        elif as_json:
-            print_json({"queues": limits(cluster)})
+            _print_limit(found, as_data)
+        elif as_data:
+            print_data({"queues": limits(cluster)})
         else:
             for one in limits(cluster):
                 echo(_limit_text(one))
@@ -433,9 +433,9 @@ def _per_second(text: str) -> float | None:
         ) from error
 
 
-def _print_limit(limit: QueueLimit, as_json: bool) -> None:
-    if as_json:
-        print_json(limit)
+def _print_limit(limit: QueueLimit, as_data: bool) -> None:
+    if as_data:
+        print_data(limit)
     else:
         echo(_limit_text(limit))
 
@@ -460,9 +460,9 @@ def _check_selection(
         raise click.UsageError("--task requires --queue")
 
 
-def _end(report: ChangeReport, done: str, as_json: bool) -> None:
-    if as_json:
-        print_json(report)
+def _end(report: ChangeReport, done: str, as_data: bool) -> None:
+    if as_data:
+        print_data(report)
     else:
         for line in (*report.skipped, *report.troubles):
             echo(" ".join(line.split()))

@@ -20,12 +20,12 @@ from sqla_shard.cli.application_options import names
 from sqla_shard.cli.options import FiniteRange
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import json_option
 from sqla_shard.cli.output import lines_option
-from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_data
 from sqla_shard.cli.service_loop import End
 from sqla_shard.cli.service_loop import interval_option
 from sqla_shard.cli.service_loop import log_to_stderr
@@ -112,7 +112,7 @@ def repair_command(
     dry_run: bool,
     count: bool,
     tokens: tuple[str, ...],
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     """Run pending operations of transactions.
 
@@ -148,11 +148,11 @@ def repair_command(
     ):
         option.configure(cluster)
         if tokens:
-            _discard(cluster, tokens, as_json)
+            _discard(cluster, tokens, as_data)
         elif count:
-            _count(cluster, as_json)
+            _count(cluster, as_data)
         elif dry_run:
-            _list(cluster, as_json)
+            _list(cluster, as_data)
         else:
             passes = Passes(
                 make=partial(cluster.repair, keep=keep * _HOUR, now=now),
@@ -161,7 +161,7 @@ def repair_command(
                 problems=_problems,
                 state=_problems,
             )
-            make_passes(passes, until, None if once else interval, as_json)
+            make_passes(passes, until, None if once else interval, as_data)
 
 
 def _has_changes(report: RepairReport) -> bool:
@@ -172,13 +172,13 @@ def _problems(report: RepairReport) -> list[str]:
     return [*report.failed, *map(str, report.unknown), *report.troubles]
 
 
-def _count(cluster: Cluster, as_json: bool) -> None:
+def _count(cluster: Cluster, as_data: bool) -> None:
     found, troubles = counts(cluster)
     wrong = describe_unread(troubles)
     total = sum(one.count for one in found)
-    if as_json:
+    if as_data:
         operations = [one.as_dict() for one in found]
-        print_json(
+        print_data(
             {"operations": operations, "total": total, "troubles": wrong}
         )
     else:
@@ -194,14 +194,14 @@ def _scope_text(unread: Sequence[str]) -> str:
     return " on the shards that were read" if unread else ""
 
 
-def _list(cluster: Cluster, as_json: bool) -> None:
+def _list(cluster: Cluster, as_data: bool) -> None:
     found, troubles = everything(cluster)
     wrong = describe_unread(troubles)
     # If a server fails after everything(), counts() does not include it.
     counted = sum(one.count for one in counts(cluster)[0])
     total = max(counted, len(found))
-    if as_json:
-        print_json(
+    if as_data:
+        print_data(
             {
                 "pending": _documents(found),
                 "total": total,
@@ -222,7 +222,7 @@ def _list(cluster: Cluster, as_json: bool) -> None:
     end(is_good=not failed, is_read=not wrong)
 
 
-def _discard(cluster: Cluster, tokens: Sequence[str], as_json: bool) -> None:
+def _discard(cluster: Cluster, tokens: Sequence[str], as_data: bool) -> None:
     try:
         found = discard(cluster, tokens)
     except ValueError as error:
@@ -230,8 +230,8 @@ def _discard(cluster: Cluster, tokens: Sequence[str], as_json: bool) -> None:
             "a token is 32 hexadecimal digits, as --dry-run prints it",
             param_hint="--discard",
         ) from error
-    if as_json:
-        print_json({"discarded": _documents(found)})
+    if as_data:
+        print_data({"discarded": _documents(found)})
     else:
         for one in found:
             echo(f"discarded {' '.join(str(one).split())}")
@@ -257,9 +257,9 @@ def _documents(found: Sequence[Pending]) -> list[dict[str, Any]]:
     ),
 )
 @click.argument("key")
-@json_option
+@data_option
 @pass_settings
-def key_command(settings: Settings, key: str, as_json: bool) -> None:
+def key_command(settings: Settings, key: str, as_data: bool) -> None:
     """Show where the transaction with a KEY has committed.
 
     KEY is the key of cluster.run(fn, key=KEY).  All shards are searched.
@@ -273,8 +273,8 @@ def key_command(settings: Settings, key: str, as_json: bool) -> None:
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="KEY") from error
     unread = describe_unread(troubles)
-    if as_json:
-        print_json({"key": key, "committed": found, "troubles": unread})
+    if as_data:
+        print_data({"key": key, "committed": found, "troubles": unread})
     else:
         which = "any shard that was read" if unread else "any shard"
         for line in map(str, found) if found else [f"{key}: not on {which}"]:
@@ -298,10 +298,10 @@ def key_command(settings: Settings, key: str, as_json: bool) -> None:
     default=MINUTE.total_seconds(),
     help="Ignore transactions that began to commit less than S seconds ago.",
 )
-@json_option
+@data_option
 @pass_settings
 def halves_command(
-    settings: Settings, older_than: float, as_json: bool
+    settings: Settings, older_than: float, as_data: bool
 ) -> None:
     """List transactions that have committed on some of their servers only.
 
@@ -315,9 +315,9 @@ def halves_command(
         age = timedelta(seconds=older_than)
         found, troubles = halves_on_all(cluster, age)
     unread = describe_unread(troubles)
-    if as_json:
+    if as_data:
         halves = None if unread else found
-        print_json({"halves": halves, "troubles": unread})
+        print_data({"halves": halves, "troubles": unread})
     else:
         for line in (*map(str, found), *unread):
             echo(line)

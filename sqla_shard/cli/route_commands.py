@@ -14,10 +14,10 @@ from sqla_shard.cli.options import keyspace_option
 from sqla_shard.cli.options import number
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import json_option
-from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_data
 from sqla_shard.cli.output import print_report
 from sqla_shard.topology import find_object
 
@@ -36,13 +36,13 @@ __all__ = [
 )
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=number)
 @keyspace_option
-@json_option
+@data_option
 @pass_settings
 def where_command(
     settings: Settings,
     ids: tuple[int, ...],
     keyspace: str | None,
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     """Show the server and the database of objects.
 
@@ -50,8 +50,8 @@ def where_command(
     """
     topology = settings.topology()
     found = [find_object(topology, one, keyspace) for one in ids]
-    if as_json:
-        print_json([one.as_dict() for one in found])
+    if as_data:
+        print_data([one.as_dict() for one in found])
         return
     for object_id, one in zip(ids, found, strict=True):
         echo(f"{object_id}: {one}")
@@ -73,14 +73,14 @@ _NUMERIC = re.compile(r"[0-9]\w*")
 @click.argument("what")
 @models_option
 @keyspace_option
-@json_option
+@data_option
 @pass_settings
 def explain_command(
     settings: Settings,
     what: str,
     models: tuple[str, ...],
     keyspace: str | None,
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     """Explain which shards an id or a statement is routed to, and why.
 
@@ -98,4 +98,4 @@ def explain_command(
         subject = evaluate(what.strip(), names(models))
     with settings.silent_cluster() as cluster:
         found = cluster.explain(subject, keyspace=keyspace)
-    print_report(found, as_json)
+    print_report(found, as_data)

@@ -19,11 +19,11 @@ from sqla_shard.cli.options import LOCATION
 from sqla_shard.cli.options import pass_global_settings
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import json_option
-from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_data
 from sqla_shard.cli.output import print_report
 from sqla_shard.cli.output import with_options
 from sqla_shard.cluster.cluster import Cluster
@@ -246,7 +246,7 @@ def _run(
     command: Callable[..., schema.RunReport],
     target: Any,
     *,
-    as_json: bool,
+    as_data: bool,
     **given: Any,
 ) -> None:
     """Run a command, and print its report; exit with 1 if a shard failed.
@@ -265,14 +265,14 @@ def _run(
             published=_topology_reader(settings),
         )
     except MigrationFailedError as error:
-        if as_json:
-            print_json(error.report)
+        if as_data:
+            print_data(error.report)
         else:
             echo(str(error))
         states = error.report["counts"]
         unread = any(states[one.value] for one in NOT_READ)
         end(is_good=False, is_read=not unread)
-    print_report(report, as_json)
+    print_report(report, as_data)
 
 
 @click.command(
@@ -334,7 +334,7 @@ def init_command(
 @_shard_options
 @_new_option
 @_migration_options
-@json_option
+@data_option
 @pass_settings
 def upgrade_command(
     settings: Settings, /, revision: str, **options: Any
@@ -360,7 +360,7 @@ def upgrade_command(
 @click.argument("revision")
 @_shard_options
 @_migration_options
-@json_option
+@data_option
 @pass_settings
 def downgrade_command(
     settings: Settings, /, revision: str, **options: Any
@@ -390,7 +390,7 @@ def downgrade_command(
     help="No application is running yet: create all databases.",
 )
 @_migration_options
-@json_option
+@data_option
 @pass_global_settings
 def provision_command(
     settings: Settings, /, new: str | None, initial: bool, **options: Any
@@ -434,10 +434,10 @@ def provision_command(
     is_flag=True,
     help="Exit with status 1 unless every shard has the newest revision.",
 )
-@json_option
+@data_option
 @pass_settings
 def status_command(
-    settings: Settings, /, exit_code: bool, as_json: bool, **given: Any
+    settings: Settings, /, exit_code: bool, as_data: bool, **given: Any
 ) -> None:
     """Show the revisions of shards, and which shards need attention.
 
@@ -449,7 +449,7 @@ def status_command(
         options=_run_options(given),
         cluster=_cluster(settings),
     )
-    print_report(found, as_json)
+    print_report(found, as_data)
     end(is_good=found.ok or not exit_code, is_read=not found.unread)
 
 
@@ -509,13 +509,13 @@ def resolve_command(settings: Settings, shard: int, answer: str) -> None:
     is_flag=True,
     help="Skip standbys.",
 )
-@json_option
+@data_option
 @pass_settings
 def verify_command(
     settings: Settings,
     /,
     primaries_only: bool,
-    as_json: bool,
+    as_data: bool,
     **given: Any,
 ) -> None:
     """Compare the tables of every shard with those of one shard.
@@ -530,6 +530,6 @@ def verify_command(
     """
     with Cluster(settings.topology(connects=True)) as cluster:
         found = schema.verify(cluster, standby=not primaries_only, **given)
-    print_report(found, as_json)
+    print_report(found, as_data)
     unread = any(one.unread for one in found.keyspaces)
     end(is_good=found.ok, is_read=not unread)

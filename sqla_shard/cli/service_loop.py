@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import select
@@ -25,6 +24,7 @@ import click
 from sqla_shard.cli.options import FiniteRange
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import end
+from sqla_shard.cli.output import print_data
 from sqla_shard.cli.output import with_options
 
 __all__ = [
@@ -134,7 +134,7 @@ class Passes(Generic[R]):
 
 
 def make_passes(
-    passes: Passes[R], until: End, interval: float | None, as_json: bool
+    passes: Passes[R], until: End, interval: float | None, as_data: bool
 ) -> None:
     """Make one pass after another until a signal is received.
 
@@ -150,7 +150,7 @@ def make_passes(
         state = tuple(passes.state(report))
         # Print a problem that persists only once.
         if passes.has_changes(report) or state != printed:
-            _print_pass(report, passes.problems(report), as_json)
+            _print_pass(report, passes.problems(report), as_data)
         printed = state
         has_more = passes.has_more(report)
         if interval is None and not has_more:
@@ -162,12 +162,12 @@ def make_passes(
 
 
 def _print_pass(
-    report: _Report, problems: Sequence[str], as_json: bool
+    report: _Report, problems: Sequence[str], as_data: bool
 ) -> None:
     """Print the report of a pass, and flush it for readers of a pipe."""
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    if as_json:
-        echo(json.dumps({"time": now, **report.as_dict()}))
+    if as_data:
+        print_data({"time": now, **report.as_dict()}, is_line=True)
     else:
         echo(f"{now} {report}")
         for line in problems:

@@ -12,24 +12,20 @@ from datetime import timedelta
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from sqla_shard.cli.options import FiniteRange
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import json_option
-from sqla_shard.cli.output import print_json
-from sqla_shard.cli.output import printable
+from sqla_shard.cli.output import print_data
+from sqla_shard.cli.output import print_table
 from sqla_shard.cli.service_loop import End
 from sqla_shard.metrics.fleet_metrics import FleetMetrics
 from sqla_shard.metrics.recorder import Observation
 from sqla_shard.topology import server_names
-from sqla_shard.topology import ShardRange
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of
 
@@ -87,6 +83,17 @@ class ServerStatus:
             _seconds(self.lag),
         ]
 
+    def line(self) -> str:
+        """Return the line that is shown without a table."""
+        name, role, address, shards, state, *cells = self.cells()
+        more = [
+            f"{title} {cell}"
+            for title, cell in zip(_COLUMNS[5:], cells, strict=True)
+            if cell
+        ]
+        where = f"{name} {role} {address} ({shards}): {state}"
+        return ", ".join([where, *more])
+
 
 _COLUMNS = (
     *("server", "role", "address", "shards", "state"),
@@ -120,18 +127,7 @@ class ClusterStatus:
         return asdict(self)
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines that are shown without a terminal."""
-        yield f"epoch {self.epoch}"
-        for one in self.servers:
-            name, role, address, shards, state, *cells = one.cells()
-            titles = _COLUMNS[5:]
-            more = [
-                f"{title} {cell}"
-                for title, cell in zip(titles, cells, strict=True)
-                if cell
-            ]
-            where = f"{name} {role} {address} ({shards}): {state}"
-            yield ", ".join([where, *more])
+        """Yield the lines that are shown below the servers."""
         yield from self.pending
         yield from map(_cut, self.problem_lines())
 
@@ -163,10 +159,10 @@ class ClusterStatus:
     type=FiniteRange(least=1, most=3600),
     help="Show it again every S seconds, until Ctrl-C.",
 )
-@json_option
+@data_option
 @pass_settings
 def status_command(
-    settings: Settings, timeout: float, watch: float | None, as_json: bool
+    settings: Settings, timeout: float, watch: float | None, as_data: bool
 ) -> None:
     """Show the servers, and what is pending on them.
 
@@ -183,7 +179,7 @@ def status_command(
             found = status_of(
                 cluster.topology, metrics.collect(), metrics.problems()
             )
-            _show(found, as_json=as_json, clears=watch is not None)
+            _show(found, as_data=as_data, clears=watch is not None)
             if watch is None or until.wait(watch):
                 break
     end(is_good=True, is_read=found.is_read)
@@ -229,7 +225,7 @@ def _servers(
     for keyspace in topology.keyspaces.values():
         for server in keyspace.servers:
             name = names[keyspace.name, server.name]
-            ranges = ", ".join(map(_range, server.shards))
+            ranges = ", ".join(one.numbers for one in server.shards)
             for role, url in (
                 ("primary", server.primary),
                 ("standby", server.standby),
@@ -289,11 +285,6 @@ def _pending(values: _Values) -> Iterator[str]:
         yield f"queue {queue}: " + ", ".join(counts)
 
 
-def _range(shards: ShardRange) -> str:
-    first, last = shards.first, shards.last
-    return f"{first}" if first == last else f"{first}-{last}"
-
-
 def _labelled(values: _Values, name: str) -> list[Any]:
     return [item for item in values.items() if item[0][0] == name]
 
@@ -317,30 +308,17 @@ def _age(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def _show(found: ClusterStatus, *, as_json: bool, clears: bool) -> None:
-    if as_json:
-        print_json(found.as_dict())
-    elif sys.stdout.isatty():
-        if clears:
-            click.clear()
-        _print_tables(found)
+def _show(found: ClusterStatus, *, as_data: bool, clears: bool) -> None:
+    if as_data:
+        print_data(found.as_dict())
     else:
+        if clears and sys.stdout.isatty():
+            click.clear()
+        echo(f"epoch {found.epoch}")
+        down = {n for n, one in enumerate(found.servers) if not one.is_up}
+        rows = [one.cells() for one in found.servers]
+        if not print_table(_COLUMNS, rows, failed=down):
+            echo("\n".join(one.line() for one in found.servers))
         for line in found.lines():
             echo(line)
     sys.stdout.flush()
-
-
-def _print_tables(found: ClusterStatus) -> None:
-    console = Console(highlight=False)
-    table = Table(title=f"epoch {found.epoch}", title_justify="left")
-    for column in _COLUMNS:
-        table.add_column(column, overflow="fold")
-    for one in found.servers:
-        cells = [printable(cell) for cell in one.cells()]
-        style = "" if one.is_up else "red"
-        table.add_row(*(Text(cell, style=style) for cell in cells))
-    console.print(table)
-    for line in found.pending:
-        console.print(Text(printable(line)))
-    for line in found.problem_lines():
-        console.print(Text(printable(_cut(line)), style="red"))

@@ -5,18 +5,16 @@ from __future__ import annotations
 import sys
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from sqla_shard.cli.options import LOCATION
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import json_option
-from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_data
 from sqla_shard.cli.output import print_report
+from sqla_shard.cli.output import print_table
 from sqla_shard.exc import TopologyError
 from sqla_shard.topology import describe
 from sqla_shard.topology import diff
@@ -48,21 +46,19 @@ _COLUMNS = (
         "sqla-shard -t production.toml topology show --json",
     ),
 )
-@json_option
+@data_option
 @pass_settings
-def show_command(settings: Settings, as_json: bool) -> None:
+def show_command(settings: Settings, as_data: bool) -> None:
     """Show keyspaces, servers and their shards.
 
     The output is a table on a terminal, else plain lines.  The JSON document
     has the format of a topology file.  Passwords in URLs are shown as ***.
     """
     topology = settings.topology()
-    if as_json:
-        print_json(topology.redacted().to_mapping())
-    elif sys.stdout.isatty():
-        _print_tables(topology.redacted())
+    if as_data:
+        print_data(topology.redacted().to_mapping())
     else:
-        echo(describe(topology))
+        _print_topology(topology.redacted())
 
 
 @click.command(
@@ -78,13 +74,13 @@ def show_command(settings: Settings, as_json: bool) -> None:
     is_flag=True,
     help="Also check that the environment has a value for each ${NAME}.",
 )
-@json_option
+@data_option
 @pass_settings
 def validate_command(
     settings: Settings,
     file: str | None,
     environment: bool,
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     """List all problems of a topology, one per line.
 
@@ -97,8 +93,8 @@ def validate_command(
     except TopologyError as error:
         found = error
     else:
-        if as_json:
-            print_json({"source": path, "problems": []})
+        if as_data:
+            print_data({"source": path, "problems": []})
         else:
             echo(f"{path}: no problems in {topology!r}")
         return
@@ -106,8 +102,8 @@ def validate_command(
         {"place": one.place, "message": " ".join(one.message.splitlines())}
         for one in found.problems
     ]
-    if as_json:
-        print_json({"source": found.source, "problems": problems})
+    if as_data:
+        print_data({"source": found.source, "problems": problems})
     else:
         for one in problems:
             echo(f"{found.source}: {one['place']}: {one['message']}")
@@ -128,10 +124,10 @@ def validate_command(
     is_flag=True,
     help="Exit with status 1 if anything differs, even only the epoch.",
 )
-@json_option
+@data_option
 @pass_settings
 def diff_command(
-    settings: Settings, old: str, new: str, exit_code: bool, as_json: bool
+    settings: Settings, old: str, new: str, exit_code: bool, as_data: bool
 ) -> None:
     """Show the changes from the topology OLD to NEW.
 
@@ -139,7 +135,7 @@ def diff_command(
     """
     before, after = settings.topology(old), settings.topology(new)
     found = diff(before, after)
-    print_report(found, as_json)
+    print_report(found, as_data)
     for caution in cautions(before, after):
         echo(f"warning: {caution}", err=True)
     changed = not found.is_empty or found.old_epoch != found.new_epoch
@@ -147,52 +143,29 @@ def diff_command(
         sys.exit(1)
 
 
-def _print_tables(topology: Topology) -> None:
-    console = Console(highlight=False)
-    # Print the first line, which contains the epoch.
-    console.print(Text(describe(topology).partition("\n")[0]))
+def _print_topology(topology: Topology) -> None:
+    """Print a table of the servers of each keyspace, or lines."""
+    epoch, *lines = describe(topology).split("\n")
+    echo(epoch)
     for keyspace in topology.keyspaces.values():
-        console.print(_table(keyspace))
+        count = len(keyspace.servers)
+        echo(lines[0])
+        rows = [_cells(server, keyspace) for server in keyspace.servers]
+        if not print_table(_COLUMNS, rows):
+            echo("\n".join(lines[1 : 1 + count]))
+        lines = lines[1 + count :]
 
 
-def _table(keyspace: Keyspace) -> Table:
-    servers = keyspace.servers
-    title = f"{keyspace.name}: kind {keyspace.kind}"
-    shown = ["server", "primary"]
-    if keyspace.kind == "global":
-        title += f", database {keyspace.database}"
-    else:
-        title += f", {keyspace.shards} shards, databases {keyspace.database}"
-        shown.append("shards")
-    if any(server.weight != 1.0 for server in servers):
-        shown.append("weight")
-    if any(server.generation is not None for server in servers):
-        shown.append("generation")
-    if any(server.standby for server in servers):
-        shown.append("standby")
-    table = Table(title=Text(title), title_justify="left")
-    for column in _COLUMNS:
-        if column in shown:
-            table.add_column(Text(column), overflow="fold")
-    for server in servers:
-        cells = _cells(server)
-        # Use Text, since rich treats brackets in a str as a style.
-        table.add_row(*(Text(cells[c]) for c in _COLUMNS if c in shown))
-    return table
-
-
-def _cells(server: Server) -> dict[str, str]:
-    ranges = (
-        str(one.first) if len(one) == 1 else f"{one.first} to {one.last}"
-        for one in server.shards
-    )
-    return {
-        "server": server.name,
-        "shards": ", ".join(ranges),
-        "weight": f"{server.weight:g}",
-        "generation": ""
-        if server.generation is None
-        else str(server.generation),
-        "primary": server.primary,
-        "standby": server.standby or "",
-    }
+def _cells(server: Server, keyspace: Keyspace) -> list[str]:
+    """Return the cells of a server; columns without a value are left out."""
+    ranges = () if keyspace.kind == "global" else server.shards
+    weighs = any(one.weight != 1.0 for one in keyspace.servers)
+    generation = server.generation
+    return [
+        server.name,
+        ", ".join(one.numbers for one in ranges),
+        f"{server.weight:g}" if weighs else "",
+        "" if generation is None else str(generation),
+        server.primary,
+        server.standby or "",
+    ]

@@ -18,11 +18,11 @@ from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import rate_option
 from sqla_shard.cli.options import resume_option
 from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import json_option
-from sqla_shard.cli.output import print_json
+from sqla_shard.cli.output import print_data
 from sqla_shard.cli.output import print_report
 from sqla_shard.cli.output import ProgressLines
 from sqla_shard.cli.output import with_options
@@ -62,7 +62,7 @@ _run_options = with_options(
         help="Seconds before an inconsistency is checked again.",
     ),
     resume_option,
-    json_option,
+    data_option,
 )
 _class_options = with_options(
     models_option,
@@ -118,13 +118,13 @@ def lookups_command(settings: Settings, /, **options: Any) -> None:
     ),
 )
 @_class_options
-@json_option
+@data_option
 @pass_settings
 def claims_command(
     settings: Settings,
     models: tuple[str, ...],
     wanted: tuple[str, ...],
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     """List claims of keys that were neither confirmed nor released.
 
@@ -135,9 +135,9 @@ def claims_command(
     with settings.cluster() as cluster:
         found, troubles = claims_on_all(cluster, classes)
     wrong = describe_unread(troubles)
-    if as_json:
+    if as_data:
         claims = [one.as_dict() for one in found]
-        print_json({"claims": claims, "troubles": wrong})
+        print_data({"claims": claims, "troubles": wrong})
     else:
         for line in (*map(str, found), *wrong):
             echo(line)
@@ -191,7 +191,7 @@ def relations_command(settings: Settings, /, **options: Any) -> None:
     is_flag=True,
     help="Copy the rows of the lowest shard to shards that differ.",
 )
-@json_option
+@data_option
 @pass_settings
 def references_command(settings: Settings, /, **options: Any) -> None:
     """Check that reference tables have the same rows on every shard.
@@ -231,7 +231,7 @@ def references_command(settings: Settings, /, **options: Any) -> None:
     default=60.0,
     help="Seconds for the servers to read one class.",
 )
-@json_option
+@data_option
 @pass_settings
 def sizes_command(
     settings: Settings,
@@ -240,7 +240,7 @@ def sizes_command(
     top: int,
     window: float,
     timeout: float,
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     """Show the lists with the most rows, and with the most new rows.
 
@@ -252,7 +252,7 @@ def sizes_command(
         report = largest_lists(
             cluster, classes, top=top, window=window, timeout=timeout
         )
-    print_report(report, as_json)
+    print_report(report, as_data)
     end(is_good=True, is_read=not report.unread)
 
 
@@ -332,7 +332,7 @@ def _run(
     models: tuple[str, ...],
     wanted: tuple[str, ...],
     cache: str | None,
-    as_json: bool,
+    as_data: bool,
     **options: Any,
 ) -> None:
     """Verify the classes with a mixin, print the report, and exit.
@@ -344,7 +344,7 @@ def _run(
     with settings.cluster() as cluster:
         option.configure(cluster)
         report = verify(cluster, classes, **options)
-    print_report(report, as_json)
+    print_report(report, as_data)
     end(is_good=report.ok, is_read=not report.unread)
 
 

@@ -22,9 +22,9 @@ from sqla_shard.cli.application_options import names
 from sqla_shard.cli.options import FiniteRange
 from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import json_option
 from sqla_shard.cli.output import print_report
 from sqla_shard.cli.service_loop import once_option
 from sqla_shard.cluster.cluster import Cluster
@@ -101,7 +101,7 @@ _STOP_TIMEOUT = 25.0
     help="File that exists while jobs are claimed, for probes.",
 )
 @once_option
-@json_option
+@data_option
 @pass_settings
 def worker_command(
     settings: Settings,
@@ -115,7 +115,7 @@ def worker_command(
     stop_timeout: float,
     ready_file: Path | None,
     once: bool,
-    as_json: bool,
+    as_data: bool,
 ) -> None:
     """Run the jobs of queues.
 
@@ -157,7 +157,7 @@ def worker_command(
             finally:
                 if ready_file is not None:
                     ready_file.unlink(missing_ok=True)
-    print_report(report, as_json)
+    print_report(report, as_data)
     if once:
         end(is_good=_is_good(report), is_read=True)
 

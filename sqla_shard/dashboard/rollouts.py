@@ -27,10 +27,10 @@ from sqla_shard.schema.commands import ShardStatus
 from sqla_shard.schema.commands import status
 from sqla_shard.schema.commands import UNFINISHED
 from sqla_shard.schema.commands import UNREACHABLE
-from sqla_shard.schema.selection import as_ranges
 from sqla_shard.schema.selection import shards_of
 from sqla_shard.schema.versions import read_versions
 from sqla_shard.schema.versions import Version
+from sqla_shard.topology.keyspaces import as_ranges
 
 __all__ = ["Condition", "Rollout", "read_rollouts"]
 

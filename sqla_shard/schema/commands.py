@@ -45,7 +45,6 @@ from sqla_shard.schema.ledger import took_effect
 from sqla_shard.schema.ledger import UNDONE
 from sqla_shard.schema.reports import Progress
 from sqla_shard.schema.reports import RunReport
-from sqla_shard.schema.selection import as_ranges
 from sqla_shard.schema.selection import RunOptions
 from sqla_shard.schema.selection import Shard
 from sqla_shard.schema.selection import shards_of
@@ -53,6 +52,7 @@ from sqla_shard.schema.versions import revisions_text
 from sqla_shard.schema.versions import Version
 from sqla_shard.schema.versions import without_ledger
 from sqla_shard.topology import Topology
+from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.util.json_values import json_value
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import Any
 from typing import Literal
 from typing import TypeAlias
 
-from sqla_shard.schema.selection import as_ranges
+from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.util.json_values import json_value
 
 __all__ = [

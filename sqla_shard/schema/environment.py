@@ -41,7 +41,6 @@ from sqla_shard.schema.reports import RunReport
 from sqla_shard.schema.revisions.autogenerate import comparing
 from sqla_shard.schema.revisions.autogenerate import is_portable
 from sqla_shard.schema.revisions.autogenerate import merged
-from sqla_shard.schema.selection import as_ranges
 from sqla_shard.schema.selection import RunOptions
 from sqla_shard.schema.selection import Shard
 from sqla_shard.schema.selection import shards_of
@@ -58,6 +57,7 @@ from sqla_shard.schema.waves import run
 from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Topology
 from sqla_shard.topology.follow import load_location
+from sqla_shard.topology.keyspaces import as_ranges
 
 __all__ = [
     "ATTRIBUTE",

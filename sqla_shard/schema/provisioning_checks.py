@@ -43,7 +43,6 @@ from sqla_shard.schema.ledger import read_marks
 from sqla_shard.schema.ledger import written_since
 from sqla_shard.schema.reports import Outcome
 from sqla_shard.schema.reports import State
-from sqla_shard.schema.selection import as_ranges
 from sqla_shard.schema.selection import by_engine
 from sqla_shard.schema.selection import Shard
 from sqla_shard.schema.selection import template_of
@@ -54,6 +53,7 @@ from sqla_shard.topology import diff
 from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Server
 from sqla_shard.topology import Topology
+from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.topology.urls import Address
 from sqla_shard.topology.urls import address_of
 

@@ -21,8 +21,8 @@ from rich.progress import TextColumn
 from rich.progress import TimeRemainingColumn
 
 from sqla_shard.exc.base import shortened_list
-from sqla_shard.schema.selection import as_ranges
 from sqla_shard.schema.selection import Shard
+from sqla_shard.topology.keyspaces import as_ranges
 
 __all__ = [
     "NOT_READ",

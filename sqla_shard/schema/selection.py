@@ -24,7 +24,6 @@ from sqla_shard.topology.databases import Template
 __all__ = [
     "RunOptions",
     "Shard",
-    "as_ranges",
     "by_engine",
     "misplaced_on",
     "parse_shards",
@@ -180,25 +179,6 @@ def parse_shards(text: str) -> list[int]:
             )
         found.update(range(first, last + 1))
     return sorted(found)
-
-
-def as_ranges(shard_ids: Iterable[int], most: int = 12) -> str:
-    """Return a string such as ``"0-511, 600"``, for :func:`parse_shards`.
-
-    :param most: maximum number of ranges to show.
-    """
-    ranges: list[tuple[int, int]] = []
-    for shard_id in sorted(shard_ids):
-        if ranges and ranges[-1][1] == shard_id - 1:
-            ranges[-1] = ranges[-1][0], shard_id
-        else:
-            ranges.append((shard_id, shard_id))
-    shown = [
-        str(first) if first == last else f"{first}-{last}"
-        for first, last in ranges[:most]
-    ]
-    more = sum(last - first + 1 for first, last in ranges[most:])
-    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 _YES = frozenset({"1", "true", "yes", "on"})

@@ -27,12 +27,12 @@ from sqla_shard.outbox.tables import LEDGER
 from sqla_shard.outbox.tables import PREFIX
 from sqla_shard.schema.ledger import UNDONE
 from sqla_shard.schema.ledger import VERSION_TABLE
-from sqla_shard.schema.selection import as_ranges
 from sqla_shard.schema.selection import misplaced_on
 from sqla_shard.schema.selection import Shard
 from sqla_shard.schema.selection import shard_on
 from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Server
+from sqla_shard.topology.keyspaces import as_ranges
 
 __all__ = [
     "Open",

@@ -35,11 +35,11 @@ from sqla_shard.schema.reports import Outcome
 from sqla_shard.schema.reports import Progress
 from sqla_shard.schema.reports import RunReport
 from sqla_shard.schema.reports import State
-from sqla_shard.schema.selection import as_ranges
 from sqla_shard.schema.selection import RunOptions
 from sqla_shard.schema.versions import revisions_text
 from sqla_shard.schema.versions import Version
 from sqla_shard.schema.versions import without_ledger
+from sqla_shard.topology.keyspaces import as_ranges
 
 __all__ = [
     "Workers",

@@ -35,6 +35,7 @@ __all__ = [
     "Kind",
     "Server",
     "ShardRange",
+    "as_ranges",
     "bounds",
     "common",
     "gaps",
@@ -88,10 +89,26 @@ class ShardRange:
     def __len__(self) -> int:
         return self.last - self.first + 1
 
-    def __str__(self) -> str:
+    @property
+    def numbers(self) -> str:
+        """The shard ids, such as ``"2-3"``, or ``"2"`` for a single one."""
         if self.first == self.last:
-            return f"shard {self.first}"
-        return f"shards {self.first} to {self.last}"
+            return str(self.first)
+        return f"{self.first}-{self.last}"
+
+    def __str__(self) -> str:
+        return f"shard{'s' * (len(self) > 1)} {self.numbers}"
+
+
+def as_ranges(shard_ids: Iterable[int], most: int = 12) -> str:
+    """Return a string such as ``"0-511, 600"``, as ``--shards`` takes it.
+
+    :param most: maximum number of ranges to show.
+    """
+    ranges = joined(ShardRange(one, one) for one in shard_ids)
+    more = sum(map(len, ranges[most:]))
+    shown = ", ".join(one.numbers for one in ranges[:most])
+    return shown + (f" and {more} more" if more else "")
 
 
 def joined(ranges: Iterable[ShardRange]) -> tuple[ShardRange, ...]:

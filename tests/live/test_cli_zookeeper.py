@@ -170,7 +170,7 @@ def test_generations(location, tmp_path, publisher):
     assert "changes while its primary stays" in push(location, new).stderr
     shown = invoke("-t", location, "topology", "show").stdout
     assert "b: mysql://app:${MYSQL_PASSWORD}@three" in shown
-    assert "shards 4 to 7, generation 4\n" in shown
+    assert "shards 4-7, generation 4\n" in shown
 
 
 def test_open_nodes_are_warned_of_and_closed(location, tmp_path, monkeypatch):
@@ -264,7 +264,7 @@ def test_the_next_epoch_is_that_after_the_history(
     [
         ({"epoch": 3, "shards": 16}, (), "has epoch 3 too"),
         ({"epoch": 2}, (), "has epoch 2, which is older"),
-        ({"epoch": 4, "shards": 6}, (), "drops shards 6 to 7"),
+        ({"epoch": 4, "shards": 6}, (), "drops shards 6-7"),
         ({"epoch": 4, "password": SECRET}, (), "write ${MYSQL_PASSWORD} in"),
         ({"epoch": 4}, ("--expect-epoch", 2), "epoch 2 was to be replaced"),
         ({"epoch": 4, "password": "${OTHER}"}, (), "OTHER"),

@@ -143,7 +143,7 @@ def test_epochs_only_grow(publisher, epoch):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"shards": 6}, "drops shards 6 to 7"),
+        ({"shards": 6}, "drops shards 6-7"),
         ({"database": "other{shard:05d}"}, "names databases that do not"),
         ({"kind": "mod"}, "would route every key to another shard"),
         ({"hosts": ("two", "one")}, "is still the primary of 'b'"),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +30,7 @@ __all__ = [
     "environment",
     "fleet_commands",
     "invoke",
+    "on_a_terminal",
     "run",
     "without_progress",
     "write",
@@ -140,6 +145,46 @@ def run(
         text=True,
         check=False,
     )
+
+
+_STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+def on_a_terminal(
+    columns: int, *arguments: object, status: int = 0, **environ: str
+) -> str:
+    """Return what the program prints on a terminal, without its styles.
+
+    :param environ: ``keep="1"`` returns the styles as well.
+    """
+    keeps = environ.pop("keep", "")
+    ours, theirs = pty.openpty()
+    size = struct.pack("HHHH", 24, columns, 0, 0)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)
+    names = ("NO_COLOR", "COLUMNS")
+    found = {k: v for k, v in environment().items() if k not in names}
+    with subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**found, "TERM": "xterm", **environ},
+    ) as process:
+        os.close(theirs)
+        printed = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:
+                # Nobody has the other end any more.
+                break
+            if not part:
+                break
+            printed += part
+        os.close(ours)
+    assert process.returncode == status, printed
+    shown = printed.decode().replace("\r\n", "\n")
+    return shown if keeps else _STYLE.sub("", shown)
 
 
 def without_progress(text: str) -> str:

@@ -142,7 +142,7 @@ class TestReading:
         scene.cluster.update_topology(Topology.from_mapping(new))
         page = text_of(scene.client(), "/history")
         assert "moved from" in page
-        assert "shards 2 to 3" in page
+        assert "shards 2-3" in page
         # Before: 4 and 4 shards; after: 2, then 6 of which 2 are new there.
         (after,) = re.findall(r'aria-label="objects after.*?</svg>', page)
         widths = re.findall(r'x="([\d.]+)" width="([\d.]+)"', after)

@@ -91,9 +91,9 @@ def test_topology(app):
         "objects: kind objects, 16 shards, databases db{shard:05d}",
         (
             "  one: mysql://app:***@one, standby mysql://app:***@two:3307, "
-            "shards 0 to 6, shard 8"
+            "shards 0-6, shard 8"
         ),
-        "  three: mysql://app:***@three, shard 7, shards 9 to 15, weight 0",
+        "  three: mysql://app:***@three, shard 7, shards 9-15, weight 0",
         "main: kind global, database shop",
         "  main: mysql://app:${MYSQL_PASSWORD}@m",
     ]

@@ -132,8 +132,9 @@ def invoke(*arguments: str) -> Result:
 def test_a_section_that_is_not_there(project: Path) -> None:
     done = invoke("-n", "nosuch", "status")
     assert done.exit_code == 2
-    assert done.stderr.endswith(
-        "Error: alembic.ini has no section [nosuch] with a script_location; "
+    assert done.stderr.startswith(
+        "sqla-shard: error: alembic.ini has no section [nosuch] with a "
+        "script_location; "
         "specify another one with --name: alembic\n"
     )
 
@@ -169,7 +170,7 @@ def test_a_section_that_is_not_there(project: Path) -> None:
 def test_wrong_uses_end_alike(project: Path, arguments: str) -> None:
     done = invoke(*arguments.split())
     assert done.exit_code == 2, done.output
-    assert "Error: " in done.stderr
+    assert "error: " in done.stderr
 
 
 @pytest.mark.parametrize(

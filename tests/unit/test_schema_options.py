@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from sqla_shard.exc import SchemaOptionError
 from sqla_shard.schema import RunOptions
-from sqla_shard.schema.selection import as_ranges
 from sqla_shard.schema.selection import parse_shards
+from sqla_shard.topology.keyspaces import as_ranges
 
 
 @given(st.sets(st.integers(0, 65_535), min_size=1, max_size=50))

@@ -127,8 +127,8 @@ def test_shards_opened(change: Change) -> None:
     assert found.moved == ()
     assert [one.server.name for one in found.added_servers] == ["c"]
     assert change.lines() == [
-        "objects: 1024 -> 2048 shards (shards 1024 to 2047 opened)",
-        "objects: server 'c' added (mysql://app:***@c, shards 1536 to 2047)",
+        "objects: 1024 -> 2048 shards (shards 1024-2047 opened)",
+        "objects: server 'c' added (mysql://app:***@c, shards 1536-2047)",
     ]
 
 
@@ -159,7 +159,7 @@ def test_a_split(change: Change) -> None:
         ),
     )
     assert change.lines()[0] == (
-        "objects: shards 256 to 511 moved from 'a' to 'c'"
+        "objects: shards 256-511 moved from 'a' to 'c'"
     )
 
 

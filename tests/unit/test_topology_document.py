@@ -367,7 +367,7 @@ class TestRanges:
         check(
             doc,
             f"{OBJECTS}.servers",
-            "shards 5 to 7 of the 16 open are on no server",
+            "shards 5-7 of the 16 open are on no server",
             "add [5, 7]",
         )
 
@@ -383,20 +383,20 @@ class TestRanges:
             doc,
             f"{SECOND}.shards",
             "[8, 19] exceeds the last open shard, 15",
-            "shards 16 to 19",
+            "shards 16-19",
             "keyspaces.objects.shards = 20",
         )
 
     def test_wholly_past_the_open_shards(self) -> None:
         doc = servers(server("a", [[0, 15], [17, 18]]))
-        check(doc, f"{FIRST}.shards[1]", "[17, 18]", "open shards 17 to 18")
+        check(doc, f"{FIRST}.shards[1]", "[17, 18]", "open shards 17-18")
 
     def test_overlap_names_both_servers_and_the_shards(self) -> None:
         doc = servers(server("a", [0, 9]), server("b", [8, 15]))
         check(
             doc,
             f"{SECOND}.shards",
-            "shards 8 to 9 are on 'a' and on 'b'",
+            "shards 8-9 are on 'a' and on 'b'",
             "server that has its data",
         )
 
@@ -406,7 +406,7 @@ class TestRanges:
 
     def test_overlap_within_one_server(self) -> None:
         doc = servers(server("a", [[0, 9], [5, 15]]))
-        check(doc, f"{FIRST}.shards[1]", "shards 5 to 9 are twice on 'a'")
+        check(doc, f"{FIRST}.shards[1]", "shards 5-9 are twice on 'a'")
 
     def test_overlap_with_one_that_began_long_before(self) -> None:
         doc = servers(
@@ -417,7 +417,7 @@ class TestRanges:
             f"{SECOND}.shards",
             f"{OBJECTS}.servers[2].shards",
         ]
-        assert "shards 9 to 12 are on 'a' and on 'c'" in found[1].message
+        assert "shards 9-12 are on 'a' and on 'c'" in found[1].message
 
     def test_overlap_of_a_server_without_a_name(self) -> None:
         doc = servers(server("a", [0, 15]), server("b", [3, 3]))

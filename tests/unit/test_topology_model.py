@@ -74,7 +74,7 @@ class TestShardRange:
         assert list(ShardRange(0, 0)) == [0]
 
     def test_str(self) -> None:
-        assert str(ShardRange(3, 5)) == "shards 3 to 5"
+        assert str(ShardRange(3, 5)) == "shards 3-5"
         assert str(ShardRange(3, 3)) == "shard 3"
 
     def test_sorts_by_its_first_shard(self) -> None:
@@ -328,7 +328,7 @@ class TestMadeByHand:
     def test_the_rules_of_documents_hold(self) -> None:
         self.refuse(
             "keyspaces.objects.servers",
-            "shards 4 to 7 of the 16 open are on no server",
+            "shards 4-7 of the 16 open are on no server",
             keyspace(A),
         )
 
