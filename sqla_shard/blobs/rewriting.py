@@ -288,7 +288,7 @@ class _Run:
         return self._report
 
     def _skip(self, place: Place, error: Exception) -> None:
-        self._report.unread.append(UnreadServer(place.server, error, 1))
+        self._report.unread.append(UnreadServer.of([place], error))
 
     def _shard(self, place: Place, after: int, *, writes: bool) -> None:
         count = self._batch

@@ -63,8 +63,8 @@ All commands exit with the same status codes:
     usage error;
 3
     a server or database could not be read: the output covers the other ones,
-    with one line per unreadable server: the number of its virtual shards that
-    were not read, and the reason;
+    with one line for an outage, such as ``server2 unreachable (2003): 32
+    shards 32-63: Can't connect ...``;
 130
     interrupted with Ctrl-C.
 

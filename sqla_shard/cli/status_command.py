@@ -133,10 +133,26 @@ class ClusterStatus:
 
     def problem_lines(self) -> Iterator[str]:
         """Yield a line for each server that is down, and each other part."""
+        hidden = [one for one in self.servers if one.is_up and one.problem]
         for one in self.servers:
-            if one.problem is not None:
-                yield f"{one.name} {one.role} ({one.shards}): {one.problem}"
-        yield from self.problems
+            if one.problem is not None and one not in hidden:
+                yield one.problem
+        lost = tuple(
+            f"{one.name} unreachable "
+            for one in self.servers
+            if one.role == "primary" and not one.is_up
+        )
+        for problem in self.problems:
+            # An outage is one line, not one for each part.
+            if not problem.partition(": ")[2].startswith(lost):
+                yield problem
+        if hidden:
+            names = ", ".join(one.name for one in hidden)
+            yield (
+                f"lag of {names}: not shown without the privilege SLAVE "
+                "MONITOR (REPLICATION CLIENT on MySQL) for the account of "
+                "the topology"
+            )
 
 
 @click.command(

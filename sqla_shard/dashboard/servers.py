@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from dataclasses import field
 from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import Any
 from typing import Literal
 from typing import TypeVar
@@ -33,8 +32,10 @@ from sqla_shard.fleet.admin import SYSTEM
 from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.fleet.fleet import Pair
 from sqla_shard.fleet.replication import replication_of
-from sqla_shard.fleet.replication import ReplicationStatus
 from sqla_shard.fleet.replication import TableSize
+from sqla_shard.fleet.server_states import read_state
+from sqla_shard.fleet.server_states import Role
+from sqla_shard.fleet.server_states import ServerState
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of
 
@@ -42,69 +43,10 @@ __all__ = [
     "DatabaseSize",
     "PairState",
     "ServerReader",
-    "ServerState",
     "Sizes",
 ]
 
 T = TypeVar("T")
-
-Role = Literal["primary", "standby"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerState:
-    """The state of one server process.
-
-    :ivar name: name of its pair in the topology.
-    :ivar role: its role in the topology.
-    :ivar address: ``host:port``, or the directory of SQLite files.
-    :ivar error: why it could not be read; None if it was.
-    :ivar version: version of the server.
-    :ivar read_only: whether it refuses writes; None if unknown.
-    :ivar replication: state of a standby; None if it has none, or unknown.
-    :ivar unknown: why the state of replication is not known.
-    :ivar connected: number of connections; None if unknown.
-    :ivar running: number of those that run a statement.
-    :ivar most: maximum number of connections.
-    :ivar uptime: seconds since it was started.
-    :ivar round_trip: seconds that one statement took.
-    """
-
-    name: str
-    role: Role
-    address: str
-    error: str | None = None
-    version: str = ""
-    read_only: bool | None = None
-    replication: ReplicationStatus | None = None
-    unknown: str | None = None
-    connected: int | None = None
-    running: int | None = None
-    most: int | None = None
-    uptime: int | None = None
-    round_trip: float | None = None
-
-    @property
-    def lag(self) -> int | None:
-        """Seconds behind its primary; None if unknown."""
-        return None if self.replication is None else self.replication.lag
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """What an operator has to look at, in a few words each."""
-        if self.error is not None:
-            return (f"does not respond: {self.error}",)
-        if self.role == "primary":
-            return ("is read-only",) if self.read_only else ()
-        found = []
-        if self.read_only is False:
-            found.append("is not read-only")
-        status = self.replication
-        if status is not None and not status.runs:
-            found.append(f"does not replicate: {status.error or 'stopped'}")
-        elif status is None and self.unknown is None and self.version:
-            found.append("replicates from no primary")
-        return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,42 +226,11 @@ class ServerReader:
             "role": _role(role),
             "address": str(address_of(text)),
         }
-        if url.host is None:
-            directory = Path(str(url.database))
-            missing = None
-            if not directory.is_dir():
-                missing = "there is no such directory"
-            return ServerState(**known, error=missing, read_only=False)
-        with Admin(url, name=pair.name, timeout=timeout) as admin:
-            before = monotonic()
-            ((read_only, most, version),) = admin.rows(
-                "SELECT @@GLOBAL.read_only, @@GLOBAL.max_connections,"
-                " @@version"
-            )
-            after = monotonic()
-            counters = admin.counters(
-                "Threads_connected", "Threads_running", "Uptime"
-            )
-            status, unknown = None, None
-            if role == "standby":
-                try:
-                    status = replication_of(admin).status()
-                except FleetServerError as error:
-                    if error.is_unanswered:
-                        raise
-                    unknown = error.reason
-        return ServerState(
-            **known,
-            version=str(version),
-            read_only=bool(read_only),
-            replication=status,
-            unknown=unknown,
-            connected=int(counters["threads_connected"]),
-            running=int(counters["threads_running"]),
-            most=int(most),
-            uptime=int(counters["uptime"]),
-            round_trip=after - before,
-        )
+        if url.host is not None:
+            return read_state(url, **known, timeout=timeout)
+        is_there = Path(str(url.database)).is_dir()
+        missing = None if is_there else "there is no such directory"
+        return ServerState(**known, error=missing, read_only=False)
 
     def _sizes(self, pair: Pair, timeout: float) -> dict[str, DatabaseSize]:
         url = self._url(pair.primary)

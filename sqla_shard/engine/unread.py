@@ -6,11 +6,15 @@ is reported, since otherwise the result would seem to be from all shards.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import NamedTuple
 from typing import TYPE_CHECKING
+from typing import TypeAlias
 from typing import TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -18,6 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.exc.base import summary
+from sqla_shard.topology.keyspaces import as_ranges
 
 if TYPE_CHECKING:
     from sqla_shard.engine.rendering import Place
@@ -31,6 +36,7 @@ __all__ = [
     "message_of",
     "reason",
     "short",
+    "unread_line",
     "unread_lines",
 ]
 
@@ -41,18 +47,28 @@ _LONGEST_ERROR = 2000
 
 T = TypeVar("T")
 
+#: The name of a keyspace, and the number of a shard in it
+Address: TypeAlias = tuple[str, int]
+
 
 class UnreadServer(NamedTuple):
     """A server whose virtual shards could not be read.
 
     :ivar server: name of the server.
     :ivar error: the first error.
-    :ivar shards: number of virtual shards that were not read.
+    :ivar addresses: the virtual shards that were not read: the name of the
+        keyspace and the number of each.
     """
 
     server: str
     error: Exception
-    shards: int
+    addresses: tuple[Address, ...]
+
+    @classmethod
+    def of(cls, places: Sequence[Place], error: Exception) -> UnreadServer:
+        """Return the shards of one server as unread."""
+        addresses = tuple(place.address for place in places)
+        return cls(places[0].server, error, addresses)
 
 
 def for_each_shard(
@@ -68,10 +84,9 @@ def for_each_shard(
         try:
             work(place)
         except ServerUnreachableError as error:
-            left = len(places) - number
-            return [*unread, UnreadServer(place.server, error, left)]
+            return [*unread, UnreadServer.of(places[number:], error)]
         except SQLAlchemyError as error:
-            unread.append(UnreadServer(place.server, error, 1))
+            unread.append(UnreadServer.of([place], error))
     return unread
 
 
@@ -87,29 +102,79 @@ def complete(answer: tuple[T, Iterable[UnreadServer]]) -> T:
 
 
 def describe_unread(servers: Iterable[UnreadServer]) -> list[str]:
-    """Return a line for each server, with the number of unread shards."""
+    """Return a line for each server, as :func:`unread_lines` does."""
     return unread_lines(
-        (server, message_of(error), shards)
-        for server, error, shards in servers
+        (server, message_of(error), addresses)
+        for server, error, addresses in servers
     )
 
 
-def unread_lines(unread: Iterable[tuple[str, str, int]]) -> list[str]:
-    """Return a line for each server, with the number of unread shards.
+def unread_lines(
+    unread: Iterable[tuple[str, str, Iterable[Address]]],
+) -> list[str]:
+    """Return a line for each server, with the shards that were not read.
 
-    :param unread: servers, reasons and numbers of shards.  If a server has
-        several reasons, the first one is shown.
+    It is ``server2 unreachable (2003): 32 shards 32-63: Can't connect ...``.
+
+    :param unread: servers, reasons and shards.  If a server has several
+        reasons, the first one is shown.
     """
     first: dict[str, str] = {}
-    counts: dict[str, int] = {}
-    for server, why, shards in unread:
+    shards: dict[str, dict[str, set[int]]] = {}
+    for server, why, addresses in unread:
         first.setdefault(server, why)
-        counts[server] = counts.get(server, 0) + shards
+        by_keyspace = shards.setdefault(server, {})
+        for keyspace, shard_id in addresses:
+            by_keyspace.setdefault(keyspace, set()).add(shard_id)
     return [
-        f"{server}: {count:,} virtual shard{'' if count == 1 else 's'} not "
-        f"read: {' '.join(first[server].split())}"
-        for server, count in counts.items()
+        _line_of(server, " ".join(first[server].split()), by_keyspace)
+        for server, by_keyspace in shards.items()
     ]
+
+
+# The error of a driver: its number and its text.
+_NUMBERED = re.compile(r"""\((\d+), (["'])(.*?)\2\)""")
+
+
+def _line_of(
+    server: str, why: str, shards: Mapping[str, Collection[int]]
+) -> str:
+    """Return the line of a server, from the message of an error."""
+    # The beginning of the line says that much.
+    _, is_lost, cause = why.partition(" cannot be reached: ")
+    why = cause or why
+    number = None
+    if found := _NUMBERED.match(why):
+        number, why = int(found[1]), f"{found[3]}{why[found.end() :]}"
+    return unread_line(
+        server, shards, why=why, number=number, is_lost=bool(is_lost)
+    )
+
+
+def unread_line(
+    server: str,
+    shards: Mapping[str, Collection[int]],
+    *,
+    why: str,
+    number: int | None,
+    is_lost: bool,
+) -> str:
+    """Return the line of a server whose shards were not read.
+
+    :param shards: its shards, by keyspace.
+    :param number: number of the error of the server or its driver.
+    :param is_lost: whether the server did not respond.
+    """
+    count = sum(map(len, shards.values()))
+    ranges = ", ".join(
+        f"{name} {as_ranges(ids)}" if len(shards) > 1 else as_ranges(ids)
+        for name, ids in shards.items()
+    )
+    return (
+        f"{server} {'unreachable' if is_lost else 'not read'}"
+        f"{'' if number is None else f' ({number})'}: "
+        f"{count:,} shard{'' if count == 1 else 's'} {ranges}: {why}"
+    )
 
 
 def reason(

@@ -12,7 +12,6 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Mapping
 from functools import partial
 from time import monotonic
@@ -27,10 +26,12 @@ from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.registry import filled
 from sqla_shard.engine.registry import urls_of
 from sqla_shard.engine.unread import describe_unread
+from sqla_shard.engine.unread import unread_line
+from sqla_shard.engine.unread import unread_lines
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc.base import summary
-from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.server_states import read_state
+from sqla_shard.fleet.server_states import Role
 from sqla_shard.jobs.queue_counts import queue_counts
 from sqla_shard.metrics.definitions import metric
 from sqla_shard.metrics.load import report_load
@@ -43,6 +44,7 @@ from sqla_shard.schema.selection import shards_of
 from sqla_shard.schema.versions import read_versions
 from sqla_shard.topology import server_names
 from sqla_shard.topology import Topology
+from sqla_shard.topology.urls import address_of
 
 __all__ = ["FleetMetrics"]
 
@@ -50,9 +52,6 @@ _log = logging.getLogger("sqla_shard.exporter")
 
 #: What a part returns: observations, and a line for each problem.
 _Read = Callable[[], tuple[list[Observation], list[str]]]
-
-#: The account may not see the state of replication.
-_DENIED = 1227
 
 _QUEUE_STATES = (
     *("due", "scheduled", "running", "expired", "failed", "done"),
@@ -162,10 +161,11 @@ class FleetMetrics:
         for keyspace in topology.keyspaces.values():
             for server in keyspace.servers:
                 name = names[keyspace.name, server.name]
-                for role, url in (
+                urls: list[tuple[Role, str | None]] = [
                     ("primary", server.primary),
                     ("standby", server.standby),
-                ):
+                ]
+                for role, url in urls:
                     if url is None:
                         continue
                     key = name, role, url
@@ -177,7 +177,7 @@ class FleetMetrics:
         return wanted
 
     def _server(
-        self, name: str, role: str, url: str
+        self, name: str, role: Role, url: str
     ) -> tuple[list[Observation], list[str]]:
         """Read the state of a server.
 
@@ -186,35 +186,57 @@ class FleetMetrics:
         where = filled(url, self._environ)
         if make_url(url).get_backend_name() != "mysql":
             return [self._ping(name, role)], []
-        with Admin(where, name=name, timeout=self._timeout) as admin:
-            start = perf_counter()
-            admin.value("SELECT 1")
-            seconds = perf_counter() - start
-            replication = replication_of(admin)
-            ((_, connected),) = admin.rows(
-                "SHOW GLOBAL STATUS LIKE 'Threads_connected'"
+        try:
+            state = read_state(
+                where,
+                name=name,
+                role=role,
+                address=str(address_of(url)),
+                timeout=self._timeout,
             )
-            values = {
-                "server.round_trip": seconds,
-                "server.read_only": replication.is_read_only(),
-                "server.connections": connected,
-                "server.connection_limit": admin.value(
-                    "SELECT @@GLOBAL.max_connections"
-                ),
-            }
-            found = [
-                Observation(metric(key), float(value), (name, role))
-                for key, value in values.items()
-            ]
-            problems = []
-            if role == "standby":
-                try:
-                    found += _of_standby(name, replication)
-                except FleetServerError as error:
-                    if error.number != _DENIED:
-                        raise
-                    problems.append(f"replication of {name}: {error}")
-            return found, problems
+        except FleetServerError as error:
+            if not error.is_unanswered:
+                raise
+            return [], [self._outage(name, role, error)]
+        values = {
+            "server.round_trip": state.round_trip,
+            "server.read_only": state.read_only,
+            "server.connections": state.connected,
+            "server.connection_limit": state.most,
+        }
+        found = [
+            Observation(metric(key), float(value), (name, role))
+            for key, value in values.items()
+            if value is not None
+        ]
+        if role == "primary":
+            return found, []
+        if state.unknown is not None:
+            return found, [f"replication of {name}: {state.unknown}"]
+        runs = state.replication is not None and state.replication.runs
+        found.append(
+            Observation(metric("server.replication_runs"), runs, (name,))
+        )
+        if state.lag is not None:
+            found.append(Observation(metric("server.lag"), state.lag, (name,)))
+        return found, []
+
+    def _outage(self, name: str, role: Role, error: FleetServerError) -> str:
+        """Return the line of a server that does not respond."""
+        topology = self._cluster.topology
+        names = server_names(topology)
+        return unread_line(
+            name if role == "primary" else f"{name} (standby)",
+            {
+                keyspace.name: [n for one in server.shards for n in one]
+                for keyspace in topology.keyspaces.values()
+                for server in keyspace.servers
+                if names[keyspace.name, server.name] == name
+            },
+            why=error.reason,
+            number=error.number,
+            is_lost=True,
+        )
 
     def _ping(self, name: str, role: str) -> Observation:
         """Time a statement on a SQLite server: a directory of files.
@@ -283,16 +305,21 @@ class FleetMetrics:
     def _schema(self) -> tuple[list[Observation], list[str]]:
         places = self._cluster.places
         observed = []
-        problems: dict[str, None] = {}
+        unread: list[tuple[str, str, list[tuple[str, int]]]] = []
         for keyspace in places.topology.keyspaces.values():
             versions = read_versions(
                 places, shards_of(places, keyspace), "alembic_version"
             )
             known = [one for one in versions if one.is_known]
-            for one in versions:
-                if not one.is_known:
-                    why = one.error or "a database is missing"
-                    problems[f"{one.shard.server}: {why}"] = None
+            unread += (
+                (
+                    one.shard.server,
+                    one.error or "a database is missing",
+                    [(keyspace.name, one.shard.shard_id)],
+                )
+                for one in versions
+                if not one.is_known
+            )
             shards = Counter(",".join(one.heads) for one in known)
             observed += [
                 Observation(
@@ -306,7 +333,7 @@ class FleetMetrics:
                     metric("schema.unfinished"), unfinished, (keyspace.name,)
                 )
             )
-        return observed, list(problems)
+        return observed, unread_lines(unread)
 
     def _shares(self) -> tuple[list[Observation], list[str]]:
         snapshots = () if self._load is None else self._load.snapshots()
@@ -328,15 +355,6 @@ class FleetMetrics:
             for labels, count in hot.items()
         ]
         return observed, []
-
-
-def _of_standby(name: str, replication: Any) -> Iterator[Observation]:
-    """Yield the state of the replication of a standby."""
-    status = replication.status()
-    runs = status is not None and status.runs
-    yield Observation(metric("server.replication_runs"), runs, (name,))
-    if status is not None and status.lag is not None:
-        yield Observation(metric("server.lag"), status.lag, (name,))
 
 
 class _Part:

@@ -275,7 +275,9 @@ class ReferencesReport:
                 yield f"  {one}"
             if deviations[_SHOWN:]:
                 yield f"  and {len(deviations) - _SHOWN} more"
-            for line in unread_lines((u.server, u.reason, 1) for u in unread):
+            for line in unread_lines(
+                (u.server, u.reason, [("", u.shard_id)]) for u in unread
+            ):
                 yield f"  {line}"
 
 

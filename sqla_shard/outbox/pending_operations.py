@@ -498,7 +498,7 @@ def _forget(
         except SQLAlchemyError as error:
             space = cluster.places.keyspace(address[0], "")
             server = cluster.places.place(space, address[1]).server
-            unread.append(UnreadServer(server, error, 1))
+            unread.append(UnreadServer(server, error, (address,)))
     return count, unread
 
 

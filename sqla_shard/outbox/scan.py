@@ -101,7 +101,7 @@ def _on_server(
     except ShardMissingError:
         pass  # read each shard separately: the others may have rows
     except SQLAlchemyError as error:
-        return [], [UnreadServer(group[0].server, error, len(group))]
+        return [], [UnreadServer.of(group, error)]
     rows: list[T] = []
 
     def read_one(place: Place) -> None:

@@ -30,6 +30,7 @@ from sqlalchemy import update
 from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.cluster.cluster import Cluster
+from sqla_shard.engine.unread import unread_lines
 from sqla_shard.exc import InDoubtError
 from sqla_shard.exc import SchemaError
 from sqla_shard.outbox.tables import LEDGER
@@ -187,6 +188,13 @@ class StatusReport:
             where = f", {name}" if revisions else ""
             others.setdefault(f"{one.condition}{where}", []).append(one)
         for name, found in (*in_order.items(), *others.items()):
+            if found[0].condition == UNREACHABLE:
+                for line in unread_lines(
+                    (one.server, one.detail or "", [("", one.shard_id)])
+                    for one in found
+                ):
+                    yield f"  {line}"
+                continue
             ids = as_ranges(one.shard_id for one in found)
             yield f"  {len(found):6} {name}: {ids}"
             yield from _details(found)

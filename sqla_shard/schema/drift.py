@@ -441,6 +441,7 @@ def _compare(
                 server=reading.instance.server.name,
                 role=reading.instance.role,
                 reason=reading.error,
+                shards=tuple(reading.instance.shards),
             )
             for reading in readings
             if reading.error is not None

@@ -8,6 +8,7 @@ from typing import Any
 from typing import Literal
 from typing import TypeAlias
 
+from sqla_shard.engine.unread import unread_lines
 from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.util.json_values import json_value
 
@@ -109,11 +110,13 @@ class UnreadServer:
     :ivar server: name of the server.
     :ivar role: ``"primary"`` or ``"standby"``.
     :ivar reason: the error.
+    :ivar shards: its virtual shards, which were not read.
     """
 
     server: str
     role: Role
     reason: str
+    shards: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,11 +212,15 @@ def _report_lines(report: DriftReport) -> Iterator[str]:
             yield "databases on a server that the topology places elsewhere:"
             yield from map(_of_orphan, found.orphaned)
     # List each server once, even if it serves several keyspaces.
-    unread = (one for found in report.keyspaces for one in found.unread)
-    for server, reason in {
-        server_text(one.server, one.role): one.reason for one in unread
-    }.items():
-        yield f"not read: {server}: {' '.join(reason.split())}"
+    yield from unread_lines(
+        (
+            server_text(one.server, one.role),
+            one.reason,
+            [(found.keyspace, shard_id) for shard_id in one.shards],
+        )
+        for found in report.keyspaces
+        for one in found.unread
+    )
 
 
 def _verdict(report: DriftReport) -> str:

@@ -20,6 +20,7 @@ from rich.progress import Progress as Bar
 from rich.progress import TextColumn
 from rich.progress import TimeRemainingColumn
 
+from sqla_shard.engine.unread import unread_lines
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.schema.selection import Shard
 from sqla_shard.topology.keyspaces import as_ranges
@@ -170,9 +171,13 @@ class RunReport:
             f"{'' if total == 1 else 's'} of {self.keyspace} in "
             f"{self.seconds:.1f} s{' (interrupted)' * self.interrupted}"
         )
+        yield from unread_lines(
+            (one.server, one.error or "", [("", one.shard_id)])
+            for one in self.of(State.UNREACHABLE)
+        )
         for state in State:
             found = self.of(state)
-            if found:
+            if found and state is not State.UNREACHABLE:
                 ids = as_ranges(one.shard_id for one in found)
                 yield f"  {len(found)} {state.value}: {ids}"
         yield from _failures(self.outcomes)
@@ -187,7 +192,9 @@ def _failures(outcomes: Iterable[Outcome]) -> Iterator[str]:
     """Yield each error once, with its shards and the completed statements."""
     groups: dict[tuple[object, ...], list[Outcome]] = {}
     for one in outcomes:
-        if one.error is not None:
+        # An outage has a line of its own, unless it left a revision open.
+        is_outage = one.state is State.UNREACHABLE and one.step is None
+        if one.error is not None and not is_outage:
             error = one.error.replace(one.database, "<database>")
             key = (error, one.state, one.step, one.done)
             groups.setdefault(key, []).append(one)
@@ -257,8 +264,12 @@ _LEFT = frozenset({State.INTERRUPTED, State.SKIPPED})
 class _Display(Progress):
     """Counts shards, and prints failures immediately."""
 
-    _total = _known = _done = _failed = 0
+    _total = _known = _done = _failed = _untouched = 0
     _began = 0.0
+
+    def __init__(self) -> None:
+        # Servers whose outage was printed.
+        self._lost: set[str] = set()
 
     def begin(
         self,
@@ -270,8 +281,9 @@ class _Display(Progress):
         outcomes = list(known)
         self._began = monotonic()
         self._total = total
+        self._untouched = sum(one.state in _LEFT for one in outcomes)
         # Including them in the rate would make the remaining time too short.
-        self._known = self._done = len(outcomes)
+        self._known = self._done = len(outcomes) - self._untouched
         self._failed = sum(
             not one.state.is_good and one.state not in _LEFT
             for one in outcomes
@@ -280,16 +292,21 @@ class _Display(Progress):
 
     def advance(self, outcome: Outcome) -> None:
         if outcome.state in _LEFT:
+            self._untouched += 1
             return
         self._done += 1
         if not outcome.state.is_good:
             self._failed += 1
             error = (outcome.error or "").splitlines()
-            if error:
+            is_lost = outcome.state is State.UNREACHABLE
+            if error and not (is_lost and outcome.server in self._lost):
                 self._print(
                     f"{outcome.database} on {outcome.server}: "
                     f"{outcome.state.value}: {error[0]}"
                 )
+            if is_lost:
+                # Its other shards would say the same.
+                self._lost.add(outcome.server)
         now = monotonic()
         self._show(
             now, (self._done - self._known) / max(now - self._began, 1e-6)
@@ -302,6 +319,12 @@ class _Display(Progress):
             else "stopping: waiting for the statements in flight; interrupt "
             "a third time to kill the processes"
         )
+
+    def _rest(self) -> str:
+        """Return the number of shards that this run leaves as they are."""
+        if not self._untouched:
+            return ""
+        return f", {self._untouched} not attempted"
 
     def _start(self, title: str) -> None:
         raise NotImplementedError
@@ -321,14 +344,15 @@ class LineProgress(_Display):
     """Prints a line every few seconds and for each failure, for logs."""
 
     def __init__(self, file: TextIO) -> None:
+        super().__init__()
         self._file = file
         self._shown = 0.0
 
     def _start(self, title: str) -> None:
         self._shown = self._began
         self._print(
-            f"{title}: {self._total - self._done} of {self._total} virtual "
-            "shards to do"
+            f"{title}: {self._total - self._done - self._untouched} of "
+            f"{self._total} virtual shards to do{self._rest()}"
         )
 
     def _show(self, now: float, rate: float) -> None:
@@ -349,6 +373,7 @@ class TerminalProgress(_Display):
     """Shows a bar with the rate, the remaining time and the failures."""
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self._bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -391,7 +416,8 @@ class TerminalProgress(_Display):
         self._bar.stop()
 
     def _failed_text(self) -> str:
-        return f"{self._failed} failed" if self._failed else ""
+        failed = f"{self._failed} failed" if self._failed else ""
+        return f"{failed}{self._rest()}"
 
 
 def progress_on(file: TextIO | None = None) -> Progress:

@@ -242,7 +242,8 @@ class VerifyReport:
             if name in self.skipped:
                 lines.append(f"  {self.skipped[name]}")
         lines += unread_lines(
-            (one.server, one.reason, 1) for one in self._distinct_unread()
+            (one.server, one.reason, [(one.keyspace, one.shard_id)])
+            for one in self._distinct_unread()
         )
         done = "" if self.repair else "; nothing was changed"
         lines.append(f"{self.seconds:.1f} s{done}")

@@ -138,7 +138,7 @@ def largest_lists(
         window=window,
         unread=tuple(
             unread_lines(
-                (place.server, message_of(error), 1)
+                (place.server, message_of(error), [place.address])
                 for place, error in unread.items()
             )
         ),

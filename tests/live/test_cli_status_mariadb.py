@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from sqla_shard import Cluster
+from sqla_shard.cli.output import coloured
 from sqla_shard.cli.output import NOT_READ
 from sqla_shard.cli.program import program
 from sqla_shard.testing import MariaDBPair
@@ -81,9 +82,40 @@ def test_a_server_that_ends_is_one_line(topology, pair):
         pair.standby.start()
     assert done.exit_code == NOT_READ
     lines = done.output.splitlines()
-    down = [line for line in lines if "standby" in line and "DOWN" not in line]
+    down = [line for line in lines if "unreachable" in line]
     assert len(down) == 1
-    assert down[0].startswith("server1 standby (objects 0-3; lookup 0-1): ")
-    assert "Can't connect" in down[0]
+    assert down[0].startswith(
+        "server1 (standby) unreachable (2003): 6 shards objects 0-3, "
+        "lookup 0-1: Can't connect"
+    )
     assert [one["is_up"] for one in document["servers"]] == [True, False]
     assert pair.primary.password not in done.output
+
+
+def test_a_lag_that_may_not_be_seen_is_no_failure(topology, pair):
+    name = f"'{pair.standby.user}'@'{pair.standby.host}'"
+    with pair.standby.root_connect() as connection:
+        cursor = connection.cursor()
+        cursor.execute("SET SESSION sql_log_bin = 0")
+        cursor.execute(f"REVOKE SLAVE MONITOR ON *.* FROM {name}")
+        try:
+            done = status(topology)
+        finally:
+            cursor.execute(f"GRANT SLAVE MONITOR ON *.* TO {name}")
+    assert done.exit_code == 0, done.output
+    last = done.output.splitlines()[-1]
+    assert last.startswith("lag of server1: not shown without the privilege")
+    assert "SLAVE MONITOR" in last
+    assert coloured(last) == last
+
+
+def test_an_outage_is_one_line(topology, pair):
+    pair.primary.kill()
+    try:
+        lines = status(topology).output.splitlines()
+    finally:
+        pair.primary.start()
+    assert [line for line in lines if "2003" in line] == [
+        line for line in lines if line.startswith("server1 unreachable (2003)")
+    ]
+    assert sum("2003" in line for line in lines) == 1

@@ -168,7 +168,7 @@ def test_a_server_that_is_down(servers: dict[str, Any]) -> None:
         assert (found.reference, found.databases) == (2, 2)
         (unread,) = found.unread
         assert (unread.server, unread.role) == ("server1", "primary")
-        assert "not read: server1: server server1 cannot be" in str(report)
+        assert "server1 unreachable (2003): " in str(report)
         assert found.drifted == found.missing == ()
         assert str(report).startswith("no drift in what was read; ")
         assert "hunter2" not in str(report) + repr(report)
