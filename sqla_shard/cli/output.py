@@ -211,7 +211,8 @@ _COLOURED = (
         "red",
         re.compile(
             r"\s*(?:sqla-shard: error|error|critical|failed|refused)(?=[:,])"
-            r"|\s*\S+ (?:\(standby\) )?(?:unreachable|not read)(?: \(\d+\))?(?=:)"
+            r"|\s*\S+ (?:\(standby\) )?(?:unreachable|not read)"
+            r"(?: \(\d+\))?(?=:)"
             r"|(?=.*: DOWN$)\S+ \S+"
             r"|\s*\d+ (?:failed|in doubt|server not reached|no such database)"
             r"|\s+-(?= )"
