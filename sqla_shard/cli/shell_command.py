@@ -51,6 +51,7 @@ from sqla_shard.util import sqlalchemy_private as private
 __all__ = [
     "BoundSession",
     "opened",
+    "refuse_writes",
     "shell_command",
     "standby_alone",
 ]
@@ -167,12 +168,13 @@ def opened(
         if read_only:
             places = cluster.places
             keyspace = places.keyspace(location.keyspace.name, "")
-            _refuse_writes(places.place(keyspace, location.shard_id).engine)
+            refuse_writes(places.place(keyspace, location.shard_id).engine)
         with BoundSession(cluster=cluster, location=location) as session:
             yield cluster, session
 
 
-def _refuse_writes(engine: Engine) -> None:
+def refuse_writes(engine: Engine) -> None:
+    """Make the new connections of an engine read-only."""
     statement = "SET SESSION TRANSACTION READ ONLY"
     if engine.dialect.name == "sqlite":
         statement = "PRAGMA query_only=ON"

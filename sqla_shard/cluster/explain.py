@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,12 +26,13 @@ from sqla_shard.routing import Decision
 from sqla_shard.routing import locate
 from sqla_shard.session import PlacementPolicy
 from sqla_shard.topology import find_object
+from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = ["Explanation", "Target", "explain", "target_of"]
 
-#: Shards, and characters of a statement, that str() shows.
-_SHARDS_SHOWN = 12
+#: Lines of shards, and characters of a statement, that str() shows.
+_LINES_SHOWN = 12
 _SQL_SHOWN = 1200
 #: The lowest valid id of an object; type ids begin at 1.
 _LOWEST_ID = pack(0, 1, 0)
@@ -138,7 +140,16 @@ class Explanation:
     to_mapping = as_dict
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return self.text()
+
+    def text(self, *, full: bool = False) -> str:
+        """Return a readable report.
+
+        :param full: whether to list each shard, and the whole statement for
+            each server; by default shards are ranges, and of a statement for
+            many shards the part for the first one is shown.
+        """
+        return "\n".join(_lines(self, full))
 
 
 def _document(value: Any) -> Any:
@@ -156,33 +167,46 @@ def _document(value: Any) -> Any:
     return str(value)
 
 
-def _lines(shown: Explanation) -> Iterator[str]:
+def _lines(shown: Explanation, full: bool) -> Iterator[str]:
     if shown.object_id is not None:
         yield f"id {int(shown.object_id)}: {shown.object_id.describe()}"
     if shown.refusal is not None:
         yield f"refused: {shown.refusal}"
         if shown.with_scatter is not None:
             yield "with .options(scatter()):"
-            yield from _indented(_lines(shown.with_scatter))
+            yield from _indented(_lines(shown.with_scatter, full))
         if not shown.targets:
             return
     yield (
         f"keyspace {shown.keyspace}: {len(shown.targets)} shard(s) on "
         f"{len(shown.servers)} server(s), because of {shown.why}"
     )
-    for target in shown.targets[:_SHARDS_SHOWN]:
-        why = target.why if target.why not in ("", shown.why) else ""
-        yield (
-            f"  shard {target.shard_id} on {target.server} in "
-            f"{target.database}{why and ': '}{why}"
-        )
-    if shown.targets[_SHARDS_SHOWN:]:
-        yield f"  and {len(shown.targets) - _SHARDS_SHOWN} more"
+    yield from _target_lines(shown, full)
     if shown.sent:
-        yield from _sent_lines(shown)
+        yield from _sent_lines(shown, full)
 
 
-def _sent_lines(shown: Explanation) -> Iterator[str]:
+def _target_lines(shown: Explanation, full: bool) -> Iterator[str]:
+    """Yield a line for each server, or for each shard."""
+    groups: dict[tuple[Any, ...], list[Target]] = {}
+    for target in shown.targets:
+        key = target.server, target.why, target.shard_id if full else None
+        groups.setdefault(key, []).append(target)
+    lines = []
+    for targets in groups.values():
+        first = targets[0]
+        why = first.why if first.why not in ("", shown.why) else ""
+        where = f"shard {first.shard_id} on {first.server} in {first.database}"
+        if len(targets) > 1:
+            ids = as_ranges(target.shard_id for target in targets)
+            where = f"{len(targets)} shards {ids} on {first.server}"
+        lines.append(f"  {where}{why and ': '}{why}")
+    yield from lines if full else lines[:_LINES_SHOWN]
+    if lines[_LINES_SHOWN:] and not full:
+        yield f"  and {len(lines) - _LINES_SHOWN} more"
+
+
+def _sent_lines(shown: Explanation, full: bool) -> Iterator[str]:
     count = shown.round_trips
     trips = "1 round trip" if count == 1 else f"{count} round trips"
     also = ", all servers in parallel" if len(shown.sent) > 1 else ""
@@ -199,11 +223,35 @@ def _sent_lines(shown: Explanation) -> Iterator[str]:
             "  one statement for each shard: it cannot be combined with "
             "UNION ALL"
         )
+    if full:
+        for sent in shown.sent:
+            yield f"  to {sent.server}:"
+            for text, _ in sent.statements:
+                yield from _indented(iter(text.splitlines()), "    ")
+        return
     # The statements for other servers differ in names and numbers only.
-    text, _ = shown.sent[0].statements[0]
+    text = _first_branch(shown.sent[0].statements[0][0])
     cut = f" ... ({len(text)} characters)" if text[_SQL_SHOWN:] else ""
     yield f"  to {shown.sent[0].server}:"
     yield from _indented(iter((text[:_SQL_SHOWN] + cut).splitlines()), "    ")
+
+
+# Between the parts of a statement for several shards; rendering.py writes it.
+_BETWEEN = re.compile(r"\n(?:\)\n)?(UNION(?: ALL)?)\n")
+
+
+def _first_branch(text: str) -> str:
+    """Return the part of a statement for its first shard, and its end."""
+    first = _BETWEEN.search(text)
+    if first is None:
+        return text
+    more = len(_BETWEEN.findall(text))
+    shown = f"{text[: first.start()]}\n{first[1]} ... {more} more"
+    if text.startswith("("):
+        # Each part is in parentheses; then the order of all of them follows.
+        _, _, end = text.rpartition("\n)")
+        shown = f"{text[: first.start()]}\n)\n{first[1]} ... {more} more{end}"
+    return shown
 
 
 def _indented(lines: Iterator[str], by: str = "  ") -> Iterator[str]:

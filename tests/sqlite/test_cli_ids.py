@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
+from examples.quickstart.models import Base
 from sqla_shard import Cluster
 from sqla_shard import pack
 from sqla_shard import unpack
@@ -235,3 +237,63 @@ def test_models_of_the_current_directory(tmp_path, topology):
     done = run(tmp_path, *arguments)
     assert (done.returncode, done.stderr) == (0, "")
     assert "shard 5 on server2" in done.stdout
+
+
+# -- explain --full and --analyze
+
+COUNT = "select(func.count(Pin.id)).options(scatter())"
+
+
+def test_shards_are_ranges_unless_all_is_asked_for(topology):
+    shown = explained(topology, COUNT).stdout
+    assert "  4 shards 0-3 on server1\n  4 shards 4-7 on server2\n" in shown
+    full = explained(topology, COUNT, "--full").stdout
+    assert full.count("\n  shard ") == 8
+    assert full.count("SELECT count") == 8
+    assert "to server2:" in full
+
+
+def test_analyze_executes_the_statement(topology):
+    with Cluster.from_file(topology) as cluster:
+        cluster.create_all(Base.metadata)
+    done = explained(topology, COUNT, "--analyze")
+    assert done.exit_code == 0, done.output
+    assert "\nexecuted: 1 rows in " in done.stdout
+    # SQLite has a file, and a statement, for each shard.
+    lines = re.findall(
+        r"(?m)^  (server\d): [0-9.]+ ms, 1 rows, shards (\d)$", done.stdout
+    )
+    expected = [(f"server{1 + n // 4}", str(n)) for n in range(8)]
+    assert lines == expected
+    found = explained(topology, COUNT, "--analyze", "--json").stdout
+    (report,) = json.loads(found)["analyzed"]
+    assert [
+        (one["server"], str(shard))
+        for one in report["servers"]
+        for shard in one["shards"]
+    ] == expected
+    assert "analyzed" not in json.loads(
+        explained(topology, COUNT, "--json").stdout
+    )
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        str(BOARD),
+        f"delete(Pin).where(Pin.board_id == {BOARD})",
+        f"select(Pin).where(Pin.board_id == {BOARD}).with_for_update()",
+        "text('SELECT 1')",
+    ],
+)
+def test_analyze_reads_only(topology, expression):
+    done = explained(topology, expression, "--analyze")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "--analyze executes" in done.stderr
+
+
+def test_what_is_refused_is_not_executed(topology):
+    done = explained(topology, "select(Pin)", "--analyze")
+    assert done.exit_code == 1
+    assert done.stdout.startswith("refused: ")
+    assert "executed" not in done.stdout

@@ -126,7 +126,13 @@ CASES: dict[str, list[Case]] = {
     "sqla-shard": [_quiet("--version")],
     "sqla-shard id": [_quiet("id {lost}")],
     "sqla-shard where": [_quiet("where {lost}", DOWN)],
-    "sqla-shard explain": [_quiet("explain {lost}", DOWN)],
+    "sqla-shard explain": [
+        _quiet("explain {lost}", DOWN),
+        Case(
+            f"explain --analyze {' '.join(MODELS)} "
+            "'select(func.count(Note.id)).options(scatter())'"
+        ),
+    ],
     "sqla-shard topology show": [_quiet("topology show", DOWN)],
     "sqla-shard topology validate": [
         _quiet("topology validate {dir}/topology.json")
