@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +16,9 @@ import click
 import pytest
 
 from sqla_shard.cli.groups import LazyGroup
+from sqla_shard.cli.output import end
+from sqla_shard.cli.output import FAILED
+from sqla_shard.cli.output import NOT_READ
 from sqla_shard.cli.program import program
 from tests.servers.command_line import commands
 
@@ -118,3 +124,76 @@ def test_completion_of_names_imports_no_command():
     assert done.stdout.split("\n")[:2] == ["plain", "failover"]
     assert "fleet_failover" not in done.stderr
     assert "sqlalchemy" not in done.stderr
+
+
+# -- exit statuses
+
+
+def documented_statuses() -> dict[str, set[int]]:
+    """Return the statuses of each command that the table has a reason for."""
+    page = (PAGES / "cli.rst").read_text("utf-8")
+    table = page.partition("Exit statuses\n----")[2].partition("\nsqla-")[0]
+    found = {}
+    for row in table.split("   * - ")[2:]:
+        names, failed, unread = re.split(r"\n     -", row)
+        reasons = {FAILED: failed.strip(), NOT_READ: unread.strip()}
+        for name in re.findall(r"``(.+?)``", names):
+            found[f"sqla-shard {name}"] = {n for n in reasons if reasons[n]}
+    return found
+
+
+def own_statuses(command: click.Command) -> set[int]:
+    """Return the statuses that the code of a command exits with itself.
+
+    It may do so in any function of the command line that it calls.
+    """
+    found: set[int] = set()
+    todo = [inspect.unwrap(command.callback)]
+    seen = set()
+    while todo:
+        function = todo.pop()
+        if function in seen or function is end:
+            continue
+        seen.add(function)
+        source = textwrap.dedent(inspect.getsource(function))
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Call):
+                found |= exits(node)
+            if isinstance(node, ast.Name):
+                called = function.__globals__.get(node.id)
+                module = getattr(called, "__module__", None) or ""
+                if inspect.isfunction(called) and "sqla_shard.cli" in module:
+                    todo.append(inspect.unwrap(called))
+    return found
+
+
+def exits(call: ast.Call) -> set[int]:
+    """Return the statuses with which a call may end the program."""
+    name = ast.unparse(call.func)
+    if name in ("sys.exit", "ctx.exit"):
+        words = {"FAILED": FAILED, "NOT_READ": NOT_READ, "1": FAILED}
+        return {
+            status
+            for word, status in words.items()
+            if word in ast.unparse(call.args[0]).split()
+        }
+    if name != "end":
+        return set()
+    given = {one.arg: ast.unparse(one.value) for one in call.keywords}
+    return {
+        status
+        for status, argument in ((FAILED, "is_good"), (NOT_READ, "is_read"))
+        if given[argument] != "True"
+    }
+
+
+def test_the_table_of_exit_statuses_is_that_of_the_code():
+    # It makes passes as others do, but ends with a signal only.
+    apart = "sqla-shard fleet watch"
+    assert documented_statuses() == {
+        path: found
+        for path, command in COMMANDS.items()
+        if not isinstance(command, click.Group)
+        and path != apart
+        and (found := own_statuses(command))
+    }
