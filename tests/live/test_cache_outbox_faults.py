@@ -200,7 +200,7 @@ class TestServers(Suite):
         assert trouble.startswith(f"{cluster_server(cluster, NEAR)}: ")
         sizes, troubles = outbox_size(proxied)
         assert sizes == []
-        assert {one.server for one in troubles} == {trouble.partition(":")[0]}
+        assert {one.server for one in troubles} == {trouble.partition(" ")[0]}
         lines[HOME].restore()
         assert wait_until(
             lambda: drain(proxied, {"r": MemoryStore()}).ok,

@@ -150,7 +150,7 @@ def test_a_server_that_cannot_be_asked(
     assert found.exit_code == 3
     document = json.loads(found.stdout)
     (trouble,) = document["troubles"]
-    assert trouble.startswith("server2: ")
+    assert trouble.startswith("server2 not read: 1 shard 7: ")
     assert "not a database" in trouble
 
 
