@@ -287,14 +287,14 @@ def sizes_command(
     default=10.0,
     help="Seconds from the copy of a row to its deletion.",
 )
-@json_option
+@data_option
 @pass_settings
 def spread_command(
     settings: Settings,
     /,
     models: tuple[str, ...],
     name: str,
-    as_json: bool,
+    as_data: bool,
     **options: Any,
 ) -> None:
     """Move rows of lists to more pieces.
@@ -313,7 +313,7 @@ def spread_command(
             raise click.BadParameter(
                 str(error), param_hint="--class"
             ) from error
-    print_report(report, as_json)
+    print_report(report, as_data)
     end(is_good=not report.misplaced, is_read=not report.unread)
 
 

@@ -238,7 +238,7 @@ class _Run:
         except SQLAlchemyError as error:
             if reason(error) is None:
                 raise
-            self._report.unread.append(UnreadServer(place.server, error, 1))
+            self._report.unread.append(UnreadServer.of([place], error))
 
     def _shard(self, place: Place) -> None:
         """Copy the rows of one shard."""
