@@ -12,10 +12,10 @@ import click
 from sqla_shard.cli.application_options import imported
 from sqla_shard.cli.options import FiniteRange
 from sqla_shard.cli.options import rate_option
+from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import json_option
 from sqla_shard.cli.output import print_report
 from sqla_shard.cli.output import ProgressLines
 from sqla_shard.cli.output import with_options
@@ -101,8 +101,8 @@ class _Rows:
     is_flag=True,
     help="Create the tables of the move, in the database and on all shards.",
 )
-@json_option
-def plan_command(name: str, create: bool, as_json: bool) -> None:
+@data_option
+def plan_command(name: str, create: bool, as_data: bool) -> None:
     """Show what a move will do, and create its tables.
 
     Create them before the application calls Move.watch().  The exit status is
@@ -112,7 +112,7 @@ def plan_command(name: str, create: bool, as_json: bool) -> None:
         found = plan(move)
         if create:
             Switch(move).prepare()
-    print_report(found, as_json)
+    print_report(found, as_data)
     end(is_good=not found.problems, is_read=True)
 
 
@@ -120,11 +120,11 @@ def plan_command(name: str, create: bool, as_json: bool) -> None:
     "status", epilog=examples("sqla-shard migrate status shop.moving --json")
 )
 @_move_argument
-@json_option
-def status_command(name: str, as_json: bool) -> None:
+@data_option
+def status_command(name: str, as_data: bool) -> None:
     """Show the stage of a move, and what is left to do."""
     with _opened(name) as move:
-        print_report(status(move), as_json)
+        print_report(status(move), as_data)
 
 
 def _share(text: str) -> tuple[str, int]:
@@ -258,13 +258,13 @@ def reconcile_command(name: str, rate: float | None, passes: int) -> None:
 )
 @_move_argument
 @rate_option
-@json_option
-def verify_command(name: str, rate: float | None, as_json: bool) -> None:
+@data_option
+def verify_command(name: str, rate: float | None, as_data: bool) -> None:
     """Compare all rows of both sides; change none.
 
     The exit status is 1 if rows differ.
     """
     with _opened(name) as move:
         found = verify(move, rate=rate, on_progress=_Rows("compared"))
-    print_report(found, as_json)
+    print_report(found, as_data)
     end(is_good=found.is_equal, is_read=True)
