@@ -212,17 +212,24 @@ class _SessionMarks(Generic[P]):
         :raises UnmarkedWriteError: for an INSERT without primary keys.
         """
         mapper: Any = state.bind_mapper
-        names = [
-            mapper.get_property_by_column(column).key
-            for column in mapper.primary_key
-        ]
+        columns = (
+            mapper.primary_key
+            if mapper is not None
+            else self._table_of(one).primary_key
+        )
+        names, attributes = [], []
+        for column in columns:
+            if mapper is not None:
+                name = mapper.get_property_by_column(column).key
+                column = getattr(mapper.class_, name)
+            names.append(column.key)
+            attributes.append(column)
         rows = state.parameters or {}
         given = rows if isinstance(rows, list) else [rows]
         if all(name in row for row in given for name in names):
             return [tuple(row[name] for name in names) for row in given]
         if state.is_insert:
             raise UnmarkedWriteError(table=one.name)
-        attributes = [getattr(mapper.class_, name) for name in names]
         wanted = select(*attributes).with_for_update()
         where = state.statement.whereclause  # type: ignore[attr-defined]  # of UPDATE and DELETE
         if where is not None:

@@ -118,7 +118,9 @@ def test_sessions_copy_what_they_write(move):
         session.add(post_of(1, "new", reply_to=1))
     assert titles(move) == {1: "changed", 3: "both", 4: "both", 5: "new"}
     with move._sessions.begin() as session:
-        session.execute(delete(Post).where(Post.id.in_([4, 5])))
+        session.execute(delete(Post).where(Post.id == 4))
+        posts = Post.__table__
+        session.execute(delete(posts).where(posts.c.id == 5))
         session.execute(
             insert(Post),
             [
