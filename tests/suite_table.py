@@ -151,7 +151,10 @@ SUITES: dict[str, tuple[On, ...]] = {
     "mapping_reading": EVERYWHERE,
     "mapping_sets": BOTH,
     "mapping_spread": BOTH,
-    "spread_stages": BOTH,
+    "spread_stages": (
+        On("sqlite"),
+        On("mariadb", only="Deleted History Inverse"),
+    ),
     "verify_lookups": (
         On("sqlite", only="Together Damage Rekeying Resuming Runs"),
         On("mariadb", only="Together Rekeying Uncommitted"),
