@@ -189,7 +189,10 @@ def yaml_lines(value: Any) -> Iterator[str]:
 
 def _yaml_scalar(value: Any) -> str:
     if not isinstance(value, str):
-        return json.dumps(value)
+        text = json.dumps(value)
+        # YAML 1.1 reads 1e-05 as a string.
+        is_bare = isinstance(value, float) and "." not in text
+        return text.replace("e", ".0e") if is_bare else text
     if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
         return value
     quoted = json.dumps(value, ensure_ascii=False)
