@@ -111,6 +111,8 @@ def describe_unread(servers: Iterable[UnreadServer]) -> list[str]:
 
 def unread_lines(
     unread: Iterable[tuple[str, str, Iterable[Address]]],
+    *,
+    is_lost: bool = False,
 ) -> list[str]:
     """Return a line for each server, with the shards that were not read.
 
@@ -118,6 +120,8 @@ def unread_lines(
 
     :param unread: servers, reasons and shards.  If a server has several
         reasons, the first one is shown.
+    :param is_lost: whether they are known not to have responded; otherwise
+        the reason says so.
     """
     first: dict[str, str] = {}
     shards: dict[str, dict[str, set[int]]] = {}
@@ -127,7 +131,7 @@ def unread_lines(
         for keyspace, shard_id in addresses:
             by_keyspace.setdefault(keyspace, set()).add(shard_id)
     return [
-        _line_of(server, " ".join(first[server].split()), by_keyspace)
+        _line_of(server, " ".join(first[server].split()), by_keyspace, is_lost)
         for server, by_keyspace in shards.items()
     ]
 
@@ -137,17 +141,20 @@ _NUMBERED = re.compile(r"""\((\d+), (["'])(.*?)\2\)""")
 
 
 def _line_of(
-    server: str, why: str, shards: Mapping[str, Collection[int]]
+    server: str,
+    why: str,
+    shards: Mapping[str, Collection[int]],
+    is_lost: bool,
 ) -> str:
     """Return the line of a server, from the message of an error."""
     # The beginning of the line says that much.
-    _, is_lost, cause = why.partition(" cannot be reached: ")
+    _, marker, cause = why.partition(" cannot be reached: ")
     why = cause or why
     number = None
     if found := _NUMBERED.match(why):
         number, why = int(found[1]), f"{found[3]}{why[found.end() :]}"
     return unread_line(
-        server, shards, why=why, number=number, is_lost=bool(is_lost)
+        server, shards, why=why, number=number, is_lost=is_lost or bool(marker)
     )
 
 

@@ -190,8 +190,11 @@ class StatusReport:
         for name, found in (*in_order.items(), *others.items()):
             if found[0].condition == UNREACHABLE:
                 for line in unread_lines(
-                    (one.server, one.detail or "", [("", one.shard_id)])
-                    for one in found
+                    (
+                        (one.server, one.detail or "", [("", one.shard_id)])
+                        for one in found
+                    ),
+                    is_lost=True,
                 ):
                     yield f"  {line}"
                 continue

@@ -172,8 +172,11 @@ class RunReport:
             f"{self.seconds:.1f} s{' (interrupted)' * self.interrupted}"
         )
         yield from unread_lines(
-            (one.server, one.error or "", [("", one.shard_id)])
-            for one in self.of(State.UNREACHABLE)
+            (
+                (one.server, one.error or "", [("", one.shard_id)])
+                for one in self.of(State.UNREACHABLE)
+            ),
+            is_lost=True,
         )
         for state in State:
             found = self.of(state)

@@ -197,7 +197,9 @@ class TestServers(Suite):
         assert report.removed == 1
         assert not report.ok
         (trouble,) = report.troubles
-        assert trouble.startswith(f"{cluster_server(cluster, NEAR)}: ")
+        assert trouble.startswith(
+            f"{cluster_server(cluster, NEAR)} unreachable (2003): "
+        )
         sizes, troubles = outbox_size(proxied)
         assert sizes == []
         assert {one.server for one in troubles} == {trouble.partition(" ")[0]}

@@ -323,7 +323,7 @@ def test_rollback(publisher):
 def test_a_rollback_closes_no_shards(publisher):
     publisher.publish(topology(1))
     publisher.publish(topology(2, shards=16))
-    with pytest.raises(exc.TopologyRefusedError, match="drops shards 8 to"):
+    with pytest.raises(exc.TopologyRefusedError, match="drops shards 8-15"):
         publisher.rollback(to=1)
     assert publisher.current() == topology(2, shards=16)
 
@@ -337,7 +337,7 @@ def test_bytes_that_somebody_wrote_by_hand(publisher, client):
     assert "rollback --to 2" in str(caught.value)
     assert SECRET not in str(caught.value)
     # It follows the newest of the history.
-    with pytest.raises(exc.TopologyRefusedError, match="drops shards 8 to"):
+    with pytest.raises(exc.TopologyRefusedError, match="drops shards 8-15"):
         publisher.rollback(to=1)
     done = publisher.rollback(to=2)
     assert (done.old, done.new) == (
@@ -355,7 +355,7 @@ def test_a_node_that_somebody_removed_or_set_back(publisher, client):
         publisher.publish(topology(2, shards=24))
     assert caught.value.current == 2
     client.delete("/topology")
-    with pytest.raises(exc.TopologyRefusedError, match="drops shards 8 to"):
+    with pytest.raises(exc.TopologyRefusedError, match="drops shards 8-15"):
         publisher.publish(topology(3))
     publisher.publish(topology(3, shards=24))
     assert publisher.current() == topology(3, shards=24)
