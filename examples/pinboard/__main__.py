@@ -115,6 +115,10 @@ def opened(
             fleet = stack.enter_context(local_fleet())
             bench: Bench = fleet
             cache = fleet.cache_address or MEMORY
+            with Cluster(
+                fleet.direct_topology(), environ=fleet.environ
+            ) as direct:
+                bring_up_to_date(direct)
             cluster = stack.enter_context(fleet_cluster(fleet))
         elif chosen.topology is not None:
             bench = Bench(_OTHERS, may_write=False)
