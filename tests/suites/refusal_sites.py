@@ -235,8 +235,15 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "models/layouts.py: colocate_with={} holds {}",
         "models/layouts.py: it has {}, and follow graphs",
     ),
+    "pieces increase in several steps: tests/suites/spread_stages.py": (
+        "exc/definitions.py: rows of {} are being copied to more pieces",
+        "models/mapping_definition.py: spread_over={}, but the list of {}",
+        "models/spread.py: spread_from={} and spread_to={} are two steps",
+        "models/spread.py: {} pieces cannot become {}",
+    ),
     "the source of ids is of the base: tests/sqlite/test_id_sources.py": (
         "models/id_sources.py: id_source is {}",
+        "session/insert.py: INSERT INTO {} .. FROM SELECT does not select {}",
     ),
     "delete_object() has tests of its own: tests/suites/deleting.py": (
         "models/deletion.py: ",
