@@ -227,11 +227,14 @@ class EdgeTable:
             self.source_id == bindparam("source"),
             self.target_id == bindparam("target"),
         )
-        self._some = select(self.target_id, *self._edge).where(
+        some = (
             self.source_id == bindparam("source"),
             self.target_id.in_(bindparam("targets", expanding=True)),
         )
-        self._some_locked = self._some.with_for_update()
+        self._kinds = select(self.target_id, self.kind).where(*some)
+        self._some_locked = (
+            select(self.target_id, *self._edge).where(*some).with_for_update()
+        )
 
     def place(self, session: ShardSession, source_id: int) -> Place:
         """Return the location of the rows of an object."""
@@ -337,16 +340,19 @@ class EdgeTable:
         if not session.reads_latest(place):
             statement = statement.with_for_update()
         rows = session.execute(statement, bind_arguments={"place": place})
-        return {row[0]: Edge(*row[1:]) for row in rows}
+        return {row[0]: Edge(*row[1:]) for row in rows.all()}
 
-    def some(
+    def kinds(
         self, session: ShardSession, source_id: int, target_ids: Iterable[int]
-    ) -> dict[int, Edge]:
-        """Return the edges to given targets, with one statement."""
+    ) -> dict[int, int]:
+        """Return the kinds of edges to given targets, with one statement.
+
+        :returns: the kind by target; without those that have no edge.
+        """
         wanted = list(target_ids)
         if not wanted:
             return {}
-        statement: Any = self._some
+        statement: Any = self._kinds
         values: dict[str, Any] = {"source": source_id, "targets": wanted}
         if len(wanted) <= _LISTED:
             # A list of any length is written into the SQL at each execution,
@@ -358,7 +364,8 @@ class EdgeTable:
             values,
             bind_arguments={"place": self.place(session, source_id)},
         )
-        return {row[0]: Edge(*row[1:]) for row in rows}
+        # Not one after another, which takes as long as the rest.
+        return {target_id: kind for target_id, kind in rows.all() if kind}
 
     def count(
         self, session: ShardSession, source_id: int, kinds: Iterable[int]
@@ -430,7 +437,7 @@ class EdgeTable:
             },
             bind_arguments={"place": self.place(session, source_id)},
         )
-        return [Related(*row) for row in rows]
+        return [Related._make(row) for row in rows.all()]
 
     def after(
         self,
@@ -458,7 +465,7 @@ class EdgeTable:
             .limit(limit),
             bind_arguments={"place": place},
         )
-        return [((row[0], row[1]), Edge(*row[2:])) for row in rows]
+        return [((row[0], row[1]), Edge(*row[2:])) for row in rows.all()]
 
     def pairs(
         self, session: ShardSession, pairs: Iterable[Pair]
@@ -473,7 +480,7 @@ class EdgeTable:
                 self.target_id.in_({pair[1] for pair in wanted}),
             )
         )
-        found = {(row[0], row[1]): Edge(*row[2:]) for row in rows}
+        found = {(row[0], row[1]): Edge(*row[2:]) for row in rows.all()}
         return {pair: found[pair] for pair in wanted & found.keys()}
 
 
@@ -483,9 +490,9 @@ def _numbered(name: str, values: Sequence[int]) -> dict[str, int]:
 
 @lru_cache(maxsize=4 * _LISTED)
 def _listed(edges: EdgeTable, targets: int) -> Any:
-    """Return a SELECT of the edges to a number of targets."""
+    """Return a SELECT of the kinds of edges to a number of targets."""
     wanted: Any = [bindparam(f"target_{index}") for index in range(targets)]
-    return select(edges.target_id, *edges._edge).where(
+    return select(edges.target_id, edges.kind).where(
         edges.source_id == bindparam("source"),
         edges.target_id.in_(wanted),
     )

@@ -158,7 +158,7 @@ class FeedTables:
         rows = session.execute(
             self._newest(bool(unfollowed), has_single), values
         )
-        return [Entry(*row) for row in rows]
+        return [Entry._make(row) for row in rows.all()]
 
     def _newest(self, has_unfollowed: bool, has_single: bool) -> Any:
         """Return the SELECT of the newest posts, built once.
@@ -213,11 +213,12 @@ class FeedTables:
         if authors is not None:
             values["owners"] = list(authors)
         found: tuple[dict[int, int], dict[int, int]] = ({}, {})
-        for is_board, target_id, kind in session.execute(
+        rows = session.execute(
             self._related(authors is not None),
             values,
             bind_arguments={"place": self._place(session, user_id)},
-        ):
+        )
+        for is_board, target_id, kind in rows.all():
             found[is_board][target_id] = kind
         return found
 

@@ -15,7 +15,6 @@ from sqlalchemy import select
 from sqlalchemy import union_all
 
 from sqla_shard.contrib.edges import BoardChoice
-from sqla_shard.contrib.edges import Edge
 from sqla_shard.contrib.edges import EdgeTable
 from sqla_shard.contrib.edges import FollowKind
 from sqla_shard.contrib.edges import Related
@@ -29,6 +28,8 @@ __all__ = ["FOLLOWING", "AudienceBatch", "FollowLists", "Relations"]
 
 #: The kinds of edges with which a user follows another one.
 FOLLOWING = (FollowKind.EXPLICIT, FollowKind.IMPLICIT)
+#: Those by their number.
+_FOLLOWING = {int(kind): kind for kind in FOLLOWING}
 
 
 class Relations(NamedTuple):
@@ -138,7 +139,7 @@ class FollowLists:
 
         :returns: EXPLICIT or IMPLICIT, by user; without the others.
         """
-        found = self.users.some(session, user_id, user_ids)
+        found = self.users.kinds(session, user_id, user_ids)
         return _following(found)
 
     def followed_by(
@@ -148,7 +149,7 @@ class FollowLists:
 
         :returns: EXPLICIT or IMPLICIT, by user; without the others.
         """
-        found = self.users_reversed.some(session, user_id, user_ids)
+        found = self.users_reversed.kinds(session, user_id, user_ids)
         return _following(found)
 
     def follows_boards(
@@ -187,7 +188,7 @@ class FollowLists:
             bind_arguments={"place": self.users.place(session, user_id)},
         )
         found = Relations({}, {})
-        for is_board, target_id, kind in rows:
+        for is_board, target_id, kind in rows.all():
             found[is_board][target_id] = kind
         return found
 
@@ -345,20 +346,16 @@ class FollowLists:
     def _without_unfollowers(
         self, session: ShardSession, board_id: int, users: list[int]
     ) -> list[int]:
-        left = self.boards_reversed.some(session, board_id, users)
-        return [
-            user_id
-            for user_id in users
-            if user_id not in left
-            or left[user_id].kind != BoardChoice.UNFOLLOWED
-        ]
+        found = self.boards_reversed.kinds(session, board_id, users)
+        left = BoardChoice.UNFOLLOWED
+        return [one for one in users if found.get(one) != left]
 
 
-def _following(edges: dict[int, Edge]) -> dict[int, FollowKind]:
+def _following(kinds: dict[int, int]) -> dict[int, FollowKind]:
     return {
-        user_id: FollowKind(edge.kind)
-        for user_id, edge in edges.items()
-        if edge.kind in FOLLOWING
+        user_id: _FOLLOWING[kind]
+        for user_id, kind in kinds.items()
+        if kind in _FOLLOWING
     }
 
 

@@ -127,19 +127,10 @@ class StoredFollows(FollowLists):
 
         This takes two commands.
         """
-        found = Relations({}, {})
-        for kinds, edges in zip(
-            found,
-            (
-                self.users.some(session, user_id, user_ids),
-                self.boards.some(session, user_id, board_ids),
-            ),
-            strict=True,
-        ):
-            for target_id, edge in edges.items():
-                if edge.kind:
-                    kinds[target_id] = edge.kind
-        return found
+        return Relations(
+            self.users.kinds(session, user_id, user_ids),
+            self.boards.kinds(session, user_id, board_ids),
+        )
 
     def audience(self, *args: Any, **kwargs: Any) -> Iterator[AudienceBatch]:
         """Yield the followers of a board, in batches, from the tables.
@@ -255,9 +246,9 @@ class _StoredEdges(EdgeTable):
         vars(self).update(vars(table))
         self._lists = lists
 
-    def some(
+    def kinds(
         self, session: ShardSession, source_id: int, target_ids: Iterable[int]
-    ) -> dict[int, Edge]:
+    ) -> dict[int, int]:
         wanted = list(target_ids)
         if not wanted:
             return {}
@@ -268,8 +259,8 @@ class _StoredEdges(EdgeTable):
             lambda store: store.some(self.name, source_id, wanted),
         )
         if found is None:
-            return super().some(session, source_id, wanted)
-        return found
+            return super().kinds(session, source_id, wanted)
+        return {one: edge.kind for one, edge in found.items() if edge.kind}
 
     def count(
         self, session: ShardSession, source_id: int, kinds: Iterable[int]
