@@ -24,6 +24,8 @@ from typing import Any
 import pymysql
 import redis
 from sqlalchemy import insert
+from sqlalchemy import text
+from sqlalchemy.orm import Session
 
 from sqla_shard import Cluster
 from sqla_shard import pack
@@ -206,10 +208,30 @@ def _questions(
     def ours() -> None:
         follows.following(session, reader, next(batches))
 
-    with cluster.session() as session:
+    names = [f"target_{index}" for index in range(25)]
+    statement = text(
+        f"SELECT followee_id, kind FROM {database}.{follows.users.name} WHERE "
+        "follower_id = :reader AND followee_id IN "
+        f"(:{', :'.join(names)}) AND kind IN (1, 2)"
+    )
+
+    def in_session() -> None:
+        values = dict(zip(names, next(batches), strict=True), reader=reader)
+        dict(plain.execute(statement, values).all())
+
+    keyspace = cluster.topology.keyspaces["objects"]
+    engine = cluster.places.place(keyspace, shard).engine
+    with cluster.session() as session, Session(engine) as plain:
         show(
             "which of these 25 do I follow, session open, against PyMySQL",
-            compare({"by hand": by_hand, "following()": ours}, turns=1000),
+            compare(
+                {
+                    "by hand": by_hand,
+                    "text() in a Session": in_session,
+                    "following()": ours,
+                },
+                turns=1000,
+            ),
         )
         with StatementLog() as log:
             ours()
