@@ -28,8 +28,8 @@ from sqla_shard.cache import counting
 from sqla_shard.cache import Counts
 from sqla_shard.engine import StatementReport
 from sqla_shard.exc import RoutingError
-from sqla_shard.schema.selection import as_ranges
 from sqla_shard.session.commit import CommitReport
+from sqla_shard.topology.keyspaces import as_ranges
 
 __all__ = ["Part", "Shown", "Trace", "Traces"]
 
