@@ -82,7 +82,7 @@ def imported(name: str, default: str, *, param_hint: str) -> Any:
     add_working_directory()
     try:
         return getattr(importlib.import_module(module), attribute or default)
-    except (AttributeError, ImportError, ValueError) as error:
+    except (AttributeError, ImportError, TypeError, ValueError) as error:
         raise click.BadParameter(
             f"{name!r} cannot be imported: {error}", param_hint=param_hint
         ) from error

@@ -68,6 +68,7 @@ def test_arguments_at_random(directory: Path, rng: random.Random) -> None:
         (["id", "\x1b]0;title\x07"], r"'\x1b]0;title\x07' is not an integer"),
         (["id", "--\u202e"], r"No such option '--\u202e'"),
         (["topology", "validate", "\udc80.toml"], r"\udc80.toml: file: "),
+        (["migrate", "status", "../passwd"], "'../passwd' cannot be imported"),
     ],
     ids=lambda value: None if isinstance(value, str) else value[0],
 )
