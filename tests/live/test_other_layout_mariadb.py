@@ -19,4 +19,4 @@ from tests.servers.other_layout import TIME_LAYOUT
     [LAYOUT, *([TIME_LAYOUT] if os.environ.get("SQLA_SHARD_SOAK") else [])],
 )
 def test_suites(layout: str, tmp_path: Path) -> None:
-    run_suites("mariadb", tmp_path, layout, least=200)
+    run_suites("mariadb", tmp_path, layout, least=150)

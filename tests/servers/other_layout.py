@@ -52,7 +52,7 @@ def run_suites(backend: str, tmp_path: Path, layout: str, least: int) -> None:
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5_000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed, done.stdout
-    assert int(passed[1]) >= least
+    assert int(passed[1]) >= least, done.stdout[-300:]
     assert "skipped" not in done.stdout
 
 

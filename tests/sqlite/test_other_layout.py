@@ -14,4 +14,4 @@ from tests.servers.other_layout import TIME_LAYOUT
 @pytest.mark.timeout(1600)
 @pytest.mark.parametrize("layout", [LAYOUT, TIME_LAYOUT])
 def test_suites(layout: str, tmp_path: Path) -> None:
-    run_suites("sqlite", tmp_path, layout, least=200)
+    run_suites("sqlite", tmp_path, layout, least=150)
