@@ -22,6 +22,7 @@ import contextlib
 import doctest
 import importlib
 import importlib.util
+import inspect
 import io
 import json
 import os
@@ -47,6 +48,8 @@ from sqlalchemy.exc import OperationalError
 import sqla_shard
 from sqla_shard import Cluster
 from sqla_shard import exc
+from sqla_shard.jobs import tasks
+from sqla_shard.outbox import apply
 from sqla_shard.topology import Topology
 from tests.servers.command_line import without_progress
 from tests.workers.warm import WarmPython
@@ -306,6 +309,32 @@ def check_topology(block: Block) -> None:
     )
 
 
+def graphs_of(registry: dict[str, Any]) -> dict[str, Any]:
+    """Return the operations or tasks of follow graphs and feeds."""
+    return {
+        name: one
+        for name, one in registry.items()
+        if inspect.ismethod(getattr(one, "function", one))
+    }
+
+
+@contextlib.contextmanager
+def without_other_graphs() -> Iterator[None]:
+    """Let a page define a graph with the name of another one."""
+    registries = (apply._functions, tasks._tasks)
+    before = [graphs_of(registry) for registry in registries]
+    for registry, own in zip(registries, before, strict=True):
+        for name in own:
+            del registry[name]
+    try:
+        yield
+    finally:
+        for registry, own in zip(registries, before, strict=True):
+            for name in graphs_of(registry):
+                del registry[name]
+            registry.update(own)
+
+
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
     """Be in an empty directory from which modules can be imported."""
@@ -331,12 +360,14 @@ def run_page(
                 Path(block.file).parent.mkdir(parents=True, exist_ok=True)
                 Path(block.file).write_text(block.code + "\n", "utf-8")
     runner = Runner(page, live=live, python=python, output=output)
-    try:
-        for block in blocks:
-            runner.run(block)
-        runner.end()
-    finally:
-        runner.close()
+    has_graph = "sqla_shard.contrib" in page.read_text("utf-8")
+    with without_other_graphs() if has_graph else contextlib.nullcontext():
+        try:
+            for block in blocks:
+                runner.run(block)
+            runner.end()
+        finally:
+            runner.close()
 
 
 def ids_of(pages: list[Path]) -> list[str]:

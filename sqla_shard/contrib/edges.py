@@ -347,7 +347,8 @@ class EdgeTable:
     ) -> dict[int, int]:
         """Return the kinds of edges to given targets, with one statement.
 
-        :returns: the kind by target; without those that have no edge.
+        :returns: the kind by target, in the given order; without those that
+            have no edge.
         """
         wanted = list(target_ids)
         if not wanted:
@@ -365,7 +366,8 @@ class EdgeTable:
             bind_arguments={"place": self.place(session, source_id)},
         )
         # Not one after another, which takes as long as the rest.
-        return {target_id: kind for target_id, kind in rows.all() if kind}
+        kinds = dict(map(tuple, rows.all()))
+        return {one: kinds[one] for one in wanted if kinds.get(one)}
 
     def count(
         self, session: ShardSession, source_id: int, kinds: Iterable[int]
