@@ -97,13 +97,14 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def tickets(tmp_path: Path, cluster: Cluster) -> TicketServers:
+def tickets(tmp_path: Path, cluster: Cluster) -> Iterator[TicketServers]:
     found = TicketServers(
         [f"sqlite:///{tmp_path / name}" for name in ("one", "two")]
     )
     found.create(["coupons"])
     cluster.id_service = found
-    return found
+    yield found
+    found.dispose()
 
 
 def rows(cluster: Cluster, cls: Any) -> int:
@@ -285,3 +286,4 @@ def test_servers_that_are_not_valid(tmp_path: Path) -> None:
     missing = TicketServers([f"sqlite:///{tmp_path / 'none'}"])
     with pytest.raises(exc.IdServiceError, match="none"):
         missing.issue("coupons", 1)
+    missing.dispose()
