@@ -6,6 +6,7 @@ folders, and those of ``--topology`` belong to others.  :mod:`.mariadb` has.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,10 @@ from typing import Protocol
 
 from sqla_shard import Cluster
 
-__all__ = ["SLOW", "Bench", "Effect", "Growth", "effects"]
+__all__ = ["SLOW", "Bench", "Effect", "Growth", "effects", "end"]
+
+#: Seconds to wait for a program that is to end.
+_PATIENCE = 10.0
 
 SLOW = 0.2
 """Seconds that each round trip to a slow server takes longer."""
@@ -139,3 +143,13 @@ def effects(
         )
         for server, state in states.items()
     ]
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """End a program: with a signal that it handles, or else by force."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.pinboard.lab.bench import Bench
+from examples.pinboard.lab.bench import end
 from examples.pinboard.lab.bench import SLOW
 from sqla_shard import Cluster
 from sqla_shard import Topology
@@ -45,8 +46,6 @@ _NEW = "server3"
 #: What the new server gets: the second half of the last one.
 _FROM = "server2"
 _PASSWORD = "MYSQL_PASSWORD"  # noqa: S105  # the name of a variable
-#: Seconds for the command that moves shards, when the demo ends.
-_PATIENCE = 10.0
 
 
 class SplitCommand:
@@ -81,12 +80,7 @@ class SplitCommand:
 
     def close(self) -> None:
         """End the command; it undoes what it has not published."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(_PATIENCE)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
+        end(self._process)
         self._thread.join()
 
 

@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from examples.pinboard.caching import MEMORY
 from examples.pinboard.caching import NONE
 from examples.pinboard.lab.bench import Bench
+from examples.pinboard.lab.bench import end
 from examples.pinboard.models import BoardHasPins
 from sqla_shard import Cluster
 
@@ -23,8 +24,6 @@ __all__ = ["SECONDS", "WRITERS", "Run"]
 
 WRITERS = 200
 SECONDS = 30.0
-#: Seconds for the process, when the demo ends.
-_PATIENCE = 10.0
 
 
 class Run:
@@ -120,10 +119,5 @@ class Run:
 
     def close(self) -> None:
         """End the process."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(_PATIENCE)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
+        end(self._process)
         self.wait()
