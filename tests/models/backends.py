@@ -32,7 +32,7 @@ from sqla_shard.testing import sqlite_topology
 from tests.models.layouts import with_layout
 from tests.servers.in_loop import InLoop
 
-__all__ = ["BOTH", "EVERYWHERE", "MYSQLCLIENT", "Clusters", "On"]
+__all__ = ["BOTH", "EVERYWHERE", "MYSQLCLIENT", "Clusters", "On", "with_cache"]
 
 _Prepare = Callable[
     [Cluster, pytest.FixtureRequest, "On"], AbstractContextManager[None]
@@ -77,6 +77,22 @@ def _prepared(
     cluster: Cluster, request: pytest.FixtureRequest, on: On
 ) -> AbstractContextManager[None]:
     return nullcontext()
+
+
+def with_cache(prefix: str, *classes: type[Any]) -> _Prepare:
+    """Return what makes a new cluster cache rows of classes in memory."""
+
+    def prepare(
+        cluster: Cluster, request: pytest.FixtureRequest, on: On
+    ) -> AbstractContextManager[None]:
+        cluster.configure_cache(
+            {"objects": {"backend": "dogpile.cache.memory"}},
+            classes=dict.fromkeys(classes, "objects"),
+            prefix=prefix,
+        )
+        return nullcontext()
+
+    return prepare
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Mapped
@@ -20,7 +17,7 @@ from sqla_shard import unpack
 from sqla_shard.models import blob_dictionaries
 from sqla_shard.types.compression import DICTIONARIES
 from tests.models.backends import Clusters
-from tests.models.backends import On
+from tests.models.backends import with_cache
 
 __all__ = [
     "COMPRESSED",
@@ -136,17 +133,7 @@ def _raw(cluster: Cluster, sql: str, object_id: int, **values: Any) -> Any:
         return found.freeze()() if found.returns_rows else None
 
 
-@contextlib.contextmanager
-def _with_a_cache(
-    cluster: Cluster, request: pytest.FixtureRequest, on: On
-) -> Iterator[None]:
-    cluster.configure_cache(
-        {"objects": {"backend": "dogpile.cache.memory"}},
-        classes={Packed: "objects", Plain: "objects"},
-        prefix="test",
-    )
-    yield
-
-
 #: Clusters with these tables, whose rows are cached in memory.
-COMPRESSED = Clusters(Base.metadata, SHARDS, prepare=_with_a_cache)
+COMPRESSED = Clusters(
+    Base.metadata, SHARDS, prepare=with_cache("test", Packed, Plain)
+)

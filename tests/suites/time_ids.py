@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import datetime
 from datetime import timezone
 from itertools import count
@@ -34,7 +32,7 @@ from sqla_shard.outbox.tables import CLOCKS
 from sqla_shard.topology import find_object
 from sqla_shard.verify import verify_relations
 from tests.models.backends import Clusters
-from tests.models.backends import On
+from tests.models.backends import with_cache
 from tests.models.time_models import Base
 from tests.models.time_models import Crop
 from tests.models.time_models import insert_photos
@@ -66,24 +64,12 @@ def view(session: ShardSession, photo_id: int) -> None:
     count_view(session, photo_id)
 
 
-@contextmanager
-def _cached(
-    cluster: Cluster, request: pytest.FixtureRequest, on: On
-) -> Iterator[None]:
-    cluster.configure_cache(
-        {"objects": {"backend": "dogpile.cache.memory"}},
-        classes={User: "objects", Photo: "objects"},
-        prefix="times",
-    )
-    yield
-
-
 cluster = Clusters(
     Base.metadata,
     shards=8,
     lookup=2,
     more={"photos": TIMES},
-    prepare=_cached,
+    prepare=with_cache("times", User, Photo),
 ).on_backend()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -41,7 +40,7 @@ from sqla_shard.topology import find_object
 from sqla_shard.topology import Topology
 from sqla_shard.verify import verify_relations
 from tests.models.backends import Clusters
-from tests.models.backends import On
+from tests.models.backends import with_cache
 
 __all__ = ["TwoLayouts"]
 
@@ -118,24 +117,12 @@ def view(session: ShardSession, photo_id: int) -> None:
     count_view(session, photo_id)
 
 
-@contextmanager
-def _cached(
-    cluster: Cluster, request: pytest.FixtureRequest, on: On
-) -> Iterator[None]:
-    cluster.configure_cache(
-        {"objects": {"backend": "dogpile.cache.memory"}},
-        classes={User: "objects", Photo: "objects"},
-        prefix="layouts",
-    )
-    yield
-
-
 cluster = Clusters(
     Base.metadata,
     shards=8,
     lookup=2,
     more={"photos": PHOTOS},
-    prepare=_cached,
+    prepare=with_cache("layouts", User, Photo),
 ).on_backend()
 
 
