@@ -113,11 +113,6 @@ class TimeLayout(IdLayout):
         )
 
     @property
-    def is_default(self) -> bool:
-        """False."""
-        return False
-
-    @property
     def is_whole(self) -> bool:
         """True: tables store whole ids."""
         return True
