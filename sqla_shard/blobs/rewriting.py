@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from sqlalchemy import bindparam
@@ -53,6 +51,7 @@ from sqla_shard.types.compression import PREFIX_BYTES
 from sqla_shard.types.compression import unpack
 from sqla_shard.util.files import replace_file
 from sqla_shard.util.json_values import parsed_json
+from sqla_shard.util.pace import Pace
 
 __all__ = [
     "RewriteProgress",
@@ -246,21 +245,16 @@ class _Run:
         position: str | os.PathLike[str] | None,
         on_progress: Callable[[RewriteProgress], object] | None,
     ) -> None:
-        if rate is not None and not rate > 0:
-            raise ValueError(f"rate={rate!r} must be above 0, or None")
-        if type(batch) is not int or batch < 1:
-            raise ValueError(f"batch={batch!r} must be an integer, 1 or more")
+        pace = Pace(rate=rate, batch=batch)
         self._cluster = cluster
         self._blobs = blobs
-        self._rate = rate
-        self._batch = batch if rate is None else max(1, min(batch, int(rate)))
+        self._batch = pace.limit
         self._on_progress = on_progress
         self._places = blobs.places(cluster)
         self._file = _Position(position, blobs.table.name, len(self._places))
         self._statements = _Statements(blobs.table)
         self._report = RewriteReport(table=blobs.table.name)
-        self._never = threading.Event()
-        self._next = monotonic()
+        self._throttle = pace.throttle()
         self._down: set[str] = set()
         self._waits = True
 
@@ -306,7 +300,7 @@ class _Run:
             count, after = page.rows, page.last
             self._add(page)
             self._file.save(place.shard_id, after)
-            self._throttle(count)
+            self._throttle.take(count)
             if self._on_progress is not None:
                 self._on_progress(
                     RewriteProgress(
@@ -326,13 +320,6 @@ class _Run:
         report.bytes_after += page.bytes_after
         left = _MOST - len(report.unreadable)
         report.unreadable += page.unreadable[:left]
-
-    def _throttle(self, count: int) -> None:
-        if self._rate is not None:
-            # A late run does not catch up.
-            now = monotonic()
-            self._next = max(self._next + count / self._rate, now)
-            self._never.wait(self._next - now)
 
 
 @dataclass(kw_only=True)

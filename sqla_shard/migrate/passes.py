@@ -18,8 +18,6 @@ from concurrent.futures import wait
 from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import field
-from threading import Event
-from time import monotonic
 from typing import Any
 
 from sqlalchemy import BigInteger
@@ -50,6 +48,7 @@ from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.tables import COPYING
 from sqla_shard.migrate.tables import MovedTable
+from sqla_shard.util.pace import Throttle
 
 __all__ = [
     "PASSES",
@@ -148,21 +147,6 @@ class Pass:
         return "\n".join([first, *map(str, self.found)])
 
 
-class _Throttle:
-    """Limits the number of rows per second."""
-
-    def __init__(self, rate: float | None) -> None:
-        self._rate = rate
-        self._next = monotonic()
-        self._never = Event()
-
-    def take(self, rows: int) -> None:
-        if self._rate is not None:
-            now = monotonic()
-            self._next = max(self._next, now) + rows / self._rate
-            self._never.wait(self._next - now)
-
-
 def backfill(
     move: Move,
     *,
@@ -181,7 +165,7 @@ def backfill(
     :raises StageChangedError: if the stage changes meanwhile.
     """
     now = _stage(move, "backfill", "legacy")
-    throttle = _Throttle(rate)
+    throttle = Throttle(rate)
     for one in move.tables.values():
         _claim(move, one, now, on_progress)
     failed = 0
@@ -309,7 +293,7 @@ class _Comparing:
     ) -> None:
         self._move = move
         self._now = now
-        self._throttle = _Throttle(rate)
+        self._throttle = Throttle(rate)
         self._on_progress = on_progress
         self._repairs = repairs
         self._from_legacy = now.rules.source == "legacy"

@@ -6,6 +6,7 @@
 ``definitions``         where a function is defined
 ``forking``             calls in a child process, right after a fork
 ``jitter``              random pauses
+``pace``                how fast a run reads rows
 ``former``              former paths of modules
 ``sqlalchemy_private``  private names of SQLAlchemy
 """

@@ -22,13 +22,13 @@ from sqla_shard.engine.unread import for_each_shard
 from sqla_shard.engine.unread import UnreadServer
 from sqla_shard.models import LookupMixin
 from sqla_shard.models.lookup_definition import link
+from sqla_shard.util.pace import Pace
 from sqla_shard.verify import lookup_repair as kinds
 from sqla_shard.verify.check import Check
 from sqla_shard.verify.findings import VerifyReport
 from sqla_shard.verify.lookup_checks import ClaimCheck
 from sqla_shard.verify.lookup_checks import ObjectCheck
 from sqla_shard.verify.lookup_checks import RowCheck
-from sqla_shard.verify.run import Pace
 from sqla_shard.verify.run import Run
 from sqla_shard.verify.run import VerifyProgress
 from sqla_shard.verify.targets import classes_of

@@ -35,12 +35,12 @@ from sqla_shard.models.spread_list import list_of
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.topology import Keyspace
+from sqla_shard.util.pace import Pace
 from sqla_shard.verify.check import Check
 from sqla_shard.verify.findings import Finding
 from sqla_shard.verify.findings import FindingKind
 from sqla_shard.verify.findings import Outcome
 from sqla_shard.verify.findings import VerifyReport
-from sqla_shard.verify.run import Pace
 from sqla_shard.verify.run import Run
 from sqla_shard.verify.run import VerifyProgress
 from sqla_shard.verify.targets import classes_of

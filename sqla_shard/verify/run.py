@@ -33,6 +33,7 @@ from sqla_shard.engine.unread import reason
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.session import ShardSession
+from sqla_shard.util.pace import Pace
 from sqla_shard.verify.check import Check
 from sqla_shard.verify.findings import Finding
 from sqla_shard.verify.findings import Outcome
@@ -45,7 +46,6 @@ from sqla_shard.verify.position import Suspect
 from sqla_shard.verify.position import UnreadShardPosition
 
 __all__ = [
-    "Pace",
     "Run",
     "VerifyProgress",
 ]
@@ -64,38 +64,6 @@ _MOST_LOST = 3
 _MOST_SUSPECTS = 5000
 #: Seconds between two writes of the position if shards are empty.
 _SAVE = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pace:
-    """The limits of a run.
-
-    :ivar rate: maximum number of rows per second; None for no limit.
-    :ivar grace: seconds between the two checks of a finding.
-    :ivar batch: maximum number of rows that one transaction reads.
-    :raises ValueError: for an invalid value.
-    """
-
-    rate: float | None
-    grace: float
-    batch: int
-
-    def __post_init__(self) -> None:
-        if self.rate is not None and not self.rate > 0:
-            raise ValueError(f"rate={self.rate!r} must be above 0, or None")
-        if not self.grace >= 0:
-            raise ValueError(f"grace={self.grace!r} must be 0 or more")
-        if type(self.batch) is not int or self.batch < 1:
-            raise ValueError(
-                f"batch={self.batch!r} must be an integer, 1 or more"
-            )
-
-    @property
-    def limit(self) -> int:
-        """Maximum number of rows to read in one statement."""
-        if self.rate is None:
-            return self.batch
-        return max(1, min(self.batch, int(self.rate)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +115,7 @@ class Run:
         self._checks = checks
         self._repair = repair
         self._pace = pace
+        self._throttle = pace.throttle()
         self._file: PositionFile | None = None
         if position is not None:
             what = _run_identity(command, cluster, checks, repair)
@@ -159,7 +128,7 @@ class Run:
         }
         self._never = threading.Event()
         self._state = State()
-        self._counted = self._saved = self._next = 0.0
+        self._counted = self._saved = 0.0
         #: The first error of a server, if any.
         self.error: Exception | None = None
         #: The errors of servers that do not respond, by server.
@@ -181,7 +150,8 @@ class Run:
         state = self._state
         for check in self._checks:
             state.tallies.setdefault(check.subject, Tally())
-        self._counted = self._next = time.monotonic()
+        self._counted = time.monotonic()
+        self._throttle = self._pace.throttle()
         while state.check < len(self._checks):
             self._scan(self._checks[state.check])
             state.check, state.shard_id = state.check + 1, 0
@@ -226,7 +196,7 @@ class Run:
         while len(self._state.suspects) > _MOST_SUSPECTS:
             self._wait_for_suspects()
         self._save(must=count > 0)
-        self._throttle(count)
+        self._throttle.take(count)
 
     def _page(
         self, check: Check, shard_id: int, after: Any, limit: int
@@ -357,7 +327,7 @@ class Run:
         del suspects[:count]
         for (number, shard_id), findings in groups.items():
             self._confirm(self._checks[number], shard_id, findings)
-        self._throttle(count)
+        self._throttle.take(count)
 
     def _confirm(
         self, check: Check, shard_id: int, findings: list[Finding]
@@ -433,15 +403,6 @@ class Run:
 
     def _tally(self, check: Check) -> Tally:
         return self._state.tallies[check.subject]
-
-    def _throttle(self, count: int) -> None:
-        if self._pace.rate is None:
-            return
-        # A late run does not catch up, since the rate limits the load of the
-        # servers at any moment.
-        now = time.monotonic()
-        self._next = max(self._next + count / self._pace.rate, now)
-        self._never.wait(self._next - now)
 
     def _count_time(self) -> None:
         now = time.monotonic()

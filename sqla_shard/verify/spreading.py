@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
-from math import inf
 from time import monotonic
 from typing import Any
 from typing import NamedTuple
@@ -46,6 +45,7 @@ from sqla_shard.models.spread_pieces import MovingPiece
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.execute import OUR_OWN
+from sqla_shard.util.pace import Pace
 
 __all__ = ["SpreadProgress", "SpreadReport", "spread_rows"]
 
@@ -138,12 +138,7 @@ def spread_rows(
     :raises ClassDefinitionError: for another class.
     :raises ValueError: if ``rate``, ``batch`` or ``grace`` is not valid.
     """
-    if rate is not None and not rate > 0:
-        raise ValueError(f"rate={rate!r} must be above 0, or None")
-    if type(batch) is not int or batch < 1:
-        raise ValueError(f"batch={batch!r} must be an integer, 1 or more")
-    if not 0 <= grace < inf:
-        raise ValueError(f"grace={grace!r} must be 0 or more")
+    pace = Pace(rate=rate, batch=batch, grace=grace)
     definition = link(cls)
     if not definition.spread_before or definition.appends_before:
         raise ClassDefinitionError(
@@ -151,7 +146,7 @@ def spread_rows(
             "they may still be appended where they would be moved from",
             class_name=cls.__name__,
         )
-    return _Run(cluster, cls, rate, batch, grace, on_progress).run()
+    return _Run(cluster, cls, pace, on_progress).run()
 
 
 class _Group(NamedTuple):
@@ -184,22 +179,19 @@ class _Run:
         self,
         cluster: Cluster,
         cls: Any,
-        rate: float | None,
-        batch: int,
-        grace: float,
+        pace: Pace,
         on_progress: Callable[[SpreadProgress], object] | None,
     ) -> None:
         self._cluster = cluster
         self._cls = cls
-        self._rate = rate
-        self._batch = batch if rate is None else max(1, min(batch, int(rate)))
-        self._grace = grace
+        self._batch = pace.limit
+        self._grace = pace.grace
+        self._throttle = pace.throttle()
         self._on_progress = on_progress
         self._statements = statements_of(cls)
         self._report = SpreadReport(mapping=cls.__name__)
         self._copies: deque[_Batch] = deque()
         self._never = threading.Event()
-        self._next = monotonic()
         self._found = 0
 
     def run(self) -> SpreadReport:
@@ -253,7 +245,7 @@ class _Run:
             while self._copies and self._copies[0].due <= monotonic():
                 self._drop_next()
             after = rows[-1] if rows else None
-            self._throttle(count)
+            self._throttle.take(count)
             if self._on_progress is not None:
                 self._on_progress(
                     SpreadProgress(
@@ -362,10 +354,3 @@ class _Run:
             )
 
         self._cluster.run(work, timeout=PATIENCE)
-
-    def _throttle(self, count: int) -> None:
-        if self._rate is not None:
-            # A late run does not catch up.
-            now = monotonic()
-            self._next = max(self._next + count / self._rate, now)
-            self._never.wait(self._next - now)
