@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{name}:3306 is {server.host}:{server.port}")
             print(f"accounts: . {directory}/environment")
             print("Ctrl-C stops the servers and removes them", flush=True)
-            signal.pause()
+            while True:
+                # pause() would miss a signal that comes just before it.
+                time.sleep(1)
     except KeyboardInterrupt:
         return 0
     except ServerProcessError as error:

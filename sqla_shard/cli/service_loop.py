@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from datetime import timezone
+from time import monotonic
 from typing import Any
 from typing import Generic
 from typing import Protocol
@@ -40,16 +41,24 @@ __all__ = [
 class End:
     """A flag that SIGTERM and Ctrl-C set.
 
-    Implemented with a pipe: a signal handler that sets a
-    :class:`threading.Event` deadlocks if it interrupts a wait on it.
+    The interpreter itself writes to a pipe when a signal arrives.  A handler
+    in Python would be called too late: if the signal arrives between the
+    interpreter's last look at signals and the system call that waits, that
+    call is not interrupted, and the program never ends.
     """
 
+    _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
     def __init__(self) -> None:
+        self._is_set = False
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
+        self._fd_before = signal.set_wakeup_fd(
+            self._write, warn_on_full_buffer=False
+        )
+        # The default handlers would end the process.
         self._before = {
-            one: signal.signal(one, self._set)
-            for one in (signal.SIGTERM, signal.SIGINT)
+            one: signal.signal(one, _ignore) for one in self._SIGNALS
         }
 
     def __enter__(self) -> End:
@@ -58,19 +67,28 @@ class End:
     def __exit__(self, *exc_info: object) -> None:
         for one, handler in self._before.items():
             signal.signal(one, handler)
+        signal.set_wakeup_fd(self._fd_before)
         os.close(self._read)
         os.close(self._write)
-
-    def _set(self, *signal_arguments: object) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._write, b"x")
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for a signal; return whether one was received.
 
         :param timeout: seconds; None waits without a limit.
         """
-        return bool(select.select([self._read], [], [], timeout)[0])
+        deadline = None if timeout is None else monotonic() + timeout
+        while not self._is_set:
+            left = None if deadline is None else max(deadline - monotonic(), 0)
+            if not select.select([self._read], [], [], left)[0]:
+                return False
+            # Other signals with a handler are written, too.
+            numbers = os.read(self._read, 4096)
+            self._is_set = any(one in numbers for one in self._SIGNALS)
+        return True
+
+
+def _ignore(*signal_arguments: object) -> None:
+    """Do nothing: the interpreter has written to the pipe."""
 
 
 @contextlib.contextmanager

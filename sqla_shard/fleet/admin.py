@@ -44,7 +44,10 @@ _PARTS = (
 )
 #: Seconds until sessions that were killed have ended.
 _KILLED = 10.0
+#: How often a lock of all tables is tried.
+_TRIES = 5
 _NO_SUCH_THREAD = 1094
+_LOCK_WAIT_TIMEOUT = 1205
 _GONE = 2006
 
 
@@ -155,6 +158,28 @@ class Admin:
             self._connection.exec_driver_sql(
                 sql, execution_options={"no_parameters": True}
             ).close()
+
+    def lock_all(self, sql: str) -> None:
+        """Run a statement that waits for all statements that are running.
+
+        New writes wait behind it, so it gives up after 1 s, and is tried
+        again, five times, with pauses of 1 s.  An attempt can fail although
+        no statement is long: one waits for a row of a transaction whose next
+        write waits here.
+
+        :raises FleetServerError: with number 1205 if a statement runs for
+            longer.
+        """
+        self.run("SET SESSION lock_wait_timeout = 1")
+        for left in reversed(range(_TRIES)):
+            try:
+                self.run(sql)
+            except FleetServerError as error:
+                if error.number != _LOCK_WAIT_TIMEOUT or not left:
+                    raise
+                time.sleep(1)
+            else:
+                return
 
     def run_many(self, sql: str, rows: list[tuple[object, ...]]) -> None:
         """Run a statement once for each tuple of parameters."""

@@ -104,14 +104,12 @@ class Replication(ABC):
     def close_writes(self) -> None:
         """Make the server read-only; afterwards no transaction commits.
 
-        It waits for statements that are running, at most 1 s: all new writes
-        would queue behind it.
+        It waits for statements that are running; see :meth:`.Admin.lock_all`.
 
         :raises FleetServerError: with number 1205, unchanged, if a statement
             runs for longer.
         """
-        self.admin.run("SET SESSION lock_wait_timeout = 1")
-        self.admin.run(f"SET GLOBAL {self.READ_ONLY} = 1")
+        self.admin.lock_all(f"SET GLOBAL {self.READ_ONLY} = 1")
 
     def open_writes(self) -> None:
         """Let the application write."""
@@ -126,12 +124,10 @@ class Replication(ABC):
 
         :param seconds: how long the session may be idle.
         :raises FleetServerError: with number 1205 if a statement runs for
-            longer than 1 s.
+            longer; see :meth:`.Admin.lock_all`.
         """
-        self.admin.run(
-            f"SET SESSION lock_wait_timeout = 1, wait_timeout = {int(seconds)}"
-        )
-        self.admin.run("FLUSH TABLES WITH READ LOCK")
+        self.admin.run(f"SET SESSION wait_timeout = {int(seconds)}")
+        self.admin.lock_all("FLUSH TABLES WITH READ LOCK")
 
     def thaw(self) -> None:
         """End :meth:`freeze`."""

@@ -15,14 +15,10 @@ from contextlib import contextmanager
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.replication import replication_of
 
 __all__ = ["Snapshots", "prepare_snapshot", "snapshots"]
-
-_LOCK_WAIT_TIMEOUT = 1205
-_TRIES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +68,7 @@ def snapshots(
             sessions.append(session)
         ids = tuple(one.value("SELECT CONNECTION_ID()") for one in sessions)
         with admin.another() as lock:
-            _lock(lock)
+            lock.lock_all("FLUSH TABLES WITH READ LOCK")
             begin = time.monotonic()
             for session in sessions:
                 session.run("START TRANSACTION WITH CONSISTENT SNAPSHOT")
@@ -103,16 +99,3 @@ def prepare_snapshot(session: Admin) -> None:
         "max_statement_time" if session.is_mariadb else ("max_execution_time")
     )
     session.run(f"SET SESSION {limit} = 0")
-
-
-def _lock(lock: Admin) -> None:
-    lock.run("SET SESSION lock_wait_timeout = 1")
-    for left in reversed(range(_TRIES)):
-        try:
-            lock.run("FLUSH TABLES WITH READ LOCK")
-        except FleetServerError as error:
-            if error.number != _LOCK_WAIT_TIMEOUT or not left:
-                raise
-            time.sleep(1)
-        else:
-            return

@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import threading
+import time
+from types import SimpleNamespace
 
 import pymysql
 import pytest
@@ -13,6 +16,7 @@ from sqla_shard.exc import FleetLockedError
 from sqla_shard.exc import OperationFailedError
 from sqla_shard.exc import OperationRefusedError
 from sqla_shard.exc import UndoRefusedError
+from sqla_shard.fleet import admin
 from sqla_shard.fleet import apply
 from sqla_shard.fleet import resume
 from sqla_shard.fleet import runner
@@ -288,6 +292,51 @@ def test_a_statement_in_the_way_undoes_everything(pairs, fleet):
     assert roles(pairs) == (old, new)
     assert fleet.journal.pending() is None
     assert old.root_execute("SELECT @@read_only") == [(0,)]
+    wait_until_equal(old, new)
+
+
+def test_the_fence_waits_for_a_row_that_is_locked(pairs, fleet, monkeypatch):
+    """One transaction waits for a row of another, which waits for the fence.
+
+    Neither is long, but the first attempt of the fence cannot succeed.
+    """
+    old, new = roles(pairs)
+    old.root_execute(
+        "INSERT INTO db00000.load_pins (token) VALUES ('contended')"
+    )
+    update = (
+        "UPDATE db00000.load_pins SET token = 'contended'"
+        " WHERE token = 'contended'"
+    )
+    plan = Failover.planned(fleet, "server1", compare_limit=None)
+    slept = []
+    lock_waits = (
+        "SELECT COUNT(*) FROM information_schema.innodb_trx"
+        " WHERE trx_state = 'LOCK WAIT'"
+    )
+    with old.connect() as first, old.connect() as second:
+        first.cursor().execute(update)
+        waiting = threading.Thread(
+            target=second.cursor().execute, args=[update]
+        )
+        waiting.start()
+        # The table has a cache of 0.1 s, which each read extends.
+        assert wait_until(
+            lambda: old.root_execute(lock_waits) == [(1,)],
+            seconds=60,
+            every=0.2,
+        )
+
+        def commit(seconds):
+            slept.append(seconds)
+            first.commit()
+            waiting.join()
+
+        clock = SimpleNamespace(sleep=commit, monotonic=time.monotonic)
+        monkeypatch.setattr(admin, "time", clock)
+        assert apply(fleet, plan).state == "finished"
+    assert slept == [1]
+    assert roles(pairs) == (new, old)
     wait_until_equal(old, new)
 
 

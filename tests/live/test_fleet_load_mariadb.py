@@ -10,16 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from functools import partial
 
 import pymysql
 import pytest
 
 pytest.importorskip("kazoo")
 
-from sqla_shard.exc import OperationFailedError
 from sqla_shard.fleet import apply
-from sqla_shard.fleet import resume
 from sqla_shard.fleet import runner
 from sqla_shard.fleet.backup import create_backups
 from sqla_shard.fleet.backup import Scope
@@ -98,24 +95,9 @@ def address(server):
 def applied(scene, plan):
     """Apply a plan that nothing speaks against."""
     assert plan.problems == ()
-    result = patiently(scene, plan)
+    result = apply(scene.fleet, plan)
     assert (result.state, result.problems) == ("finished", ())
     return result
-
-
-def patiently(scene, plan, tries=5):
-    """Apply a plan; again, if a statement was in the way of its fence.
-
-    On a machine that is busy a statement can run for longer than the second
-    for which writes may wait; then everything is undone.
-    """
-    for left in reversed(range(tries)):
-        try:
-            return apply(scene.fleet, plan)
-        except OperationFailedError as error:
-            if not left or not error.undone or "1205" not in error.reason:
-                raise
-    raise AssertionError(tries)
 
 
 # -- operations: each leaves the pair with a primary and a standby ---------
@@ -422,17 +404,7 @@ def without_fence(scene, load, monkeypatch):
     monkeypatch.setitem(runner.KINDS, "failover", Unfenced)
     old, _ = scene.roles("server1")
     plan = Failover.planned(scene.fleet, "server1")
-    call = partial(apply, scene.fleet, plan)
-    for left in reversed(range(5)):
-        try:
-            call()
-        except OperationFailedError as error:
-            # Without the lock a statement can be in the way of read_only.
-            if not left or "1205" not in error.reason:
-                raise
-            call = partial(resume, scene.fleet)
-        else:
-            break
+    apply(scene.fleet, plan)
     # Later steps may have closed it.
     old.root_execute("SET GLOBAL read_only = 0")
     # Those who do not follow the topology go on where they were.
@@ -456,7 +428,7 @@ def without_kill(scene, load, monkeypatch):
             " VALUES ('open', %s)",
             (local_id,),
         )
-        patiently(scene, planned_to_spare(scene, ["8-15"]))
+        apply(scene.fleet, planned_to_spare(scene, ["8-15"]))
         connection.commit()
     scene.attempts.append(
         Attempt(
@@ -473,7 +445,7 @@ def without_kill(scene, load, monkeypatch):
 def without_kill_of_idle(scene, load, monkeypatch):
     monkeypatch.setattr(Fence, "kill_sessions", lambda self, seconds: [])
     with idle_client(scene, 15) as write:
-        patiently(scene, planned_to_spare(scene, ["8-15"]))
+        apply(scene.fleet, planned_to_spare(scene, ["8-15"]))
         write()
 
 

@@ -1,0 +1,63 @@
+"""The flag that ends ``sqla-shard`` commands which run until a signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from sqla_shard.cli.service_loop import End
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_interrupts_no_system_call(number):
+    """A signal is noticed even if the call that waits goes on.
+
+    The other thread receives it, as happens when the main thread is between
+    two calls: the call that it makes then is not interrupted.
+    """
+
+    def receive() -> None:
+        # The main thread waits by then; if it does not, this tests less.
+        threading.Event().wait(0.1)
+        signal.pthread_kill(threading.get_ident(), number)
+
+    with End() as end:
+        other = threading.Thread(target=receive)
+        other.start()
+        assert end.wait(60)
+        other.join()
+        # It stays set.
+        assert end.wait(0)
+
+
+def test_other_signals_do_not_end_it():
+    seen = []
+    before = signal.signal(
+        signal.SIGUSR1, lambda number, frame: seen.append(number)
+    )
+    try:
+        with End() as end:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert not end.wait(0.05)
+            assert not end.wait(0)
+        assert seen == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_the_handlers_of_before_are_restored():
+    handlers = (
+        signal.getsignal(signal.SIGTERM),
+        signal.getsignal(signal.SIGINT),
+    )
+    with End():
+        assert signal.getsignal(signal.SIGTERM) is not handlers[0]
+    assert handlers == (
+        signal.getsignal(signal.SIGTERM),
+        signal.getsignal(signal.SIGINT),
+    )
+    before = signal.set_wakeup_fd(-1)
+    assert before == -1
