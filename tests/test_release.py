@@ -111,7 +111,6 @@ def test_no_tag_is_refused(repository: Path, tmp_path: Path) -> None:
     assert "make release TAG=v1.0" in done.stderr
 
 
-@pytest.mark.timeout(600)
 def test_a_tag_is_built_and_installed(
     repository: Path, tmp_path: Path
 ) -> None:
