@@ -67,6 +67,9 @@ _AHEAD = 0.5
 _MOST_AHEAD = 256
 #: Seconds that an outcome waits for the next claim on its shard.
 _PATIENCE = 0.05
+#: Seconds to wait for an outcome: the handler of a signal that arrives just
+#: before the wait is called after it.
+_LONGEST_WAIT = 1.0
 #: Seconds between two passes of upkeep, about.
 _UPKEEP = 30.0
 #: Seconds between two passes of delivery.
@@ -307,13 +310,13 @@ class Worker:
 
     def _timeout(self) -> float | None:
         """Return the seconds to wait for an outcome; None not to wait."""
-        pause = 3600.0
+        pause = _LONGEST_WAIT
         if self._stops_at is not None:
             pause = min(pause, self._stops_at - monotonic())
         elif self._room() > 0:
             if self._schedule.has_work:
                 return None
-            pause = self._schedule.until_survey()
+            pause = min(pause, self._schedule.until_survey())
         if self._exchanges.has_outcomes or self._exchanges.has_doubts:
             pause = min(pause, _PATIENCE)
         return pause

@@ -16,6 +16,7 @@ from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
+from contextlib import closing
 from contextlib import contextmanager
 from contextlib import suppress
 from multiprocessing import get_context
@@ -82,7 +83,7 @@ class Workers:
         self._jobs = jobs
         self._applier = applier
         self._parent = os.getpid()
-        self._stops = 0
+        self._stops = self._shown_stops = 0
         self._processes: dict[Connection, BaseProcess] = {}
         self._server: dict[Connection, str] = {}
         self._busy: dict[Connection, int] = {}
@@ -92,6 +93,7 @@ class Workers:
         #: The servers of processes that died.
         self._to_restart: list[str] = []
         self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
         #: Whether no further shard is started.
         self.is_stopped = False
         #: Whether a signal is the reason for this.
@@ -127,6 +129,9 @@ class Workers:
             connection.close()
         # Standard output is reserved for the report of --json.
         sys.stdout = sys.stderr
+        # The interpreter would write signals of this process to the pipe of
+        # the parent.
+        signal.set_wakeup_fd(-1)
         applier = self._applier()
         for number in _SIGNALS:
             signal.signal(number, applier.stop)
@@ -212,12 +217,40 @@ class Workers:
 
     def pause(self, seconds: float) -> None:
         """Wait, unless a stop is requested."""
-        if not self.is_stopped and wait([self._reader], seconds):
-            self._read_signal()
+        deadline = monotonic() + seconds
+        while not self.is_stopped and (left := deadline - monotonic()) > 0:
+            if wait([self._reader], left):
+                self._read_signal()
 
     def _read_signal(self) -> None:
+        # The handler was called when the read returned, at the latest.
         os.read(self._reader, 64)
-        self._on_stop(self._stops >= _PATIENCE)
+        if self._stops > self._shown_stops:
+            self._shown_stops = self._stops
+            self._on_stop(self._stops >= _PATIENCE)
+
+    @contextmanager
+    def stopped_by_signals(self) -> Iterator[None]:
+        """Call :meth:`stop` on SIGINT and SIGTERM.
+
+        The interpreter itself writes to the pipe, too: a handler is called
+        too late if the signal arrives just before this process waits.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        fd_before = signal.set_wakeup_fd(
+            self._writer, warn_on_full_buffer=False
+        )
+        before = {
+            number: signal.signal(number, self.stop) for number in _SIGNALS
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(fd_before)
 
     def stop(self, *details: object) -> None:
         """Stop after the current statements; a signal handler.
@@ -230,7 +263,6 @@ class Workers:
         self.is_stopped = self.is_interrupted = True
         self._stops += 1
         how = signal.SIGINT if self._stops < _PATIENCE else signal.SIGKILL
-        os.write(self._writer, b".")
         for process in self._processes.values():
             if process.pid is not None and process.is_alive():
                 # The process may have been reaped just before this handler
@@ -238,7 +270,7 @@ class Workers:
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, how)
 
-    def close(self) -> None:
+    def join(self) -> None:
         """End the processes."""
         for pipe, process in self._processes.items():
             # A process that died is found by _received().
@@ -246,6 +278,9 @@ class Workers:
                 pipe.send(None)
             pipe.close()
             process.join()
+
+    def close(self) -> None:
+        """Close the pipe, which signals write to no longer."""
         os.close(self._reader)
         os.close(self._writer)
 
@@ -328,7 +363,7 @@ def run(
             applier=applier,
             on_stop=progress.stopping,
         )
-        with _signals(workers):
+        with closing(workers), workers.stopped_by_signals():
             try:
                 workers.start()
                 for position, outcome in _in_waves(
@@ -337,7 +372,7 @@ def run(
                     outcomes[todo[position]] = outcome
                     progress.advance(outcome)
             finally:
-                workers.close()
+                workers.join()
         stopped = workers.is_interrupted
     report = RunReport(
         command=command,
@@ -441,20 +476,3 @@ def _later_waves(count: int, size: int, *, again: bool) -> Iterator[range]:
         first = last
         if not again:
             size = count
-
-
-@contextmanager
-def _signals(workers: Workers) -> Iterator[None]:
-    """Call :meth:`Workers.stop` on SIGINT and SIGTERM."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {
-        number: signal.signal(number, workers.stop)
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

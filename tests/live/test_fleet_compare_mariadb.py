@@ -946,6 +946,13 @@ class TestApplier:
         return command.returncode, said
 
     def test_a_comparison_that_was_killed_is_named(self, run, pair):
+        # Without a table there is nothing to compare.
+        execute(
+            pair.primary,
+            "CREATE TABLE IF NOT EXISTS h (id INT)",
+            database="db00000",
+        )
+        pair.wait_caught_up()
         execute(pair.standby, "STOP SLAVE SQL_THREAD")
         found = run("server1")
         execute(pair.standby, "START SLAVE SQL_THREAD")
