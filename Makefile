@@ -95,6 +95,7 @@ lint: $(VENV)/.dev ## check style and formatting
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet . || \
 	    { $(BIN)/ruff format --check .; exit 1; }
+	@$(BIN)/python -m tests.imports
 
 type: $(VENV)/.dev ## check types
 	@$(BIN)/mypy
