@@ -118,22 +118,22 @@ def demo(directory: Path, *arguments: str) -> Iterator[tuple[str, int]]:
 def browse(address: str) -> OpenerDirector:
     """Choose a sample user, and return what keeps the cookies."""
     opener = build_opener(HTTPCookieProcessor(http.cookiejar.CookieJar()))
-    page = opener.open(address, timeout=30).read().decode()
+    page = opener.open(address, timeout=60).read().decode()
     (email, *_) = re.findall(r'name="email" value="([^"]+)" data-user', page)
     (token, *_) = re.findall(r'name="csrf_token" value="([^"]+)"', page)
     form = urlencode({"email": email, "csrf_token": token}).encode()
-    page = opener.open(f"{address}session", form, timeout=30).read().decode()
+    page = opener.open(f"{address}session", form, timeout=60).read().decode()
     boards = re.findall(r'data-board-id="(\d+)"', page)
     assert len(boards) >= 2
     url = f"{address}boards/{boards[0]}"
-    page = opener.open(url, timeout=30).read().decode()
+    page = opener.open(url, timeout=60).read().decode()
     assert page.count("data-pin-id") >= 2
     return opener
 
 
 def import_bookmarks(opener: OpenerDirector, address: str) -> None:
     """Upload a file, and wait until the worker of the demo has imported it."""
-    page = opener.open(f"{address}import", timeout=30).read().decode()
+    page = opener.open(f"{address}import", timeout=60).read().decode()
     (token, *_) = re.findall(r'name="csrf_token" value="([^"]+)"', page)
     body = (
         f"--end\r\nContent-Disposition: form-data; name=csrf_token\r\n\r\n"
@@ -142,9 +142,9 @@ def import_bookmarks(opener: OpenerDirector, address: str) -> None:
     )
     kind = {"Content-Type": "multipart/form-data; boundary=end"}
     upload = Request(f"{address}import", body.encode(), kind)  # noqa: S310  # local
-    url = opener.open(upload, timeout=30).geturl()
+    url = opener.open(upload, timeout=60).geturl()
     assert wait_until(
-        lambda: b'data-state="done"' in opener.open(url, timeout=30).read(),
+        lambda: b'data-state="done"' in opener.open(url, timeout=60).read(),
         seconds=120,
         every=0.2,
     )

@@ -40,6 +40,6 @@ def test_what_goes_wrong_is_noticed(chromium, site: Site) -> None:
         text = "\n".join(one.noticed)
         return [part for part in parts if part not in text]
 
-    wait_until(lambda: not missing(), seconds=20)
+    wait_until(lambda: not missing(), seconds=60)
     assert missing() == []
     one.close()

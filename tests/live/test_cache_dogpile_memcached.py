@@ -33,7 +33,7 @@ from tests.suites.cache_store import state
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("memcached_installed")]
 
 TIMEOUT, RETRY = 1.0, 0.4
-SLACK = 3.0
+SLACK = 30.0
 #: Seconds until a lock ends, or one less: memcached counts full seconds.  So
 #: many that it is there while it is looked at.
 ENDS = 4
@@ -160,7 +160,7 @@ def test_one_that_is_too_large_ends_the_old_one(servers):
 def test_values_end_on_the_node(servers):
     region = region_on(servers, memcached_expire_time=1)
     region.set("k", 1)
-    assert wait_until(lambda: region.get("k") is NO_VALUE, seconds=10)
+    assert wait_until(lambda: region.get("k") is NO_VALUE, seconds=60)
     with pytest.raises(exc.CacheOptionError, match="memcached_expire_time"):
         region_on(servers, memcached_expire_time=0.5)
 
@@ -210,7 +210,7 @@ def test_a_lock_is_given_back_by_its_owner_only(servers):
     # Not ours to give back.
     second.release()
     assert first.locked()
-    assert wait_until(lambda: second.acquire(False), seconds=20)
+    assert wait_until(lambda: second.acquire(False), seconds=60)
     # It has ended, and is another's now.
     first.release()
     assert second.locked()
@@ -233,11 +233,11 @@ def test_a_lock_that_ended_is_not_mistaken_for_that_of_a_thread(servers):
 
     thread = threading.Thread(target=other)
     thread.start()
-    assert taken.wait(20)
+    assert taken.wait(60)
     mutex.release()
     assert mutex.locked()
     done.set()
-    thread.join(20)
+    thread.join(60)
     assert not mutex.locked()
 
 
@@ -247,7 +247,7 @@ def test_a_lock_may_be_given_back_by_another_thread(region):
     assert mutex.acquire()
     thread = threading.Thread(target=mutex.release)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert not mutex.locked()
 
 
@@ -261,7 +261,7 @@ def test_waits_until_it_is_free(servers):
     thread.start()
     assert not wait_until(lambda: bool(got), seconds=0.2)
     first.release()
-    thread.join(20)
+    thread.join(60)
     assert got == [True]
     # By another thread than the one that has it.
     second.release()
@@ -306,7 +306,7 @@ def test_a_node_that_fails_is_a_miss_and_no_error(fault):
             region.set("k", 3)
             return region.get("k") == 3
 
-        assert wait_until(is_back, seconds=20)
+        assert wait_until(is_back, seconds=60)
 
 
 def test_a_lock_of_a_dead_node_does_not_take_that_of_a_thread(servers):
@@ -325,7 +325,7 @@ def test_a_lock_of_a_dead_node_does_not_take_that_of_a_thread(servers):
             kwargs={"seconds": 20},
         )
         thread.start()
-        thread.join(30)
+        thread.join(60)
         assert mutex.locked()
         mutex.release()
         assert mutex.locked()

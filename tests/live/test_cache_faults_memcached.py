@@ -214,7 +214,7 @@ def test_a_unix_socket(tmp_path):
         with contextlib.closing(store):
             put(store, "a", b"1")
             assert state(store, "a") is State.VALUE
-        thread.join(10)
+        thread.join(60)
 
 
 def _pass_on(listener, server):
@@ -225,7 +225,7 @@ def _pass_on(listener, server):
         back.start()
         _copy(ours, theirs)
         theirs.shutdown(socket.SHUT_WR)
-        back.join(10)
+        back.join(60)
 
 
 def _copy(source, target):

@@ -187,7 +187,7 @@ def test_the_victim_of_a_deadlock(cluster: Cluster) -> None:
                         update(User).where(User.id == user).values(city=city)
                     )
                     if number == 0:
-                        both.wait(30)
+                        both.wait(60)
                 session.commit()
             except OperationalError:
                 lost.append(city)

@@ -49,7 +49,7 @@ NEAR, FAR = 0, SHARDS - 1
 TOMBSTONE = 1
 #: How long to look whether something ends that is not to end yet.
 SHORT = 0.5
-PATIENCE = 30
+PATIENCE = 60
 
 
 def cities_of(session: Any, user_ids: list[int]) -> list[str]:

@@ -221,11 +221,11 @@ def test_a_cluster_that_is_closed_leaves_no_connections(cluster, node):
     user = stored(cluster, User(name="u"))
     cluster.cache.close()
     # The node learns of it a moment later.
-    assert wait_until(lambda: connections(node) == 0, seconds=10)
+    assert wait_until(lambda: connections(node) == 0, seconds=60)
     other = Cluster(cluster.topology)
     cache_on(other, node, PATIENT)
     with other.session() as session:
         assert session.get(User, user).name == "u"
     assert connections(node) > 0
     other.close()
-    assert wait_until(lambda: connections(node) == 0, seconds=10)
+    assert wait_until(lambda: connections(node) == 0, seconds=60)

@@ -173,7 +173,7 @@ def test_twenty_racing_writers(
         found.n += 1
 
     def race() -> None:
-        start.wait(30)
+        start.wait(60)
         for _ in range(3):
             cluster.run(count, attempts=500, timeout=120)
 

@@ -131,7 +131,7 @@ def test_locks_end_with_the_request(app, db, cluster):
 
 def test_requests_that_deadlock_are_repeated_by_run(app, db, cluster):
     keys = [cluster.run(add_board, 2) for _ in range(2)]
-    together = threading.Barrier(2, timeout=30)
+    together = threading.Barrier(2, timeout=60)
     attempts = []
 
     def rename(session, first, second, title):

@@ -93,7 +93,7 @@ def kill(pairs):
     """Kill the primary; return it when the standby has noticed."""
     primary, standby = roles(pairs)
     primary.kill()
-    assert wait_until(lambda: is_connecting(standby), seconds=30)
+    assert wait_until(lambda: is_connecting(standby), seconds=60)
     return primary
 
 
@@ -162,7 +162,7 @@ def test_a_killed_failover_is_resumed_or_undone(pairs, tmp_path, seed):
                 plan = DeadFailover.planned(fleet, "server1")
                 apply_until(fleet, plan, step=step, state=state)
                 assert undo(fleet).state == "undone"
-                assert wait_until(lambda: is_connecting(standby), seconds=30)
+                assert wait_until(lambda: is_connecting(standby), seconds=60)
         last = random.Random(seed).choice(
             [("drain", "done"), ("stop", "done"), ("publish", "done")]
         )
@@ -203,7 +203,7 @@ def test_after_a_timeout_of_semi_sync_the_loss_is_stated(tmp_path, seed, say):
             probe = seen(pairs, timeout=2.0)
             primary.kill()
             standby.resume()
-            assert wait_until(lambda: is_connecting(standby), seconds=30)
+            assert wait_until(lambda: is_connecting(standby), seconds=60)
             plan = DeadFailover.planned(fleet, "server1", probe=probe)
             assert "unknown: semi-sync was off" in plan.costs[0]
             apply(fleet, plan)
@@ -230,7 +230,7 @@ def test_a_standby_that_was_restarted_by_itself_states_the_loss(
         standby.kill()
         standby.start()
         standby.root_execute("START SLAVE")
-        assert wait_until(lambda: is_connecting(standby), seconds=30)
+        assert wait_until(lambda: is_connecting(standby), seconds=60)
         plan = DeadFailover.planned(
             fleet, "server1", probe=probe, allow_loss=False
         )

@@ -456,7 +456,7 @@ def test_events_and_semi_sync_change_sides(pairs, fleet):
             "SHOW GLOBAL STATUS LIKE 'Rpl_semi_sync_master_status'"
         ) == [("Rpl_semi_sync_master_status", "ON")]
 
-    assert wait_until(is_on, seconds=30)
+    assert wait_until(is_on, seconds=60)
     new.root_execute("DROP EVENT db00000.often")
     for server in pairs.servers:
         server.root_execute("SET GLOBAL event_scheduler = OFF")

@@ -133,7 +133,7 @@ def test_a_fault_is_found(pairs, pair, name):
     fault = FAULTS[name]
     other = "primary" if fault.on == "standby" else "standby"
     with changed(getattr(pair, fault.on), fault, getattr(pair, other)):
-        found = wait_until(lambda: fault.text in problems(pairs), seconds=30)
+        found = wait_until(lambda: fault.text in problems(pairs), seconds=60)
         assert found, problems(pairs)
 
 
@@ -151,7 +151,7 @@ def test_a_standby_of_another_server(pairs, pair):
     other.attach(pair.standby)
     try:
         text = f"(server_id {other.primary.server_id}), not from server1"
-        assert wait_until(lambda: text in problems(pairs), seconds=30)
+        assert wait_until(lambda: text in problems(pairs), seconds=60)
     finally:
         pair.attach(pair.standby)
 
@@ -180,7 +180,7 @@ def test_a_standby_that_is_late(pairs, pair):
     assert shown() == ""
     with changed(pair.standby, late, pair.primary):
         pair.primary.root_execute("CREATE DATABASE late")
-        assert wait_until(lambda: late.text in shown(), seconds=30), shown()
+        assert wait_until(lambda: late.text in shown(), seconds=60), shown()
     pair.primary.root_execute("DROP DATABASE late")
 
 
@@ -210,17 +210,17 @@ def test_long_work_is_a_warning(pairs, pair):
         busy.begin()
         busy.cursor().execute("INSERT INTO db00000.t VALUES (1)")
         text = f"session {number} has a transaction of "
-        assert wait_until(lambda: text in warnings(), seconds=30), warnings()
+        assert wait_until(lambda: text in warnings(), seconds=60), warnings()
         busy.rollback()
         busy.cursor().execute("DROP TABLE db00000.t")
         # The server caches its list of transactions.
         text = f"session {number} "
-        assert wait_until(lambda: text not in warnings(), seconds=30)
+        assert wait_until(lambda: text not in warnings(), seconds=60)
         # The answer is not waited for.
         busy._execute_command(3, "SELECT SLEEP(60)")
         text = f"session {number} of '{pair.primary.user}' runs a statement"
         try:
-            assert wait_until(lambda: text in warnings(), seconds=30)
+            assert wait_until(lambda: text in warnings(), seconds=60)
         finally:
             pair.primary.root_execute(f"KILL {number}")
             busy._force_close()

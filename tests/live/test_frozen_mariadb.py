@@ -379,14 +379,14 @@ def test_closing_the_cluster(scene: Scene) -> None:
         swallowed = scene.proxies[1].counts.swallowed
         reader = threading.Thread(target=read)
         reader.start()
-        assert waits.wait(30)
+        assert waits.wait(60)
         while scene.proxies[1].counts.swallowed == swallowed:
             assert not ended.is_set()
         began = monotonic()
         assert not cluster.close(timeout=1)
         assert monotonic() - began < PATIENCE
         scene.proxies[1].cut()
-        reader.join(30)
+        reader.join(60)
         assert ended.is_set()
 
 

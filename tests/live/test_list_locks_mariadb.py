@@ -23,7 +23,7 @@ from sqla_shard.testing import MariaDBFleet
 
 pytestmark = pytest.mark.live
 
-TIMEOUT = 30
+TIMEOUT = 60
 THREADS = 20
 
 

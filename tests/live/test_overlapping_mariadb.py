@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -36,6 +35,7 @@ from tests.models.dropin import LANE
 from tests.models.dropin import lane_threads
 from tests.models.dropin import TIMEOUT
 from tests.servers.following import until
+from tests.servers.interrupting import interruptible
 
 pytestmark = pytest.mark.live
 
@@ -162,18 +162,14 @@ def test_reads_lock_all_servers_at_once(
 def test_ctrl_c(fleet: MariaDBFleet, opened: Any, number: int) -> None:
     """The lock is not waited for; the connections come back."""
     server = fleet.servers[number]
-    main = threading.main_thread().ident or 0
-
-    def interrupt() -> None:
-        until_waiting(server)
-        signal.pthread_kill(main, signal.SIGINT)
-
-    interrupter = threading.Thread(target=interrupt)
-    with locked(server, f"{DATABASE}.boards"):
+    with locked(server, f"{DATABASE}.boards"), interruptible() as interrupt:
+        interrupter = threading.Thread(
+            target=lambda: (until_waiting(server), interrupt())
+        )
         interrupter.start()
         with opened() as session, pytest.raises(KeyboardInterrupt):
             session.execute(update(Board).values(title="never"))
-    interrupter.join(TIMEOUT)
+        interrupter.join(TIMEOUT)
     for _ in range(3):
         with opened() as session:
             titles = session.scalars(select(Board.title)).all()

@@ -151,6 +151,6 @@ def test_the_first_page_works_without_a_server(
     names = re.findall('data-user-name="([^"]+)"', page.text)
     assert set(names) < set(NAMES)
     proxies[number].restore()
-    assert wait_until(lambda: silent not in client.get("/").text, seconds=30)
+    assert wait_until(lambda: silent not in client.get("/").text, seconds=60)
     names = re.findall('data-user-name="([^"]+)"', client.get("/").text)
     assert names == list(NAMES)

@@ -239,7 +239,7 @@ def test_one_of_many_wins(location, first):
     ready = threading.Barrier(count)
 
     def publish(number):
-        with Publisher(location, timeout=30) as publisher:
+        with Publisher(location, timeout=60) as publisher:
             publisher.current()
             ready.wait(60)
             try:
@@ -264,7 +264,7 @@ def test_every_epoch_has_one_winner(location):
     wins: list[int] = []
 
     def publish(rounds):
-        with Publisher(location, timeout=30) as publisher:
+        with Publisher(location, timeout=60) as publisher:
             for _ in range(rounds):
                 current = publisher.current()
                 assert current is not None
@@ -846,7 +846,7 @@ def test_of_many_who_raise_one_wins(location):
         new = topology(2, hosts=("one", host), generation=1)
         with Publisher(location) as publisher:
             publisher.current()
-            start.wait(30)
+            start.wait(60)
             try:
                 return publisher.publish(new)
             except (exc.TopologyConflictError, exc.StaleTopologyError):
@@ -899,18 +899,18 @@ def test_an_answer_that_is_lost(zookeeper_server, location, client):
                 raise
 
         with (
-            Cut(url, lose=lose, timeout=30) as publisher,
+            Cut(url, lose=lose, timeout=60) as publisher,
             ThreadPoolExecutor(1) as pool,
         ):
             assert publisher.current() is None
             client.exists("/topology", watch=lambda event: written.set())
             publishing = pool.submit(publisher.publish, topology(1))
-            assert written.wait(30)
+            assert written.wait(60)
             # The answer is under way.
             assert not publishing.done()
             proxy.cut()
             proxy.delay = 0
-            done = publishing.result(30)
+            done = publishing.result(60)
         assert len(lost) == 1
         assert (done.is_published, done.version) == (True, 0)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import threading
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +27,7 @@ from tests.servers.faults import SERVERS
 from tests.servers.faults import SHARDS
 from tests.servers.faults import TIMEOUT
 from tests.servers.faults import until_waiting
+from tests.servers.interrupting import interruptible
 
 pytestmark = pytest.mark.live
 
@@ -47,19 +48,15 @@ def test_ctrl_c(
 ) -> None:
     """No connection is used by two threads; the lock is not waited for."""
     server = fleet.servers[number]
-    main = threading.main_thread().ident or 0
-
-    def interrupt() -> None:
-        until_waiting(server)
-        signal.pthread_kill(main, signal.SIGINT)
-
-    interrupter = threading.Thread(target=interrupt)
-    with locked(server):
+    with locked(server), interruptible() as interrupt:
+        interrupter = threading.Thread(
+            target=lambda: (until_waiting(server), interrupt())
+        )
         interrupter.start()
         with cluster.session() as session, pytest.raises(KeyboardInterrupt):
             session.scalars(select(Pin).where(Pin.id.in_(ids))).all()
+        interrupter.join(TIMEOUT)
         assert busy(cluster) == 0
-    interrupter.join(TIMEOUT)
     for _ in range(3):
         with cluster.session() as session:
             assert None not in session.get_many(Pin, ids)
@@ -70,11 +67,13 @@ def test_ctrl_c_when_a_server_has_just_answered(
     fleet: MariaDBFleet, ids: list[int]
 ) -> None:
     """It is not replaced by the error of rolling back a cut connection."""
-    with opened(fleet, polling=False) as cluster:
-        _interrupted_at_the_end(cluster, ids)
+    with opened(fleet, polling=False) as cluster, interruptible() as interrupt:
+        _interrupted_at_the_end(cluster, ids, interrupt)
 
 
-def _interrupted_at_the_end(cluster: Cluster, ids: list[int]) -> None:
+def _interrupted_at_the_end(
+    cluster: Cluster, ids: list[int], interrupt: Callable[[], None]
+) -> None:
     main = threading.main_thread()
     last = cluster.places.place(cluster.topology.sole("objects"), SHARDS - 1)
 
@@ -83,7 +82,7 @@ def _interrupted_at_the_end(cluster: Cluster, ids: list[int]) -> None:
             # It was the first to come to this server: again, then.
             return
         wire = connection.connection.dbapi_connection
-        signal.pthread_kill(main.ident or 0, signal.SIGINT)
+        interrupt()
         # Nothing more is to come: this returns when it is cut.
         assert wire._sock.recv(1, socket.MSG_PEEK) == b""
 

@@ -392,8 +392,8 @@ def test_no_server_outlives_its_program(how, status):
     )
     assert (done.returncode, done.stderr) == (status, "")
     pid, directory = done.stdout.split()
-    assert wait_until(lambda: gone(int(pid)), seconds=20)
-    assert wait_until(lambda: not Path(directory).exists(), seconds=20)
+    assert wait_until(lambda: gone(int(pid)), seconds=60)
+    assert wait_until(lambda: not Path(directory).exists(), seconds=60)
 
 
 # -- what it saw ----------------------------------------------------------

@@ -14,7 +14,7 @@ from sqla_shard.testing.local_server import wait_until
 
 pytestmark = pytest.mark.live
 
-PATIENCE = 20
+PATIENCE = 60
 
 
 def connect(server, proxy, **arguments):

@@ -125,6 +125,6 @@ def test_ends_with_the_process_that_started_it():
         check=False,
     )
     pid, directory = done.stdout.split()
-    gone = wait_until(lambda: not Path(directory).exists(), seconds=20)
+    gone = wait_until(lambda: not Path(directory).exists(), seconds=60)
     assert gone, done.stderr
-    assert wait_until(lambda: not is_running(int(pid)), seconds=20)
+    assert wait_until(lambda: not is_running(int(pid)), seconds=60)

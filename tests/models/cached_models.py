@@ -81,7 +81,7 @@ __all__ = [
 
 USER, EVERYTHING, BOARD, PIN, NOTE = 1, 2, 3, 4, 5
 SHARDS = 8
-PATIENCE = 20
+PATIENCE = 60
 MEMORY = {"backend": "dogpile.cache.memory"}
 
 

@@ -33,7 +33,7 @@ __all__ = [
     "meeting",
 ]
 
-TIMEOUT = 20
+TIMEOUT = 60
 #: For the threads of lanes that a test opens itself; those of a cluster that
 #: an earlier test has left have another name.
 LANE = "lane-of-this-test"

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 #: Seconds in which a topology comes to a cluster, whatever was before.
-PATIENCE = 30.0
+PATIENCE = 60.0
 DATABASE = "db_chaos_{shard:05d}"
 #: Short, so that tests need not wait for what takes ten seconds otherwise.
 SESSION = 2.0

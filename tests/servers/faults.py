@@ -34,7 +34,7 @@ __all__ = [
 
 SERVERS = 3
 SHARDS = 12
-TIMEOUT = 30
+TIMEOUT = 60
 
 
 class Base(DeclarativeBase):

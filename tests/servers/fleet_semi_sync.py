@@ -45,7 +45,7 @@ def use_semi_sync(
             "SHOW GLOBAL STATUS LIKE 'Rpl_semi_sync_master_clients'"
         ) == [("Rpl_semi_sync_master_clients", "1")]
 
-    assert wait_until(acknowledges, seconds=30)
+    assert wait_until(acknowledges, seconds=60)
 
 
 def look_at(fleet: Fleet, primary: str, standby: str) -> SemiSyncProbe:

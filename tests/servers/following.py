@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 SHARDS = 8
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 
 
 class Base(DeclarativeBase):

@@ -20,7 +20,7 @@ __all__ = ["MONITORING", "PrometheusServer", "require_prometheus"]
 
 MONITORING = ROOT / "examples" / "monitoring"
 
-_PATIENCE = 10
+_PATIENCE = 60
 
 
 def require_prometheus() -> None:

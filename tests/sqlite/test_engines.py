@@ -167,11 +167,11 @@ def test_close_waits_for_what_is_in_use(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=close)
     thread.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     # What is running goes on, and ends.
     session.connection({"shard_id": 1}).execute(text("SELECT 1"))
     session.close()
-    thread.join(30)
+    thread.join(60)
     assert closed == [True]
     with pytest.raises(ClusterClosedError):
         session.connection({"shard_id": 1})

@@ -233,7 +233,7 @@ def test_an_application_can_be_collected(cluster):
 def test_requests_at_the_same_time_share_nothing(
     app, db, cluster, board_id, opened
 ):
-    together = threading.Barrier(4, timeout=30)
+    together = threading.Barrier(4, timeout=60)
 
     @app.get("/")
     def index():

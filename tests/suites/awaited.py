@@ -98,7 +98,7 @@ def _busy(cluster: Cluster) -> int:
 def _end(threads: set[threading.Thread]) -> None:
     """Assert that threads are about to end, as aiosqlite's are."""
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 

@@ -36,7 +36,7 @@ class Harness:
 
     def until(self, condition: Callable[[], bool]) -> bool:
         """Let time pass until something is so."""
-        return wait_until(condition, seconds=30)
+        return wait_until(condition, seconds=60)
 
     def flush(self) -> None:
         """Make the store forget leases and values."""
@@ -181,7 +181,7 @@ class Leases(Suite):
         wins: list[str] = []
 
         def ask() -> None:
-            barrier.wait(10)
+            barrier.wait(60)
             found = store.fetch(keys, 30)
             assert set(states(found).values()) <= {State.LEASED, State.BUSY}
             wins.extend(k for k in keys if found[k].state is State.LEASED)
@@ -190,7 +190,7 @@ class Leases(Suite):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert sorted(wins) == sorted(keys)
 
     def test_is_used_once(self, store, mark):
@@ -323,7 +323,7 @@ class Tombstones(Suite):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         assert wrong == []
         assert state(store, mark) is State.LEASED
 
@@ -395,12 +395,12 @@ class Taken(Suite):
         ready = threading.Barrier(6)
 
         def take() -> None:
-            ready.wait(10)
+            ready.wait(60)
             taken.extend(store.take([mark], token(), 10))
 
         threads = [threading.Thread(target=take) for _ in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         assert taken == [mark]

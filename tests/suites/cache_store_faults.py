@@ -30,7 +30,7 @@ __all__ = ["PATIENT", "RETRY", "SECONDS", "TIMEOUT", "Faults", "within"]
 #: A server that is well must answer within the timeout on a busy machine, too.
 TIMEOUT, RETRY = 1.0, 0.4
 #: In addition to the timeouts themselves, on a busy machine.
-SLACK = 3.0
+SLACK = 30.0
 #: For a test in which no server fails to answer.
 PATIENT = 5.0
 #: A machine that is busy may take so long.
@@ -153,7 +153,7 @@ class Faults:
     def test_one_caller_tries_it_again(self, server, connected):
         # So long that a late caller still finds it left alone, and that no
         # caller is counted as one that has waited.
-        retry, timeout = 1.0, 2.0
+        retry, timeout = 1.0, 4.0
         with connected(server, timeout=timeout, retry=retry) as store:
             assert state(store, "a") is State.LEASED
             server.pause()
@@ -164,7 +164,7 @@ class Faults:
             barrier = threading.Barrier(6)
 
             def ask():
-                barrier.wait(10)
+                barrier.wait(60)
                 start = monotonic()
                 store.fetch(["a"], 30)
                 times.append(monotonic() - start)
@@ -173,7 +173,7 @@ class Faults:
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(10)
+                thread.join(60)
             # Races are possible: two may find at once that it is time.
             assert sum(taken >= timeout / 2 for taken in times) <= 2, times
             assert sum(taken < timeout / 2 for taken in times) >= 4, times
@@ -220,7 +220,7 @@ class Faults:
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(30)
+                thread.join(60)
             assert wrong == []
             self.check_free(store)
 

@@ -196,7 +196,7 @@ class RacingSuite(Suite):
     rounds = 5
 
     def race(self, work) -> None:
-        start = threading.Barrier(self.writers, timeout=30)
+        start = threading.Barrier(self.writers, timeout=60)
 
         def run(number: int) -> None:
             start.wait()

@@ -415,9 +415,9 @@ class WriterSuite(Suite):
 
             thread = threading.Thread(target=write)
             thread.start()
-            assert begun.wait(10)
+            assert begun.wait(60)
             one.commit()
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive()
         document = raw(cluster, Thing, new)
         assert (document["text"], document["note"]) == ("one", "two")

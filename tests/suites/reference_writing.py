@@ -262,7 +262,7 @@ def together(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
     barrier = threading.Barrier(len(jobs))
 
     def begin(job: Callable[[], Any]) -> Any:
-        barrier.wait(30)
+        barrier.wait(60)
         return job()
 
     with ThreadPoolExecutor(len(jobs)) as executor:

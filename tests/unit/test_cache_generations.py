@@ -243,7 +243,7 @@ def test_threads_at_once(cluster):
     places = Places(cluster.topology, cluster.places.engines)
 
     def read(_):
-        start.wait(30)
+        start.wait(60)
         return [
             generation_of(places, places.place(keyspace, i)) for i in range(99)
         ]

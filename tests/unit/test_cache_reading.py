@@ -59,7 +59,7 @@ def at_once(work, count):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
 
 
 def test_the_database_is_asked_once(store):
@@ -120,7 +120,7 @@ def test_one_asks_the_database_for_all_who_want_a_row():
     store = MemoryStore()
     rows = Rows(a=b"1")
     ready = threading.Barrier(20)
-    times = replace(TIMES, wait=5.0)
+    times = replace(TIMES, wait=60.0)
     found = []
 
     def load(keys):
@@ -130,7 +130,7 @@ def test_one_asks_the_database_for_all_who_want_a_row():
         return rows.load(keys)
 
     def read():
-        ready.wait(10)
+        ready.wait(60)
         found.append(read_through(store, ["a"], load, times))
 
     at_once(read, 20)
@@ -160,7 +160,7 @@ def test_a_lease_that_ends_meanwhile_is_taken_over(store):
     store.fetch(["a"], 30)
     writer = Tombstones(store, TIMES)
     threading.Timer(0.02, lambda: (writer.put(["a"]), writer.remove())).start()
-    times = replace(TIMES, wait=5.0)
+    times = replace(TIMES, wait=60.0)
     assert read_through(store, ["a"], rows.load, times) == {"a": b"1"}
     assert store.fetch(["a"], 30)["a"].state is State.VALUE
 

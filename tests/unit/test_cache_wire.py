@@ -26,7 +26,7 @@ TIMEOUT = 0.5
 #: Of one that does: its threads may have to wait for their turn.
 PATIENT = 20.0
 #: Beside the timeout, on a busy machine.
-SLACK = 3.0
+SLACK = 15.0
 #: Says that the connection is to be closed.
 CLOSE = object()
 
@@ -89,7 +89,7 @@ class FakeNode:
     def stop(self):
         self._ended.set()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
         self._listener.close()
 
 
@@ -254,7 +254,7 @@ def test_what_nobody_asked_for_is_nobodys(node_of):
     late = b"VALUE a 1 3\r\nold\r\nEND\r\n"
     node, store = node_of([GOOD, pause, late, done], GOOD)
     assert fetch(store) == {"a": A, "b": B}
-    assert sent.wait(5)
+    assert sent.wait(60)
     assert fetch(store) == {"a": A, "b": B}
     assert node.connections == 2
 

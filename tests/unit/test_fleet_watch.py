@@ -345,7 +345,7 @@ def test_a_hook_gets_the_line_and_no_password(tmp_path, monkeypatch):
 def test_former_primaries_are_looked_at_at_once(monkeypatch):
     """A machine that is off takes the whole time of a connection."""
     formers = {f"db{number}:3306": "server1" for number in range(5)}
-    together = threading.Barrier(len(formers), timeout=30)
+    together = threading.Barrier(len(formers), timeout=60)
 
     class Admin:
         def __init__(self, url):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -18,10 +17,11 @@ import pytest
 
 from sqla_shard.engine import Lanes
 from sqla_shard.engine.lanes import Task
+from tests.servers.interrupting import interruptible
 from tests.servers.processes import begun_since
 from tests.servers.processes import running
 
-TIMEOUT = 20
+TIMEOUT = 60
 #: Threads of this name are none of a cluster that another test has left.
 NAME = "lane-of-this-test"
 
@@ -234,9 +234,7 @@ def test_an_interrupt_ends_what_is_running(where: str) -> None:
 
     def hangs() -> None:
         if where == "waiting":
-            signal.pthread_kill(
-                threading.main_thread().ident or 0, signal.SIGINT
-            )
+            interrupt()
         else:
             begun.set()
         assert aborted.wait(TIMEOUT)
@@ -251,7 +249,7 @@ def test_an_interrupt_ends_what_is_running(where: str) -> None:
         seen.append(index)
         aborted.set()
 
-    with pytest.raises(KeyboardInterrupt):
+    with interruptible() as interrupt, pytest.raises(KeyboardInterrupt):
         lanes.run([first, hangs, lambda: never.append(1)], abort)
     assert seen == [1]
     lanes.close()
@@ -449,7 +447,7 @@ def test_an_interrupt_while_a_lock_is_acquired_in_submit() -> None:
         tasks = [Task(meeting.wait) for _ in range(2)]
         for task in tasks:
             lanes.begin(task)
-        meeting.wait(20)
+        meeting.wait(60)
         assert not wait([task.future for task in tasks], 20).not_done
     lanes.close()
 

@@ -23,7 +23,7 @@ from sqla_shard.testing.local_server import wait_until
 from tests.servers.processes import is_running
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 10
+PATIENCE = 60
 
 
 class Echo:

@@ -12,7 +12,7 @@ import pytest
 
 from sqla_shard.testing import Proxy
 
-PATIENCE = 10
+PATIENCE = 60
 HELLO = b"\x00" * 40  # what a client says first, shortened
 SSL_FLAG = 0x800
 

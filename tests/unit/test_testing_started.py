@@ -49,7 +49,7 @@ def test_what_fails_for_another_reason_is_not_repeated():
 
 
 def test_servers_are_served_side_by_side():
-    together = threading.Barrier(3, timeout=20)
+    together = threading.Barrier(3, timeout=60)
     in_parallel("abc", lambda _: together.wait())
     assert not together.broken
 

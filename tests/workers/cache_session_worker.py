@@ -47,7 +47,7 @@ from tests.servers.cache_session_work import Subject
 __all__ = ["Settings"]
 
 _COMMITS = 0.85
-_PATIENCE = 20
+_PATIENCE = 60
 
 
 @dataclass(frozen=True, kw_only=True)
