@@ -97,7 +97,7 @@ class Scene:
             try:
                 if faults is not None:
                     faults(until - 0.2)
-                assert process.wait(self.seconds + 30) == 0
+                assert process.wait(self.seconds + 120) == 0
             finally:
                 process.kill()
         return check(events_of(self.path.glob("*.log")))
@@ -211,7 +211,7 @@ def nothing_stale(scene, say, *kinds, **settings):
     """
     counts = Counter()
     exempt = set()
-    for _ in range(31):
+    for _ in range(5):
         report = scene.run("protocol", **settings)
         say(f"cache: {dict(report.counts)}")
         assert report.stale == []
@@ -220,6 +220,8 @@ def nothing_stale(scene, say, *kinds, **settings):
         exempt |= report.exempt
         if all(counts[kind] > 20 for kind in kinds):
             return exempt
+        # Most of the time of a short run goes into starting processes.
+        scene.seconds *= 2
     pytest.fail(f"the machine is too slow: {dict(counts)}")
 
 

@@ -40,7 +40,10 @@ ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-W", "error", "-m", "sqla_shard.cli"]
 _UNWANTED = ("SQLA_SHARD_TOPOLOGY", "SQLA_SHARD_CACHE")
 
-_PROGRESS = re.compile(r"(?m)^\d+ of \d+, \d+ failed, .* s left\n")
+_PROGRESS = re.compile(
+    r"(?m)^(\d+ of \d+, \d+ failed, .* s left"
+    r"|.*shard \d+ of \d+, .* (to check again|rewritten|moved))\n"
+)
 
 
 def commands(
