@@ -161,7 +161,7 @@ _TOPOLOGY: Sections = {
             "Publish the topology in FILE in ZooKeeper.",
         ),
         "history": Lazy(
-            "publish_commands:history_command",
+            "topology_commands:history_command",
             "List the published topologies, newest first.",
         ),
         "rollback": Lazy(

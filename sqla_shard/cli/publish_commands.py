@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -17,6 +18,7 @@ from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
+from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import print_data
 from sqla_shard.cli.output import with_options
@@ -24,17 +26,30 @@ from sqla_shard.exc.base import shortened_list
 from sqla_shard.topology import describe
 from sqla_shard.topology import Topology
 from sqla_shard.topology.generations import cautions
+from sqla_shard.topology.publication_notes import current_author
+from sqla_shard.topology.publication_notes import LONGEST_NOTE
+from sqla_shard.topology.publication_notes import PublicationNote
 from sqla_shard.topology.zookeeper.publications import NOT_PUBLISHED
 from sqla_shard.topology.zookeeper.publications import Publication
 from sqla_shard.topology.zookeeper.publisher import Publisher
 
 __all__ = [
-    "history_command",
     "protect_command",
     "push_command",
     "reset_command",
     "rollback_command",
 ]
+
+
+def _checked_note(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> str | None:
+    if value is not None and len(value) > LONGEST_NOTE:
+        raise click.BadParameter(
+            f"must have at most {LONGEST_NOTE} characters, not {len(value)}"
+        )
+    return value
+
 
 _acl_option = click.option(
     "--acl",
@@ -57,14 +72,38 @@ _publish_options = with_options(
         help="Publish although a fleet operation is pending, which may then "
         "have to be undone.",
     ),
+    click.option(
+        "-m",
+        "--message",
+        metavar="TEXT",
+        callback=_checked_note,
+        help="Why it is published, for the history.",
+    ),
+    click.option(
+        "--author",
+        metavar="NAME",
+        callback=_checked_note,
+        help="Who publishes it, for the history.  [default: user@host]",
+    ),
     click.option("--yes", is_flag=True, help="Publish without confirmation."),
     click.option(
         "--dry-run",
         is_flag=True,
         help="Check everything and show the changes; write nothing.",
     ),
+    click.option(
+        "--check-servers",
+        "checks",
+        is_flag=True,
+        help="Publish only if each server responds, has its databases at "
+        "the revision of the others, and is writable, or read-only if it is "
+        "a standby.",
+    ),
     data_option,
 )
+
+#: Seconds for each server with --check-servers.
+_TIMEOUT = 10.0
 
 
 #: A method of the publisher, which is first called with ``dry_run=True``.
@@ -77,6 +116,7 @@ _Publish: TypeAlias = Callable[..., Publication]
         "sqla-shard -t zookeeper://zk1,zk2,zk3/prod topology push next.toml",
         "sqla-shard topology push next.toml --to zookeeper://zk1/prod "
         "--dry-run",
+        "sqla-shard topology push next.toml --check-servers -m 'server 3'",
     ),
 )
 @click.argument("file", type=LOCATION)
@@ -238,38 +278,6 @@ def protect_command(
         )
 
 
-@click.command(
-    "history",
-    epilog=examples(
-        "sqla-shard -t zookeeper://zk1,zk2,zk3/prod topology history",
-        "sqla-shard topology history --json",
-    ),
-)
-@data_option
-@pass_settings
-def history_command(settings: Settings, as_data: bool) -> None:
-    """List the published topologies, newest first."""
-    with Publisher(
-        settings.zookeeper(), placeholders=settings.placeholders
-    ) as publisher:
-        found = publisher.history()
-    if as_data:
-        print_data(
-            [
-                {
-                    "epoch": one.epoch,
-                    "published": one.published.isoformat(),
-                    "bytes": one.size,
-                }
-                for one in found
-            ]
-        )
-        return
-    for one in found:
-        when = one.published.isoformat(" ", "seconds")
-        echo(f"epoch {one.epoch}: {when}, {one.size} bytes")
-
-
 def _with_next_epoch(publisher: Publisher, topology: Topology) -> Topology:
     """Return the topology with the next epoch."""
     last = publisher.last_epoch()
@@ -289,6 +297,9 @@ def _publish(
     acl: tuple[str, ...],
     renamed: bool,
     force: bool,
+    checks: bool,
+    message: str | None,
+    author: str | None,
     yes: bool,
     dry_run: bool,
     as_data: bool,
@@ -302,11 +313,20 @@ def _publish(
         acl=acl,
         placeholders=settings.placeholders,
     ) as publisher:
-        publish = partial(method(publisher), renamed=renamed, force=force)
+        publish = partial(
+            method(publisher),
+            renamed=renamed,
+            force=force,
+            note=PublicationNote(
+                author=author or current_author(), message=message
+            ),
+        )
         planned = publish(expected_epoch=expected, dry_run=True)
         if not as_data:
             echo(_changes_text(publisher, planned))
         _warn(planned)
+        if checks:
+            _check_servers(planned.new, as_data)
         if dry_run or planned.new == planned.old:
             done = planned
         else:
@@ -324,6 +344,25 @@ def _publish(
             echo("dry run: nothing was published")
         else:
             echo(f"epoch {done.new.epoch} is already published")
+
+
+def _check_servers(topology: Topology, as_data: bool) -> None:
+    """End the command if a server is not ready for a topology."""
+    # Publishing itself needs no driver.
+    from sqla_shard import Cluster
+    from sqla_shard.fleet.publish_checks import server_faults
+    from sqla_shard.metrics.fleet_metrics import FleetMetrics
+
+    options = FleetMetrics.options(topology, _TIMEOUT)
+    with Cluster(topology, engine_options=options) as cluster:
+        found = server_faults(cluster, os.environ, timeout=_TIMEOUT)
+    if not found:
+        return
+    if as_data:
+        print_data({"published": False, "faults": found})
+    for one in found:
+        echo(f"refused: {one}", err=True)
+    end(is_good=False, is_read=all(one.is_read for one in found))
 
 
 def _changes_text(publisher: Publisher, planned: Publication) -> str:

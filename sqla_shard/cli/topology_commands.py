@@ -1,4 +1,4 @@
-"""``sqla-shard topology``: show, validate and diff."""
+"""``sqla-shard topology``: show, validate, diff and history."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ from sqla_shard.topology import diff
 from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Server
 from sqla_shard.topology import Topology
+from sqla_shard.topology.follow import is_zookeeper
 from sqla_shard.topology.generations import cautions
+from sqla_shard.topology.zookeeper.publications import HistoryEntry
 
 __all__ = [
     "diff_command",
+    "history_command",
     "show_command",
     "validate_command",
 ]
@@ -37,6 +40,8 @@ _COLUMNS = (
     "primary",
     "standby",
 )
+
+_HISTORY = ("epoch", "published", "bytes", "author", "message")
 
 
 @click.command(
@@ -141,6 +146,70 @@ def diff_command(
     changed = not found.is_empty or found.old_epoch != found.new_epoch
     if exit_code and changed:
         sys.exit(1)
+
+
+@click.command(
+    "history",
+    epilog=examples(
+        "sqla-shard -t zookeeper://zk1,zk2,zk3/prod topology history",
+        "sqla-shard topology history --json",
+    ),
+)
+@data_option
+@pass_settings
+def history_command(settings: Settings, as_data: bool) -> None:
+    """List the published topologies, newest first.
+
+    If the topology is a file, these are the publications of fleet operations.
+    """
+    found = _history(settings)
+    if as_data:
+        print_data(
+            [
+                {
+                    "epoch": one.epoch,
+                    "published": one.published.isoformat(),
+                    "bytes": one.size,
+                    "author": one.author,
+                    "message": one.message,
+                }
+                for one in found
+            ]
+        )
+        return
+    rows = [
+        (
+            str(one.epoch),
+            one.published.isoformat(" ", "seconds"),
+            f"{one.size:,}",
+            one.author or "",
+            " ".join((one.message or "").split()),
+        )
+        for one in found
+    ]
+    if print_table(_HISTORY, rows):
+        return
+    for one, (*_, author, message) in zip(found, rows, strict=True):
+        when = one.published.isoformat(" ", "seconds")
+        note = ": ".join(filter(None, (author, message)))
+        line = f"epoch {one.epoch}: {when}, {one.size} bytes"
+        echo(f"{line}, {note}" if note else line)
+
+
+def _history(settings: Settings) -> list[HistoryEntry]:
+    if not is_zookeeper(settings.location):
+        # Publishing in ZooKeeper needs none of the fleet operations.
+        from sqla_shard.fleet.file_journal import FileJournal
+
+        return FileJournal(
+            settings.location, placeholders=settings.placeholders
+        ).publications()
+    from sqla_shard.topology.zookeeper.publisher import Publisher
+
+    with Publisher(
+        settings.zookeeper(), placeholders=settings.placeholders
+    ) as publisher:
+        return publisher.history()
 
 
 def _print_topology(topology: Topology) -> None:

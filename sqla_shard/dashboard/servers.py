@@ -9,23 +9,16 @@ Sizes and rows are estimates of the servers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Mapping
-from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from functools import partial
 from pathlib import Path
-from typing import Any
 from typing import Literal
-from typing import TypeVar
 
 from sqlalchemy.engine import URL
 
-from sqla_shard.engine.pools import Answer
-from sqla_shard.engine.pools import in_threads
 from sqla_shard.engine.registry import filled
-from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.accounts import Accounts
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.admin import SYSTEM
@@ -33,8 +26,9 @@ from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.fleet.fleet import Pair
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.replication import TableSize
-from sqla_shard.fleet.server_states import read_state
-from sqla_shard.fleet.server_states import Role
+from sqla_shard.fleet.server_states import all_answers
+from sqla_shard.fleet.server_states import read_states
+from sqla_shard.fleet.server_states import reason_of
 from sqla_shard.fleet.server_states import ServerState
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of
@@ -45,8 +39,6 @@ __all__ = [
     "ServerReader",
     "Sizes",
 ]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,25 +126,7 @@ class ServerReader:
         :param timeout: seconds for each server.
         """
         pairs = all_pairs(topology)
-        jobs = [
-            (pair, role, url)
-            for pair in pairs
-            for role, url in pair.urls.items()
-        ]
-        found = self._all(
-            [partial(self._state, *job, timeout) for job in jobs],
-            timeout,
-        )
-        states: dict[tuple[str, str], ServerState] = {}
-        for (pair, role, url), result in zip(jobs, found, strict=True):
-            if not isinstance(result, ServerState):
-                result = ServerState(
-                    name=pair.name,
-                    role=_role(role),
-                    address=str(address_of(url)),
-                    error=_reason(result),
-                )
-            states[pair.name, role] = result
+        states = read_states(pairs, self._url, timeout=timeout)
         return tuple(
             PairState(
                 name=pair.name,
@@ -173,7 +147,7 @@ class ServerReader:
         :param timeout: seconds for each server.
         """
         pairs = all_pairs(topology)
-        found = self._all(
+        found = all_answers(
             [partial(self._sizes, pair, timeout) for pair in pairs], timeout
         )
         databases: dict[tuple[str, str], DatabaseSize] = {}
@@ -184,7 +158,7 @@ class ServerReader:
                 for name, size in result.items():
                     databases[address, name] = size
             else:
-                unread[pair.name] = _reason(result)
+                unread[pair.name] = reason_of(result)
         return Sizes(databases=databases, unread=unread)
 
     def tables(
@@ -217,21 +191,6 @@ class ServerReader:
             return filled(text, self._environ)
         return self._accounts.url(text)
 
-    def _state(
-        self, pair: Pair, role: str, text: str, timeout: float
-    ) -> ServerState:
-        url = self._url(text)
-        known: dict[str, Any] = {
-            "name": pair.name,
-            "role": _role(role),
-            "address": str(address_of(text)),
-        }
-        if url.host is not None:
-            return read_state(url, **known, timeout=timeout)
-        is_there = Path(str(url.database)).is_dir()
-        missing = None if is_there else "there is no such directory"
-        return ServerState(**known, error=missing, read_only=False)
-
     def _sizes(self, pair: Pair, timeout: float) -> dict[str, DatabaseSize]:
         url = self._url(pair.primary)
         if url.host is None:
@@ -252,41 +211,3 @@ class ServerReader:
                 )
                 if name not in SYSTEM
             }
-
-    def _all(
-        self, jobs: Sequence[Callable[[], T]], timeout: float
-    ) -> list[T | Exception]:
-        """Return the result of each job, or the error of its server."""
-        found: dict[int, T] = {}
-        answers = in_threads(
-            [
-                partial(_answered, found, number, job)
-                for number, job in enumerate(jobs)
-            ],
-            # Connecting and reading have the limit each.
-            2 * timeout,
-        )
-        return [
-            found[number] if answer is None else answer
-            for number, answer in enumerate(answers)
-        ]
-
-
-def _answered(
-    found: dict[int, T], number: int, job: Callable[[], T]
-) -> Answer:
-    try:
-        found[number] = job()
-    except (FleetServerError, OSError) as error:
-        return error
-    return None
-
-
-def _role(text: str) -> Role:
-    return "standby" if text == "standby" else "primary"
-
-
-def _reason(error: object) -> str:
-    if isinstance(error, FleetServerError):
-        return error.reason
-    return str(error)

@@ -1,10 +1,10 @@
 """The journal of a fleet whose topology is a file.
 
 Next to ``topology.json`` is the directory ``topology.json.fleet`` with
-``lock``, ``operation.json`` and ``history/``.  The lock is that of the
-operating system (``flock``): it ends with the process that holds it, and a
-process that sleeps still has it.  It excludes processes on one machine only,
-and on file systems with such locks.
+``lock``, ``operation.json``, ``history/`` and ``publications.json``.  The lock
+is that of the operating system (``flock``): it ends with the process that
+holds it, and a process that sleeps still has it.  It excludes processes on one
+machine only, and on file systems with such locks.
 
 A topology is written into a temporary file, which replaces the old one, so
 that readers see one or the other.
@@ -19,8 +19,12 @@ import stat
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import asdict
 from dataclasses import replace
+from datetime import datetime
+from datetime import timezone
 from pathlib import Path
+from typing import Any
 from typing import IO
 
 from sqla_shard.exc import FleetLockedError
@@ -37,6 +41,8 @@ from sqla_shard.topology import to_json
 from sqla_shard.topology import Topology
 from sqla_shard.topology.admission import check_next
 from sqla_shard.topology.generations import with_raised_generations
+from sqla_shard.topology.publication_notes import PublicationNote
+from sqla_shard.topology.zookeeper.publications import HistoryEntry
 from sqla_shard.util.files import replace_file
 from sqla_shard.util.json_values import parsed_json
 
@@ -45,6 +51,8 @@ __all__ = ["FileJournal"]
 #: Seconds to wait for the lock: a process that only looks whether it is held
 #: has it for a moment.
 _PROBED = 0.5
+#: Publications to keep.
+_KEEP = 50
 
 
 class FileJournal:
@@ -68,6 +76,7 @@ class FileJournal:
         )
         self._folder = self.path.with_name(f"{self.path.name}.fleet")
         self._operation = self._folder / "operation.json"
+        self._published = self._folder / "publications.json"
 
     @property
     def name(self) -> str:
@@ -147,7 +156,35 @@ class FileJournal:
         """Return the topology as it is now."""
         return self._source.load()
 
-    def publish(self, topology: Topology, *, expected_epoch: int) -> Topology:
+    def publications(self) -> list[HistoryEntry]:
+        """Return what operations have published, the newest first.
+
+        Changes of the file by other means are not known.
+
+        :raises TopologyError: if the topology cannot be read.
+        :raises TopologyUnavailableError: if they cannot be read.
+        """
+        epoch = self.topology().epoch
+        return [
+            HistoryEntry(
+                **{
+                    **document,
+                    "published": datetime.fromisoformat(document["published"]),
+                }
+            )
+            for document in reversed(self._publications())
+            # A process that was killed before it replaced the topology has
+            # left a higher one.
+            if document["epoch"] <= epoch
+        ]
+
+    def publish(
+        self,
+        topology: Topology,
+        *,
+        expected_epoch: int,
+        note: PublicationNote,
+    ) -> Topology:
         """Replace the topology; called with the lock."""
         old = self.topology()
         new = with_raised_generations(old, topology, dict)
@@ -159,8 +196,39 @@ class FileJournal:
             )
         check_next(old, new, source=self.name)
         mode = stat.S_IMODE(self.path.stat().st_mode)
-        replace_file(self.path, to_json(new), mode)
+        data = to_json(new)
+        self._add_publication(new.epoch, len(data), note)
+        replace_file(self.path, data, mode)
         return new
+
+    def _add_publication(
+        self, epoch: int, size: int, note: PublicationNote
+    ) -> None:
+        earlier = [
+            one for one in self._publications() if one["epoch"] != epoch
+        ]
+        entry = {
+            "epoch": epoch,
+            "published": datetime.now(timezone.utc).isoformat(),
+            "size": size,
+            **asdict(note),
+        }
+        data = json.dumps([*earlier[1 - _KEEP :], entry], indent=1).encode()
+        replace_file(self._published, data, 0o600)
+
+    def _publications(self) -> list[dict[str, Any]]:
+        """Return the documents of the publications, the oldest first."""
+        try:
+            found: list[dict[str, Any]] = parsed_json(
+                self._published.read_bytes()
+            )
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self._unavailable(error) from error
+        except ValueError as error:
+            raise self._damaged(self._published, error) from error
+        return found
 
     def _locked(self, *, patience: float = _PROBED) -> IO[str] | None:
         """Return the locked file; None if another process has the lock.
@@ -195,11 +263,15 @@ class FileJournal:
         except OSError as error:
             raise self._unavailable(error) from error
         except (ValueError, KeyError, TypeError) as error:
-            raise TopologyUnavailableError(
-                source=str(path),
-                reason=f"the journal is damaged ({error}); look at it, and "
-                "remove it if no operation is pending",
-            ) from error
+            raise self._damaged(path, error) from error
+
+    @staticmethod
+    def _damaged(path: Path, error: Exception) -> TopologyUnavailableError:
+        return TopologyUnavailableError(
+            source=str(path),
+            reason=f"the journal is damaged ({error}); look at it, and "
+            "remove it if no operation is pending",
+        )
 
     def _is_locked(
         self, record: Record | None, *, running: bool
@@ -263,7 +335,11 @@ class _FileHold:
     def publish(self, topology: Topology, *, expected_epoch: int) -> Topology:
         """Replace the topology file."""
         self.check()
-        return self._journal.publish(topology, expected_epoch=expected_epoch)
+        return self._journal.publish(
+            topology,
+            expected_epoch=expected_epoch,
+            note=self.record.publication_note(),
+        )
 
     def release(self) -> None:
         """Release the lock."""

@@ -73,6 +73,14 @@ class Pair:
             for shard_id in part
         ]
 
+    def shards(self) -> dict[str, list[int]]:
+        """Return the numbers of its shards, by keyspace."""
+        found: dict[str, list[int]] = {}
+        for keyspace, server in self.members:
+            numbers = found.setdefault(keyspace.name, [])
+            numbers += (one for part in server.shards for one in part)
+        return found
+
     def changed(self, topology: Topology, **changes: Any) -> Topology:
         """Return the next topology, with changed attributes of the pair.
 

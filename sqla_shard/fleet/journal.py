@@ -22,6 +22,9 @@ from typing import Literal
 from typing import Protocol
 
 from sqla_shard.topology import Topology
+from sqla_shard.topology.publication_notes import current_author
+from sqla_shard.topology.publication_notes import LONGEST_NOTE
+from sqla_shard.topology.publication_notes import PublicationNote
 
 __all__ = [
     "Journal",
@@ -84,6 +87,13 @@ class Record:
         """Return the record of an operation that has stopped the writes."""
         note = {**(self.notes.get(_PAUSED) or {}), "pause": seconds}
         return replace(self, notes={**self.notes, _PAUSED: note})
+
+    def publication_note(self) -> PublicationNote:
+        """Return the note about a publication by this process."""
+        return PublicationNote(
+            author=current_author(),
+            message=f"{self.title} ({self.id})"[:LONGEST_NOTE],
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record as JSON values."""

@@ -1,24 +1,47 @@
-"""The state of one server process, as several commands show it."""
+"""The state of server processes, as several commands show it.
+
+All servers are read at the same time.  A server that does not respond in time
+has an error instead of a state, and delays no other.  Each read opens a
+connection of its own: those of the pools may all wait for a server that hangs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 from typing import Literal
+from typing import TypeVar
 
 from sqlalchemy.engine import URL
 
+from sqla_shard.engine.pools import Answer
+from sqla_shard.engine.pools import in_threads
+from sqla_shard.engine.unread import unread_line
 from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.fleet import Pair
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.replication import ReplicationStatus
+from sqla_shard.topology.urls import address_of
 
 __all__ = [
     "Role",
     "ServerState",
+    "all_answers",
+    "outage_line",
     "read_state",
+    "read_states",
+    "reason_of",
+    "role_of",
 ]
+
+T = TypeVar("T")
 
 Role = Literal["primary", "standby"]
 
@@ -31,6 +54,7 @@ class ServerState:
     :ivar role: its role in the topology.
     :ivar address: ``host:port``, or the directory of SQLite files.
     :ivar error: why it could not be read; None if it was.
+    :ivar error_number: number of that error; None if it has none.
     :ivar version: version of the server.
     :ivar read_only: whether it refuses writes; None if unknown.
     :ivar replication: state of a standby; None if it has none, or unknown.
@@ -46,6 +70,7 @@ class ServerState:
     role: Role
     address: str
     error: str | None = None
+    error_number: int | None = None
     version: str = ""
     read_only: bool | None = None
     replication: ReplicationStatus | None = None
@@ -123,3 +148,118 @@ def read_state(
         round_trip=after - before,
         **known,
     )
+
+
+def read_states(
+    pairs: Sequence[Pair], url_of: Callable[[str], URL], *, timeout: float
+) -> Mapping[tuple[str, Role], ServerState]:
+    """Return the state of every server, by name of its pair and role.
+
+    :param pairs: pairs of a topology.
+    :param url_of: returns the URL with the account for a URL of the topology.
+    :param timeout: seconds for each server.
+    """
+    jobs = [
+        (pair, role_of(role), text)
+        for pair in pairs
+        for role, text in pair.urls.items()
+    ]
+    found = all_answers(
+        [partial(_state, *job, url_of, timeout) for job in jobs], timeout
+    )
+    states: dict[tuple[str, Role], ServerState] = {}
+    for (pair, role, text), result in zip(jobs, found, strict=True):
+        if not isinstance(result, ServerState):
+            result = ServerState(
+                name=pair.name,
+                role=role,
+                address=str(address_of(text)),
+                error=reason_of(result),
+                error_number=getattr(result, "number", None),
+            )
+        states[pair.name, role] = result
+    return states
+
+
+def _state(
+    pair: Pair,
+    role: Role,
+    text: str,
+    url_of: Callable[[str], URL],
+    timeout: float,
+) -> ServerState:
+    url = url_of(text)
+    known: dict[str, Any] = {
+        "name": pair.name,
+        "role": role,
+        "address": str(address_of(text)),
+    }
+    if url.host is not None:
+        return read_state(url, **known, timeout=timeout)
+    is_there = Path(str(url.database)).is_dir()
+    missing = None if is_there else "there is no such directory"
+    return ServerState(**known, error=missing, read_only=False)
+
+
+def all_answers(
+    jobs: Sequence[Callable[[], T]], timeout: float
+) -> list[T | Exception]:
+    """Return the result of each job, or the error of its server.
+
+    :param jobs: functions that ask one server each, over a connection of
+        their own, with ``timeout`` seconds to connect and to read.
+    """
+    found: dict[int, T] = {}
+    answers = in_threads(
+        [
+            partial(_answered, found, number, job)
+            for number, job in enumerate(jobs)
+        ],
+        # Connecting and reading have the limit each.
+        2 * timeout,
+    )
+    return [
+        found[number] if answer is None else answer
+        for number, answer in enumerate(answers)
+    ]
+
+
+def _answered(
+    found: dict[int, T], number: int, job: Callable[[], T]
+) -> Answer:
+    try:
+        found[number] = job()
+    except (FleetServerError, OSError) as error:
+        return error
+    return None
+
+
+def outage_line(pair: Pair, role: str, *, why: str, number: int | None) -> str:
+    """Return the line of a server that was not read, as all commands do.
+
+    It is ``server2 unreachable (2003): 32 shards 32-63: Can't connect ...``.
+
+    :param why: the reason.
+    :param number: number of the error of the server or its driver; None or 0
+        if there is none, since no answer came in time.
+    """
+    return unread_line(
+        pair.name if role == "primary" else f"{pair.name} ({role})",
+        pair.shards(),
+        why=why,
+        number=number or None,
+        # Errors of the driver; a server that answers has others.
+        is_lost=not number or 2000 <= number < 3000,
+    )
+
+
+def role_of(text: str) -> Role:
+    """Return the role of a URL of a pair."""
+    return "standby" if text == "standby" else "primary"
+
+
+def reason_of(error: object) -> str:
+    """Return why a server was not read, without its name."""
+    if isinstance(error, FleetServerError):
+        return error.reason
+    return str(error)

@@ -357,6 +357,7 @@ class _ZooKeeperHold:
                 topology,
                 expected_epoch=expected_epoch,
                 guard=Check(OPERATION, self.version),
+                note=self.record.publication_note(),
             )
         except TopologyConflictError:
             # The lock may be what was lost.

@@ -19,6 +19,7 @@ from sqla_shard import Topology
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.testing import ZooKeeperServer
 from sqla_shard.topology import to_json
+from sqla_shard.topology.publication_notes import PublicationNote
 from sqla_shard.topology.zookeeper.publisher import Publisher
 from tests.models.sqlite_files import with_files
 from tests.servers.command_line import COMMAND
@@ -72,7 +73,8 @@ def test_push_history_and_rollback(location, tmp_path, publisher):
     assert done.stdout.endswith("epoch 2 is already published\n")
     done = invoke("-t", location, "topology", "history")
     assert re.fullmatch(
-        r"(epoch [21]: [-\d]+ [:\d]+\+00:00, \d+ bytes\n){2}", done.stdout
+        r"(epoch [21]: [-\d]+ [:\d]+\+00:00, \d+ bytes, \S+@\S+\n){2}",
+        done.stdout,
     )
     back = ("-t", location, "topology", "rollback", "--to", 1)
     done = invoke(*back, "--dry-run")
@@ -87,7 +89,68 @@ def test_push_history_and_rollback(location, tmp_path, publisher):
     shown = invoke("-t", location, "topology", "history", "--json")
     entries = json.loads(shown.stdout)
     assert [one["epoch"] for one in entries] == [3, 2, 1]
-    assert set(entries[0]) == {"epoch", "published", "bytes"}
+    assert set(entries[0]) == {
+        "epoch",
+        "published",
+        "bytes",
+        "author",
+        "message",
+    }
+
+
+def test_the_history_says_who_and_why(location, tmp_path, publisher):
+    # As versions of this package without notes did.
+    publisher.publish(topology(1))
+    two = write(tmp_path, document(2, shards=16), "two.json")
+    said = ("-m", "more shards,\n\x1b[31mat last", "--author", "ops@desk")
+    assert push(location, two, *said, "--dry-run").exit_code == 0
+    assert push(location, two, *said).exit_code == 0
+    back = ("-t", location, "topology", "rollback", "--to", 2, "--yes")
+    # Nothing is published, and the note stays.
+    assert push(location, two, "-m", "again").exit_code == 0
+    three = write(tmp_path, document(3, shards=32), "three.json")
+    assert push(location, three, "-m", "a", "--author", "b").exit_code == 0
+    done = invoke(*back[:-1], "--dry-run", "-m", "x" * 2001)
+    assert done.exit_code == 2
+    assert "must have at most 2000 characters, not 2001" in done.stderr
+    shown = invoke("-t", location, "topology", "history")
+    lines = shown.stdout.splitlines()
+    assert [line.partition(" bytes")[2] for line in lines] == [
+        ", b: a",
+        ", ops@desk: more shards, \\x1b[31mat last",
+        "",
+    ]
+    # A reset publishes epochs again, and has notes of its own.
+    reset = ("-t", location, "topology", "reset", two, "--yes")
+    assert invoke(*reset, "--author", "c").exit_code == 1
+    wide = write(tmp_path, document(2, shards=32), "wide.json")
+    reset = ("-t", location, "topology", "reset", wide, "--yes")
+    assert invoke(*reset, "--author", "c").exit_code == 0
+    found = [
+        (one.epoch, one.author, one.message) for one in publisher.history()
+    ]
+    assert found == [(2, "c", None), (1, None, None)]
+
+
+def test_notes_are_removed_with_their_topologies(location):
+    with Publisher(location, keep=2) as publisher:
+        for epoch in range(1, 6):
+            note = PublicationNote(message=str(epoch))
+            publisher.publish(topology(epoch), note=note)
+        found = [(one.epoch, one.message) for one in publisher.history()]
+        assert found == [(5, "5"), (4, "4")]
+    hosts, _, path = location.removeprefix("zookeeper://").partition("/")
+    client = KazooClient(hosts)
+    client.start()
+    names = sorted(client.get_children(f"/{path}/history"))
+    client.stop()
+    client.close()
+    assert names == [
+        "0000000004",
+        "0000000004.note",
+        "0000000005",
+        "0000000005.note",
+    ]
 
 
 def test_push_with_an_acl(location, tmp_path):
@@ -180,7 +243,7 @@ def test_open_nodes_are_warned_of_and_closed(location, tmp_path, monkeypatch):
     assert done.exit_code == 0
     assert done.stderr == (
         f"warning: anyone can change {path}, {path}/topology, "
-        f"{path}/history and 1 more and so redirect the passwords of the "
+        f"{path}/history and 2 more and so redirect the passwords of the "
         "databases to another server; protect them with: sqla-shard topology "
         "protect\n"
     )
@@ -194,7 +257,7 @@ def test_open_nodes_are_warned_of_and_closed(location, tmp_path, monkeypatch):
         f"{path}/topology: world:anyone:cdrwa -> would be protected"
     )
     shown = json.loads(invoke(*protect, "--json").stdout)
-    assert (len(shown["nodes"]), shown["open"]) == (4, [])
+    assert (len(shown["nodes"]), shown["open"]) == (5, [])
     assert SECRET not in str(shown)
     done = invoke(*protect)
     assert done.stdout == "all nodes are already protected\n"
@@ -326,12 +389,11 @@ def test_somebody_is_asked(location, tmp_path, publisher):
     assert publisher.current() == topology(1)
 
 
-@pytest.mark.parametrize("command", ["push", "history", "rollback", "agent"])
+@pytest.mark.parametrize("command", ["push", "rollback", "agent"])
 def test_a_file_is_no_zookeeper(tmp_path, command):
     path = write(tmp_path, document(1))
     more = {
         "push": [path],
-        "history": [],
         "rollback": ["--to", "1"],
         "agent": ["--out", tmp_path / "out.json"],
     }[command]

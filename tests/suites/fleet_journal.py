@@ -43,7 +43,9 @@ from sqla_shard.testing.local_server import wait_until
 from sqla_shard.topology import to_json
 from sqla_shard.topology import Topology
 from sqla_shard.topology.follow import is_zookeeper
+from sqla_shard.topology.publication_notes import current_author
 from sqla_shard.topology.zookeeper import Publisher
+from tests.servers.command_line import invoke
 from tests.servers.published import publish_to
 from tests.servers.toy_operation import STEPS
 from tests.servers.toy_operation import Toy
@@ -176,6 +178,12 @@ class Applying:
         assert record.notes == done.notes
         assert record.pause == done.pause
         assert status(scene.fleet).pending is None
+        shown = invoke("-t", scene.location, "topology", "history", "--json")
+        latest = json.loads(shown.stdout)[0]
+        assert latest["epoch"] == 2
+        assert latest["author"] == current_author()
+        assert latest["message"] == f"{plan.title} ({record.id})"
+        assert latest["bytes"] > 100
 
     def test_problems_are_refused_together_and_nothing_stays(self, scene):
         plan = Toy.plan(scene.fleet, scene.folder, problems=["this", "that"])

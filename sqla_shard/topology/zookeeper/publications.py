@@ -19,6 +19,7 @@ from sqla_shard.topology import redact
 from sqla_shard.topology import Topology
 from sqla_shard.topology import TopologyDiff
 from sqla_shard.topology.generations import numbers
+from sqla_shard.topology.publication_notes import PublicationNote
 from sqla_shard.util.json_values import parsed_json
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ __all__ = [
     "HISTORY",
     "LOCK",
     "MAX_BYTES",
+    "NOTE",
     "NOT_PUBLISHED",
     "OPERATION",
     "OPERATIONS",
@@ -42,6 +44,7 @@ __all__ = [
     "RaisedGeneration",
     "faults",
     "node_of",
+    "note_of",
     "pending_names",
     "raises",
 ]
@@ -59,6 +62,10 @@ NOT_PUBLISHED = -1
 
 TOPOLOGY = "/topology"
 HISTORY = "/history"
+
+#: Ending of a note in the history.  Versions of this package without notes
+#: ignore nodes whose names are no numbers.
+NOTE = ".note"
 
 #: Parent node of the nodes of processes that follow the topology.
 CLIENTS = "/clients"
@@ -83,13 +90,18 @@ class HistoryEntry:
     """A topology in the history.
 
     :ivar epoch: epoch of the topology.
-    :ivar published: time of publication, by the clock of ZooKeeper.
+    :ivar published: time of publication, by the clock of ZooKeeper; for a
+        file, by that of the operator's machine.
     :ivar size: size of its document in bytes.
+    :ivar author: who has published it; None if that is not known.
+    :ivar message: why; None if that is not known.
     """
 
     epoch: int
     published: datetime
     size: int
+    author: str | None = None
+    message: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,15 +256,26 @@ class PublishedTopologies:
         """
         epochs = self._epochs()
         stats = self._store.stats(map(node_of, epochs))
-        return [
-            HistoryEntry(
-                epoch=epoch,
-                published=datetime.fromtimestamp(stat.created, timezone.utc),
-                size=stat.size,
+        notes = self._store.read_all(map(note_of, epochs))
+        found = []
+        for epoch, stat, node in zip(epochs, stats, notes, strict=True):
+            if stat is None:
+                continue
+            # Earlier versions of this package wrote none.
+            data = b"{}" if node is None else node.data
+            note = PublicationNote.from_json(data)
+            found.append(
+                HistoryEntry(
+                    epoch=epoch,
+                    published=datetime.fromtimestamp(
+                        stat.created, timezone.utc
+                    ),
+                    size=stat.size,
+                    author=note.author,
+                    message=note.message,
+                )
             )
-            for epoch, stat in zip(epochs, stats, strict=True)
-            if stat is not None
-        ]
+        return found
 
     def at(self, epoch: int) -> Topology:
         """Return a topology of the history.
@@ -343,6 +366,14 @@ class PublishedTopologies:
         names = self._store.names(HISTORY)
         return sorted(map(int, filter(str.isdecimal, names)))[::-1]
 
+    def _notes(self) -> list[str]:
+        """Return the nodes of the notes."""
+        return [
+            f"{HISTORY}/{name}"
+            for name in self._store.names(HISTORY)
+            if name.endswith(NOTE)
+        ]
+
     def _parsed(self, data: bytes, node: str) -> Topology:
         """Return the topology of a document.
 
@@ -402,3 +433,8 @@ def pending_names(data: bytes) -> tuple[str, str]:
 def node_of(epoch: int) -> str:
     """Return the node of an epoch in the history."""
     return f"{HISTORY}/{epoch:010d}"
+
+
+def note_of(epoch: int) -> str:
+    """Return the node of the note about the publication of an epoch."""
+    return f"{node_of(epoch)}{NOTE}"

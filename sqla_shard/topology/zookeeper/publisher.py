@@ -8,7 +8,9 @@ and ``/history/0000000007`` that of epoch 7, for the most recent epochs.  Both
 are written in one transaction of ZooKeeper, on the condition that
 ``/topology`` has not changed since it was read: of several concurrent
 publishers exactly one succeeds, and the history always contains the topology
-in use.  For the ACLs of nodes see :class:`~.store.ZooKeeperStore`.
+in use.  ``/history/0000000007.note`` says who has published it and why, if
+that was given, and is written in the same transaction.  For the ACLs of nodes
+see :class:`~.store.ZooKeeperStore`.
 
 The content is a topology file in JSON.  Placeholders are unexpanded, and
 passwords in URLs are refused, since anyone who can read ZooKeeper would
@@ -44,6 +46,7 @@ from sqla_shard.topology.follow.locations import zookeeper_options
 from sqla_shard.topology.generations import inherited
 from sqla_shard.topology.generations import with_raised_generations
 from sqla_shard.topology.generations import without_generations
+from sqla_shard.topology.publication_notes import PublicationNote
 from sqla_shard.topology.zookeeper.publications import faults
 from sqla_shard.topology.zookeeper.publications import FLEET
 from sqla_shard.topology.zookeeper.publications import Found
@@ -51,6 +54,8 @@ from sqla_shard.topology.zookeeper.publications import HISTORY
 from sqla_shard.topology.zookeeper.publications import LOCK
 from sqla_shard.topology.zookeeper.publications import node_of
 from sqla_shard.topology.zookeeper.publications import NOT_PUBLISHED
+from sqla_shard.topology.zookeeper.publications import NOTE
+from sqla_shard.topology.zookeeper.publications import note_of
 from sqla_shard.topology.zookeeper.publications import OPERATION
 from sqla_shard.topology.zookeeper.publications import OPERATIONS
 from sqla_shard.topology.zookeeper.publications import pending_names
@@ -61,6 +66,7 @@ from sqla_shard.topology.zookeeper.publications import raises
 from sqla_shard.topology.zookeeper.publications import TOPOLOGY
 
 if TYPE_CHECKING:
+    from sqla_shard.topology.zookeeper.store import Change
     from sqla_shard.topology.zookeeper.store import Check
 
 __all__ = ["Publisher"]
@@ -177,6 +183,7 @@ class Publisher(PublishedTopologies):
         return [
             HISTORY,
             *map(node_of, self._epochs()),
+            *self._notes(),
             # Resuming an operation does what its node says.
             FLEET,
             OPERATION,
@@ -212,6 +219,7 @@ class Publisher(PublishedTopologies):
         renamed: bool = False,
         force: bool = False,
         guard: Check | None = None,
+        note: PublicationNote | None = None,
     ) -> Publication:
         """Publish a topology.
 
@@ -232,6 +240,7 @@ class Publisher(PublishedTopologies):
         :param force: publish although a fleet operation is pending.
         :param guard: the version of the pending fleet operation, if it is
             what publishes.
+        :param note: who publishes, and why, for the history.
         :raises FleetLockedError: if a fleet operation is pending.
         :raises StaleTopologyError: if the epoch is not higher.
         :raises TopologyRefusedError: if the topology would lose shards, give
@@ -259,6 +268,7 @@ class Publisher(PublishedTopologies):
             renamed,
             force,
             guard,
+            note,
         )
 
     def rollback(
@@ -269,6 +279,7 @@ class Publisher(PublishedTopologies):
         dry_run: bool = False,
         renamed: bool = False,
         force: bool = False,
+        note: PublicationNote | None = None,
     ) -> Publication:
         """Publish a topology of the history again, with a new epoch.
 
@@ -284,6 +295,7 @@ class Publisher(PublishedTopologies):
         :param dry_run: see :meth:`publish`.
         :param renamed: see :meth:`publish`.
         :param force: see :meth:`publish`.
+        :param note: see :meth:`publish`.
         :raises TopologyError: if the topology of the history is not valid;
             also see :meth:`publish`.
         """
@@ -293,7 +305,14 @@ class Publisher(PublishedTopologies):
         given = _continued(old, replace(wanted, epoch=found.last + 1))
         new = given if old is None else inherited(old, given)
         return self._replace(
-            found, new, given, expected_epoch, dry_run, renamed, force
+            found,
+            new,
+            given,
+            expected_epoch,
+            dry_run,
+            renamed,
+            force,
+            note=note,
         )
 
     def reset(
@@ -304,6 +323,7 @@ class Publisher(PublishedTopologies):
         dry_run: bool = False,
         renamed: bool = False,
         force: bool = False,
+        note: PublicationNote | None = None,
     ) -> Publication:
         """Publish a topology with any epoch, even a lower one.
 
@@ -318,6 +338,7 @@ class Publisher(PublishedTopologies):
         :param dry_run: see :meth:`publish`.
         :param renamed: see :meth:`publish`.
         :param force: see :meth:`publish`.
+        :param note: see :meth:`publish`.
         :raises TopologyError: see :meth:`publish`.
         """
         found = self._look()
@@ -325,7 +346,14 @@ class Publisher(PublishedTopologies):
         given = replace(topology, resets=max(topology.resets, known, 1))
         found = replace(found, last=NOT_PUBLISHED)
         return self._replace(
-            found, given, given, expected_epoch, dry_run, renamed, force
+            found,
+            given,
+            given,
+            expected_epoch,
+            dry_run,
+            renamed,
+            force,
+            note=note,
         )
 
     def _replace(
@@ -338,6 +366,7 @@ class Publisher(PublishedTopologies):
         renamed: bool,
         force: bool,
         guard: Check | None = None,
+        note: PublicationNote | None = None,
     ) -> Publication:
         """Publish ``new`` with raised generations.
 
@@ -354,8 +383,10 @@ class Publisher(PublishedTopologies):
         self._store.prepare(HISTORY, like=TOPOLOGY)
         if old is not None and old.resets < new.resets:
             self._store.remove(map(node_of, self._invalidated_by(new)))
+        # A reset publishes an epoch again, and so may have left its note.
+        self._store.remove(self._orphaned_notes())
         try:
-            version = self._write(found, new, data, guard or idle)
+            version = self._write(found, new, data, guard or idle, note)
         except TopologyConflictError:
             if idle is not None:
                 # An operation may have begun since.
@@ -402,14 +433,20 @@ class Publisher(PublishedTopologies):
         new: Topology,
         data: bytes,
         guard: Check | None,
+        note: PublicationNote | None,
     ) -> int:
+        from sqla_shard.topology.zookeeper.store import Create
+
+        more: list[Change] = [] if guard is None else [guard]
+        if note is not None and not note.is_empty:
+            more.append(Create(note_of(new.epoch), note.to_json()))
         try:
             version = self._store.write(
                 data,
                 node=TOPOLOGY,
                 version=found.version,
                 copy=node_of(new.epoch),
-                guard=guard,
+                more=more,
             )
         except TopologyUnavailableError as error:
             return self._outcome(found, new, data, error)
@@ -449,6 +486,7 @@ class Publisher(PublishedTopologies):
         try:
             old = self._epochs()[self._keep :]
             self._store.remove(map(node_of, old))
+            self._store.remove(self._orphaned_notes())
         except TopologyUnavailableError as error:
             # The topology is published; the next publication deletes them.
             _log.warning(
@@ -456,6 +494,17 @@ class Publisher(PublishedTopologies):
                 error,
                 extra={"action": "shorten history"},
             )
+
+    def _orphaned_notes(self) -> list[str]:
+        """Return the notes about topologies that the history has not."""
+        # The names are read at once: a note is created and found together
+        # with its topology.
+        names = self._store.names(HISTORY)
+        return [
+            f"{HISTORY}/{name}"
+            for name in names
+            if name.endswith(NOTE) and name.removesuffix(NOTE) not in names
+        ]
 
     def _has(self, found: Found, topology: Topology) -> bool:
         newest = found.newest

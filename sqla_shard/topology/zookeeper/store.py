@@ -453,7 +453,7 @@ class ZooKeeperStore:
         node: str,
         version: int | None,
         copy: str,
-        guard: Check | None = None,
+        more: Sequence[Change] = (),
     ) -> int | None:
         """Write a node and a copy of it in one transaction.
 
@@ -461,9 +461,9 @@ class ZooKeeperStore:
 
         :param version: expected version of the node; None creates the node.
         :param copy: a node to create.
-        :param guard: a further condition.
+        :param more: further changes and conditions of the transaction.
         :returns: the new version of the node; None if its version differs, a
-            node to create already exists, or the condition is not met.
+            node to create already exists, or a condition is not met.
         :raises TopologyUnavailableError: if permission is denied, or the
             outcome is unknown.
         """
@@ -472,8 +472,7 @@ class ZooKeeperStore:
             if version is None
             else Replace(node, data, version)
         )
-        guards = () if guard is None else (guard,)
-        found = self.commit(first, Create(copy, data), *guards)
+        found = self.commit(first, Create(copy, data), *more)
         return None if found is None else found[0]
 
     def commit(self, *changes: Change) -> list[int] | None:
