@@ -173,7 +173,7 @@ class UnclaimableRowError(MigrateError):
     """
 
     table: str
-    key: int
+    key: object
     _text = (
         "a row refers to {key} of {table}, which does not exist; delete the "
         "row, or restore the other one"

@@ -33,8 +33,10 @@ from sqla_shard.migrate.copying import read_images
 from sqla_shard.migrate.copying import record_images
 from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.ids import IdMap
+from sqla_shard.migrate.links import MovedLinks
 from sqla_shard.migrate.marks import Key
 from sqla_shard.migrate.stages import Side
+from sqla_shard.migrate.tables import MovedRows
 from sqla_shard.migrate.tables import MovedTable
 
 __all__ = ["Copier", "Waiting"]
@@ -43,7 +45,7 @@ log = logging.getLogger(__name__)
 
 #: A table, and the keys of some of its rows that wait to be copied: in the
 #: database, or on the shard of the number.
-Waiting = tuple[MovedTable, int | None, list[Key]]
+Waiting = tuple[MovedRows, int | None, list[Key]]
 
 
 class Copier:
@@ -56,20 +58,24 @@ class Copier:
 
     def __init__(
         self,
-        tables: Mapping[str, MovedTable],
+        tables: Mapping[str, MovedRows],
         engine: Engine,
         cluster: Cluster,
     ) -> None:
         self.ids = IdMap(tables, engine, cluster)
         self._tables = tables
-        self._types = {one.type_id: one for one in tables.values()}
+        self._types = {
+            one.type_id: one
+            for one in tables.values()
+            if isinstance(one, MovedTable)
+        }
         self._engine = engine
         self._cluster = cluster
 
     # -- forward
 
     def forward(
-        self, one: MovedTable, keys: Collection[Key], *, number: int
+        self, one: MovedRows, keys: Collection[Key], *, number: int
     ) -> int:
         """Copy rows that wait from the database to the shards.
 
@@ -82,23 +88,29 @@ class Copier:
             for key, image in read_images(legacy, keys).items()
             if image.waits
         }
-        ids = self.ids.own_ids(one, images)
-        images = {key: images[key] for key in images if key in ids}
+        keys_there = self.ids.shard_keys(one, images)
+        images = {key: images[key] for key in images if key in keys_there}
+        converted = self.converted(one, images, keys_there)
         written = 0
-        for shard_id, converted in self._by_shard(one, images, ids):
+        for shard_id, some in grouped(one, converted).items():
             written += apply_images(
-                one.on(self._cluster, shard_id), converted, number=number
+                one.on(self._cluster, shard_id),
+                {key: converted[key] for key in some},
+                number=number,
             )
         record_images(legacy, images)
         return written
 
     def converted(
         self,
-        one: MovedTable,
+        one: MovedRows,
         images: Mapping[Key, Image],
-        ids: Mapping[Key, int],
+        keys_there: Mapping[Key, Key],
     ) -> dict[Key, Image]:
-        """Return images of rows as those of objects, by object id."""
+        """Return images of rows as they are on the shards.
+
+        :param keys_there: the keys on the shards.
+        """
         conversion = one.conversion
         references = self.ids.of_references(
             reference
@@ -107,7 +119,7 @@ class Copier:
             for reference in conversion.references(image.row)
         )
         return {
-            (ids[key],): Image(
+            keys_there[key]: Image(
                 version=image.version,
                 row=None
                 if image.row is None
@@ -116,42 +128,82 @@ class Copier:
             for key, image in images.items()
         }
 
-    def _by_shard(
-        self,
-        one: MovedTable,
-        images: Mapping[Key, Image],
-        ids: Mapping[Key, int],
-    ) -> Iterator[tuple[int, dict[Key, Image]]]:
-        converted = self.converted(one, images, ids)
-        for shard_id, keys in grouped(one, converted).items():
-            yield shard_id, {key: converted[key] for key in keys}
-
     # -- backward
 
     def back(
         self,
-        one: MovedTable,
+        one: MovedRows,
         shard_id: int,
         keys: Collection[Key],
         *,
         number: int,
     ) -> int:
-        """Copy objects from a shard to the database.
+        """Copy rows from a shard to the database.
 
-        :param keys: object ids.
+        :param keys: keys on the shard.
         :param number: the round.
         :returns: the number of rows that were written.
         """
-        rows = one.on(self._cluster, shard_id)
-        images = read_images(rows, keys)
-        references = self._keys_of_references(one, images, number=number)
-        try:
-            written = self._apply_back(one, images, references, number)
-        except IntegrityError:
-            # Another process has inserted one of them.
-            written = self._apply_back(one, images, references, number)
+        images = read_images(one.on(self._cluster, shard_id), keys)
+        if isinstance(one, MovedLinks):
+            references = self._keys_of(
+                (end for key in images for end in one.ends(key)),
+                number=number,
+            )
+            written = self._apply_links_back(one, images, references, number)
+        else:
+            assert isinstance(one, MovedTable)  # noqa: S101  # two kinds
+            written = self._objects_back(one, images, number)
         record_images(one.on(self._cluster, shard_id), images)
         return written
+
+    def _objects_back(
+        self, one: MovedTable, images: Mapping[Key, Image], number: int
+    ) -> int:
+        references = self._keys_of(
+            (
+                reference
+                for image in images.values()
+                if image.row is not None
+                for reference in one.conversion.object_references(image.row)
+            ),
+            number=number,
+        )
+        try:
+            return self._apply_back(one, images, references, number)
+        except IntegrityError:
+            # Another process has inserted one of them.
+            return self._apply_back(one, images, references, number)
+
+    def _apply_links_back(
+        self,
+        one: MovedLinks,
+        images: Mapping[Key, Image],
+        references: Mapping[tuple[int, int], Any],
+        number: int,
+    ) -> int:
+        legacy = one.legacy(self._engine)
+        keys = {
+            key: one.turned(tuple(references[end] for end in one.ends(key)))
+            for key in images
+        }
+        with legacy.begin() as connection:
+            newer = one.marks.receive(
+                connection,
+                {keys[key]: image.version for key, image in images.items()},
+                number=number,
+            )
+            legacy.write(
+                connection,
+                {
+                    keys[key]: None
+                    if image.row is None
+                    else one.conversion.row(image.row)
+                    for key, image in images.items()
+                    if keys[key] in newer
+                },
+            )
+        return len(newer)
 
     def keys_of(
         self, one: MovedTable, object_ids: Collection[int]
@@ -160,17 +212,16 @@ class Copier:
         with snapshot(self._engine) as connection:
             return one.marks.keys_of(connection, object_ids)
 
-    def _keys_of_references(
-        self, one: MovedTable, images: Mapping[Key, Image], *, number: int
+    def _keys_of(
+        self, references: Iterable[tuple[int, int]], *, number: int
     ) -> dict[tuple[int, int], Any]:
-        """Return the keys of objects that are referred to; copy new ones."""
+        """Return the keys of objects; copy those that have none before.
+
+        :param references: type ids and object ids.
+        """
         wanted: dict[int, set[int]] = {}
-        for image in images.values():
-            if image.row is not None:
-                for type_id, object_id in one.conversion.object_references(
-                    image.row
-                ):
-                    wanted.setdefault(type_id, set()).add(object_id)
+        for type_id, object_id in references:
+            wanted.setdefault(type_id, set()).add(object_id)
         found = {}
         for type_id, object_ids in wanted.items():
             other = self._types[type_id]
@@ -185,6 +236,31 @@ class Copier:
                     raise UnclaimableRowError(table=other.name, key=object_id)
                 found[type_id, object_id] = keys[object_id][0]
         return found
+
+    def existing_keys(
+        self, one: MovedRows, keys: Collection[Key]
+    ) -> dict[Key, Key]:
+        """Return the keys in the database, by those on the shards."""
+        if isinstance(one, MovedTable):
+            found = self.keys_of(one, [object_id for (object_id,) in keys])
+            return {(object_id,): key for object_id, key in found.items()}
+        assert isinstance(one, MovedLinks)  # noqa: S101  # two kinds
+        wanted: dict[int, set[int]] = {}
+        for key in keys:
+            for type_id, object_id in one.ends(key):
+                wanted.setdefault(type_id, set()).add(object_id)
+        ends = {
+            (type_id, object_id): key[0]
+            for type_id, object_ids in wanted.items()
+            for object_id, key in self.keys_of(
+                self._types[type_id], object_ids
+            ).items()
+        }
+        return {
+            key: one.turned(tuple(ends[end] for end in one.ends(key)))
+            for key in keys
+            if all(end in ends for end in one.ends(key))
+        }
 
     def _apply_back(
         self,
@@ -270,41 +346,56 @@ class Copier:
             else:
                 yield from self._waiting_objects(one, limit)
 
-    def _waiting_rows(self, one: MovedTable, limit: int) -> Iterator[Waiting]:
+    def _waiting_rows(self, one: MovedRows, limit: int) -> Iterator[Waiting]:
+        if isinstance(one, MovedLinks):
+            yield from self._waiting_links(one, limit)
+            return
         after = None
         while True:
             with snapshot(self._engine) as connection:
                 marks = one.marks.waiting(connection, after=after, limit=limit)
             without = [k for k, m in marks.items() if m.object_id is None]
             by_id = {
-                mark.object_id: key
+                (mark.object_id,): key
                 for key, mark in marks.items()
                 if mark.object_id is not None
             }
             if without:
                 yield one, None, without
-            for same in grouped(one, [(i,) for i in by_id]).values():
-                yield one, None, [by_id[i] for (i,) in same]
+            for same in grouped(one, by_id).values():
+                yield one, None, [by_id[key] for key in same]
             if len(marks) < limit:
                 return
             # A page of rows without an id is followed by those with one.
-            after = max(by_id, default=0)
+            after = max(by_id, default=(0,))[0]
+
+    def _waiting_links(self, one: MovedLinks, limit: int) -> Iterator[Waiting]:
+        after: Key | None = None
+        while True:
+            with snapshot(self._engine) as connection:
+                keys = one.marks.keys_after(
+                    connection, after=after, limit=limit, waits=True
+                )
+            if not keys:
+                return
+            yield one, None, keys
+            after = keys[-1]
 
     def _waiting_objects(
-        self, one: MovedTable, limit: int
+        self, one: MovedRows, limit: int
     ) -> Iterator[Waiting]:
-        marks = one.shard_marks.table.c
+        marks = one.shard_marks.table
         statement = (
-            select(marks.key_1).where(marks.waits.is_(True)).limit(limit)
+            select(*marks.primary_key)
+            .where(marks.c.waits.is_(True))
+            .limit(limit)
         )
         # The keys are object ids, so they name their shards.
-        keys = [(row[0],) for row in self._on_servers(one, statement)]
+        keys = [tuple(row) for row in self._on_servers(one, statement)]
         for shard_id, some in grouped(one, keys).items():
             yield one, shard_id, some
 
-    def _on_servers(
-        self, one: MovedTable, statement: Select[Any]
-    ) -> list[Any]:
+    def _on_servers(self, one: MovedRows, statement: Select[Any]) -> list[Any]:
         """Return the rows of all shards, by one statement for each server."""
         found: list[Any] = []
         with self._cluster.session(cache=False) as session:
@@ -315,7 +406,7 @@ class Copier:
                 )
         return found
 
-    def shards(self, one: MovedTable) -> range:
+    def shards(self, one: MovedRows) -> range:
         """Return the numbers of the shards of a table."""
         return range(one.keyspace(self._cluster.places).shards)
 
@@ -337,8 +428,8 @@ class Copier:
         return found
 
 
-def grouped(one: MovedTable, keys: Iterable[Key]) -> dict[int, list[Key]]:
-    """Return keys of objects by the number of their shard."""
+def grouped(one: MovedRows, keys: Iterable[Key]) -> dict[int, list[Key]]:
+    """Return keys on the shards by the number of their shard."""
     layout = one.layout
     found: dict[int, list[Key]] = {}
     for key in keys:

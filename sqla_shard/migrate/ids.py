@@ -21,8 +21,10 @@ from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.exc import UnclaimableRowError
 from sqla_shard.migrate.copying import Image
 from sqla_shard.migrate.copying import snapshot
+from sqla_shard.migrate.links import MovedLinks
 from sqla_shard.migrate.marks import Key
 from sqla_shard.migrate.rows import Reference
+from sqla_shard.migrate.tables import MovedRows
 from sqla_shard.migrate.tables import MovedTable
 
 __all__ = ["IdMap"]
@@ -38,12 +40,15 @@ class IdMap:
 
     def __init__(
         self,
-        tables: Mapping[str, MovedTable],
+        tables: Mapping[str, MovedRows],
         engine: Engine,
         cluster: Cluster,
     ) -> None:
-        self._tables = tables
-        self._types = {one.type_id: one for one in tables.values()}
+        self._types = {
+            one.type_id: one
+            for one in tables.values()
+            if isinstance(one, MovedTable)
+        }
         self._engine = engine
         self._cluster = cluster
 
@@ -74,19 +79,66 @@ class IdMap:
 
         :raises UnclaimableRowError: if a row does not exist.
         """
+        wanted = set(references)
+        found = self._existing(wanted)
+        for type_id, value in wanted.difference(found):
+            raise UnclaimableRowError(
+                table=self._types[type_id].name, key=value
+            )
+        return found
+
+    def _existing(
+        self, references: Iterable[Reference]
+    ) -> dict[Reference, int]:
+        """Return the object ids of the rows that exist, or have existed."""
         wanted: dict[int, set[Key]] = {}
         for type_id, value in references:
             wanted.setdefault(type_id, set()).add((value,))
-        found = {}
-        for type_id, keys in wanted.items():
-            ids = self.object_ids(self._types[type_id], keys)
-            for (value,) in keys:
-                if (value,) not in ids:
-                    raise UnclaimableRowError(
-                        table=self._types[type_id].name, key=value
-                    )
-                found[type_id, value] = ids[value,]
+        return {
+            (type_id, key[0]): object_id
+            for type_id, keys in wanted.items()
+            for key, object_id in self.object_ids(
+                self._types[type_id], keys
+            ).items()
+        }
+
+    def shard_keys(
+        self, one: MovedRows, images: Mapping[Key, Image]
+    ) -> dict[Key, Key]:
+        """Return the keys on the shards of rows that are copied.
+
+        Rows that were deleted before they had one are recorded as copied.
+
+        :raises UnclaimableRowError: if a row of an association table refers
+            to a row that does not exist.
+        """
+        if isinstance(one, MovedTable):
+            ids = self.own_ids(one, images)
+            return {key: (object_id,) for key, object_id in ids.items()}
+        assert isinstance(one, MovedLinks)  # noqa: S101  # there are two kinds
+        found = self.link_keys(one, images)
+        gone = {
+            key: image.version
+            for key, image in images.items()
+            if key not in found and image.row is None
+        }
+        for key in images.keys() - found.keys() - gone.keys():
+            raise UnclaimableRowError(table=one.name, key=key)
+        with snapshot(self._engine) as connection:
+            one.marks.set_copied(connection, gone)
         return found
+
+    def link_keys(
+        self, one: MovedLinks, keys: Iterable[Key]
+    ) -> dict[Key, Key]:
+        """Return keys on the shards by those in the database."""
+        ends = {key: one.ends(one.turned(key)) for key in keys}
+        ids = self._existing(end for both in ends.values() for end in both)
+        return {
+            key: (ids[source], ids[target])
+            for key, (source, target) in ends.items()
+            if source in ids and target in ids
+        }
 
     def own_ids(
         self, one: MovedTable, images: Mapping[Key, Image]
@@ -133,9 +185,12 @@ class IdMap:
         if one.parent is None:
             shards = {key: self._new_shard(one) for key in parents}
         else:
-            ids = self.object_ids(
-                self._tables[one.parent], set(parents.values())
+            (parent,) = (
+                other
+                for other in self._types.values()
+                if other.name == one.parent
             )
+            ids = self.object_ids(parent, set(parents.values()))
             layout = one.layout
             shards = {
                 key: layout.unpack(ids[parent]).shard_id

@@ -34,6 +34,7 @@ from sqlalchemy import Boolean
 from sqlalchemy import Column
 from sqlalchemy import Computed
 from sqlalchemy import Connection
+from sqlalchemy import false
 from sqlalchemy import func
 from sqlalchemy import Index
 from sqlalchemy import Integer
@@ -50,7 +51,7 @@ from sqla_shard.dialects.sql import COUNTING
 from sqla_shard.dialects.sql import InsertCounting
 from sqla_shard.dialects.sql import InsertMissing
 
-__all__ = ["Key", "Mark", "Marks"]
+__all__ = ["Key", "Mark", "Marks", "after_key", "among"]
 
 #: Values of the columns that identify a row.
 Key: TypeAlias = tuple[Any, ...]
@@ -164,7 +165,7 @@ class Marks:
         """
         statement = select(*self.key).order_by(*self.key).limit(limit)
         if after is not None:
-            statement = statement.where(_after(self.key, after))
+            statement = statement.where(after_key(self.key, after))
         return [tuple(row) for row in connection.execute(statement)]
 
     def outdated(
@@ -327,6 +328,29 @@ class Marks:
             row[0]: tuple(row[1:]) for row in connection.execute(statement)
         }
 
+    def keys_after(
+        self,
+        connection: Connection,
+        *,
+        after: Key | None = None,
+        limit: int = _BATCH,
+        waits: bool = False,
+    ) -> list[Key]:
+        """Return keys of marks in their order.
+
+        :param after: the last key of the page before.
+        :param limit: maximum number of keys.
+        :param waits: whether only those of rows that wait to be copied.
+        """
+        statement = (
+            select(*self._columns).order_by(*self._columns).limit(limit)
+        )
+        if after is not None:
+            statement = statement.where(after_key(self._columns, after))
+        if waits:
+            statement = statement.where(self.table.c.waits.is_(True))
+        return [tuple(row) for row in connection.execute(statement)]
+
     def count_waiting(self, connection: Connection) -> int:
         """Return the number of rows that wait to be copied."""
         found: int = connection.execute(
@@ -401,22 +425,28 @@ class Marks:
         return {f"of_{name}": v for name, v in self._values(key).items()}
 
     def _among(self, keys: Sequence[Key]) -> ColumnElement[bool]:
-        if len(self._columns) == 1:
-            return self._columns[0].in_([value for (value,) in keys])
-        # Row values in IN do not use the primary key on older servers.
-        return or_(
-            *(
-                and_(
-                    *(
-                        column == value
-                        for column, value in zip(
-                            self._columns, key, strict=True
-                        )
-                    )
+        return among(self._columns, keys)
+
+
+def among(
+    columns: Sequence[Column[Any]], keys: Sequence[Key]
+) -> ColumnElement[bool]:
+    """Return the condition of rows with one of some keys."""
+    if len(columns) == 1:
+        return columns[0].in_([value for (value,) in keys])
+    # Row values in IN do not use the primary key on older servers.
+    return or_(
+        false(),
+        *(
+            and_(
+                *(
+                    column == value
+                    for column, value in zip(columns, key, strict=True)
                 )
-                for key in keys
             )
-        )
+            for key in keys
+        ),
+    )
 
 
 def _wide(column: Column[Any]) -> TypeEngine[Any]:
@@ -476,12 +506,12 @@ def _by_version(
             yield version, batch
 
 
-def _after(columns: Sequence[Column[Any]], key: Key) -> ColumnElement[bool]:
+def after_key(columns: Sequence[Column[Any]], key: Key) -> ColumnElement[bool]:
     """Return the condition of keys that follow a key, in their order."""
     greater: ColumnElement[bool] = columns[0] > key[0]
     if len(columns) == 1:
         return greater
-    rest = _after(columns[1:], key[1:])
+    rest = after_key(columns[1:], key[1:])
     return or_(greater, and_(columns[0] == key[0], rest))
 
 

@@ -52,20 +52,24 @@ from sqla_shard.cluster.retries import repeat
 from sqla_shard.cluster.retries import Retries
 from sqla_shard.dialects import backend_for
 from sqla_shard.exc import DeclarationError
+from sqla_shard.exc import MoveSetupError
 from sqla_shard.exc import SideClosedError
 from sqla_shard.exc import StageUnavailableError
 from sqla_shard.migrate.copier import Copier
 from sqla_shard.migrate.copier import grouped
 from sqla_shard.migrate.declaration import Declaration
+from sqla_shard.migrate.declaration import MappingTable
 from sqla_shard.migrate.declaration import Owned
 from sqla_shard.migrate.declaration import Owner
 from sqla_shard.migrate.future import Future
+from sqla_shard.migrate.links import MovedLinks
 from sqla_shard.migrate.session_marks import LegacyMarks
 from sqla_shard.migrate.session_marks import ShardMarks
 from sqla_shard.migrate.session_marks import Written
 from sqla_shard.migrate.stage_stores import stage_store
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.tables import Moved
+from sqla_shard.migrate.tables import MovedRows
 from sqla_shard.migrate.tables import MovedTable
 
 __all__ = ["Move"]
@@ -85,8 +89,9 @@ class Move:
     :param metadata: the tables as they are.
     :param engine: engine of the database.
     :param cluster: the cluster of the shards.
-    :param classes: the object class of each owner and owned table, or a
-        :class:`Moved`.
+    :param classes: the object class of each owner and owned table, and the
+        mapping classes of association tables that move, or a :class:`Moved`
+        with one.
     :param stage: location of the stage: path of the topology, or its URL in
         ZooKeeper.
     :param copies: whether a session copies what it has written after COMMIT;
@@ -334,7 +339,7 @@ class Move:
         :param key: the primary key; an object id is returned as it is.
         :returns: None if there is no such row.
         """
-        one = self.tables[table]
+        one = self._objects(table)
         if key > one.layout.max_local_id:
             return key
         return self.copier.ids.object_ids(one, [(key,)]).get((key,))
@@ -346,11 +351,17 @@ class Move:
         :param object_id: the id; a primary key is returned as it is.
         :returns: None if the object was not copied to the database yet.
         """
-        one = self.tables[table]
+        one = self._objects(table)
         if object_id <= one.layout.max_local_id:
             return object_id
         found = self.copier.keys_of(one, [object_id])
         return found[object_id][0] if object_id in found else None
+
+    def _objects(self, table: str) -> MovedTable:
+        one = self.tables[table]
+        if not isinstance(one, MovedTable):
+            raise MoveSetupError(f"the rows of {table} have no object ids")
+        return one
 
     # -- copies after COMMIT
 
@@ -365,7 +376,7 @@ class Move:
 
     def _copy(
         self,
-        one: MovedTable,
+        one: MovedRows,
         shard_id: int | None,
         keys: list[Any],
         progress: Progress,
@@ -380,7 +391,7 @@ def _tables(
     declaration: Declaration,
     metadata: MetaData,
     classes: Mapping[str, type[Any] | Moved],
-) -> dict[str, MovedTable]:
+) -> dict[str, MovedRows]:
     """Return the tables of a move, parents first.
 
     :raises DeclarationError: if classes and declaration differ.
@@ -389,30 +400,40 @@ def _tables(
     items = {
         item.table: item
         for item in declaration.items
-        if isinstance(item, (Owner, Owned))
+        if isinstance(item, (Owner, Owned, MappingTable))
+    }
+    needed = {
+        name
+        for name, item in items.items()
+        if not isinstance(item, MappingTable)
     }
     problems = [
-        f"{name}: give its object class" for name in items.keys() - classes
+        f"{name}: give its object class" for name in needed - classes.keys()
     ]
     problems += [
-        f"{name} has a class, and is not declared as Owner or Owned"
+        f"{name} has a class, and is not declared as Owner, Owned or "
+        "MappingTable"
         for name in classes.keys() - items
     ]
     if problems:
         raise DeclarationError(sorted(problems))
-    found = {}
-    for name, item in items.items():
-        given = classes[name]
+    objects: dict[str, MovedTable] = {}
+    links: dict[str, MovedLinks] = {}
+    for name, given in classes.items():
+        item = items[name]
         moved = given if isinstance(given, Moved) else Moved(cls=given)
-        found[name] = MovedTable(item, future, moved)
-    ordered: dict[str, MovedTable] = {}
+        if isinstance(item, MappingTable):
+            links[name] = MovedLinks(item, future, moved)
+        else:
+            objects[name] = MovedTable(item, future, moved)
+    ordered: dict[str, MovedRows] = {}
 
     def add(name: str) -> None:
-        parent = found[name].parent
+        parent = objects[name].parent
         if parent is not None and parent not in ordered:
             add(parent)
-        ordered.setdefault(name, found[name])
+        ordered.setdefault(name, objects[name])
 
-    for name in found:
+    for name in objects:
         add(name)
-    return ordered
+    return {**ordered, **links}

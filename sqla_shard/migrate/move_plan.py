@@ -17,9 +17,10 @@ from sqla_shard.migrate.declaration import Lookup
 from sqla_shard.migrate.declaration import MappingTable
 from sqla_shard.migrate.declaration import Reference
 from sqla_shard.migrate.move import Move
-from sqla_shard.migrate.passes import last_pass
+from sqla_shard.migrate.pass_reports import last_pass
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.switching import Switch
+from sqla_shard.migrate.tables import MovedRows
 from sqla_shard.migrate.tables import MovedTable
 
 __all__ = ["MovePlan", "MoveStatus", "PlannedTable", "plan", "status"]
@@ -89,7 +90,9 @@ def plan(move: Move) -> MovePlan:
                 PlannedTable(
                     table=one.name,
                     cls=one.cls.__name__,
-                    parent=one.parent,
+                    parent=one.parent
+                    if isinstance(one, MovedTable)
+                    else "their sources",
                     rows=rows,
                     left_behind=one.conversion.left,
                 )
@@ -104,6 +107,8 @@ def plan(move: Move) -> MovePlan:
 def _problems(move: Move) -> Iterator[str]:
     for kind in (MappingTable, Lookup, Reference):
         for item in move.declaration.of(kind):
+            if kind is MappingTable and item.table in move.tables:
+                continue
             yield (
                 f"{item.table}: a {kind.__name__} is not moved; copy it when "
                 "its objects are on the shards"
@@ -211,6 +216,6 @@ def status(move: Move) -> MoveStatus:
 
 
 def _is_prepared(move: Move) -> bool:
-    one: MovedTable = next(iter(move.tables.values()))
+    one: MovedRows = next(iter(move.tables.values()))
     table = one.marks.table
     return inspect(move.engine).has_table(table.name, schema=table.schema)

@@ -8,7 +8,8 @@ that were written, in the order of the keys.  After the transaction, when its
 connection is back in the pool, the rows are copied to the other side: an error
 there is logged, and the rows wait.
 
-Rows that the unit of work writes are known from it.  Those of
+Rows that the unit of work writes are known from it, and those of association
+tables from the histories of their relationships.  Those of
 ``session.execute(update(...))`` and ``delete()`` are read with FOR UPDATE
 before; an ``insert()`` must have the primary keys.
 """
@@ -41,11 +42,14 @@ from sqla_shard.migrate.marks import Marks
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.stages import Side
 from sqla_shard.migrate.tables import COPYING
-from sqla_shard.migrate.tables import MovedTable
+from sqla_shard.migrate.tables import MovedRows
 from sqla_shard.session import ShardSession
 from sqla_shard.session.flush import place_of
 
 __all__ = ["LegacyMarks", "ShardMarks", "Written"]
+
+#: What a statement of a cluster may be executed with.
+_LOCATIONS = ("place", "shard_id", "keyspace")
 
 #: A shard, or None for the database.
 P = TypeVar("P", Place, None)
@@ -61,7 +65,7 @@ class Written(Generic[P]):
 
     def __init__(self) -> None:
         self.progress: dict[P, Progress] = {}
-        self.keys: dict[tuple[P, MovedTable], set[Key]] = {}
+        self.keys: dict[tuple[P, MovedRows], set[Key]] = {}
         self.has_committed = False
 
 
@@ -76,11 +80,11 @@ class _SessionMarks(Generic[P]):
 
     def __init__(
         self,
-        tables: Iterable[MovedTable],
+        tables: Iterable[MovedRows],
         fence: Fence,
         copy: Callable[[Written[P]], object],
     ) -> None:
-        self._tables: Mapping[Any, MovedTable] = {
+        self._tables: Mapping[Any, MovedRows] = {
             self._table_of(one): one for one in tables
         }
         self._fence = fence
@@ -90,10 +94,10 @@ class _SessionMarks(Generic[P]):
 
     # -- what differs between the sides
 
-    def _table_of(self, one: MovedTable) -> Any:
+    def _table_of(self, one: MovedRows) -> Any:
         raise NotImplementedError
 
-    def _marks_of(self, one: MovedTable) -> Marks:
+    def _marks_of(self, one: MovedRows) -> Marks:
         raise NotImplementedError
 
     def _connection(self, session: Any, place: P) -> Connection:
@@ -102,7 +106,7 @@ class _SessionMarks(Generic[P]):
     def _place(self, session: Any, instance: Any) -> P:
         raise NotImplementedError
 
-    def _place_of_key(self, session: Any, one: MovedTable, key: Key) -> P:
+    def _place_of_key(self, session: Any, one: MovedRows, key: Key) -> P:
         raise NotImplementedError
 
     def _is_ours(self, session: Any) -> bool:
@@ -151,13 +155,13 @@ class _SessionMarks(Generic[P]):
 
     def _objects(
         self, objects: Iterable[Any]
-    ) -> Iterator[tuple[MovedTable, Any]]:
+    ) -> Iterator[tuple[MovedRows, Any]]:
         for instance in objects:
             one = self._tables.get(inspect(instance).mapper.local_table)
             if one is not None:
                 yield one, instance
 
-    def _changed(self, session: Session) -> Iterator[tuple[MovedTable, Any]]:
+    def _changed(self, session: Session) -> Iterator[tuple[MovedRows, Any]]:
         yield from self._objects((*session.new, *session.deleted))
         for one, instance in self._objects(session.dirty):
             if session.is_modified(instance, include_collections=False):
@@ -170,6 +174,7 @@ class _SessionMarks(Generic[P]):
             return
         for _, instance in self._changed(session):
             self._enter(session, self._place(session, instance))
+        self._before_links(session)
 
     def _after_flush(self, session: Session, context: Any) -> None:
         if not self._is_ours(session):
@@ -186,9 +191,16 @@ class _SessionMarks(Generic[P]):
             # Objects that are dirty, but not modified, are not written.
             if place in self._written(session).progress:
                 self._add(session, place, one, keys)
+        self._after_links(session)
+
+    def _before_links(self, session: Session) -> None:
+        """Enter the fence before rows of association tables are written."""
+
+    def _after_links(self, session: Session) -> None:
+        """Add the keys of rows of association tables."""
 
     def _add(
-        self, session: Session, place: P, one: MovedTable, keys: set[Key]
+        self, session: Session, place: P, one: MovedRows, keys: set[Key]
     ) -> None:
         self._written(session).keys.setdefault((place, one), set()).update(
             keys
@@ -206,7 +218,7 @@ class _SessionMarks(Generic[P]):
             self._enter(state.session, place)
             self._add(state.session, place, one, {key})
 
-    def _keys(self, state: ORMExecuteState, one: MovedTable) -> list[Key]:
+    def _keys(self, state: ORMExecuteState, one: MovedRows) -> list[Key]:
         """Return the keys of the rows that a statement will write.
 
         :raises UnmarkedWriteError: for an INSERT without primary keys.
@@ -235,7 +247,13 @@ class _SessionMarks(Generic[P]):
         if where is not None:
             wanted = wanted.where(where)
         found = state.session.execute(
-            wanted, rows, bind_arguments=dict(state.bind_arguments)
+            wanted,
+            rows,
+            bind_arguments={
+                name: state.bind_arguments[name]
+                for name in _LOCATIONS
+                if name in state.bind_arguments
+            },
         )
         return [tuple(row) for row in found]
 
@@ -280,17 +298,17 @@ class LegacyMarks(_SessionMarks[None]):
 
     def __init__(
         self,
-        tables: Iterable[MovedTable],
+        tables: Iterable[MovedRows],
         bind: Any,
         copy: Callable[[Written[None]], object],
     ) -> None:
         super().__init__(tables, Fence(), copy)
         self._bind = bind
 
-    def _table_of(self, one: MovedTable) -> Any:
+    def _table_of(self, one: MovedRows) -> Any:
         return one.table
 
-    def _marks_of(self, one: MovedTable) -> Marks:
+    def _marks_of(self, one: MovedRows) -> Marks:
         return one.marks
 
     def _connection(self, session: Any, place: None) -> Connection:
@@ -311,7 +329,49 @@ class LegacyMarks(_SessionMarks[None]):
     def _place(self, session: Any, instance: Any) -> None:
         return None
 
-    def _place_of_key(self, session: Any, one: MovedTable, key: Key) -> None:
+    def _before_links(self, session: Session) -> None:
+        if any(True for _ in self._linked(session)):
+            self._enter(session, None)
+
+    def _after_links(self, session: Session) -> None:
+        for one, parent, relation, child in self._linked(session):
+            values = {}
+            for instance, pairs in (
+                (parent, relation.synchronize_pairs),
+                (child, relation.secondary_synchronize_pairs),
+            ):
+                mapper = inspect(instance).mapper
+                for column, linked in pairs:
+                    name = mapper.get_property_by_column(column).key
+                    values[linked.name] = getattr(instance, name)
+            key = tuple(
+                values[column.name] for column in one.table.primary_key
+            )
+            self._add(session, None, one, {key})
+
+    def _linked(
+        self, session: Session
+    ) -> Iterator[tuple[MovedRows, Any, Any, Any]]:
+        """Yield changes of relationships with an association table.
+
+        Each is the table, the object, the relationship and the other object.
+        """
+        deleted = session.deleted
+        for instance in (*session.new, *session.dirty, *deleted):
+            state = inspect(instance)
+            for relation in state.mapper.relationships:
+                one = self._tables.get(relation.secondary)
+                if one is None or relation.viewonly:
+                    continue
+                history = state.attrs[relation.key].history
+                changed = [*history.added, *history.deleted]
+                if instance in deleted:
+                    changed += history.unchanged
+                for child in changed:
+                    if child is not None:
+                        yield one, instance, relation, child
+
+    def _place_of_key(self, session: Any, one: MovedRows, key: Key) -> None:
         return None
 
 
@@ -325,7 +385,7 @@ class ShardMarks(_SessionMarks[Place]):
 
     def __init__(
         self,
-        tables: Iterable[MovedTable],
+        tables: Iterable[MovedRows],
         cluster: Any,
         copy: Callable[[Written[Place]], object],
     ) -> None:
@@ -338,10 +398,10 @@ class ShardMarks(_SessionMarks[Place]):
             COPYING
         )
 
-    def _table_of(self, one: MovedTable) -> Any:
+    def _table_of(self, one: MovedRows) -> Any:
         return one.mapper.local_table
 
-    def _marks_of(self, one: MovedTable) -> Marks:
+    def _marks_of(self, one: MovedRows) -> Marks:
         return one.shard_marks
 
     def _connection(self, session: Any, place: Place) -> Connection:
@@ -351,5 +411,5 @@ class ShardMarks(_SessionMarks[Place]):
     def _place(self, session: Any, instance: Any) -> Place:
         return place_of(session, inspect(instance).mapper, instance)
 
-    def _place_of_key(self, session: Any, one: MovedTable, key: Key) -> Place:
+    def _place_of_key(self, session: Any, one: MovedRows, key: Key) -> Place:
         return one.place(session, one.layout.unpack(key[0]).shard_id)

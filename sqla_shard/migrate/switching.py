@@ -30,8 +30,8 @@ from sqla_shard.migrate.copying import begun
 from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.fences import Fence
 from sqla_shard.migrate.move import Move
-from sqla_shard.migrate.passes import last_pass
-from sqla_shard.migrate.passes import PASSES
+from sqla_shard.migrate.pass_reports import last_pass
+from sqla_shard.migrate.pass_reports import PASSES
 from sqla_shard.migrate.stages import advanced
 from sqla_shard.migrate.stages import check_step
 from sqla_shard.migrate.stages import Condition

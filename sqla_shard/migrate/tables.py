@@ -1,8 +1,8 @@
 """The tables of a move: their rows on both sides, and what they refer to.
 
 :class:`LegacyRows` are the rows in the database, by their primary keys;
-:class:`ShardRows` are the objects of one virtual shard, by their object ids.
-Both are a :class:`~sqla_shard.migrate.copying.Part`.
+:class:`ShardObjects` are the objects of one virtual shard, by their ids.  Both
+are a :class:`~sqla_shard.migrate.copying.Part`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import field
 from datetime import timezone
 from datetime import tzinfo
 from typing import Any
+from typing import Protocol
 
 from sqlalchemy import BigInteger
 from sqlalchemy import Connection
@@ -26,6 +27,7 @@ from sqlalchemy import insert
 from sqlalchemy import inspect
 from sqlalchemy import Integer
 from sqlalchemy import select
+from sqlalchemy import Table
 from sqlalchemy import update
 
 from sqla_shard.cluster.cluster import Cluster
@@ -38,14 +40,27 @@ from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.declaration import Owned
 from sqla_shard.migrate.declaration import Owner
 from sqla_shard.migrate.future import Future
+from sqla_shard.migrate.marks import after_key
+from sqla_shard.migrate.marks import among
 from sqla_shard.migrate.marks import Key
 from sqla_shard.migrate.marks import Marks
 from sqla_shard.migrate.rows import Conversion
+from sqla_shard.migrate.rows import Difference
+from sqla_shard.migrate.rows import Reference
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.topology import Keyspace
 
-__all__ = ["COPYING", "LegacyRows", "Moved", "MovedTable", "ShardRows"]
+__all__ = [
+    "COPYING",
+    "AnyConversion",
+    "LegacyRows",
+    "Moved",
+    "MovedRows",
+    "MovedTable",
+    "ShardObjects",
+    "ShardPart",
+]
 
 #: Key of ``Session.info`` of sessions that copy: their writes have versions.
 COPYING = "sqla_shard_copying"
@@ -74,8 +89,87 @@ class Moved:
     revert: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
 
 
-class MovedTable:
-    """One table of a move.
+class AnyConversion(Protocol):
+    """What :class:`Conversion` and that of a mapping table have."""
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """The columns that are left behind."""
+        ...
+
+    def reverts(self, name: str) -> bool:
+        """Return whether a value of such a column can be computed."""
+        ...
+
+    def references(self, row: Row) -> set[Reference]:
+        """Return the rows that a row refers to, besides its key."""
+        ...
+
+    def values(self, row: Row, ids: Mapping[Reference, int]) -> dict[str, Any]:
+        """Return the attributes on the shards."""
+        ...
+
+    def attributes(self, found: Any) -> dict[str, Any]:
+        """Return the attributes of an object."""
+        ...
+
+    def differences(self, values: Row, found: Row) -> Iterator[Difference]:
+        """Yield the attributes that differ."""
+        ...
+
+
+class MovedRows:
+    """Base of the tables of a move.
+
+    :param name: name of the table.
+    :param table: the table as it is.
+    :param cls: the class on the shards.
+    :param keys: the number of ids that identify a row there.
+
+    :ivar marks: the marks in the database, by primary key.
+    :ivar shard_marks: the marks on the shards; the first id of a key names
+        its shard.
+    """
+
+    def __init__(
+        self, name: str, table: Table, cls: type[Any], keys: int
+    ) -> None:
+        self.name = name
+        self.table = table
+        self.cls = cls
+        self.mapper = inspect(cls)
+        self.spec = spec_of(self.mapper.local_table)
+        self.layout = self.spec.layout or DEFAULT_LAYOUT
+        self.marks = Marks(table)
+        self.shard_marks = Marks(
+            self.mapper.local_table, [BigInteger()] * keys
+        )
+
+    def legacy(self, engine: Engine) -> LegacyRows:
+        """Return the rows in the database."""
+        return LegacyRows(self, engine)
+
+    def on(self, cluster: Cluster, shard_id: int) -> ShardPart:
+        """Return the rows on a shard."""
+        raise NotImplementedError
+
+    @property
+    def conversion(self) -> AnyConversion:
+        """The way from rows to the shards and back."""
+        raise NotImplementedError
+
+    def place(self, session: ShardSession, shard_id: int) -> Place:
+        """Return the location of a shard of the class."""
+        return session.places.place(self.keyspace(session.places), shard_id)
+
+    def keyspace(self, places: Places) -> Keyspace:
+        """Return the keyspace of the class."""
+        spec = self.spec
+        return places.keyspace(spec.keyspace, spec.kind, spec.layout)
+
+
+class MovedTable(MovedRows):
+    """A table whose rows become objects.
 
     :param item: its part of the declaration.
     :param future: the tables as they will be.
@@ -91,15 +185,10 @@ class MovedTable:
         self, item: Owner | Owned, future: Future, moved: Moved
     ) -> None:
         found = future.tables[item.table]
-        self.name = item.table
-        self.table = found.table
-        self.cls = moved.cls
-        self.mapper = inspect(moved.cls)
-        self.spec = spec_of(self.mapper.local_table)
-        self.layout = self.spec.layout or DEFAULT_LAYOUT
+        super().__init__(item.table, found.table, moved.cls, 1)
         self.type_id: int = found.spec.type_id or 0
         self._check(found.id_column)
-        self.conversion = Conversion(
+        self._conversion = Conversion(
             found,
             moved.cls,
             names=moved.names,
@@ -112,8 +201,11 @@ class MovedTable:
         if self.parent_column is not None:
             parent = found.kinds[self.parent_column].type_id
             self.parent = future.types[parent or 0]
-        self.marks = Marks(self.table)
-        self.shard_marks = Marks(self.mapper.local_table, [BigInteger()])
+
+    @property
+    def conversion(self) -> Conversion:
+        """The way from rows to objects and back."""
+        return self._conversion
 
     def _check(self, id_column: str | None) -> None:
         problems = []
@@ -133,32 +225,19 @@ class MovedTable:
         if problems:
             raise DeclarationError(problems)
 
-    def legacy(self, engine: Engine) -> LegacyRows:
-        """Return the rows in the database."""
-        return LegacyRows(self, engine)
-
-    def on(self, cluster: Cluster, shard_id: int) -> ShardRows:
+    def on(self, cluster: Cluster, shard_id: int) -> ShardObjects:
         """Return the objects on a shard."""
-        return ShardRows(self, cluster, shard_id)
-
-    def place(self, session: ShardSession, shard_id: int) -> Place:
-        """Return the location of a shard of the objects."""
-        return session.places.place(self.keyspace(session.places), shard_id)
-
-    def keyspace(self, places: Places) -> Keyspace:
-        """Return the keyspace of the objects."""
-        spec = self.spec
-        return places.keyspace(spec.keyspace, spec.kind, spec.layout)
+        return ShardObjects(self, cluster, shard_id)
 
 
 class LegacyRows:
     """The rows of a table in the database, by primary key."""
 
-    def __init__(self, one: MovedTable, engine: Engine) -> None:
+    def __init__(self, one: MovedRows, engine: Engine) -> None:
         self.marks = one.marks
         self.table = one.table
         self.engine = engine
-        self._key = one.table.primary_key.columns[0]
+        self._keys = tuple(one.table.primary_key)
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -171,30 +250,29 @@ class LegacyRows:
     ) -> dict[Key, Row]:
         """Return rows by key."""
         found = connection.execute(
-            select(self.table).where(self._key.in_([key for (key,) in keys]))
+            select(self.table).where(among(self._keys, list(keys)))
         )
-        rows = map(dict, found.mappings())
-        return {(row[self._key.name],): row for row in rows}
+        return {
+            tuple(row[column.name] for column in self._keys): row
+            for row in map(dict, found.mappings())
+        }
 
     def write(
         self, connection: Connection, rows: Mapping[Key, Row | None]
     ) -> None:
         """Insert or update rows; delete those that are None."""
-        gone = [key for (key,), row in rows.items() if row is None]
         there = self.read(connection, rows)
         for key, row in rows.items():
+            here = among(self._keys, [key])
             if row is None:
-                continue
-            if key not in there:
-                connection.execute(
-                    insert(self.table), {**row, self._key.name: key[0]}
-                )
+                if key in there:
+                    connection.execute(delete(self.table).where(here))
+            elif key not in there:
+                names = (column.name for column in self._keys)
+                own = dict(zip(names, key, strict=True))
+                connection.execute(insert(self.table), {**row, **own})
             elif row:
-                connection.execute(
-                    update(self.table).where(self._key == key[0]), row
-                )
-        if gone:
-            connection.execute(delete(self.table).where(self._key.in_(gone)))
+                connection.execute(update(self.table).where(here), row)
 
     def insert(self, connection: Connection, row: Row) -> Key:
         """Insert a row, and return the key that the database chooses."""
@@ -203,14 +281,11 @@ class LegacyRows:
         return tuple(key)
 
 
-class ShardRows:
-    """The objects of one shard, by object id, in one transaction at a time.
-
-    The rows have the attributes of :class:`Conversion`.
-    """
+class ShardPart:
+    """The rows of one shard, in one transaction at a time."""
 
     def __init__(
-        self, one: MovedTable, cluster: Cluster, shard_id: int
+        self, one: MovedRows, cluster: Cluster, shard_id: int
     ) -> None:
         self.marks = one.shard_marks
         self._one = one
@@ -224,7 +299,48 @@ class ShardRows:
         with self._cluster.begin(cache=False, info={COPYING: True}) as session:
             session.shows_hidden = True
             self._session = session
-            yield session.view(self._one.place(session, self._shard_id))
+            yield session.view(self._place)
+
+    @property
+    def _place(self) -> Place:
+        return self._one.place(self._session, self._shard_id)
+
+    def read(
+        self, connection: Connection, keys: Collection[Key]
+    ) -> dict[Key, Row]:
+        """Return the attributes of rows by key."""
+        raise NotImplementedError
+
+    def write(
+        self, connection: Connection, rows: Mapping[Key, Row | None]
+    ) -> None:
+        """Insert or update rows; delete those that are None."""
+        raise NotImplementedError
+
+    def delete(self, keys: Collection[Key]) -> None:
+        """Delete rows, in a transaction."""
+        self.write(self._session.view(self._place), dict.fromkeys(keys))
+
+    def page(self, after: Key | None, limit: int) -> list[Key]:
+        """Return the next keys of the shard, in a transaction.
+
+        :param after: the last key of the page before.
+        """
+        columns = tuple(self._one.mapper.primary_key)
+        statement = select(*columns).order_by(*columns).limit(limit)
+        if after is not None:
+            statement = statement.where(after_key(columns, after))
+        rows = self._session.execute(
+            statement, bind_arguments={"place": self._place}
+        )
+        return [tuple(row) for row in rows]
+
+
+class ShardObjects(ShardPart):
+    """The objects of one shard, by object id.
+
+    The rows have the attributes of :class:`Conversion`.
+    """
 
     def read(
         self, connection: Connection, keys: Collection[Key]
@@ -257,17 +373,3 @@ class ShardRows:
         gone = [object_id for (object_id,) in rows if object_id not in kept]
         if gone:
             self._session.execute(delete(cls).where(cls.id.in_(gone)))
-
-    def page(self, after: int, limit: int) -> list[int]:
-        """Return the next object ids of the shard, in a transaction.
-
-        :param after: the last id of the page before; 0 for the first page.
-        """
-        cls = self._one.cls
-        statement = select(cls.id).order_by(cls.id).limit(limit)
-        if after:
-            statement = statement.where(cls.id > after)
-        place = self._one.place(self._session, self._shard_id)
-        return list(
-            self._session.scalars(statement, bind_arguments={"place": place})
-        )

@@ -40,6 +40,7 @@ __all__ = [
     "append_many",
     "clear",
     "move",
+    "put",
     "remove",
     "respace",
     "respace_all",
@@ -82,6 +83,24 @@ def append_many(rows: List, target_ids: Iterable[int]) -> list[int]:
         for some in chunked([i for i in ids if i in placed]):
             _insert(part, {i: placed[i] for i in some})
     return added
+
+
+def put(rows: List, target_id: int, sequence: int) -> bool:
+    """Put a target at a position; False if it is there.
+
+    :param rows: the list, invalidated in the cache.
+    """
+    part = rows.part_of(rows.readable(target_id))
+    (current,) = part.locked(part.statements.lock_row, row=target_id)
+    if current == sequence:
+        return False
+    _check_room(part, sequence)
+    if current is not None:
+        remove(rows, target_id)
+    _insert(part, {target_id: sequence})
+    # Not on top of the cached list.
+    part.invalidate()
+    return True
 
 
 def _check_room(rows: List, sequence: int) -> None:

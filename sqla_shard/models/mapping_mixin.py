@@ -204,6 +204,26 @@ class MappingMixin:
         return list_changes.append_many(rows, target_ids)
 
     @classmethod
+    def put(
+        cls,
+        session: ShardSession,
+        source_id: int,
+        target_id: int,
+        sequence: int,
+    ) -> bool:
+        """Put a target at a position of the list.
+
+        For copies of lists that are ordered elsewhere.
+
+        :param sequence: the position: the higher one is displayed first.
+        :returns: False if it is there already.
+        :raises SequenceExhaustedError: if it is too high.
+        """
+        return list_changes.put(
+            writable_list(cls, session, source_id), target_id, sequence
+        )
+
+    @classmethod
     def remove(
         cls, session: ShardSession, source_id: int, target_id: int
     ) -> bool:

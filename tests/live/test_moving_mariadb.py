@@ -227,7 +227,7 @@ def test_a_write_that_bypasses_the_session_is_found_and_named(scene):
             update(Post.__table__).where(Post.id == 5).values(title="other")
         )
     found = verify(move)
-    assert [one.key for one in found.found] == [5]
+    assert [one.key for one in found.found] == [(5,)]
     assert "title is 'other' in the database" in str(found)
     with pytest.raises(StageRefusedError, match="not yet equal"):
         switch.go("reading")

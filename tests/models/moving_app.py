@@ -12,19 +12,24 @@ from datetime import datetime
 from datetime import timezone
 from typing import Any
 
+from sqlalchemy import Column
 from sqlalchemy import create_engine
 from sqlalchemy import DateTime
 from sqlalchemy import ForeignKey
 from sqlalchemy import String
+from sqlalchemy import Table
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import relationship
 from sqlalchemy.orm import sessionmaker
 
 from sqla_shard import blob_field
 from sqla_shard import Cluster
+from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
 from sqla_shard.migrate import Declaration
+from sqla_shard.migrate import MappingTable
 from sqla_shard.migrate import Move
 from sqla_shard.migrate import Owned
 from sqla_shard.migrate import Owner
@@ -32,14 +37,34 @@ from sqla_shard.migrate import Owner
 WRITTEN_AT = datetime(2020, 1, 2, 3, 4, 5)
 
 
+def _now() -> datetime:
+    """Return the time with the precision of the column."""
+    return datetime.now(timezone.utc).replace(microsecond=0, tzinfo=None)
+
+
 class Base(DeclarativeBase):
     pass
+
+
+FOLLOWS = Table(
+    "follows",
+    Base.metadata,
+    Column("follower_id", ForeignKey("users.id"), primary_key=True),
+    Column("user_id", ForeignKey("users.id"), primary_key=True),
+    Column("since", DateTime, default=_now),
+)
 
 
 class User(Base):
     __tablename__ = "users"
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(50))
+    following: Mapped[list[User]] = relationship(
+        secondary=FOLLOWS,
+        primaryjoin=lambda: User.id == FOLLOWS.c.follower_id,
+        secondaryjoin=lambda: User.id == FOLLOWS.c.user_id,
+        order_by=lambda: FOLLOWS.c.since.desc(),
+    )
 
 
 class Post(Base):
@@ -70,11 +95,29 @@ class ShardedPost(ObjectMixin, Sharded, type_id=2, colocate_with="user_id"):
     written_at: Mapped[datetime] = blob_field()
 
 
+class UserFollowsUser(
+    MappingMixin,
+    Sharded,
+    source=ShardedUser,
+    target=ShardedUser,
+    source_column="follower_id",
+    target_column="followee_id",
+):
+    pass
+
+
 DECLARATION = Declaration(
     Owner("users.id", type_id=1),
     Owned("posts", colocate_with="user_id", type_id=2),
+    MappingTable(
+        "follows", source="follower_id", target="user_id", order_by="since"
+    ),
 )
-CLASSES = {"users": ShardedUser, "posts": ShardedPost}
+CLASSES = {
+    "users": ShardedUser,
+    "posts": ShardedPost,
+    "follows": UserFollowsUser,
+}
 
 
 def open_move(url: str, topology: str, **options: Any) -> Move:
@@ -177,6 +220,42 @@ class Posts:
         def shards(session: Any) -> None:
             found = self._move.object_id("posts", post_id)
             session.delete(session.get(ShardedPost, found))
+
+        self._move.write(legacy, shards)
+
+    def follow(self, follower_id: int, user_id: int) -> None:
+        key, object_id = self._move.key, self._move.object_id
+
+        def legacy(session: Any) -> None:
+            follower = session.get(User, key("users", follower_id))
+            user = session.get(User, key("users", user_id))
+            if user not in follower.following:
+                follower.following.append(user)
+
+        def shards(session: Any) -> None:
+            UserFollowsUser.append(
+                session,
+                object_id("users", follower_id),
+                object_id("users", user_id),
+            )
+
+        self._move.write(legacy, shards)
+
+    def unfollow(self, follower_id: int, user_id: int) -> None:
+        key, object_id = self._move.key, self._move.object_id
+
+        def legacy(session: Any) -> None:
+            follower = session.get(User, key("users", follower_id))
+            user = session.get(User, key("users", user_id))
+            if user in follower.following:
+                follower.following.remove(user)
+
+        def shards(session: Any) -> None:
+            UserFollowsUser.remove(
+                session,
+                object_id("users", follower_id),
+                object_id("users", user_id),
+            )
 
         self._move.write(legacy, shards)
 

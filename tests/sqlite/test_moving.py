@@ -38,6 +38,7 @@ from sqla_shard.migrate.switching import Switch
 from sqla_shard.testing.mariadb_fleet import sqlite_topology
 from tests.models.moving_app import Base
 from tests.models.moving_app import CLASSES
+from tests.models.moving_app import FOLLOWS
 from tests.models.moving_app import open_move
 from tests.models.moving_app import Post
 from tests.models.moving_app import Posts
@@ -45,6 +46,7 @@ from tests.models.moving_app import Sharded
 from tests.models.moving_app import ShardedPost
 from tests.models.moving_app import ShardedUser
 from tests.models.moving_app import User
+from tests.models.moving_app import UserFollowsUser
 from tests.models.moving_app import WRITTEN_AT
 
 
@@ -182,7 +184,7 @@ def test_a_failed_copy_is_no_error_and_waits(move, monkeypatch, caplog):
             session.get(Post, 1).title = "changed"
     assert "posts (1,) was not copied and waits: " in caplog.text
     assert titles(move)[1] == "first of a"
-    assert status(move).waiting == {"users": 0, "posts": 1}
+    assert status(move).waiting == {"users": 0, "posts": 1, "follows": 0}
     assert verify(move).waiting == 1
     assert copy_waiting(move, move.progress()) == 0
     assert titles(move)[1] == "changed"
@@ -288,6 +290,91 @@ def test_a_local_id_that_an_object_has_is_not_given_twice(move):
     assert titles(move)[6] == "with key 6"
 
 
+def following(move):
+    """Return the lists of users on the shards, newest first, by name."""
+    with move.engine.connect() as connection:
+        ids = move.tables["users"].marks.marked(connection)
+    with move.cluster.session() as session:
+        names = {
+            object_id: session.get(ShardedUser, object_id).name
+            for object_id in ids
+        }
+        return {
+            names[i]: [
+                names[row.followee_id]
+                for row in UserFollowsUser.page(session, i, limit=50).items
+            ]
+            for i in ids
+        }
+
+
+def test_lists_of_association_tables(move):
+    with move._sessions.begin() as session:
+        a, b = session.get(User, 1), session.get(User, 2)
+        session.add(User(name="c"))
+        a.following = [b, a]
+        session.flush()
+        session.execute(
+            update(FOLLOWS)
+            .where(FOLLOWS.c.user_id == 1)
+            .values(since=WRITTEN_AT)
+        )
+    copied(move)
+    assert following(move) == {"a": ["b", "a"], "b": [], "c": []}
+    with move._sessions.begin() as session:
+        a, b, c = (session.get(User, n) for n in (1, 2, 3))
+        a.following.remove(b)
+        b.following = [User(name="d"), c]
+    assert following(move) == {
+        "a": ["a"],
+        "b": ["d", "c"],
+        "c": [],
+        "d": [],
+    }
+    with move.engine.begin() as connection:
+        connection.execute(delete(FOLLOWS).where(FOLLOWS.c.user_id == 4))
+        connection.execute(
+            insert(FOLLOWS).values(follower_id=3, user_id=1, since=WRITTEN_AT)
+        )
+    found = verify(move)
+    assert {(one.key, one.reason) for one in found.found} == {
+        ((2, 4), "only the shards have it"),
+        ((3, 1), "written without a mark"),
+    }
+    assert reconcile(move).is_equal
+    Switch(move).go("switched")
+    move.progress(now=True)
+    posts = Posts(move)
+    new = posts.add_user("e")
+    posts.follow(new, 1)
+    posts.follow(1, new)
+    posts.unfollow(2, 3)
+    with move._sessions() as session:
+        names = {
+            user.name: {one.name for one in user.following}
+            for user in session.scalars(select(User))
+        }
+    expected = {
+        "a": {"a", "e"},
+        "b": set(),
+        "c": {"a"},
+        "d": set(),
+        "e": {"a"},
+    }
+    assert names == expected
+    assert verify(move).is_equal
+    Switch(move).back()
+    move.progress(now=True)
+    posts.unfollow(new, 1)
+    posts.follow(2, 1)
+    assert {name: set(rows) for name, rows in following(move).items()} == {
+        **expected,
+        "e": set(),
+        "b": {"a"},
+    }
+    assert verify(move).is_equal
+
+
 def test_marks_of_an_earlier_round_are_claimed_again(move):
     copied(move)
     switch = Switch(move)
@@ -316,7 +403,7 @@ def test_reconciliation_repairs_objects_of_other_programs(move):
     assert [(one.table, one.key) for one in found.found] == [("users", None)]
     assert reconcile(move).is_equal
     with move.cluster.session() as session:
-        assert session.get(ShardedUser, found.found[0].object_id) is None
+        assert session.get(ShardedUser, *found.found[0].ids) is None
 
 
 def test_sessions_of_another_engine_are_refused(move):

@@ -1,0 +1,289 @@
+"""One pass over all rows of both sides; see :mod:`.comparing`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterator
+from collections.abc import Mapping
+
+from sqla_shard.exc import UnclaimableRowError
+from sqla_shard.migrate.comparing import compare
+from sqla_shard.migrate.comparing import Comparison
+from sqla_shard.migrate.comparing import look
+from sqla_shard.migrate.comparing import Seen
+from sqla_shard.migrate.copier import grouped
+from sqla_shard.migrate.copier import Waiting
+from sqla_shard.migrate.copying import Image
+from sqla_shard.migrate.copying import snapshot
+from sqla_shard.migrate.fences import Fence
+from sqla_shard.migrate.links import MovedLinks
+from sqla_shard.migrate.marks import Key
+from sqla_shard.migrate.move import Move
+from sqla_shard.migrate.pass_reports import Found
+from sqla_shard.migrate.pass_reports import Pass
+from sqla_shard.migrate.pass_reports import record_pass
+from sqla_shard.migrate.stages import Progress
+from sqla_shard.migrate.tables import MovedRows
+from sqla_shard.util.pace import Throttle
+
+__all__ = ["FullPass"]
+
+#: Rows of a page.
+_PAGE = 500
+
+
+class FullPass:
+    """Compares all rows of both sides.
+
+    :param move: the move.
+    :param now: the stage.
+    :param rate: maximum number of rows per second; None for no limit.
+    :param on_progress: called with the name of a table and the number of rows
+        that were compared.
+    :param repairs: whether rows that differ are repaired, on the side that is
+        not the truth.
+    """
+
+    def __init__(
+        self,
+        move: Move,
+        now: Progress,
+        rate: float | None,
+        on_progress: Callable[[str, int], object],
+        *,
+        repairs: bool,
+    ) -> None:
+        self._move = move
+        self._copier = move.copier
+        self._now = now
+        self._throttle = Throttle(rate)
+        self._on_progress = on_progress
+        self._repairs = repairs
+        self._from_legacy = now.rules.source == "legacy"
+        self._pass = Pass()
+
+    def run(self) -> Pass:
+        """Compare everything, and record the result."""
+        for one in self._move.tables.values():
+            self._unmarked_rows(one)
+            self._marked_rows(one)
+            for shard_id in self._copier.shards(one):
+                self._unknown_rows(one, shard_id)
+        record_pass(self._move, self._now, self._pass)
+        return self._pass
+
+    def _find(
+        self, one: MovedRows, key: Key | None, ids: Key, reason: str
+    ) -> None:
+        self._pass.add(Found(table=one.name, key=key, ids=ids, reason=reason))
+
+    # -- rows that no session has written, or the backfill not reached
+
+    def _unmarked_rows(self, one: MovedRows) -> None:
+        has_ids = not isinstance(one, MovedLinks)
+        after: Key | None = None
+        while True:
+            with snapshot(self._move.engine) as connection:
+                keys = one.marks.page(connection, after=after)
+                marks = one.marks.marks_of(connection, keys)
+            if not keys:
+                return
+            after = keys[-1]
+            found = [
+                key
+                for key in keys
+                if key not in marks
+                or (has_ids and marks[key].object_id is None)
+            ]
+            for key in found:
+                if key in marks and marks[key].waits:
+                    self._pass.waiting += 1
+                else:
+                    self._find(one, key, (), "written without a mark")
+            if self._from_legacy:
+                self._repair_rows(one, found)
+
+    # -- rows that both sides should have
+
+    def _marked_rows(self, one: MovedRows) -> None:
+        for keys in self._marked_pages(one):
+            for shard_id, some in grouped(one, keys).items():
+                self._compare_or_name(
+                    one, shard_id, {there: keys[there] for there in some}
+                )
+
+    def _marked_pages(self, one: MovedRows) -> Iterator[dict[Key, Key]]:
+        """Yield keys in the database by those on the shards."""
+        after: Key | None = None
+        while isinstance(one, MovedLinks):
+            with snapshot(self._move.engine) as connection:
+                keys = one.marks.keys_after(connection, after=after)
+            if not keys:
+                return
+            after = keys[-1]
+            there = self._copier.ids.link_keys(one, keys)
+            # A row without one was deleted before it was copied.
+            yield {there[key]: key for key in keys if key in there}
+        last = 0
+        while True:
+            with snapshot(self._move.engine) as connection:
+                found = one.marks.marked(connection, after=last)
+            if not found:
+                return
+            last = max(found)
+            yield {(object_id,): key for object_id, key in found.items()}
+
+    def _compare_or_name(
+        self, one: MovedRows, shard_id: int, keys: Mapping[Key, Key]
+    ) -> None:
+        """Compare rows, each apart if one cannot be converted."""
+        try:
+            self._compare(one, shard_id, keys)
+        except UnclaimableRowError as error:
+            for there, key in keys.items():
+                if len(keys) > 1:
+                    self._compare_or_name(one, shard_id, {there: key})
+                else:
+                    self._find(one, key, there, str(error))
+
+    def _compare(
+        self, one: MovedRows, shard_id: int, keys: Mapping[Key, Key]
+    ) -> None:
+        """Compare rows of one shard.
+
+        :param keys: keys in the database by those on the shard.
+        """
+        rows = look(one.legacy(self._move.engine), keys.values())
+        there = {key: other for other, key in keys.items()}
+        images = {
+            key: Image(version=rows.versions.get(key, 0), row=row)
+            for key, row in rows.rows.items()
+        }
+        values = self._copier.converted(one, images, there)
+        ours = Seen(
+            versions={there[key]: n for key, n in rows.versions.items()},
+            rows={
+                key: image.row
+                for key, image in values.items()
+                if image.row is not None
+            },
+        )
+        theirs = look(one.on(self._move.cluster, shard_id), list(keys))
+        result = compare(
+            ours,
+            theirs,
+            list(keys),
+            is_same=lambda *both: not any(one.conversion.differences(*both)),
+        )
+        self._pass.rows += len(keys)
+        self._pass.waiting += len(result.waiting)
+        self._name(one, keys, result, ours, theirs)
+        different = [*result.different, *result.unmarked]
+        if self._from_legacy:
+            self._repair_rows(one, [keys[other] for other in different])
+        else:
+            self._repair_on_shard(one, shard_id, different)
+        self._throttle.take(len(keys))
+        self._on_progress(one.name, len(keys))
+
+    def _name(
+        self,
+        one: MovedRows,
+        keys: Mapping[Key, Key],
+        result: Comparison,
+        ours: Seen,
+        theirs: Seen,
+    ) -> None:
+        for there in (*result.different, *result.unmarked):
+            row, found = ours.rows.get(there), theirs.rows.get(there)
+            if row is None:
+                reason = "only the shards have it"
+            elif found is None:
+                reason = "only the database has it"
+            else:
+                reason = "; ".join(
+                    f"{d.attribute} is {d.expected!r} in the database and "
+                    f"{d.found!r} on the shard"
+                    for d in one.conversion.differences(row, found)
+                )
+            self._find(
+                one, keys[there], there, reason or "written without a mark"
+            )
+
+    # -- repairs
+
+    def _repair_rows(self, one: MovedRows, keys: Collection[Key]) -> None:
+        """Make rows wait that were written without a mark, and copy them."""
+        if not self._repairs or not keys:
+            return
+        with snapshot(self._move.engine) as connection:
+            Fence().enter_as(connection, self._now)
+            one.marks.raise_versions(connection, keys, number=self._now.round)
+        self._copy((one, None, list(keys)))
+
+    def _repair_on_shard(
+        self, one: MovedRows, shard_id: int, keys: Collection[Key]
+    ) -> None:
+        if not self._repairs or not keys:
+            return
+        part = one.on(self._move.cluster, shard_id)
+        with part.begin() as connection:
+            Fence().enter_as(connection, self._now)
+            part.marks.raise_versions(connection, keys, number=self._now.round)
+        self._copy((one, shard_id, list(keys)))
+
+    def _copy(self, waiting: Waiting) -> None:
+        self._copier.copy_or_log(waiting, number=self._now.round)
+
+    # -- rows of the shards that the map does not have
+
+    def _unknown_rows(self, one: MovedRows, shard_id: int) -> None:
+        after: Key | None = None
+        while True:
+            part = one.on(self._move.cluster, shard_id)
+            with part.begin():
+                keys = part.page(after, _PAGE)
+            if not keys:
+                return
+            after = keys[-1]
+            unknown = self._without_marks(one, keys)
+            if not self._from_legacy:
+                unknown = self._not_waiting(one, shard_id, unknown)
+            for there in unknown:
+                self._find(one, None, there, "only the shards have it")
+            if not self._from_legacy:
+                self._repair_on_shard(one, shard_id, unknown)
+            elif self._repairs and unknown:
+                self._delete(one, shard_id, unknown)
+
+    def _without_marks(
+        self, one: MovedRows, keys: Collection[Key]
+    ) -> list[Key]:
+        known = self._copier.existing_keys(one, keys)
+        with snapshot(self._move.engine) as connection:
+            marks = one.marks.marks_of(connection, set(known.values()))
+        return [key for key in keys if known.get(key) not in marks]
+
+    def _not_waiting(
+        self, one: MovedRows, shard_id: int, keys: Collection[Key]
+    ) -> list[Key]:
+        part = one.on(self._move.cluster, shard_id)
+        with part.begin() as connection:
+            marks = part.marks.marks_of(connection, keys)
+        waiting = {key for key, mark in marks.items() if mark.waits}
+        self._pass.waiting += len(waiting)
+        return [key for key in keys if key not in waiting]
+
+    def _delete(
+        self, one: MovedRows, shard_id: int, keys: Collection[Key]
+    ) -> None:
+        """Delete rows that another program has inserted.
+
+        A row of a copy has a mark in the database before, so these are not
+        on their way.
+        """
+        part = one.on(self._move.cluster, shard_id)
+        with part.begin() as connection:
+            Fence().enter_as(connection, self._now)
+            part.delete(keys)

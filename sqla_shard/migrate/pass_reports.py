@@ -1,0 +1,135 @@
+"""The results of passes over all rows of a move."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+
+from sqlalchemy import BigInteger
+from sqlalchemy import Column
+from sqlalchemy import DateTime
+from sqlalchemy import func
+from sqlalchemy import insert
+from sqlalchemy import Integer
+from sqlalchemy import MetaData
+from sqlalchemy import select
+from sqlalchemy import Table
+
+from sqla_shard.migrate.copying import snapshot
+from sqla_shard.migrate.marks import Key
+from sqla_shard.migrate.move import Move
+from sqla_shard.migrate.stages import Progress
+
+__all__ = ["PASSES", "Found", "Pass", "last_pass", "record_pass"]
+
+#: The results of complete passes, in the database.
+PASSES = Table(
+    "sqla_shard_passes",
+    MetaData(),
+    Column(
+        "id",
+        BigInteger().with_variant(Integer(), "sqlite"),
+        primary_key=True,
+    ),
+    Column("round", Integer, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("differences", BigInteger, nullable=False),
+    Column("made_at", DateTime, server_default=func.current_timestamp()),
+    mysql_engine="InnoDB",
+)
+
+#: Maximum number of differences that a pass names.
+_MOST = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """One row that differs.
+
+    :ivar table: name of the table.
+    :ivar key: the primary key in the database; None if it has none.
+    :ivar ids: the object id on the shards, or those of source and target of a
+        mapping row; empty if there are none.
+    :ivar reason: what differs.
+    """
+
+    table: str
+    key: Key | None
+    ids: Key
+    reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes as JSON values."""
+        ids = [str(object_id) for object_id in self.ids]
+        return {**asdict(self), "ids": ids}
+
+    def __str__(self) -> str:
+        key = "-" if self.key is None else ", ".join(map(str, self.key))
+        ids = ", ".join(map(str, self.ids)) or "none"
+        return f"{self.table} {key} (object {ids}): {self.reason}"
+
+
+@dataclass(kw_only=True)
+class Pass:
+    """The result of one pass.
+
+    :ivar rows: number of rows that were compared.
+    :ivar waiting: number of rows that were on their way.
+    :ivar differences: number of rows that differ.
+    :ivar found: rows that differ, at most 1,000.
+    """
+
+    rows: int = 0
+    waiting: int = 0
+    differences: int = 0
+    found: list[Found] = field(default_factory=list)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether no row differs."""
+        return not self.differences
+
+    def add(self, found: Found) -> None:
+        """Add a row that differs."""
+        self.differences += 1
+        if len(self.found) < _MOST:
+            self.found.append(found)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes as JSON values."""
+        return {**vars(self), "found": [one.as_dict() for one in self.found]}
+
+    def __str__(self) -> str:
+        first = (
+            f"{self.rows:,} rows, {self.differences:,} different, "
+            f"{self.waiting:,} on their way"
+        )
+        return "\n".join([first, *map(str, self.found)])
+
+
+def last_pass(move: Move, now: Progress) -> Pass | None:
+    """Return the last complete pass of a round, without its rows."""
+    statement = (
+        select(PASSES.c.rows, PASSES.c.differences)
+        .where(PASSES.c.round == now.round)
+        .order_by(PASSES.c.id.desc())
+        .limit(1)
+    )
+    with snapshot(move.engine) as connection:
+        row = connection.execute(statement).first()
+    return None if row is None else Pass(rows=row[0], differences=row[1])
+
+
+def record_pass(move: Move, now: Progress, result: Pass) -> None:
+    """Record a complete pass."""
+    values = {
+        "round": now.round,
+        "number": now.number,
+        "rows": result.rows,
+        "differences": result.differences,
+    }
+    with snapshot(move.engine) as connection:
+        connection.execute(insert(PASSES), values)
