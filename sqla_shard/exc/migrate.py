@@ -158,8 +158,9 @@ class UnmarkedWriteError(MigrateError):
 
     table: str
     _text = (
-        "an INSERT into {table} without primary keys cannot be marked for "
-        "the move; add objects with session.add_all(), or give the keys"
+        "an INSERT into {table} without primary keys in its rows cannot be "
+        "marked for the move; use session.add_all(), or "
+        "session.execute(insert(Class), rows) with the keys"
     )
 
 

@@ -19,6 +19,7 @@ application writes them.
 ``suggest``       declarations from foreign keys and recorded traffic
 ``move``          a move as the application has it: reads and writes
 ``tables``        the tables of a move: rows and objects
+``links``         association tables as mapping tables, and back
 ``rows``          rows as objects and back, and whether the two are the same
 ``session_marks`` events of sessions: fences, marks, copies after COMMIT
 ``stages``        the stages of a move, and their order
@@ -29,6 +30,8 @@ application writes them.
 ``copying``       copies of rows, by versions
 ``copier``        copies between the database and the shards
 ``comparing``     the comparison of some rows of both sides
+``full_pass``     one comparison of all rows of both sides
+``pass_reports``  the results of passes
 ``passes``        backfill, reconciliation, verification
 ``switching``     changes of the stage
 ``move_plan``     what a move will do, and how far it is

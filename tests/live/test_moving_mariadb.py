@@ -25,6 +25,7 @@ from sqla_shard.migrate.passes import verify
 from sqla_shard.migrate.switching import copy_waiting
 from sqla_shard.migrate.switching import Switch
 from tests.models.moving_app import Base
+from tests.models.moving_app import FOLLOWS
 from tests.models.moving_app import open_move
 from tests.models.moving_app import Post
 from tests.models.moving_app import Posts
@@ -155,7 +156,7 @@ def journals(folder: Path) -> dict[str, Counter[str]]:
     for path in folder.glob("journal-*"):
         for line in path.read_text().splitlines():
             state, what, *rest = line.split(" ")
-            if state != "counts":
+            if state != "counts:":
                 found.setdefault(f"{state} {what}", Counter())[rest[0]] += 1
     return found
 
@@ -181,6 +182,26 @@ def check(move, folder):
         assert titles[title] <= 1, title
     assert titles.total() == len(titles)
     assert sum(title.startswith("old ") for title in titles) == ROWS
+    check_follows(move, folder)
+
+
+def check_follows(move, folder):
+    """Compare who follows whom with the last writes of each process."""
+    with Session(move.engine) as session:
+        found = {tuple(row)[:2] for row in session.execute(select(FOLLOWS))}
+    last: dict[str, list[str]] = {}
+    for path in folder.glob("journal-*"):
+        for line in path.read_text().splitlines():
+            state, what, pair = line.split(" ", 2)
+            if what.endswith("follow"):
+                last[pair] = [state, what]
+    assert last
+    for pair, (state, what) in last.items():
+        follower_id, user_id = map(int, pair.split("-"))
+        key = move.key("users", follower_id), user_id
+        # The last one may have died before it was acknowledged.
+        if state == "done":
+            assert (key in found) is (what == "follow"), pair
 
 
 def test_a_move_under_load_whose_processes_are_killed(scene, tmp_path):
@@ -205,7 +226,7 @@ def test_a_move_under_load_whose_processes_are_killed(scene, tmp_path):
         line
         for path in tmp_path.glob("journal-*")
         for line in path.read_text().splitlines()
-        if line.startswith("counts")
+        if line.startswith("counts: of")
     ]
     assert not any("different" in line for line in counts), counts
     # The rows are those of both sides: back, and forward until the end.

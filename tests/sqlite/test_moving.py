@@ -14,8 +14,10 @@ from sqlalchemy import insert
 from sqlalchemy import select
 from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Session
 
+from sqla_shard import MappingMixin
 from sqla_shard.exc import DeclarationError
 from sqla_shard.exc import MoveSetupError
 from sqla_shard.exc import SideClosedError
@@ -48,6 +50,21 @@ from tests.models.moving_app import ShardedUser
 from tests.models.moving_app import User
 from tests.models.moving_app import UserFollowsUser
 from tests.models.moving_app import WRITTEN_AT
+
+
+class Other(DeclarativeBase):
+    pass
+
+
+class SpreadFollows(
+    MappingMixin,
+    Other,
+    source=ShardedUser,
+    target=ShardedPost,
+    spread=4,
+    spread_over=4,
+):
+    pass
 
 
 @pytest.fixture
@@ -523,7 +540,10 @@ def test_shares_of_reads(move, monkeypatch, caplog):
 
 def test_the_plan_names_what_has_to_be_changed(move):
     found = plan(move)
-    assert [one.rows for one in found.tables] == [2, 4]
+    assert [one.rows for one in found.tables] == [2, 4, 0]
+    assert "follows -> UserFollowsUser: 0 rows, with their sources" in str(
+        found
+    )
     assert not found.problems
 
     other = Move(
@@ -546,6 +566,10 @@ def test_the_plan_names_what_has_to_be_changed(move):
     [
         ({"users": ShardedUser}, "posts: give its object class"),
         ({**CLASSES, "x": ShardedPost}, "x has a class, and is not declared"),
+        (
+            {**CLASSES, "follows": SpreadFollows},
+            r"SpreadFollows maps other classes .*\n.*spread= are not moved",
+        ),
         (
             {"users": ShardedPost, "posts": ShardedPost},
             "ShardedPost has the type_id 2, and users is declared with 1",

@@ -45,7 +45,9 @@ def write(folder: Path, number: str, seed: int) -> None:
     while not (folder / "stop").exists():
         count += 1
         name = f"{number}-{seed}-{count}"
-        what = random.choice(["add", "change", "change", "delete", "read"])
+        what = random.choice(
+            ["add", "change", "change", "delete", "read", "follow", "unfollow"]
+        )
         if what == "add" or not own:
             log("begin", "add", name)
             own[posts.add(user_id, name)] = name
@@ -55,6 +57,12 @@ def write(folder: Path, number: str, seed: int) -> None:
             log("begin", "change", post_id)
             posts.change(post_id)
             log("done", "change", post_id)
+        elif what in ("follow", "unfollow"):
+            # Each process follows with its own user, so the last one counts.
+            other = random.choice(SHARED)
+            log("begin", what, f"{user_id}-{other}")
+            getattr(posts, what)(user_id, other)
+            log("done", what, f"{user_id}-{other}")
         elif what == "delete" and len(own) > 3:
             post_id, gone = own.popitem()
             log("begin", "delete", gone)
@@ -63,7 +71,7 @@ def write(folder: Path, number: str, seed: int) -> None:
         else:
             post_id = random.choice(list(own))
             assert posts.title(post_id) == own[post_id]
-    log("counts", dict(move.counts))
+    log("counts:", "of", dict(move.counts))
     move.close()
 
 
