@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import print_report
 from sqla_shard.cli.output import ProgressLines
 from sqla_shard.cli.output import with_options
+from sqla_shard.cli.service_loop import End
+from sqla_shard.cli.service_loop import log_to_stderr
 from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.move_plan import plan
 from sqla_shard.migrate.move_plan import status
@@ -26,6 +29,7 @@ from sqla_shard.migrate.passes import backfill
 from sqla_shard.migrate.passes import reconcile
 from sqla_shard.migrate.passes import verify
 from sqla_shard.migrate.stages import STAGES
+from sqla_shard.migrate.switching import copy_waiting
 from sqla_shard.migrate.switching import Switch
 
 __all__ = [
@@ -37,6 +41,9 @@ __all__ = [
     "switch_command",
     "verify_command",
 ]
+
+#: Seconds between two looks at what waits.
+_PAUSE = 1.0
 
 _move_argument = click.argument("name", metavar="MOVE")
 _timeout_option = with_options(
@@ -210,17 +217,38 @@ def rollback_command(name: str, timeout: float) -> None:
     show_default=True,
     help="Number of threads that copy.",
 )
-def backfill_command(name: str, rate: float | None, jobs: int) -> None:
+@click.option(
+    "--follow",
+    is_flag=True,
+    help="Go on with rows that wait, in the direction of the stage, until "
+    "Ctrl-C or SIGTERM.",
+)
+def backfill_command(
+    name: str, rate: float | None, jobs: int, follow: bool
+) -> None:
     """Copy the rows that no session has copied.
 
     The exit status is 1 if rows could not be copied.
     """
     with _opened(name) as move:
+        if follow:
+            _follow(move)
+            return
         failed = backfill(
             move, rate=rate, jobs=jobs, on_progress=_Rows("rows")
         )
     echo(f"{failed:,} rows could not be copied")
     end(is_good=not failed, is_read=True)
+
+
+def _follow(move: Move) -> None:
+    """Copy rows that wait, in the direction of the stage, until a signal."""
+    with log_to_stderr(logging.WARNING), End() as until:
+        while not until.wait(_PAUSE):
+            now = move.progress(now=True)
+            if now.stage == "detached":
+                break
+            copy_waiting(move, now)
 
 
 @click.command(

@@ -21,11 +21,15 @@ from sqlalchemy import Engine
 from sqlalchemy import func
 from sqlalchemy import Select
 from sqlalchemy import select
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.cluster.cluster import Cluster
+from sqla_shard.dialects import backend_for
+from sqla_shard.dialects.base import Failure
 from sqla_shard.engine import by_server
+from sqla_shard.engine.unread import reason
 from sqla_shard.exc import UnclaimableRowError
 from sqla_shard.migrate.copying import apply_images
 from sqla_shard.migrate.copying import Image
@@ -42,6 +46,9 @@ from sqla_shard.migrate.tables import MovedTable
 __all__ = ["Copier", "Waiting"]
 
 log = logging.getLogger(__name__)
+
+#: Attempts of a copy that loses against another transaction.
+_ATTEMPTS = 4
 
 #: A table, and the keys of some of its rows that wait to be copied: in the
 #: database, or on the shard of the number.
@@ -316,24 +323,51 @@ class Copier:
     def copy_or_log(self, waiting: Waiting, *, number: int) -> int:
         """Copy rows, each apart if together they fail.
 
-        Rows that cannot be copied are logged, and wait.
+        A deadlock is repeated.  Rows that cannot be copied are logged, and
+        wait; if a server does not respond, all of them, without a further
+        attempt.
 
         :returns: the number of rows that could not be copied.
         """
         one, shard_id, keys = waiting
         try:
-            self.copy(waiting, number=number)
+            self._copy_again(waiting, number)
         except SQLAlchemyError as error:
-            if len(keys) > 1:
+            if len(keys) > 1 and reason(error) is None:
                 return sum(
                     self.copy_or_log((one, shard_id, [key]), number=number)
                     for key in keys
                 )
             log.warning(
-                "%s %s was not copied and waits: %s", one.name, keys[0], error
+                "%s %s was not copied and waits: %s",
+                one.name,
+                keys[0] if len(keys) == 1 else f"({len(keys)} rows)",
+                error,
             )
-            return 1
+            return len(keys)
         return 0
+
+    def _copy_again(self, waiting: Waiting, number: int) -> None:
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                self.copy(waiting, number=number)
+            except DBAPIError as error:
+                if not left or not self._is_conflict(error):
+                    raise
+            else:
+                return
+
+    def _is_conflict(self, error: DBAPIError) -> bool:
+        dialect = self._engine.dialect
+        backends = {
+            backend_for(dialect.name, driver=dialect.driver),
+            *self._cluster.places.engines.backends(),
+        }
+        original = error.orig
+        return original is not None and any(
+            backend.classify(original) is Failure.CONFLICT
+            for backend in backends
+        )
 
     def waiting(self, source: Side, *, limit: int = 500) -> Iterator[Waiting]:
         """Yield rows that wait to be copied from a side, in pages.
@@ -354,20 +388,12 @@ class Copier:
         while True:
             with snapshot(self._engine) as connection:
                 marks = one.marks.waiting(connection, after=after, limit=limit)
-            without = [k for k, m in marks.items() if m.object_id is None]
-            by_id = {
-                (mark.object_id,): key
-                for key, mark in marks.items()
-                if mark.object_id is not None
-            }
-            if without:
-                yield one, None, without
-            for same in grouped(one, by_id).values():
-                yield one, None, [by_id[key] for key in same]
+            if marks:
+                yield one, None, list(marks)
             if len(marks) < limit:
                 return
             # A page of rows without an id is followed by those with one.
-            after = max(by_id, default=(0,))[0]
+            after = max(mark.object_id or 0 for mark in marks.values())
 
     def _waiting_links(self, one: MovedLinks, limit: int) -> Iterator[Waiting]:
         after: Key | None = None

@@ -80,6 +80,9 @@ T = TypeVar("T")
 
 #: Seconds between two looks at the stage while writes wait.
 _PAUSE = 0.02
+#: Seconds after which a failed copy is slow, and for which then all wait.
+_SLOW = 1.0
+_REST = 10.0
 
 
 class Move:
@@ -136,6 +139,7 @@ class Move:
         self._lock = Lock()
         self._known: Progress | None = None
         self._expires = 0.0
+        self._rests_until = 0.0
         self._sessions: Any = None
         self._legacy_marks = LegacyMarks(
             self.tables.values(), engine, self._copy_rows
@@ -381,10 +385,19 @@ class Move:
         keys: list[Any],
         progress: Progress,
     ) -> None:
-        if self._copies and progress.rules.copies is not None:
-            self.copier.copy_or_log(
-                (one, shard_id, keys), number=progress.round
-            )
+        start = monotonic()
+        if (
+            not self._copies
+            or progress.rules.copies is None
+            or start < self._rests_until
+        ):
+            return
+        failed = self.copier.copy_or_log(
+            (one, shard_id, keys), number=progress.round
+        )
+        if failed and monotonic() - start > _SLOW:
+            # A server hangs: the application would wait after each COMMIT.
+            self._rests_until = monotonic() + _REST
 
 
 def _tables(

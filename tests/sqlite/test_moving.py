@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from datetime import timezone
 from itertools import cycle
 
@@ -20,6 +21,7 @@ from sqlalchemy.orm import Session
 from sqla_shard import MappingMixin
 from sqla_shard.exc import DeclarationError
 from sqla_shard.exc import MoveSetupError
+from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import SideClosedError
 from sqla_shard.exc import StageRefusedError
 from sqla_shard.exc import StageUnavailableError
@@ -204,6 +206,46 @@ def test_a_failed_copy_is_no_error_and_waits(move, monkeypatch, caplog):
     assert status(move).waiting == {"users": 0, "posts": 1, "follows": 0}
     assert verify(move).waiting == 1
     assert copy_waiting(move, move.progress()) == 0
+    assert titles(move)[1] == "changed"
+
+
+def test_a_server_that_hangs_costs_one_attempt(move, monkeypatch, caplog):
+    copied(move)
+    clock = [100.0]
+    attempts = []
+
+    def hangs(waiting, *, number):
+        attempts.append(waiting[2])
+        clock[0] += 5.0
+        raise ServerUnreachableError(server="server1", error=OSError("it"))
+
+    monkeypatch.setattr("sqla_shard.migrate.move.monotonic", lambda: clock[0])
+    monkeypatch.setattr(move.copier, "copy", hangs)
+    for title in ("first", "second"):
+        with move._sessions.begin() as session:
+            session.execute(update(Post).values(title=title))
+    assert [len(keys) for keys in attempts] == [4]
+    assert "posts (4 rows) was not copied and waits" in caplog.text
+    monkeypatch.undo()
+    assert status(move).waiting["posts"] == 4
+    assert copy_waiting(move, move.progress()) == 0
+    assert set(titles(move).values()) == {"second"}
+
+
+def test_a_copy_that_loses_a_deadlock_is_repeated(move, monkeypatch):
+    copied(move)
+    errors = [OperationalError("", {}, sqlite3.OperationalError("x"))] * 3
+    copy = move.copier.copy
+
+    def loses(waiting, *, number):
+        if errors:
+            raise errors.pop()
+        return copy(waiting, number=number)
+
+    monkeypatch.setattr(move.copier, "copy", loses)
+    monkeypatch.setattr(move.copier, "_is_conflict", lambda error: True)
+    with move._sessions.begin() as session:
+        session.get(Post, 1).title = "changed"
     assert titles(move)[1] == "changed"
 
 
