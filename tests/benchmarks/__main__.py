@@ -23,6 +23,7 @@ from tests.benchmarks import jobs
 from tests.benchmarks import lists
 from tests.benchmarks import load
 from tests.benchmarks import lookups
+from tests.benchmarks import moving
 from tests.benchmarks import operations
 from tests.benchmarks import reading
 from tests.benchmarks import scale
@@ -56,6 +57,7 @@ PARTS = {
     "capacity": capacity.run,
     "compare": fleet_compare.run,
     "shadow": shadow.run,
+    "moving": moving.run,
     "blobs": blobs.run,
 }
 

@@ -33,7 +33,7 @@ from tests.models.moving_app import WRITTEN_AT
 __all__ = ["run"]
 
 ROWS = int(os.environ.get("SQLA_SHARD_MOVED_ROWS", "50000"))
-_SHARDS = int(os.environ.get("SQLA_SHARD_MOVED_SHARDS", "256"))
+_SHARDS = 256
 _USERS = 1000
 _WRITES = 200
 

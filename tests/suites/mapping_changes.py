@@ -73,6 +73,23 @@ class Appending(Changes):
         session.commit()
         assert sequences(cluster, BoardHasPins, board) == before
 
+    def test_put_at_a_position(self, cluster, session, board, five):
+        at = sequences(cluster, BoardHasPins, board)
+        (new,) = pins(1)
+        assert BoardHasPins.put(session, board, new, at[five[2]] + 1) is True
+        assert BoardHasPins.put(session, board, five[0], 7) is True
+        assert BoardHasPins.put(session, board, five[0], 7) is False
+        session.commit()
+        assert shown(cluster, BoardHasPins, board) == [
+            five[1],
+            new,
+            *five[2:],
+            five[0],
+        ]
+        assert sequences(cluster, BoardHasPins, board)[five[0]] == 7
+        with pytest.raises(exc.SequenceExhaustedError):
+            BoardHasPins.put(session, board, new, MAX_SEQUENCE + 1)
+
     def test_a_target_can_be_in_many_lists(self, cluster, session, board):
         other = new_board(cluster)
         (a,) = pins(1)
