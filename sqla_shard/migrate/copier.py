@@ -35,6 +35,7 @@ from sqla_shard.migrate.copying import apply_images
 from sqla_shard.migrate.copying import Image
 from sqla_shard.migrate.copying import read_images
 from sqla_shard.migrate.copying import record_images
+from sqla_shard.migrate.copying import Row
 from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.ids import IdMap
 from sqla_shard.migrate.links import MovedLinks
@@ -42,6 +43,8 @@ from sqla_shard.migrate.marks import Key
 from sqla_shard.migrate.stages import Side
 from sqla_shard.migrate.tables import MovedRows
 from sqla_shard.migrate.tables import MovedTable
+from sqla_shard.migrate.tables import ShardObjects
+from sqla_shard.models.lookup_definition import link
 
 __all__ = ["Copier", "Waiting"]
 
@@ -100,13 +103,48 @@ class Copier:
         converted = self.converted(one, images, keys_there)
         written = 0
         for shard_id, some in grouped(one, converted).items():
-            written += apply_images(
-                one.on(self._cluster, shard_id),
-                {key: converted[key] for key in some},
-                number=number,
-            )
+            on_shard = {key: converted[key] for key in some}
+            part = one.on(self._cluster, shard_id)
+            written += apply_images(part, on_shard, number=number)
+            if isinstance(part, ShardObjects) and isinstance(one, MovedTable):
+                for attribute, lookup in one.lookups.items():
+                    self._write_keys(lookup, attribute, on_shard, part.former)
         record_images(legacy, images)
         return written
+
+    def _write_keys(
+        self,
+        lookup: Any,
+        attribute: str,
+        images: Mapping[Key, Image],
+        former: Mapping[Key, Row],
+    ) -> None:
+        """Give objects their keys, and release the former ones.
+
+        The rows wait until it is done.  A process that dies before it has
+        released a former key leaves that one; ``sqla-shard verify lookups``
+        finds it.
+
+        :raises KeyTakenError: if a key belongs to another object.
+        """
+        wanted = {
+            key: image.row[attribute]
+            for key, image in images.items()
+            if image.row is not None and image.row[attribute] is not None
+        }
+        run = self._cluster.run
+        for key, row in former.items():
+            if row[attribute] not in (None, wanted.get(key)):
+                run(lookup.release, row[attribute], key[0])
+        if not link(lookup).unique:
+            for (object_id,), text in wanted.items():
+                run(lookup.add, text, object_id)
+            return
+        with self._cluster.session(cache=False) as session:
+            known = lookup.resolve_many(session, wanted.values())
+        for (object_id,), text in wanted.items():
+            if known.get(text) != object_id:
+                run(lookup.claim, text, object_id)
 
     def converted(
         self,

@@ -58,6 +58,8 @@ from sqla_shard.exc import StageUnavailableError
 from sqla_shard.migrate.copier import Copier
 from sqla_shard.migrate.copier import grouped
 from sqla_shard.migrate.declaration import Declaration
+from sqla_shard.migrate.declaration import Item
+from sqla_shard.migrate.declaration import Lookup
 from sqla_shard.migrate.declaration import MappingTable
 from sqla_shard.migrate.declaration import Owned
 from sqla_shard.migrate.declaration import Owner
@@ -92,9 +94,9 @@ class Move:
     :param metadata: the tables as they are.
     :param engine: engine of the database.
     :param cluster: the cluster of the shards.
-    :param classes: the object class of each owner and owned table, and the
-        mapping classes of association tables that move, or a :class:`Moved`
-        with one.
+    :param classes: the object class of each owner and owned table, the mapping
+        classes of association tables that move, or a :class:`Moved` with one;
+        and lookup classes, by names such as ``"users.email"``.
     :param stage: location of the stage: path of the topology, or its URL in
         ZooKeeper.
     :param copies: whether a session copies what it has written after COMMIT;
@@ -129,6 +131,7 @@ class Move:
         self.store = stage_store(stage)
         #: The tables by name, parents first.
         self.tables = _tables(declaration, metadata, classes)
+        self._classes = classes.keys()
         self.copier = Copier(self.tables, engine, cluster)
         self.counts: Counter[str] = Counter()
         self._copies = copies
@@ -156,6 +159,10 @@ class Move:
         """
         self._sessions = sessions
         self._legacy_marks.listen(sessions)
+
+    def has_class(self, item: Item) -> bool:
+        """Return whether a part of the declaration has a class."""
+        return _name_of(item) in self._classes
 
     def close(self) -> None:
         """Remove all listeners."""
@@ -411,21 +418,21 @@ def _tables(
     """
     future = Future(declaration, metadata)
     items = {
-        item.table: item
+        _name_of(item): item
         for item in declaration.items
-        if isinstance(item, (Owner, Owned, MappingTable))
+        if isinstance(item, (Owner, Owned, MappingTable, Lookup))
     }
     needed = {
         name
         for name, item in items.items()
-        if not isinstance(item, MappingTable)
+        if isinstance(item, (Owner, Owned))
     }
     problems = [
         f"{name}: give its object class" for name in needed - classes.keys()
     ]
     problems += [
-        f"{name} has a class, and is not declared as Owner, Owned or "
-        "MappingTable"
+        f"{name} has a class, and is not declared as Owner, Owned, "
+        "MappingTable or Lookup"
         for name in classes.keys() - items
     ]
     if problems:
@@ -434,11 +441,16 @@ def _tables(
     links: dict[str, MovedLinks] = {}
     for name, given in classes.items():
         item = items[name]
-        moved = given if isinstance(given, Moved) else Moved(cls=given)
+        moved = _moved(given)
         if isinstance(item, MappingTable):
             links[name] = MovedLinks(item, future, moved)
-        else:
-            objects[name] = MovedTable(item, future, moved)
+        elif not isinstance(item, Lookup):
+            lookups = {
+                one.column: _moved(classes[_name_of(one)]).cls
+                for one in declaration.of(Lookup)
+                if one.table == name and _name_of(one) in classes
+            }
+            objects[name] = MovedTable(item, future, moved, lookups)
     ordered: dict[str, MovedRows] = {}
 
     def add(name: str) -> None:
@@ -450,3 +462,13 @@ def _tables(
     for name in objects:
         add(name)
     return {**ordered, **links}
+
+
+def _moved(given: type[Any] | Moved) -> Moved:
+    return given if isinstance(given, Moved) else Moved(cls=given)
+
+
+def _name_of(item: Item) -> str:
+    if isinstance(item, Lookup):
+        return f"{item.table}.{item.column}"
+    return item.table

@@ -107,11 +107,11 @@ def plan(move: Move) -> MovePlan:
 def _problems(move: Move) -> Iterator[str]:
     for kind in (MappingTable, Lookup, Reference):
         for item in move.declaration.of(kind):
-            if kind is MappingTable and item.table in move.tables:
+            if move.has_class(item):
                 continue
             yield (
-                f"{item.table}: a {kind.__name__} is not moved; copy it when "
-                "its objects are on the shards"
+                f"{item.table}: the {kind.__name__} has no class in the move; "
+                "copy it when its objects are on the shards"
             )
     for one in move.tables.values():
         for name in one.conversion.left:

@@ -195,6 +195,10 @@ class Conversion:
             found[name] = value
         return found
 
+    def attribute_of(self, column: str) -> str | None:
+        """Return the attribute of a column, if the objects have it."""
+        return self._attributes.get(column)
+
     @property
     def left(self) -> tuple[str, ...]:
         """The columns that the objects do not have."""

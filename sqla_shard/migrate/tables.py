@@ -47,6 +47,7 @@ from sqla_shard.migrate.marks import Marks
 from sqla_shard.migrate.rows import Conversion
 from sqla_shard.migrate.rows import Difference
 from sqla_shard.migrate.rows import Reference
+from sqla_shard.models.lookup_definition import link
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.topology import Keyspace
@@ -174,15 +175,21 @@ class MovedTable(MovedRows):
     :param item: its part of the declaration.
     :param future: the tables as they will be.
     :param moved: how its rows become objects.
+    :param lookups: lookup classes by the name of the column.
     :raises DeclarationError: if the class does not fit.
 
     :ivar parent: the table of the rows that these are colocated with; None if
         they are owners.
     :ivar parent_column: name of the column with its primary key.
+    :ivar lookups: lookup classes by the name of the attribute with the key.
     """
 
     def __init__(
-        self, item: Owner | Owned, future: Future, moved: Moved
+        self,
+        item: Owner | Owned,
+        future: Future,
+        moved: Moved,
+        lookups: Mapping[str, type[Any]],
     ) -> None:
         found = future.tables[item.table]
         super().__init__(item.table, found.table, moved.cls, 1)
@@ -196,6 +203,7 @@ class MovedTable(MovedRows):
             convert=moved.convert,
             revert=moved.revert,
         )
+        self.lookups = self._lookups(lookups)
         self.parent_column = found.parent_column
         self.parent: str | None = None
         if self.parent_column is not None:
@@ -224,6 +232,19 @@ class MovedTable(MovedRows):
             )
         if problems:
             raise DeclarationError(problems)
+
+    def _lookups(self, given: Mapping[str, type[Any]]) -> dict[str, type[Any]]:
+        found = {}
+        for column, cls in given.items():
+            attribute = self._conversion.attribute_of(column)
+            if attribute is None or link(cls).type_id != self.type_id:
+                problem = (
+                    f"{cls.__name__} is not a lookup of {self.name}.{column} "
+                    f"and {self.cls.__name__}"
+                )
+                raise DeclarationError([problem])
+            found[attribute] = cls
+        return found
 
     def on(self, cluster: Cluster, shard_id: int) -> ShardObjects:
         """Return the objects on a shard."""
@@ -340,7 +361,12 @@ class ShardObjects(ShardPart):
     """The objects of one shard, by object id.
 
     The rows have the attributes of :class:`Conversion`.
+
+    :ivar former: the attributes, before the last write, of the objects that
+        it has changed or deleted, by key.
     """
+
+    former: dict[Key, Row]
 
     def read(
         self, connection: Connection, keys: Collection[Key]
@@ -359,17 +385,20 @@ class ShardObjects(ShardPart):
     ) -> None:
         """Insert or update objects; delete those that are None."""
         cls = self._one.cls
-        kept = {i: row for (i,), row in rows.items() if row is not None}
-        there = self._session.get_many(cls, list(kept))
-        new = []
-        for (object_id, row), found in zip(kept.items(), there, strict=True):
-            if found is None:
-                new.append({"id": object_id, **row})
-                continue
-            for name, value in row.items():
-                setattr(found, name, value)
+        self.former = {}
+        there = self._session.get_many(cls, [i for (i,) in rows])
+        new, gone = [], []
+        for (key, row), found in zip(rows.items(), there, strict=True):
+            if found is not None:
+                self.former[key] = self._one.conversion.attributes(found)
+            if row is None:
+                gone.append(key[0])
+            elif found is None:
+                new.append({"id": key[0], **row})
+            else:
+                for name, value in row.items():
+                    setattr(found, name, value)
         if new:
             self._session.execute(insert(cls), new)
-        gone = [object_id for (object_id,) in rows if object_id not in kept]
         if gone:
             self._session.execute(delete(cls).where(cls.id.in_(gone)))

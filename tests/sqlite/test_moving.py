@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing
 from datetime import timezone
 from itertools import cycle
 
@@ -18,6 +19,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Session
 
+from sqla_shard import LookupMixin
 from sqla_shard import MappingMixin
 from sqla_shard.exc import DeclarationError
 from sqla_shard.exc import MoveSetupError
@@ -39,7 +41,9 @@ from sqla_shard.migrate.passes import reconcile
 from sqla_shard.migrate.passes import verify
 from sqla_shard.migrate.switching import copy_waiting
 from sqla_shard.migrate.switching import Switch
+from sqla_shard.models import normalization
 from sqla_shard.testing.mariadb_fleet import sqlite_topology
+from sqla_shard.verify import verify_lookups
 from tests.models.moving_app import Base
 from tests.models.moving_app import CLASSES
 from tests.models.moving_app import FOLLOWS
@@ -69,11 +73,21 @@ class SpreadFollows(
     pass
 
 
+class UserName(
+    LookupMixin,
+    Other,
+    target=ShardedUser,
+    field="name",
+    normalize=normalization.exact,
+):
+    pass
+
+
 @pytest.fixture
 def move(tmp_path):
     """Return the move of an application with two users and four posts."""
     topology = tmp_path / "topology.json"
-    topology.write_text(json.dumps(sqlite_topology(tmp_path, 2, 2)))
+    topology.write_text(json.dumps(sqlite_topology(tmp_path, 2, 2, lookup=2)))
     move = open_move(f"sqlite:///{tmp_path / 'before.sqlite'}", str(topology))
     shards = cycle([0, 1])
     move.cluster.placement = lambda **_: next(shards)
@@ -434,6 +448,45 @@ def test_lists_of_association_tables(move):
     assert verify(move).is_equal
 
 
+def test_unique_columns_become_lookups(move, caplog):
+    move.cluster.create_all(Other.metadata)
+    move.close()
+    named = Move(
+        Declaration(*move.declaration.items, Lookup("users.name")),
+        Base.metadata,
+        move.engine,
+        move.cluster,
+        {**CLASSES, "users.name": UserName},
+        stage=move.store.name.removesuffix(".moving"),
+    )
+    with closing(named):
+        named.watch(move._sessions)
+        assert not plan(named).problems
+        copied(named)
+        assert found_by_name(named) == {"a": 1, "b": 2}
+        with move._sessions.begin() as session:
+            session.get(User, 1).name = "c"
+            session.add(User(name="d"))
+        # Taken by another one, until that has another name.
+        with move._sessions.begin() as session:
+            session.add(User(name="b"))
+            session.delete(session.get(User, 3))
+        assert "users (4,) was not copied and waits" in caplog.text
+        with move._sessions.begin() as session:
+            session.get(User, 2).name = "e"
+        assert copy_waiting(named, named.progress()) == 0
+        assert found_by_name(named) == {"b": 4, "c": 1, "e": 2}
+        assert verify(named).is_equal
+        report = verify_lookups(move.cluster, [UserName], grace=0)
+        assert not report.findings
+
+
+def found_by_name(move):
+    with move.cluster.session() as session:
+        found = UserName.resolve_many(session, "abcde")
+    return {name: move.key("users", i) for name, i in found.items()}
+
+
 def test_marks_of_an_earlier_round_are_claimed_again(move):
     copied(move)
     switch = Switch(move)
@@ -598,7 +651,7 @@ def test_the_plan_names_what_has_to_be_changed(move):
     )
     other.close()
     problems = "\n".join(plan(other).problems)
-    assert "users: a Lookup is not moved" in problems
+    assert "users: the Lookup has no class in the move" in problems
     assert "users.name is left behind and has no default" in problems
     assert "posts.user_id refers to users, which moves" in problems
 
