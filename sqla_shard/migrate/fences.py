@@ -21,10 +21,13 @@ from sqlalchemy import select
 from sqlalchemy import Table
 from sqlalchemy import Text
 from sqlalchemy import update
+from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects import backend_for
+from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.sql import InsertMissing
 from sqla_shard.exc import StageChangedError
+from sqla_shard.exc import StageUnavailableError
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.util.json_values import parsed_json
 
@@ -70,11 +73,28 @@ class Fence:
 
         The transaction must have been started: in autocommit mode the lock
         ends with the statement.
+
+        :raises StageUnavailableError: if the database has no fence.
         """
         dialect = connection.dialect
+        backend = backend_for(dialect.name, driver=dialect.driver)
         # On SQLite the lock is that of the file.
-        backend_for(dialect.name, driver=dialect.driver).lock(connection)
-        return _parsed(connection.execute(self._locking).scalar_one())
+        backend.lock(connection)
+        try:
+            found = connection.execute(self._locking).scalar_one()
+        except DBAPIError as error:
+            original = error.orig
+            if (
+                original is None
+                or backend.classify(original) is not Failure.MISPLACED
+            ):
+                raise
+            raise StageUnavailableError(
+                store=f"the table {self.table.name}",
+                reason=f"{original}; `sqla-shard migrate plan --create` "
+                "creates the tables of a move",
+            ) from error
+        return _parsed(found)
 
     def enter_as(self, connection: Connection, progress: Progress) -> None:
         """Enter if the stage has not changed.

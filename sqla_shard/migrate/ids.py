@@ -29,6 +29,9 @@ from sqla_shard.migrate.tables import MovedTable
 
 __all__ = ["IdMap"]
 
+#: Maximum number of ids of a table in memory, about 150 bytes each.
+_MOST = 50_000
+
 
 class IdMap:
     """The map of primary keys and object ids.
@@ -49,6 +52,8 @@ class IdMap:
             for one in tables.values()
             if isinstance(one, MovedTable)
         }
+        # A claimed id never changes.
+        self._known: dict[int, dict[Key, int]] = {i: {} for i in self._types}
         self._engine = engine
         self._cluster = cluster
 
@@ -59,18 +64,26 @@ class IdMap:
 
         Rows that do not exist have none.
         """
+        known = self._known[one.type_id]
+        found = {key: known[key] for key in keys if key in known}
+        unknown = [key for key in keys if key not in found]
+        if not unknown:
+            return found
         with snapshot(self._engine) as connection:
-            marks = one.marks.marks_of(connection, keys)
-        found = {
+            marks = one.marks.marks_of(connection, unknown)
+        new = {
             key: mark.object_id
             for key, mark in marks.items()
             if mark.object_id is not None
         }
-        missing = self.proposals(one, [k for k in keys if k not in found])
+        missing = self.proposals(one, [k for k in unknown if k not in new])
         if missing:
             with snapshot(self._engine) as connection:
-                found.update(one.marks.claim_ids(connection, missing))
-        return found
+                new.update(one.marks.claim_ids(connection, missing))
+        if len(known) > _MOST:
+            known.clear()
+        known.update(new)
+        return {**found, **new}
 
     def of_references(
         self, references: Iterable[Reference]

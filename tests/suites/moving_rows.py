@@ -20,6 +20,7 @@ from sqlalchemy import Table
 from sqlalchemy.exc import IntegrityError
 
 from sqla_shard.exc import StageChangedError
+from sqla_shard.exc import StageUnavailableError
 from sqla_shard.ids import pack
 from sqla_shard.migrate.comparing import compare
 from sqla_shard.migrate.comparing import Comparison
@@ -220,6 +221,13 @@ class Fencing:
             done.result(60)
         with engine.begin() as connection:
             assert fence.enter(connection) == MARKING
+
+    def test_without_the_table(self, engine):
+        fence = Fence()
+        fence.table.drop(engine, checkfirst=True)
+        refused = pytest.raises(StageUnavailableError, match="plan --create")
+        with engine.begin() as connection, refused:
+            fence.enter(connection)
 
     def test_an_older_process_does_not_lower_it(self, engine):
         fence = Fence()
