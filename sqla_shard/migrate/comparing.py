@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from sqla_shard.migrate.copying import Part
 from sqla_shard.migrate.copying import Row
-from sqla_shard.migrate.marks import Key
+from sqla_shard.migrate.mark_tables import Key
 
 __all__ = ["Comparison", "Seen", "compare", "look"]
 

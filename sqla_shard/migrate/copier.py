@@ -13,14 +13,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Engine
-from sqlalchemy import func
-from sqlalchemy import Select
-from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.exc import SQLAlchemyError
@@ -28,7 +24,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.dialects import backend_for
 from sqla_shard.dialects.base import Failure
-from sqla_shard.engine import by_server
 from sqla_shard.engine.unread import reason
 from sqla_shard.exc import UnclaimableRowError
 from sqla_shard.migrate.copying import apply_images
@@ -39,23 +34,20 @@ from sqla_shard.migrate.copying import Row
 from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.ids import IdMap
 from sqla_shard.migrate.links import MovedLinks
-from sqla_shard.migrate.marks import Key
-from sqla_shard.migrate.stages import Side
+from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.tables import MovedRows
 from sqla_shard.migrate.tables import MovedTable
 from sqla_shard.migrate.tables import ShardObjects
+from sqla_shard.migrate.waiting import grouped
+from sqla_shard.migrate.waiting import Waiting
 from sqla_shard.models.lookup_definition import link
 
-__all__ = ["Copier", "Waiting"]
+__all__ = ["Copier"]
 
 log = logging.getLogger(__name__)
 
 #: Attempts of a copy that loses against another transaction.
 _ATTEMPTS = 4
-
-#: A table, and the keys of some of its rows that wait to be copied: in the
-#: database, or on the shard of the number.
-Waiting = tuple[MovedRows, int | None, list[Key]]
 
 
 class Copier:
@@ -73,7 +65,6 @@ class Copier:
         cluster: Cluster,
     ) -> None:
         self.ids = IdMap(tables, engine, cluster)
-        self._tables = tables
         self._types = {
             one.type_id: one
             for one in tables.values()
@@ -349,10 +340,10 @@ class Copier:
             )
         return len(newer)
 
-    # -- what waits
+    # -- in the direction of the rows that wait
 
     def copy(self, waiting: Waiting, *, number: int) -> int:
-        """Copy rows of :meth:`waiting`; return the number of written rows."""
+        """Copy rows that wait; return the number of written rows."""
         one, shard_id, keys = waiting
         if shard_id is None:
             return self.forward(one, keys, number=number)
@@ -406,96 +397,3 @@ class Copier:
             backend.classify(original) is Failure.CONFLICT
             for backend in backends
         )
-
-    def waiting(self, source: Side, *, limit: int = 500) -> Iterator[Waiting]:
-        """Yield rows that wait to be copied from a side, in pages.
-
-        :param limit: maximum number of rows of a page.
-        """
-        for one in self._tables.values():
-            if source == "legacy":
-                yield from self._waiting_rows(one, limit)
-            else:
-                yield from self._waiting_objects(one, limit)
-
-    def _waiting_rows(self, one: MovedRows, limit: int) -> Iterator[Waiting]:
-        if isinstance(one, MovedLinks):
-            yield from self._waiting_links(one, limit)
-            return
-        after = None
-        while True:
-            with snapshot(self._engine) as connection:
-                marks = one.marks.waiting(connection, after=after, limit=limit)
-            if marks:
-                yield one, None, list(marks)
-            if len(marks) < limit:
-                return
-            # A page of rows without an id is followed by those with one.
-            after = max(mark.object_id or 0 for mark in marks.values())
-
-    def _waiting_links(self, one: MovedLinks, limit: int) -> Iterator[Waiting]:
-        after: Key | None = None
-        while True:
-            with snapshot(self._engine) as connection:
-                keys = one.marks.keys_after(
-                    connection, after=after, limit=limit, waits=True
-                )
-            if not keys:
-                return
-            yield one, None, keys
-            after = keys[-1]
-
-    def _waiting_objects(
-        self, one: MovedRows, limit: int
-    ) -> Iterator[Waiting]:
-        marks = one.shard_marks.table
-        statement = (
-            select(*marks.primary_key)
-            .where(marks.c.waits.is_(True))
-            .limit(limit)
-        )
-        # The keys are object ids, so they name their shards.
-        keys = [tuple(row) for row in self._on_servers(one, statement)]
-        for shard_id, some in grouped(one, keys).items():
-            yield one, shard_id, some
-
-    def _on_servers(self, one: MovedRows, statement: Select[Any]) -> list[Any]:
-        """Return the rows of all shards, by one statement for each server."""
-        found: list[Any] = []
-        with self._cluster.session(cache=False) as session:
-            places = session.places.all_places(one.keyspace(session.places))
-            for on_one in by_server(places):
-                found += session.execute(
-                    statement, bind_arguments={"places": on_one}
-                )
-        return found
-
-    def shards(self, one: MovedRows) -> range:
-        """Return the numbers of the shards of a table."""
-        return range(one.keyspace(self._cluster.places).shards)
-
-    def count_waiting(self, source: Side) -> dict[str, int]:
-        """Return the numbers of rows that wait to be copied, by table."""
-        found = {}
-        for name, one in self._tables.items():
-            if source == "legacy":
-                with snapshot(self._engine) as connection:
-                    found[name] = one.marks.count_waiting(connection)
-                continue
-            marks = one.shard_marks.table.c
-            statement = select(func.count(marks.key_1)).where(
-                marks.waits.is_(True)
-            )
-            found[name] = sum(
-                row[0] for row in self._on_servers(one, statement)
-            )
-        return found
-
-
-def grouped(one: MovedRows, keys: Iterable[Key]) -> dict[int, list[Key]]:
-    """Return keys on the shards by the number of their shard."""
-    layout = one.layout
-    found: dict[int, list[Key]] = {}
-    for key in keys:
-        found.setdefault(layout.unpack(key[0]).shard_id, []).append(key)
-    return found

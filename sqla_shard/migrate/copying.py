@@ -25,7 +25,7 @@ from sqlalchemy import Engine
 
 from sqla_shard.dialects import backend_for
 from sqla_shard.migrate.fences import Fence
-from sqla_shard.migrate.marks import Key
+from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.marks import Marks
 from sqla_shard.migrate.stages import Progress
 

@@ -12,19 +12,19 @@ from sqla_shard.migrate.comparing import compare
 from sqla_shard.migrate.comparing import Comparison
 from sqla_shard.migrate.comparing import look
 from sqla_shard.migrate.comparing import Seen
-from sqla_shard.migrate.copier import grouped
-from sqla_shard.migrate.copier import Waiting
 from sqla_shard.migrate.copying import Image
 from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.fences import Fence
 from sqla_shard.migrate.links import MovedLinks
-from sqla_shard.migrate.marks import Key
+from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.pass_reports import Found
 from sqla_shard.migrate.pass_reports import Pass
 from sqla_shard.migrate.pass_reports import record_pass
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.tables import MovedRows
+from sqla_shard.migrate.waiting import grouped
+from sqla_shard.migrate.waiting import Waiting
 from sqla_shard.util.pace import Throttle
 
 __all__ = ["FullPass"]
@@ -68,7 +68,8 @@ class FullPass:
         for one in self._move.tables.values():
             self._unmarked_rows(one)
             self._marked_rows(one)
-            for shard_id in self._copier.shards(one):
+            shards = one.keyspace(self._move.cluster.places).shards
+            for shard_id in range(shards):
                 self._unknown_rows(one, shard_id)
         record_pass(self._move, self._now, self._pass)
         return self._pass

@@ -22,7 +22,7 @@ from sqla_shard.exc import UnclaimableRowError
 from sqla_shard.migrate.copying import Image
 from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.links import MovedLinks
-from sqla_shard.migrate.marks import Key
+from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.rows import Reference
 from sqla_shard.migrate.tables import MovedRows
 from sqla_shard.migrate.tables import MovedTable

@@ -29,8 +29,8 @@ from sqla_shard.exc import DeclarationError
 from sqla_shard.migrate.copying import Row
 from sqla_shard.migrate.declaration import MappingTable
 from sqla_shard.migrate.future import Future
-from sqla_shard.migrate.marks import among
-from sqla_shard.migrate.marks import Key
+from sqla_shard.migrate.mark_tables import among
+from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.rows import Difference
 from sqla_shard.migrate.rows import Reference
 from sqla_shard.migrate.tables import Moved

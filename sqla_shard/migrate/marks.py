@@ -25,42 +25,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
-from typing import TypeAlias
 
 from sqlalchemy import and_
-from sqlalchemy import BigInteger
 from sqlalchemy import bindparam
-from sqlalchemy import Boolean
-from sqlalchemy import Column
-from sqlalchemy import Computed
 from sqlalchemy import Connection
-from sqlalchemy import false
 from sqlalchemy import func
-from sqlalchemy import Index
-from sqlalchemy import Integer
-from sqlalchemy import MetaData
 from sqlalchemy import or_
 from sqlalchemy import select
 from sqlalchemy import Table
-from sqlalchemy import UniqueConstraint
 from sqlalchemy import update
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import TypeEngine
 
-from sqla_shard.dialects.sql import COUNTING
 from sqla_shard.dialects.sql import InsertCounting
 from sqla_shard.dialects.sql import InsertMissing
+from sqla_shard.migrate.mark_tables import after_key
+from sqla_shard.migrate.mark_tables import among
+from sqla_shard.migrate.mark_tables import Key
+from sqla_shard.migrate.mark_tables import table_of_marks
 
-__all__ = ["Key", "Mark", "Marks", "after_key", "among"]
-
-#: Values of the columns that identify a row.
-Key: TypeAlias = tuple[Any, ...]
+__all__ = ["Mark", "Marks"]
 
 #: Maximum number of keys in one statement.
 _BATCH = 500
-
-_PREFIX = "sqla_shard_moved_"
-_LONGEST = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +87,7 @@ class Marks:
         self.key = tuple(table.primary_key)
         if not self.key:
             raise ValueError(f"{table.key} has no primary key")
-        self.table = _table(table, types or [_wide(one) for one in self.key])
+        self.table = table_of_marks(table, types)
         self._columns = tuple(
             column for column in self.table.c if column.primary_key
         )
@@ -428,72 +415,6 @@ class Marks:
         return among(self._columns, keys)
 
 
-def among(
-    columns: Sequence[Column[Any]], keys: Sequence[Key]
-) -> ColumnElement[bool]:
-    """Return the condition of rows with one of some keys."""
-    if len(columns) == 1:
-        return columns[0].in_([value for (value,) in keys])
-    # Row values in IN do not use the primary key on older servers.
-    return or_(
-        false(),
-        *(
-            and_(
-                *(
-                    column == value
-                    for column, value in zip(columns, key, strict=True)
-                )
-            )
-            for key in keys
-        ),
-    )
-
-
-def _wide(column: Column[Any]) -> TypeEngine[Any]:
-    """Return the type of a key; integers have room for those of no row."""
-    if isinstance(column.type, Integer):
-        return BigInteger().with_variant(Integer(), "sqlite")
-    return column.type
-
-
-def _table(source: Table, types: Sequence[TypeEngine[Any]]) -> Table:
-    """Return the table of marks, with the same collation and engine."""
-    name = f"{_PREFIX}{source.name}"
-    if len(name) > _LONGEST:
-        raise ValueError(
-            f"the name of the table of marks, {name!r}, has more than "
-            f"{_LONGEST} characters: rename {source.key}"
-        )
-    keys = [
-        Column(f"key_{index}", type_, primary_key=True, autoincrement=False)
-        for index, type_ in enumerate(types, start=1)
-    ]
-    return Table(
-        name,
-        MetaData(),
-        *keys,
-        Column("object_id", BigInteger),
-        Column("version", BigInteger, nullable=False),
-        Column("copied", BigInteger, nullable=False),
-        Column("round", Integer, nullable=False),
-        Column(
-            "waits",
-            Boolean(create_constraint=False),
-            Computed("version > copied", persisted=True),
-        ),
-        # On SQLite names of indexes are those of the whole file.
-        UniqueConstraint("object_id", name=f"{name}_id"[-_LONGEST:]),
-        Index(f"{name}_waits"[-_LONGEST:], "waits", "object_id"),
-        schema=source.schema,
-        info={COUNTING: (tuple(one.name for one in keys), "version")},
-        **{
-            name: value
-            for name, value in source.kwargs.items()
-            if name.startswith(("mysql_", "mariadb_"))
-        },
-    )
-
-
 def _by_version(
     versions: Mapping[Key, int], keys: Iterable[Key]
 ) -> Iterator[tuple[int, list[Key]]]:
@@ -504,15 +425,6 @@ def _by_version(
     for version, same in grouped.items():
         for batch in _batches(same):
             yield version, batch
-
-
-def after_key(columns: Sequence[Column[Any]], key: Key) -> ColumnElement[bool]:
-    """Return the condition of keys that follow a key, in their order."""
-    greater: ColumnElement[bool] = columns[0] > key[0]
-    if len(columns) == 1:
-        return greater
-    rest = after_key(columns[1:], key[1:])
-    return or_(greater, and_(columns[0] == key[0], rest))
 
 
 def _sorted(keys: Iterable[Key]) -> list[Key]:

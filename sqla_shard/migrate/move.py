@@ -56,7 +56,6 @@ from sqla_shard.exc import MoveSetupError
 from sqla_shard.exc import SideClosedError
 from sqla_shard.exc import StageUnavailableError
 from sqla_shard.migrate.copier import Copier
-from sqla_shard.migrate.copier import grouped
 from sqla_shard.migrate.declaration import Declaration
 from sqla_shard.migrate.declaration import Item
 from sqla_shard.migrate.declaration import Lookup
@@ -73,6 +72,8 @@ from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.tables import Moved
 from sqla_shard.migrate.tables import MovedRows
 from sqla_shard.migrate.tables import MovedTable
+from sqla_shard.migrate.waiting import grouped
+from sqla_shard.migrate.waiting import WaitingRows
 
 __all__ = ["Move"]
 
@@ -133,6 +134,7 @@ class Move:
         self.tables = _tables(declaration, metadata, classes)
         self._classes = classes.keys()
         self.copier = Copier(self.tables, engine, cluster)
+        self.waiting = WaitingRows(self.tables, engine, cluster)
         self.counts: Counter[str] = Counter()
         self._copies = copies
         self._refresh = refresh

@@ -210,7 +210,7 @@ def status(move: Move) -> MoveStatus:
         progress=now,
         fences_behind=sum(n != now.number for n in switch.fences()),
         unclaimed=switch.count_unclaimed(now) if source == "legacy" else 0,
-        waiting={} if source is None else move.copier.count_waiting(source),
+        waiting={} if source is None else move.waiting.count(source),
         differences=None if last is None else last.differences,
     )
 

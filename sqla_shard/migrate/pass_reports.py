@@ -18,7 +18,7 @@ from sqlalchemy import select
 from sqlalchemy import Table
 
 from sqla_shard.migrate.copying import snapshot
-from sqla_shard.migrate.marks import Key
+from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.stages import Progress
 

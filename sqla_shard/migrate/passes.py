@@ -16,16 +16,16 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait
 
 from sqla_shard.exc import StageRefusedError
-from sqla_shard.migrate.copier import Waiting
 from sqla_shard.migrate.copying import claim_page
 from sqla_shard.migrate.fences import Fence
 from sqla_shard.migrate.full_pass import FullPass
-from sqla_shard.migrate.marks import Key
+from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.pass_reports import Pass
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.tables import MovedRows
 from sqla_shard.migrate.tables import MovedTable
+from sqla_shard.migrate.waiting import Waiting
 from sqla_shard.util.pace import Throttle
 
 __all__ = ["backfill", "reconcile", "verify"]
@@ -61,7 +61,7 @@ def backfill(
             on_progress(waiting[0].name, len(waiting[2]))
             return left
 
-        for waiting in move.copier.waiting("legacy"):
+        for waiting in move.waiting.pages("legacy"):
             throttle.take(len(waiting[2]))
             pending.add(pool.submit(copy, waiting))
             if len(pending) >= 2 * jobs:

@@ -37,7 +37,7 @@ from sqla_shard.exc import MoveSetupError
 from sqla_shard.exc import SideClosedError
 from sqla_shard.exc import UnmarkedWriteError
 from sqla_shard.migrate.fences import Fence
-from sqla_shard.migrate.marks import Key
+from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.marks import Marks
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.stages import Side

@@ -271,7 +271,7 @@ class Switch:
             if last is not None and last.is_equal:
                 found.add("equal")
         if "drained" in needs and now.rules.source is not None:
-            counts = self._move.copier.count_waiting(now.rules.source)
+            counts = self._move.waiting.count(now.rules.source)
             if not any(counts.values()):
                 found.add("drained")
         return found
@@ -293,7 +293,7 @@ def copy_waiting(move: Move, now: Progress) -> int:
         return 0
     return sum(
         move.copier.copy_or_log(waiting, number=now.round)
-        for waiting in move.copier.waiting(now.rules.source)
+        for waiting in move.waiting.pages(now.rules.source)
     )
 
 
@@ -309,7 +309,7 @@ def drain(move: Move, now: Progress, *, timeout: float) -> int:
     pause = Event()
     while True:
         copy_waiting(move, now)
-        left = sum(move.copier.count_waiting(source).values())
+        left = sum(move.waiting.count(source).values())
         if not left or monotonic() > deadline:
             return left
         # A row may wait for another one, which was copied after it.

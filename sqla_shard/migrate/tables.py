@@ -40,9 +40,9 @@ from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.declaration import Owned
 from sqla_shard.migrate.declaration import Owner
 from sqla_shard.migrate.future import Future
-from sqla_shard.migrate.marks import after_key
-from sqla_shard.migrate.marks import among
-from sqla_shard.migrate.marks import Key
+from sqla_shard.migrate.mark_tables import after_key
+from sqla_shard.migrate.mark_tables import among
+from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.marks import Marks
 from sqla_shard.migrate.rows import Conversion
 from sqla_shard.migrate.rows import Difference
