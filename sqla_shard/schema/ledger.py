@@ -129,10 +129,21 @@ def upgrade_own_tables(
         _run(connection)
     finally:
         event.remove(connection, "before_cursor_execute", record)
-    # If another runner was faster, some or all of the statements were not
-    # sent.
-    if version is None and sent:
-        _sent[kind] = sent
+    # After a killed or another runner, only some of the statements were sent,
+    # or none.
+    if sent and read(sent[0]).tables == (VERSION_TABLE,):
+        _sent[kind] = _with_one_version(sent)
+
+
+def _with_one_version(sent: Iterable[str]) -> list[str]:
+    """Return statements that write the version after the last table.
+
+    The server would sync its log for each version.  If the statements do not
+    run to their end there is no version, and alembic repeats them all.
+    """
+    version = f"INSERT INTO {VERSION_TABLE} VALUES ('{own_head()}')"  # noqa: S608 - constants
+    tables = [one for one in sent if read(one).effect is not Effect.ROWS]
+    return [*tables, version]
 
 
 def _repeat(
