@@ -91,8 +91,10 @@ def choose_dictionary(
 ) -> None:
     """Set the dictionary of the blob of an object that is written."""
     name = name_of(mapper.local_table)
+    if name is None:
+        return
     session = object_session(target)
-    if name is None or not isinstance(session, ShardSession):
+    if not isinstance(session, ShardSession):
         return
     place = place_of(session, mapper, target)
     blob: Blob = target.__dict__["data"]

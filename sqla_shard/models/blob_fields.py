@@ -499,7 +499,7 @@ def blob_of(instance: Any) -> Blob:
 
 def new_blob(instance: Any) -> Blob:
     """Give a new object an empty blob; return the blob."""
-    instance.data = {}
+    instance.data = Blob._trusted({})
     data: Blob = instance.__dict__["data"]
     data.from_fields = True
     return data

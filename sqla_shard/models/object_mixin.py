@@ -43,6 +43,7 @@ from sqlalchemy.orm import FromStatement
 from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
 from sqlalchemy.orm import ORMExecuteState
+from sqlalchemy.orm.attributes import instance_state
 
 from sqla_shard.dialects.sql import UpdatedAt
 from sqla_shard.exc import ClassDefinitionError
@@ -208,7 +209,10 @@ def _fill_new(session: ShardSession, context: Any, objects: Any) -> None:
 
 
 def _fill(instance: ObjectMixin) -> None:
-    data = blob_of(instance)
+    # Faster than the attribute; a new object with a blob has it there.
+    data = instance.__dict__.get("data")
+    if data is None:
+        data = blob_of(instance)
     fields = instance.__sqla_shard__.fields
     if not fields.keys() <= data.keys():
         for made in fields.values():
@@ -225,7 +229,7 @@ def _before_insert(mapper: Any, connection: Any, target: ObjectMixin) -> None:
 
 def _after_insert(mapper: Any, connection: Any, target: ObjectMixin) -> None:
     data = target.__dict__["data"]
-    remember_written(inspect(target))
+    remember_written(instance_state(target))
     data.source, data.stored = data.sent, data.sent_stored
     data.from_fields = False
 

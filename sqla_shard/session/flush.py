@@ -30,6 +30,7 @@ from sqla_shard.session.new_ids import issue_for_objects
 from sqla_shard.session.placement import parent_shard
 from sqla_shard.session.placement import root_shard
 from sqla_shard.session.row_cache import refuse_cached_autocommit
+from sqla_shard.topology import Keyspace
 from sqla_shard.types import IdType
 from sqla_shard.util import sqlalchemy_private as private
 
@@ -71,6 +72,9 @@ class Collections:
         for (child, attribute), parent in self._found().items():
             yield child, attribute, parent
 
+    def __bool__(self) -> bool:
+        return bool(self._found())
+
     def parent(self, child: InstanceState[Any], attribute: str) -> Any:
         """Return the object whose id the flush puts into an attribute."""
         return self._found().get((child, attribute))
@@ -106,6 +110,8 @@ class Links:
     :ivar parent_attribute: the attribute with the parent's id.  Without
         ``colocate_with`` it is ``id_attribute``; for a mapping row, the id
         of its source.
+    :ivar is_root: whether objects have no parent, and refer to no row of
+        their own shard.
     """
 
     references: tuple[tuple[str, IdType], ...]
@@ -114,6 +120,7 @@ class Links:
     linked: tuple[str, ...]
     id_attribute: str
     parent_attribute: str
+    is_root: bool
 
 
 _known: weakref.WeakKeyDictionary[Mapper[Any], Links] = (
@@ -127,6 +134,8 @@ def links_of(mapper: Mapper[Any]) -> Links:
     if found is None:
         spec = spec_of(mapper.local_table)
         id_attribute = _id_attribute(mapper, spec)
+        references = tuple(_references(mapper))
+        up = tuple(_filled(mapper, RelationshipDirection.MANYTOONE, here=True))
         found = _known[mapper] = Links(
             id_attribute=id_attribute,
             parent_attribute=(
@@ -134,10 +143,16 @@ def links_of(mapper: Mapper[Any]) -> Links:
                 if spec.colocation is None
                 else spec.colocation.field
             ),
-            references=tuple(_references(mapper)),
-            up=tuple(
-                _filled(mapper, RelationshipDirection.MANYTOONE, here=True)
+            is_root=(
+                spec.kind == "objects"
+                and spec.reference is None
+                and spec.colocation is None
+                and spec.id_index is not None
+                and not mapper.primary_key[spec.id_index].foreign_keys
+                and not (references or up)
             ),
+            references=references,
+            up=up,
             down=tuple(
                 _filled(mapper, RelationshipDirection.ONETOMANY, here=False)
             ),
@@ -237,8 +252,17 @@ def place_of(
     shard_id = _own_shard(session, state, spec, collections)
     if shard_id is None:
         _check_root(state, spec)
-        shard_id = root_shard(session, keyspace, state.mapper.class_)
+        return _place_root(session, state, keyspace)
     place = session.placed[state] = places.place(keyspace, shard_id)
+    return place
+
+
+def _place_root(
+    session: ShardSession, state: InstanceState[Any], keyspace: Keyspace
+) -> Place:
+    shard_id = root_shard(session, keyspace, state.mapper.class_)
+    place = session.places.place(keyspace, shard_id)
+    session.placed[state] = place
     return place
 
 
@@ -280,15 +304,26 @@ def _place_objects(session: ShardSession) -> None:
             _place(session, state, collections, written)
     for state in unmodified:
         _log_collections(session, state)
+    keyspaces: dict[Mapper[Any], Keyspace | None] = {}
     for state in roots:
-        _place(session, state, collections, written)
+        mapper = state.mapper
+        if mapper not in keyspaces:
+            keyspaces[mapper] = _keyspace_of_roots(session, mapper)
+        keyspace = keyspaces[mapper]
+        if keyspace is None or state in session.placed:
+            _place(session, state, collections, written)
+        else:
+            written.add(state, _place_root(session, state, keyspace))
     for child, attribute, parent in collections:
         # A child that is not in the session is not written.
         if child.session is not None:
             place = place_of(session, None, child.obj())
             _check_link(session, child, attribute, parent, place)
     for instance in (*dirty, *new):
-        _check_linked(session, instance_state(instance))
+        state = instance_state(instance)
+        linked = links_of(state.mapper).linked
+        if linked:
+            _check_linked(session, state, linked)
 
 
 def _has_own_shard(
@@ -298,6 +333,15 @@ def _has_own_shard(
 
     The shard that is found is that of :func:`place_of`.
     """
+    links = links_of(state.mapper)
+    if (
+        links.is_root
+        and not collections
+        and state.key is None
+        and state.dict.get(links.id_attribute) is None
+        and state.dict.get(REQUESTED) is None
+    ):
+        return False
     spec = spec_of(state.mapper.local_table)
     if spec.id_index is None:
         return True
@@ -309,6 +353,19 @@ def _has_own_shard(
         keyspace = places.keyspace(spec.keyspace, spec.kind, spec.layout)
         session.placed[state] = places.place(keyspace, shard_id)
     return True
+
+
+def _keyspace_of_roots(
+    session: ShardSession, mapper: Mapper[Any]
+) -> Keyspace | None:
+    """Return the keyspace of a class whose objects have no parent.
+
+    :returns: None for any other class.
+    """
+    if not links_of(mapper).is_root:
+        return None
+    spec = spec_of(mapper.local_table)
+    return session.places.keyspace(spec.keyspace, spec.kind, spec.layout)
 
 
 class _Written:
@@ -499,12 +556,15 @@ def _check_link(
         raise _elsewhere_error(state, attribute, parent, shard_id, place)
 
 
-def _check_linked(session: ShardSession, state: InstanceState[Any]) -> None:
+def _check_linked(
+    session: ShardSession, state: InstanceState[Any], linked: tuple[str, ...]
+) -> None:
     """Refuse to link objects of two shards.
 
+    :param linked: the many-to-many relationships of the class.
     :raises ColocationError: if the objects are on different shards.
     """
-    for key in links_of(state.mapper).linked:
+    for key in linked:
         for other in changed(state, key).added:
             if other is None or not _is_on_a_shard(inspect(other)):
                 continue

@@ -14,6 +14,7 @@ from typing import Protocol
 from typing import TYPE_CHECKING
 
 from sqlalchemy.orm import InstanceState
+from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.attributes import instance_state
 from sqlalchemy.orm.attributes import set_attribute
 
@@ -87,16 +88,17 @@ def issue_for_objects(session: ShardSession) -> None:
     wanted: dict[tuple[Place, Any], list[InstanceState[Any]]] = {}
     for instance in session.new:
         state = instance_state(instance)
-        place = session.placed.get(state)
-        if place is not None and _lacks_id(state):
-            key = place, state.mapper.local_table
-            wanted.setdefault(key, []).append(state)
+        if _lacks_id(session, state):
+            place = session.placed.get(state)
+            if place is not None:
+                key = place, state.mapper.local_table
+                wanted.setdefault(key, []).append(state)
     for (place, table), states in wanted.items():
         # Issue them in the order in which the flush inserts the rows.
         states.sort(key=lambda state: state.insert_order or 0)
         ids = issue(session, table, place, len(states))
         for state, new_id in zip(states, ids, strict=True):
-            _set_id(state, new_id)
+            _set_id(session, state, new_id)
 
 
 def issue_for_object(
@@ -104,22 +106,37 @@ def issue_for_object(
 ) -> None:
     """Give an id to an object that was added during the flush."""
     state = instance_state(instance)
-    if state.key is None and _lacks_id(state):
+    if state.key is None and _lacks_id(session, state):
         (new_id,) = issue(session, state.mapper.local_table, place, 1)
-        _set_id(state, new_id)
+        _set_id(session, state, new_id)
 
 
-def _id_attribute(state: InstanceState[Any]) -> str:
-    mapper = state.mapper
-    return str(mapper.get_property_by_column(mapper.primary_key[0]).key)
+def _lacks_id(session: ShardSession, state: InstanceState[Any]) -> bool:
+    attribute = _issued_attribute(session, state.mapper)
+    return attribute is not None and state.dict.get(attribute) is None
 
 
-def _lacks_id(state: InstanceState[Any]) -> bool:
-    return (
-        lacks_issued_id(state.mapper.local_table)
-        and state.dict.get(_id_attribute(state)) is None
-    )
+def _set_id(
+    session: ShardSession, state: InstanceState[Any], new_id: int
+) -> None:
+    attribute = _issued_attribute(session, state.mapper)
+    assert attribute is not None  # noqa: S101 - of _lacks_id()
+    set_attribute(state.obj(), attribute, new_id)
 
 
-def _set_id(state: InstanceState[Any], new_id: int) -> None:
-    set_attribute(state.obj(), _id_attribute(state), new_id)
+def _issued_attribute(
+    session: ShardSession, mapper: Mapper[Any]
+) -> str | None:
+    """Return the attribute of the id; None if it is not issued.
+
+    A flush asks for each of its objects.
+    """
+    known = session.issued_attributes
+    try:
+        return known[mapper]
+    except KeyError:
+        found = None
+    if lacks_issued_id(mapper.local_table):
+        found = mapper.get_property_by_column(mapper.primary_key[0]).key
+    known[mapper] = found
+    return found

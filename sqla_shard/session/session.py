@@ -442,6 +442,8 @@ class ShardSession(ShardedSession):
     _cache_connection: Connection | None = None
     #: The views of the running flush, if any.
     _flush_views: dict[Place, ShardView] | None = None
+    #: By class, for the running flush; see :mod:`.new_ids`.
+    issued_attributes: dict[Mapper[Any], str | None]
 
     def _connection_for_bind(
         self, engine: Any, execution_options: Any = None, **kw: Any
@@ -491,6 +493,7 @@ class ShardSession(ShardedSession):
         """Flush; see :meth:`sqlalchemy.orm.Session.flush`."""
         with self.usage:
             self._flush_views = {}
+            self.issued_attributes = {}
             try:
                 super().flush(objects)
             finally:

@@ -135,7 +135,9 @@ class Blob(TrackedDict, Mutable):
                     "refreshed after the container was read. Read it from "
                     "the object again and change that one"
                 )
-            flag_modified(holder, key)
+            # A new object was flagged when it got the blob.
+            if not (self.from_fields and key in state.committed_state):
+                flag_modified(holder, key)
         if not is_held:
             raise BlobError(
                 "the change would not be written: the object of this "
@@ -151,6 +153,12 @@ class Blob(TrackedDict, Mutable):
         sufficient, which takes a tenth of the time of one with weak keys.
         """
         return {}
+
+    def _is_unused(self) -> bool:
+        """Return whether it is empty and never was the value of an object."""
+        return not (
+            self or self._parents or self.released or self.source is not None
+        )
 
     @property
     def holders(self) -> list[Any]:
@@ -215,8 +223,10 @@ def _before_set(state: Any, value: Any, old: Any, initiator: Any) -> Any:
     if isinstance(value, Blob):
         if value is old:
             return value
-        # A blob of another object is copied: a shared one would flag both.
-        value = plain(value)
+        if not value._is_unused():
+            # A blob of another object is copied: a shared one would flag
+            # both.
+            value = plain(value)
     value = Blob.coerce(initiator.key, value)
     if isinstance(old, Blob):
         old.released = True
