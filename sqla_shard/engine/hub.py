@@ -1,9 +1,11 @@
 """Several executions of one session that take turns in its thread.
 
 Each execution is a greenlet, a :class:`Lane`.  When SQLAlchemy passes a
-statement to the driver, the lane passes that call to a thread and lets the
-other lanes continue: all ORM work stays in the thread of the session, and
-the waits overlap.
+statement to the driver, the lane passes that call on and lets the other lanes
+continue: all ORM work stays in the thread of the session, and the waits
+overlap.  The call is made in a thread, or, if the sockets of all drivers can
+be polled, in a greenlet of the same thread that continues when its socket is
+ready.
 
 Three rules, each with the failure that it prevents:
 
@@ -13,7 +15,7 @@ Three rules, each with the failure that it prevents:
   passed, whichever server responds first.  Otherwise the order in which
   objects are loaded would change;
 * every lane has ended when :meth:`Hub.run` returns or raises.  A connection
-  must not be rolled back while a thread is using it.
+  must not be rolled back while a call is using it.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from greenlet import greenlet
 from sqlalchemy import Connection
 
 from sqla_shard.dialects import interrupt
+from sqla_shard.dialects.polling import Call as PolledCall
+from sqla_shard.dialects.polling import Poller
 from sqla_shard.engine.lanes import invalidate
 from sqla_shard.engine.lanes import Lanes
 from sqla_shard.engine.lanes import Task
@@ -76,7 +80,10 @@ class Stopped(Exception):  # noqa: N818  # no error
 
 
 class _Call:
-    """A call of a driver that a lane waits for."""
+    """A call of a driver that a lane waits for.
+
+    :ivar polled: the greenlet that makes it; None if a thread does.
+    """
 
     def __init__(
         self, lane: Lane, connection: Connection, work: Callable[[], None]
@@ -88,6 +95,7 @@ class _Call:
         self.work = work
         self.queued = False
         self.task: Task[None] | None = None
+        self.polled: PolledCall | None = None
         self.cancelled = False
 
     def is_over(self) -> bool:
@@ -176,11 +184,13 @@ class Hub:
     the other methods.
 
     :param lanes: threads for calls of drivers.
+    :param poller: makes the calls in this thread; None for threads.
     """
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: Lanes, poller: Poller | None = None) -> None:
         self.greenlet = getcurrent()
         self._lanes = lanes
+        self._poller = poller
         self._groups: list[_Group] = []
         self._ready: deque[Lane] = deque()
         self._answers: SimpleQueue[_Call] = SimpleQueue()
@@ -202,8 +212,8 @@ class Hub:
                     self._abort(group)
                 self._step()
             except BaseException as error:
-                # Ctrl-C: threads still use the connections, and must end
-                # before the connections are rolled back.
+                # Ctrl-C: calls still use the connections, and must end before
+                # the connections are rolled back.
                 self._raised = error
                 self._to_abort = True
         invalidate(self._cut)
@@ -224,6 +234,9 @@ class Hub:
     def _step(self) -> None:
         if self._ready:
             self._resume(self._ready.popleft())
+            return
+        if self._poller is not None and self._answers.empty():
+            self._poller.step()
             return
         try:
             timeout = _AGAIN if self._cut else None
@@ -291,6 +304,10 @@ class Hub:
         task = Task(call.work)
         task.future.add_done_callback(lambda future: self._answers.put(call))
         call.task = task
+        if self._poller is not None:
+            call.polled = PolledCall(task)
+            self._poller.resume(call.polled)
+            return
         # Weak reference: the connection outlives the session, to which the
         # future refers.
         call.info[_CALL] = weakref.ref(task.future)
@@ -368,7 +385,13 @@ class Hub:
         if not connection.invalidated and not connection.closed:
             if connection not in self._cut:
                 self._cut.append(connection)
-            interrupt(call.wire)
+            if call.polled is None:
+                interrupt(call.wire)
+        if self._poller is not None and call.polled is not None:
+            # The driver closes the connection.
+            self._poller.end([call.polled])
+            # Another interrupt may have ended it just before it had a result.
+            call.cancelled = call.task is None or not call.task.future.done()
 
     def call(
         self,
@@ -380,8 +403,8 @@ class Hub:
     ) -> None:
         """Call the driver of a lane while other lanes continue.
 
-        :param leaves: whether a thread may make the call; otherwise it is made
-            in this thread, unless the connection is in use.
+        :param leaves: whether the call may be made outside of the lane;
+            otherwise the lane makes it, unless the connection is in use.
         :raises Stopped: after another lane has failed.
         """
         if lane.group.is_stopped():

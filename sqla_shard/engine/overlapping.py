@@ -7,9 +7,11 @@ DELETE on several shards, and all statements of
     overlap([partial(execute_on, shard) for shard in shards],
             connections, lanes)
 
-All ORM work is done in the thread of the session; the ``do_execute`` event
-passes the calls of drivers to the threads of :class:`~.lanes.Lanes`.  Calls on
-these connections stay in the thread of the session:
+All ORM work is done in the thread of the session.  The ``do_execute`` event
+passes the calls of drivers to a :class:`~.hub.Hub`.  If the sockets of all
+connections can be polled, each statement is sent before the first response is
+awaited, in the same thread; otherwise the calls are made in the threads of
+:class:`~.lanes.Lanes`, but for calls on these connections:
 
 * SQLite in memory, and any pool with one connection for each thread, or one
   for all threads;
@@ -44,6 +46,7 @@ from sqlalchemy.pool import StaticPool
 from sqlalchemy.util import await_only
 from sqlalchemy.util import greenlet_spawn
 
+from sqla_shard.dialects.polling import Poller
 from sqla_shard.engine.execution import call_next_listeners
 from sqla_shard.engine.hub import before_invalidate
 from sqla_shard.engine.hub import Hub
@@ -51,6 +54,8 @@ from sqla_shard.engine.hub import Lane
 from sqla_shard.engine.hub import Stopped
 from sqla_shard.engine.lanes import AwaitedLanes
 from sqla_shard.engine.lanes import Lanes
+from sqla_shard.engine.polled_lanes import lanes_for
+from sqla_shard.engine.polled_lanes import POLLED
 
 __all__ = [
     "Turn",
@@ -176,7 +181,8 @@ def overlap(
         loaded in this order.
     :param connections: connections of the session that the jobs use; a
         session cannot open two at the same time.
-    :param lanes: the threads; not used in an event loop.
+    :param lanes: the threads, for drivers whose sockets cannot be polled; not
+        used in an event loop.
     :raises BaseException: the error of the first execution that fails; after
         an error, no further statement is sent.
     """
@@ -196,7 +202,8 @@ def overlap(
         return current.hub.run_inside(current, jobs)
     if not any(_leaves(each) for each in distinct.values()):
         return [job() for job in jobs]
-    return Hub(lanes).run(jobs)
+    polls = lanes_for(lanes, distinct.values()) is POLLED
+    return Hub(lanes, Poller() if polls else None).run(jobs)
 
 
 def watch_calls(engine: Engine) -> None:

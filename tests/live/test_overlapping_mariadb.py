@@ -114,6 +114,39 @@ def all_locked(fleet: MariaDBFleet, tables: list[str]) -> ExitStack:
     return stack
 
 
+@contextmanager
+def interrupted(server: Any) -> Iterator[None]:
+    """Interrupt the block when a statement waits for a lock."""
+    with interruptible() as interrupt:
+        interrupter = threading.Thread(
+            target=lambda: (until_waiting(server), interrupt())
+        )
+        interrupter.start()
+        with pytest.raises(KeyboardInterrupt):
+            yield
+        interrupter.join(TIMEOUT)
+
+
+@contextmanager
+def killed(server: Any) -> Iterator[None]:
+    """Kill the connection whose statement waits for a lock."""
+
+    def kill() -> None:
+        until_waiting(server)
+        for (thread,) in server.root_execute(
+            "SELECT trx_mysql_thread_id FROM information_schema.innodb_trx "
+            "WHERE trx_state = 'LOCK WAIT'"
+        ):
+            server.root_execute(f"KILL {thread}")
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(OperationalError) as raised:
+        yield
+    assert raised.value.connection_invalidated
+    killer.join(TIMEOUT)
+
+
 @pytest.mark.parametrize("how", ["evaluate", "fetch", False])
 def test_update_is_under_way_on_all_servers(
     fleet: MariaDBFleet, opened: Any, how: Any
@@ -162,14 +195,12 @@ def test_reads_lock_all_servers_at_once(
 def test_ctrl_c(fleet: MariaDBFleet, opened: Any, number: int) -> None:
     """The lock is not waited for; the connections come back."""
     server = fleet.servers[number]
-    with locked(server, f"{DATABASE}.boards"), interruptible() as interrupt:
-        interrupter = threading.Thread(
-            target=lambda: (until_waiting(server), interrupt())
-        )
-        interrupter.start()
-        with opened() as session, pytest.raises(KeyboardInterrupt):
-            session.execute(update(Board).values(title="never"))
-        interrupter.join(TIMEOUT)
+    with (
+        locked(server, f"{DATABASE}.boards"),
+        opened() as session,
+        interrupted(server),
+    ):
+        session.execute(update(Board).values(title="never"))
     for _ in range(3):
         with opened() as session:
             titles = session.scalars(select(Board.title)).all()
@@ -182,22 +213,9 @@ def test_a_server_cuts_its_connection(
 ) -> None:
     server = fleet.servers[number]
 
-    def kill() -> None:
-        until_waiting(server)
-        for (thread,) in server.root_execute(
-            "SELECT trx_mysql_thread_id FROM information_schema.innodb_trx "
-            "WHERE trx_state = 'LOCK WAIT'"
-        ):
-            server.root_execute(f"KILL {thread}")
-
-    killer = threading.Thread(target=kill)
     with opened() as session:
-        with locked(server, f"{DATABASE}.boards"):
-            killer.start()
-            with pytest.raises(OperationalError) as raised:
-                session.execute(update(Board).values(title="never"))
-            assert raised.value.connection_invalidated
-        killer.join(TIMEOUT)
+        with locked(server, f"{DATABASE}.boards"), killed(server):
+            session.execute(update(Board).values(title="never"))
         session.rollback()
         titles = session.scalars(select(Board.title)).all()
         assert titles == ["on a", "on b", "on c"]
@@ -324,3 +342,88 @@ def test_an_error_on_one_server(fleet: MariaDBFleet, cluster: Cluster) -> None:
         pins = session.get_many(models.Pin, ids[:-1])
         titles = [pin and pin.title for pin in pins]
         assert titles == ["old"] * (SHARDS - 1)
+
+
+# Their sockets are polled in one thread.
+
+
+def rename(session: Any, ids: list[int], title: str) -> int:
+    done = session.execute(
+        update(models.Pin).where(models.Pin.id.in_(ids)).values(title=title)
+    )
+    count: int = done.rowcount
+    return count
+
+
+def titles_of(cluster: Cluster, ids: list[int]) -> set[str | None]:
+    with cluster.session() as session:
+        pins = session.get_many(models.Pin, ids)
+        return {pin and pin.title for pin in pins}
+
+
+def pins_on(number: int) -> str:
+    """Return the table of pins of the last shard on a server."""
+    return f"db_overlap_{(number + 1) * SHARDS // SERVERS - 1:05d}.pins"
+
+
+def test_no_thread_makes_the_calls(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = ids_in(cluster)
+    began: list[Any] = []
+    monkeypatch.setattr(Lanes, "begin", lambda self, task: began.append(task))
+    with cluster.begin(cross_shard="unordered") as session:
+        assert rename(session, ids, "new") == SHARDS
+    assert began == []
+    assert titles_of(cluster, ids) == {"new"}
+
+
+@pytest.mark.parametrize("number", range(SERVERS))
+def test_ctrl_c_of_shards(
+    fleet: MariaDBFleet, cluster: Cluster, number: int
+) -> None:
+    """The statements of all shards are ended, and rolled back."""
+    ids, server = ids_in(cluster), fleet.servers[number]
+    with (
+        locked(server, pins_on(number)),
+        cluster.session(cross_shard="unordered") as session,
+        interrupted(server),
+    ):
+        rename(session, ids, "never")
+    assert sum(stats.busy for stats in cluster.stats()) == 0
+    assert titles_of(cluster, ids) == {"old"}
+    with cluster.begin(cross_shard="unordered") as session:
+        assert rename(session, ids, "new") == SHARDS
+
+
+@pytest.mark.parametrize("number", range(SERVERS))
+def test_a_server_cuts_the_connection_of_shards(
+    fleet: MariaDBFleet, cluster: Cluster, number: int
+) -> None:
+    ids, server = ids_in(cluster), fleet.servers[number]
+    with cluster.session(cross_shard="unordered") as session:
+        with locked(server, pins_on(number)), killed(server):
+            rename(session, ids, "never")
+        session.rollback()
+        assert rename(session, ids, "new") == SHARDS
+        session.commit()
+    assert sum(stats.busy for stats in cluster.stats()) == 0
+    assert titles_of(cluster, ids) == {"new"}
+
+
+def test_a_server_that_does_not_answer_in_time(
+    fleet: MariaDBFleet, cluster: Cluster
+) -> None:
+    ids = ids_in(cluster)
+    with (
+        cluster.session(cross_shard="unordered") as session,
+        locked(fleet.servers[1], pins_on(1)),
+    ):
+        shard_id = SHARDS // SERVERS
+        view = session.connection(bind_arguments={"shard_id": shard_id})
+        wire: Any = view.connection.dbapi_connection
+        wire._read_timeout = 0.5
+        with pytest.raises(OperationalError, match="timed out"):
+            rename(session, ids, "never")
+    assert sum(stats.busy for stats in cluster.stats()) == 0
+    assert titles_of(cluster, ids) == {"old"}
