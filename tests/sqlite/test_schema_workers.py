@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from contextlib import closing
 from pathlib import Path
+
+import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.schema import run
@@ -14,6 +18,7 @@ from sqla_shard.schema.reports import State
 from sqla_shard.schema.selection import RunOptions
 from sqla_shard.schema.selection import shards_of
 from sqla_shard.schema.versions import Version
+from sqla_shard.schema.waves import Workers
 from sqla_shard.testing import sqlite_topology
 
 
@@ -37,6 +42,29 @@ class Interrupting:
 
     def close(self):
         pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_interrupts_no_system_call(number):
+    """The other thread receives it: the call that waits is not interrupted."""
+    shown: list[bool] = []
+    workers = Workers(
+        versions=[], jobs=1, applier=Interrupting, on_stop=shown.append
+    )
+
+    def receive() -> None:
+        # The main thread waits by then; if it does not, this tests less.
+        threading.Event().wait(0.1)
+        signal.pthread_kill(threading.get_ident(), number)
+
+    receiver = threading.Thread(target=receive)
+    with closing(workers), workers.stopped_by_signals():
+        receiver.start()
+        workers.pause(60)
+        receiver.join()
+    assert workers.is_interrupted
+    # Otherwise the handler was called after the pause.
+    assert shown == [False]
 
 
 def test_a_signal_while_processes_are_begun(tmp_path: Path):

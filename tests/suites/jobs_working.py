@@ -5,6 +5,7 @@ Each class is a suite; a test module has a fixture ``cluster``.
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -153,6 +154,39 @@ class Running(Suite):
         assert (report.recovered, report.succeeded) == (1, 1)
         (row,) = rows(cluster)
         assert (row.state, row.attempts) == (JobState.DONE, 2)
+
+    def test_a_signal_that_interrupts_no_system_call(
+        self, cluster, near, defined
+    ):
+        """Its handler is called while the worker waits for a task.
+
+        Another thread receives it, as happens when the main thread is just
+        before the wait: the wait is not interrupted.
+        """
+        running, end = threading.Event(), threading.Event()
+
+        def endless(session: Any, counter_id: int) -> None:
+            running.set()
+            end.wait(WAIT)
+
+        def receive() -> None:
+            running.wait(WAIT)
+            signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+        defined(endless).enqueue_now(cluster, near, near=near)
+        worker = Worker(cluster, queues=["own"], concurrency=1)
+        before = signal.signal(
+            signal.SIGUSR1, lambda number, frame: worker.stop(0)
+        )
+        receiver = threading.Thread(target=receive)
+        try:
+            receiver.start()
+            report = worker.run()
+        finally:
+            end.set()
+            receiver.join()
+            signal.signal(signal.SIGUSR1, before)
+        assert (report.succeeded, report.released) == (0, 1)
 
     def test_it_stops_after_the_running_jobs(self, cluster, near, defined):
         running, end = threading.Event(), threading.Event()
