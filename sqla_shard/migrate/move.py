@@ -74,6 +74,7 @@ from sqla_shard.migrate.tables import MovedRows
 from sqla_shard.migrate.tables import MovedTable
 from sqla_shard.migrate.waiting import grouped
 from sqla_shard.migrate.waiting import WaitingRows
+from sqla_shard.util.forking import in_children
 
 __all__ = ["Move"]
 
@@ -81,6 +82,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+#: Seconds after which the stage is read although the store notifies of its
+#: changes, since a notification may be lost.
+_REREAD = 60.0
 #: Seconds between two looks at the stage while writes wait.
 _PAUSE = 0.02
 #: Seconds after which a failed copy is slow, and for which then all wait.
@@ -104,6 +108,7 @@ class Move:
         otherwise the rows wait for ``sqla-shard migrate backfill``.
     :param refresh: seconds after which a process looks at the stage again;
         until then its reads may use the share, or the side, of before.
+        ZooKeeper notifies it instead, within a round trip.
     :param compare: share of the reads that read both sides in the stage
         ``reading``, from 0 to 1.
     :raises DeclarationError: if a class is missing, or does not fit.
@@ -144,6 +149,9 @@ class Move:
         self._lock = Lock()
         self._known: Progress | None = None
         self._expires = 0.0
+        self._is_stale = False
+        self.store.listen(self._on_stage)
+        in_children(self)
         self._rests_until = 0.0
         self._sessions: Any = None
         self._legacy_marks = LegacyMarks(
@@ -167,9 +175,10 @@ class Move:
         return _name_of(item) in self._classes
 
     def close(self) -> None:
-        """Remove all listeners."""
+        """Remove all listeners, and end the session of the stage."""
         self._legacy_marks.close()
         self._shard_marks.close()
+        self.store.close()
 
     # -- the stage
 
@@ -184,20 +193,41 @@ class Move:
             given or none is known.
         """
         known = self._known
-        if known is not None and not now:
+        if now or known is None:
             with self._lock:
-                if monotonic() < self._expires:
-                    return known
-                # Other threads do not wait for this one.
-                self._expires = monotonic() + self._refresh
+                return self._read_stage(None)
+        if monotonic() < self._expires and not self._is_stale:
+            return known
+        # Other threads do not wait for the one that reads.
+        if not self._lock.acquire(blocking=False):
+            return known
+        try:
+            return self._read_stage(known)
+        finally:
+            self._lock.release()
+
+    def _read_stage(self, known: Progress | None) -> Progress:
+        # Before the read: a later notification is of a later change.
+        self._is_stale = False
+        wait = self._refresh
         try:
             self._known = known = self.store.read()
+            if self.store.notifies:
+                wait = max(wait, _REREAD)
         except StageUnavailableError as error:
-            if known is None or now:
+            if known is None:
                 raise
             log.warning("the stage of the move remains known: %s", error)
-        self._expires = monotonic() + self._refresh
+        self._expires = monotonic() + wait
         return known
+
+    def after_fork(self) -> None:
+        """Read the stage again, in a child process."""
+        self._lock = Lock()
+        self._is_stale = True
+
+    def _on_stage(self) -> None:
+        self._is_stale = True
 
     # -- writes
 

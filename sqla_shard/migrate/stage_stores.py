@@ -13,10 +13,12 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Protocol
 from typing import TYPE_CHECKING
 
@@ -27,6 +29,7 @@ from sqla_shard.migrate.stages import Progress
 from sqla_shard.topology.follow.locations import is_zookeeper
 from sqla_shard.topology.follow.locations import zookeeper_options
 from sqla_shard.util.files import flush_to_disk
+from sqla_shard.util.forking import in_children
 from sqla_shard.util.json_values import parsed_json
 
 if TYPE_CHECKING:
@@ -44,7 +47,12 @@ _CHANGES = "/moving"
 
 
 class StageStore(Protocol):
-    """The stored stage of a move."""
+    """The stored stage of a move.
+
+    :ivar notifies: whether it notifies of changes.
+    """
+
+    notifies: bool
 
     @property
     def name(self) -> str:
@@ -71,6 +79,17 @@ class StageStore(Protocol):
         """
         ...
 
+    def listen(self, notify: Callable[[], None]) -> None:
+        """Call ``notify()`` when the stage may have changed since it was read.
+
+        It may be called from any thread, and returns immediately.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the connection; it is opened again when it is needed."""
+        ...
+
 
 def stage_store(location: str | os.PathLike[str]) -> StageStore:
     """Return the store of the stage of a topology.
@@ -87,6 +106,8 @@ class FileStageStore:
 
     :param path: path of the topology.
     """
+
+    notifies = False
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         path = Path(path)
@@ -126,6 +147,12 @@ class FileStageStore:
             if now != new:
                 raise _conflict(now, new, self.name)
 
+    def listen(self, notify: Callable[[], None]) -> None:
+        """Do nothing: a file does not notify."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
     def _create(self, path: Path, data: bytes) -> bool:
         """Create a file with its content; return False if it exists."""
         handle, name = tempfile.mkstemp(prefix=".", dir=self._folder)
@@ -155,17 +182,23 @@ class FileStageStore:
 
 
 class ZooKeeperStageStore:
-    """The stage at a path in ZooKeeper.
+    """The stage at a path in ZooKeeper, read and watched in one session.
 
-    Each method has a session of its own.
+    A watch only notifies; the next read sets it again.
 
     :param location: ``zookeeper://host:port,host:port/path``.
     :param timeout: seconds to wait for a response.
     """
 
+    notifies = True
+
     def __init__(self, location: str, *, timeout: float = 5.0) -> None:
         self._hosts, self._options = zookeeper_options(location)
         self._timeout = timeout
+        self._notify: Callable[[], None] = _ignore
+        self._store: ZooKeeperStore | None = None
+        self._lock = Lock()
+        in_children(self)
 
     @property
     def name(self) -> str:
@@ -173,7 +206,7 @@ class ZooKeeperStageStore:
         return f"zookeeper://{self._hosts}{_CHANGES}"
 
     def read(self) -> Progress:
-        """Return the stage now."""
+        """Return the stage now, and watch it."""
         with self._opened() as store:
             return self._read(store)
 
@@ -195,10 +228,28 @@ class ZooKeeperStageStore:
                 if now != new:
                     raise _conflict(now, new, self.name)
 
+    def listen(self, notify: Callable[[], None]) -> None:
+        """Call ``notify()`` when the stage may have changed."""
+        self._notify = notify
+
+    def close(self) -> None:
+        """End the session."""
+        with self._lock:
+            store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def after_fork(self) -> None:
+        """Replace the lock, which a thread of the parent may hold.
+
+        The connection closes its copies of sockets.
+        """
+        self._lock = Lock()
+
     def _read(self, store: ZooKeeperStore) -> Progress:
         # A server of the ensemble may be behind the one that was written.
         store.sync()
-        number = _highest(store.names(_CHANGES))
+        number = _highest(store.watched_names(_CHANGES, self._on_change))
         if number is None:
             return Progress()
         node = store.read(f"{_CHANGES}/{_name_of(number)}")
@@ -208,21 +259,31 @@ class ZooKeeperStageStore:
             )
         return _parsed(node.data, number, self.name)
 
+    def _on_change(self, event: object = None) -> None:
+        """Called by kazoo, in its thread; without event, watches are lost."""
+        self._notify()
+
     @contextmanager
     def _opened(self) -> Iterator[ZooKeeperStore]:
         from sqla_shard.topology.zookeeper.store import ZooKeeperStore
 
-        store = ZooKeeperStore(
-            self._hosts, timeout=self._timeout, options=self._options
-        )
-        try:
-            yield store
-        except TopologyUnavailableError as error:
-            raise StageUnavailableError(
-                store=self.name, reason=error.reason
-            ) from error
-        finally:
-            store.close()
+        # A connection is opened, and replaced, by one thread.
+        with self._lock:
+            if self._store is None:
+                self._store = ZooKeeperStore(
+                    self._hosts, timeout=self._timeout, options=self._options
+                )
+                self._store.listen(self._on_change)
+            try:
+                yield self._store
+            except TopologyUnavailableError as error:
+                raise StageUnavailableError(
+                    store=self.name, reason=error.reason
+                ) from error
+
+
+def _ignore() -> None:
+    """Do nothing."""
 
 
 def _name_of(number: int) -> str:

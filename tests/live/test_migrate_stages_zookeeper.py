@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import json
+from math import inf
 from threading import Barrier
 from threading import Thread
 
 import pytest
+from sqlalchemy import create_engine
 
 pytest.importorskip("kazoo")
 
+from sqla_shard import Cluster
 from sqla_shard.exc import StageConflictError
 from sqla_shard.exc import StageUnavailableError
+from sqla_shard.migrate import Move
+from sqla_shard.migrate import move as move_module
 from sqla_shard.migrate.stage_stores import stage_store
 from sqla_shard.migrate.stage_stores import ZooKeeperStageStore
 from sqla_shard.migrate.stages import Progress
+from sqla_shard.testing.mariadb_fleet import sqlite_topology
 from sqla_shard.topology.zookeeper.store import Create
 from sqla_shard.topology.zookeeper.store import ZooKeeperStore
+from tests.models.moving_app import Base
+from tests.models.moving_app import CLASSES
+from tests.models.moving_app import DECLARATION
+from tests.servers.following import in_child
+from tests.servers.following import until
 
 pytestmark = pytest.mark.live
 
@@ -76,3 +88,68 @@ def test_an_error_of_zookeeper_is_typed():
     store = ZooKeeperStageStore("zookeeper://127.0.0.1:1/none", timeout=0.5)
     with pytest.raises(StageUnavailableError):
         store.read()
+
+
+@pytest.fixture
+def move(location, tmp_path, monkeypatch):
+    """Return a move that reads the stage only when it is notified."""
+    monkeypatch.setattr(move_module, "_REREAD", inf)
+    topology = tmp_path / "topology.json"
+    topology.write_text(json.dumps(sqlite_topology(tmp_path, 1, 1)))
+    with Cluster.from_file(topology) as cluster:
+        engine = create_engine("sqlite://")
+        found = Move(
+            DECLARATION,
+            Base.metadata,
+            engine,
+            cluster,
+            CLASSES,
+            stage=location,
+        )
+        yield found
+        found.close()
+        engine.dispose()
+
+
+def changed(move, new):
+    """Change the stage in another process, and wait until it is known."""
+    store = stage_store(move.store.name.removesuffix("/moving"))
+    store.write(new)
+    store.close()
+    return until(lambda: move.progress() == new)
+
+
+def test_a_change_is_known_without_polling(move, monkeypatch):
+    # The node does not exist yet.
+    assert move.progress() == Progress()
+    assert changed(move, MARKING)
+    assert changed(move, COPYING)
+    reads = []
+    read = move.store.read
+    monkeypatch.setattr(move.store, "read", lambda: reads.append(1) or read())
+    # Its own read may have followed the notification.
+    move.progress()
+    reads.clear()
+    assert {move.progress().number for _ in range(100)} == {2}
+    assert not reads
+
+
+def test_a_change_is_known_after_the_session_has_expired(
+    move, zookeeper_server
+):
+    assert changed(move, MARKING)
+    client = move.store._store._connection.client()
+    assert zookeeper_server.expire(client.client_id)
+    assert changed(move, COPYING)
+
+
+def test_a_change_is_known_in_a_child_process(move, tmp_path):
+    assert changed(move, MARKING)
+
+    def work():
+        assert move.progress() == MARKING
+        assert changed(move, COPYING)
+        move.store.close()
+
+    in_child(work, tmp_path)
+    assert until(lambda: move.progress() == COPYING)

@@ -326,6 +326,39 @@ class ZooKeeperStore:
             return []
         return found
 
+    def listen(self, notify: Callable[[], None]) -> None:
+        """Call ``notify()`` when a connection is lost or opened.
+
+        Either may have lost a watch.
+        """
+        self._connection.listen(notify)
+
+    def watched_names(
+        self, node: str, notify: Callable[[object], None]
+    ) -> list[str]:
+        """Return the names of the children of a node, and watch them once.
+
+        :param notify: called by a thread of kazoo when the names may have
+            changed, unless the connection is lost before.
+        :raises TopologyUnavailableError: if the node cannot be read.
+        """
+        path = self._path + node
+        while True:
+            try:
+                found: list[str] = self._ask(
+                    lambda client: client.get_children_async(
+                        path, watch=notify
+                    )
+                )
+            except NoNodeError:
+                if self._ask(
+                    lambda client: client.exists_async(path, watch=notify)
+                ):
+                    # It was created between the two requests.
+                    continue
+                return []
+            return found
+
     def stats(self, nodes: Iterable[str]) -> list[NodeStat | None]:
         """Return the stats of nodes, with pipelined requests.
 
