@@ -1,6 +1,7 @@
 """An application on one database, which moves while it runs.
 
-Users write posts, which count how often they were changed.  The environment
+Users follow users, send messages to them, and write posts, which count how
+often they were changed.  The environment
 has the URL of the database and the path of the topology; ``move`` is what
 ``sqla-shard migrate`` gets.
 """
@@ -77,6 +78,14 @@ class Post(Base):
     written_at: Mapped[datetime] = mapped_column(DateTime)
 
 
+class Message(Base):
+    __tablename__ = "messages"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    sender_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    recipient_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    content: Mapped[str] = mapped_column(String(200))
+
+
 class Sharded(DeclarativeBase):
     pass
 
@@ -95,6 +104,15 @@ class ShardedPost(ObjectMixin, Sharded, type_id=2, colocate_with="user_id"):
     written_at: Mapped[datetime] = blob_field()
 
 
+class ShardedMessage(
+    ObjectMixin, Sharded, type_id=3, colocate_with="recipient_id"
+):
+    __tablename__ = "messages"
+    sender_id: Mapped[int] = blob_field(ref=ShardedUser)
+    recipient_id: Mapped[int] = blob_field(ref=ShardedUser)
+    content: Mapped[str] = blob_field()
+
+
 class UserFollowsUser(
     MappingMixin,
     Sharded,
@@ -109,6 +127,7 @@ class UserFollowsUser(
 DECLARATION = Declaration(
     Owner("users.id", type_id=1),
     Owned("posts", colocate_with="user_id", type_id=2),
+    Owned("messages", colocate_with="recipient_id", type_id=3),
     MappingTable(
         "follows", source="follower_id", target="user_id", order_by="since"
     ),
@@ -116,6 +135,7 @@ DECLARATION = Declaration(
 CLASSES = {
     "users": ShardedUser,
     "posts": ShardedPost,
+    "messages": ShardedMessage,
     "follows": UserFollowsUser,
 }
 
@@ -223,6 +243,31 @@ class Posts:
 
         self._move.write(legacy, shards)
 
+    def send(self, sender_id: int, recipient_id: int, content: str) -> int:
+        key, object_id = self._move.key, self._move.object_id
+
+        def legacy(session: Any) -> int:
+            message = Message(
+                sender_id=key("users", sender_id),
+                recipient_id=key("users", recipient_id),
+                content=content,
+            )
+            session.add(message)
+            session.flush()
+            return message.id
+
+        def shards(session: Any) -> int:
+            message = ShardedMessage(
+                sender_id=object_id("users", sender_id),
+                recipient_id=object_id("users", recipient_id),
+                content=content,
+            )
+            session.add(message)
+            session.flush()
+            return message.id
+
+        return self._move.write(legacy, shards)
+
     def follow(self, follower_id: int, user_id: int) -> None:
         key, object_id = self._move.key, self._move.object_id
 
@@ -268,3 +313,14 @@ class Posts:
             return session.get(ShardedPost, found).title
 
         return self._move.read("posts", legacy, shards)
+
+    def content(self, message_id: int) -> str:
+        def legacy(session: Any) -> str:
+            found = self._move.key("messages", message_id)
+            return session.get(Message, found).content
+
+        def shards(session: Any) -> str:
+            found = self._move.object_id("messages", message_id)
+            return session.get(ShardedMessage, found).content
+
+        return self._move.read("messages", legacy, shards)

@@ -9,97 +9,192 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from threading import Event
+from time import perf_counter
+from typing import Any
 
+from sqla_shard.migrate import Move
 from sqla_shard.migrate.passes import backfill
 from sqla_shard.migrate.passes import reconcile
+from sqla_shard.migrate.passes import verify
+from sqla_shard.migrate.stages import STAGES
 from sqla_shard.migrate.switching import Switch
 from tests.models.moving_app import open_move
 from tests.models.moving_app import Posts
 
-#: Primary keys of the posts that all processes change.
+#: Primary keys of the users and posts that all processes use.
 SHARED = range(1, 7)
 
+KINDS = ["add", "change", "change", "delete", "read", "send", "receive"]
+KINDS += ["follow", "unfollow"]
 
-def write(folder: Path, number: str, seed: int) -> None:
-    move = open_move(
-        os.environ["MOVING_URL"],
-        os.environ["MOVING_TOPOLOGY"],
-        refresh=0.1,
-        compare=0.2,
-    )
-    posts, random = Posts(move), Random(seed)
-    journal = os.open(
-        folder / f"journal-{number}",
-        os.O_WRONLY | os.O_APPEND | os.O_CREAT,
-        0o600,
-    )
 
-    def log(*words: object) -> None:
-        os.write(journal, (" ".join(map(str, words)) + "\n").encode())
+class Writer:
+    """Writes, and remembers what it was acknowledged.
 
-    own: dict[int, str] = {}
-    user_id = posts.add_user(f"writer {number}")
-    count = 0
-    while not (folder / "stop").exists():
-        count += 1
-        name = f"{number}-{seed}-{count}"
-        what = random.choice(
-            ["add", "change", "change", "delete", "read", "follow", "unfollow"]
+    :param seed: what distinguishes it from the one that was killed before.
+    """
+
+    def __init__(self, folder: Path, number: str, seed: int) -> None:
+        self._move = open_move(
+            os.environ["MOVING_URL"],
+            os.environ["MOVING_TOPOLOGY"],
+            refresh=0.1,
+            compare=0.2,
         )
-        if what == "add" or not own:
-            log("begin", "add", name)
-            own[posts.add(user_id, name)] = name
-            log("done", "add", name)
-        elif what == "change":
-            post_id = random.choice(SHARED)
-            log("begin", "change", post_id)
-            posts.change(post_id)
-            log("done", "change", post_id)
-        elif what in ("follow", "unfollow"):
-            # Each process follows with its own user, so the last one counts.
-            other = random.choice(SHARED)
-            log("begin", what, f"{user_id}-{other}")
-            getattr(posts, what)(user_id, other)
-            log("done", what, f"{user_id}-{other}")
-        elif what == "delete" and len(own) > 3:
-            post_id, gone = own.popitem()
-            log("begin", "delete", gone)
-            posts.delete(post_id)
-            log("done", "delete", gone)
-        else:
-            post_id = random.choice(list(own))
-            assert posts.title(post_id) == own[post_id]
-    log("counts:", "of", dict(move.counts))
-    move.close()
+        self._app = Posts(self._move)
+        self._random = Random(seed)
+        self._name = f"{number}-{seed}"
+        self._count = 0
+        self._posts: dict[int, str] = {}
+        self._messages: dict[int, str] = {}
+        self._seen: dict[int, int] = {}
+        self._slowest = 0.0
+        self._journal = os.open(
+            folder / f"journal-{number}",
+            os.O_WRONLY | os.O_APPEND | os.O_CREAT,
+            0o600,
+        )
+        self._user_id = self._app.add_user(f"writer {self._name}")
+
+    def close(self) -> None:
+        counts = dict(self._move.counts)
+        self._log("counts:", "of", counts)
+        self._log("slowest:", "of", f"{self._slowest:.2f}")
+        self._move.close()
+
+    def step(self) -> None:
+        what = self._random.choice(KINDS)
+        self._count += 1
+        getattr(self, what)(f"{self._name}-{self._count}")
+
+    def _log(self, *words: object) -> None:
+        line = " ".join(map(str, words)) + "\n"
+        os.write(self._journal, line.encode())
+
+    def _write(self, what: str, key: object, write: Callable[[], Any]) -> Any:
+        self._log("begin", what, key)
+        start = perf_counter()
+        found = write()
+        self._slowest = max(self._slowest, perf_counter() - start)
+        self._log("done", what, key)
+        return found
+
+    def add(self, title: str) -> None:
+        post_id = self._write(
+            "add", title, lambda: self._app.add(self._user_id, title)
+        )
+        self._posts[post_id] = title
+
+    def send(self, content: str) -> None:
+        other = self._random.choice(SHARED)
+        message_id = self._write(
+            "send",
+            content,
+            lambda: self._app.send(self._user_id, other, content),
+        )
+        self._messages[message_id] = content
+
+    def change(self, _: str) -> None:
+        post_id = self._random.choice(SHARED)
+        number = self._write(
+            "change", post_id, lambda: self._app.change(post_id)
+        )
+        # Others count as well, and no change may be taken back.
+        assert number > self._seen.get(post_id, 0), post_id
+        self._seen[post_id] = number
+
+    def follow(self, _: str, what: str = "follow") -> None:
+        # Each process follows with its own user, so the last one counts.
+        other = self._random.choice(SHARED)
+        change = getattr(self._app, what)
+        self._write(
+            what,
+            f"{self._name}/{other}",
+            lambda: change(self._user_id, other),
+        )
+
+    def unfollow(self, name: str) -> None:
+        self.follow(name, "unfollow")
+
+    def delete(self, _: str) -> None:
+        if len(self._posts) > 3:
+            post_id, gone = self._posts.popitem()
+            self._write("delete", gone, lambda: self._app.delete(post_id))
+
+    def read(self, _: str) -> None:
+        if self._posts:
+            post_id = self._random.choice(list(self._posts))
+            assert self._app.title(post_id) == self._posts[post_id]
+
+    def receive(self, _: str) -> None:
+        if self._messages:
+            message_id = self._random.choice(list(self._messages))
+            found = self._app.content(message_id)
+            assert found == self._messages[message_id]
 
 
 def go_through(folder: Path) -> None:
-    """Go through all stages; what is done follows from the stage."""
+    """Go through all steps; those that were finished are in a file."""
     move = open_move(os.environ["MOVING_URL"], os.environ["MOVING_TOPOLOGY"])
-    switch = Switch(move)
-    returned = folder / "returned"
-    while True:
-        now = switch.begin()
-        if now.stage in ("legacy", "marking"):
-            switch.go("copying")
-        elif now.stage == "copying":
-            assert backfill(move) == 0
-            assert reconcile(move).is_equal
-            switch.go("reading")
-        elif now.stage == "reading" and "posts" not in now.shares:
-            switch.share({"posts": 50})
-        elif now.stage in ("reading", "closing"):
-            if now.number > 5 and now.former == "returning":
-                returned.touch()
-            switch.go("switched")
-        elif now.stage == "returning" or not returned.exists():
-            switch.back()
-            returned.touch()
+    switch = Switch(move, print)
+    done = folder / "steps"
+    first = int(done.read_text()) if done.exists() else 0
+    steps = os.environ["MOVING_STEPS"].split(" ")
+    for number, step in enumerate(steps[first:], first + 1):
+        if step == "verify":
+            assert timed("verify", verify, move).is_equal
         else:
-            break
+            go(switch, move, step)
+        await_writes(folder)
+        (folder / "steps.new").write_text(str(number))
+        (folder / "steps.new").rename(done)
     move.close()
+
+
+def go(switch: Switch, move: Move, stage: str) -> None:
+    """Go to a stage, forward or back."""
+    order = list(STAGES)
+    now = switch.begin()
+    while now.stage != stage:
+        if order.index(now.stage) > order.index(stage):
+            now = switch.back()
+        elif now.stage == "copying":
+            copy(move)
+            now = switch.go("reading")
+        elif now.stage == "reading" and not now.shares:
+            now = switch.share({"posts": 50, "messages": 50})
+        else:
+            now = switch.go(stage)
+
+
+def copy(move: Move) -> None:
+    assert timed("backfill", backfill, move) == 0
+    # All processes mark what they write, so no pass has to repair.
+    found = timed("reconcile", lambda: reconcile(move, passes=1))
+    assert found.is_equal, found
+
+
+def await_writes(folder: Path) -> None:
+    """Wait until each stage has writes."""
+
+    def size() -> int:
+        return sum(path.stat().st_size for path in folder.glob("journal-*"))
+
+    wanted, never = size() + 500, Event()
+    while size() < wanted:
+        never.wait(0.05)
+
+
+def timed(name: str, work: Callable[..., Any], *args: Any) -> Any:
+    start = perf_counter()
+    found = work(*args)
+    seconds = perf_counter() - start
+    print(f"{name}: {seconds:.1f} s", flush=True)  # noqa: T201  # into a log
+    return found
 
 
 if __name__ == "__main__":
@@ -107,4 +202,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "tool":
         go_through(here)
     else:
-        write(here, sys.argv[2], int(sys.argv[3]))
+        writer = Writer(here, sys.argv[2], int(sys.argv[3]))
+        while not (here / "stop").exists():
+            writer.step()
+        writer.close()
