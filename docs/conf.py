@@ -32,7 +32,14 @@ author = "the sqla_shard authors"
 project_copyright = author
 version = release = version_of("sqla-shard")
 
-extensions = ["sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design"]
+# The directive of docs/commands.py.
+sys.path.insert(0, str(Path(__file__).parent))
+extensions = [
+    "commands",
+    "sphinx.ext.autodoc",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
 exclude_patterns = ["_build"]
 highlight_language = "none"
 nitpicky = True

@@ -1,4 +1,4 @@
-"""Every command of sqla-shard, and every option, is in the reference."""
+"""Every command of sqla-shard is in the reference, with its help."""
 
 from __future__ import annotations
 
@@ -28,38 +28,21 @@ PAGES = Path(__file__).parents[1] / "docs" / "reference"
 COMMANDS = dict(commands(program, "sqla-shard"))
 
 
-def documented() -> dict[str, set[str]]:
-    """Return the options of each section that is named as a command is."""
-    found: dict[str, set[str]] = {}
-    for page in PAGES.glob("*.rst"):
-        lines = page.read_text("utf-8").splitlines()
-        for line, below in zip(lines, [*lines[1:], ""], strict=True):
-            if line.startswith("sqla-shard") and set(below) == {"-"}:
-                options = found[line] = set()
-            if match := re.fullmatch(r"\.\. option:: (.*)", line):
-                options |= {part.split()[0] for part in match[1].split(", ")}
-    return found
-
-
 def test_the_reference_has_every_command_and_no_other():
-    assert set(documented()) == set(COMMANDS)
+    # A directive takes the help and the options from the command.
+    page = (PAGES / "cli.rst").read_text("utf-8")
+    documented = re.findall(r"^\.\. command:: (.*)$", page, re.MULTILINE)
+    assert sorted(documented) == sorted(COMMANDS)
 
 
 @pytest.mark.parametrize("path", COMMANDS)
-def test_the_reference_has_every_option_and_no_other(path):
-    expected = set()
-    if path == "sqla-shard":
-        expected = {"--help", "--version", "--output"}
-    for parameter in COMMANDS[path].params:
-        if isinstance(parameter, click.Option):
-            # On many commands; described once, with the program.
-            shared = (["-t", "--topology"], ["--output"])
-            if path == "sqla-shard" or parameter.opts not in shared:
-                expected |= set(parameter.opts)
-        else:
-            name = parameter.metavar or parameter.name.upper()
-            expected.add(name.replace("...", "").strip("[]"))
-    assert documented()[path] == expected
+def test_every_option_has_a_help(path):
+    options = [
+        parameter
+        for parameter in COMMANDS[path].params
+        if isinstance(parameter, click.Option)
+    ]
+    assert [one.opts for one in options if not one.help] == []
 
 
 def lines_of_help(
@@ -132,7 +115,7 @@ def test_completion_of_names_imports_no_command():
 def documented_statuses() -> dict[str, set[int]]:
     """Return the statuses of each command that the table has a reason for."""
     page = (PAGES / "cli.rst").read_text("utf-8")
-    table = page.partition("Exit statuses\n----")[2].partition("\nsqla-")[0]
+    table = page.partition("Exit statuses\n----")[2].partition("\nAll ")[0]
     found = {}
     for row in table.split("   * - ")[2:]:
         names, failed, unread = re.split(r"\n     -", row)

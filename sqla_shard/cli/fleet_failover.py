@@ -33,18 +33,21 @@ __all__ = ["failover_command", "reopen_command"]
 @click.option(
     "--dead",
     is_flag=True,
-    help="The primary is lost: promote the standby as it is.",
+    help="The primary is lost: promote the standby after it has applied "
+    "what it has received.  Refused if the primary responds.",
 )
 @click.option(
     "--fenced",
     is_flag=True,
-    help="With --dead: you have switched the primary off.",
+    help="With --dead: you have switched the primary off, although the "
+    "standby does not notice yet.",
 )
 @click.option(
     "--drain-timeout",
     type=click.FloatRange(min=0, min_open=True),
     metavar="S",
-    help="With --dead: fail if the standby has applied nothing for S seconds.",
+    help="With --dead: undo everything if the standby has applied nothing "
+    "of what it has received for S seconds.  [default: 600]",
 )
 @click.option(
     "--compare-limit",

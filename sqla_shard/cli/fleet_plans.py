@@ -54,7 +54,11 @@ __all__ = [
 ]
 
 yes_option = with_options(
-    click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+    click.option(
+        "--yes",
+        is_flag=True,
+        help="Do not ask for confirmation; required without a terminal.",
+    )
 )
 allow_user_option = with_options(
     click.option(

@@ -28,8 +28,8 @@ _copy_options = with_options(
     click.option(
         "--command",
         metavar="COMMAND",
-        help="Shell command that copies the server and prints its position; "
-        "it is written into the journal, without a password.",
+        help="Shell command that copies the server and prints its position "
+        "last; it is written into the journal, without a password.",
     ),
 )
 

@@ -53,7 +53,8 @@ _target_options = with_options(
         type=FiniteRange(least=1),
         default=3600.0,
         help="Time for the comparison of all rows that move, before the "
-        "cutover and after it.",
+        "cutover and after it; before it, everything is undone if the time "
+        "is over.",
     ),
     click.option(
         "--skip-compare",

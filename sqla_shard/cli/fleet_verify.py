@@ -92,7 +92,8 @@ __all__ = ["verify_command"]
     metavar="N",
     type=click.IntRange(min=0),
     default=1000,
-    help="Differences in the JSON document, and rows to compare again.",
+    help="Differences in the JSON document, and rows to compare again; "
+    "otherwise all differences are printed.",
 )
 @click.option(
     "--values", is_flag=True, help="Print the values of rows that differ."

@@ -70,7 +70,8 @@ __all__ = ["watch_command"]
     metavar="COMMAND",
     default="",
     show_default=False,
-    help="Run it for each new line; SQLA_SHARD_WATCH has the line.",
+    help="Run it for each new line, which SQLA_SHARD_WATCH has, without "
+    "passwords, for 60 seconds at most.",
 )
 @data_option
 @pass_settings

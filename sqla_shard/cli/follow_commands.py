@@ -172,14 +172,15 @@ def _mode(ctx: click.Context, param: click.Parameter, value: str) -> int:
     metavar="FILE",
     required=True,
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File to write; its name must end in .json.",
+    help="File to write; its name must end in .json.  A missing directory "
+    "is created, for this user only.",
 )
 @click.option(
     "--mode",
     metavar="MODE",
     default="0640",
     callback=_mode,
-    help="Permissions of the file, in octal.",
+    help="Permissions of the file, in octal; only its owner may write.",
 )
 @click.option(
     "--reread",

@@ -112,8 +112,9 @@ class _Rows:
 def plan_command(name: str, create: bool, as_data: bool) -> None:
     """Show what a move will do, and create its tables.
 
-    Create them before the application calls Move.watch().  The exit status is
-    1 if there are problems.
+    MOVE is the sqla_shard.migrate.Move of the application, as MODULE:NAME,
+    or MODULE if its name is move.  Create the tables before the application
+    calls Move.watch().  The exit status is 1 if there are problems.
     """
     with _opened(name) as move:
         found = plan(move)
@@ -168,6 +169,7 @@ def switch_command(
 ) -> None:
     """Go forward to STAGE, by way of those in between.
 
+    The stages are marking, copying, reading, closing, switched and detached.
     From switched on the shards are written; there is no way back from
     detached.
     """

@@ -85,7 +85,11 @@ _publish_options = with_options(
         callback=_checked_note,
         help="Who publishes it, for the history.  [default: user@host]",
     ),
-    click.option("--yes", is_flag=True, help="Publish without confirmation."),
+    click.option(
+        "--yes",
+        is_flag=True,
+        help="Publish without confirmation; required without a terminal.",
+    ),
     click.option(
         "--dry-run",
         is_flag=True,

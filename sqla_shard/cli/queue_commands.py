@@ -251,8 +251,8 @@ def show_command(
     """Show jobs with their arguments and progress.
 
     Jobs that have succeeded are deleted after a day, failed ones after a
-    week, unless the worker has other times.  The status is 1 if a job is not
-    there.
+    week, unless the worker has other times.  An ID is keyspace, shard and
+    number, such as objects/7/1234.  The status is 1 if a job is not there.
     """
     with settings.cluster() as cluster:
         found = {one: _checked(stored_job, cluster, one) for one in job_ids}

@@ -72,7 +72,8 @@ _HOUR = timedelta(hours=1)
 @click.option(
     "--now",
     is_flag=True,
-    help="With --once: also run operations that are not due yet.",
+    help="With --once: also run operations of the last 30 seconds, those "
+    "that another worker has started, and those that wait for a retry.",
 )
 @click.option(
     "--keep",
@@ -97,7 +98,8 @@ _HOUR = timedelta(hours=1)
     metavar="TOKEN",
     multiple=True,
     help="Delete this pending operation without running it, print its "
-    "arguments, and exit; repeatable.",
+    "arguments, and exit; the writes of its transaction remain.  "
+    "Repeatable.",
 )
 @lines_option
 @pass_settings

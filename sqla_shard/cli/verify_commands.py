@@ -285,7 +285,8 @@ def sizes_command(
     metavar="S",
     type=FiniteRange(least=0),
     default=10.0,
-    help="Seconds from the copy of a row to its deletion.",
+    help="Seconds from the copy of a row to its deletion, longer than "
+    "transactions that read lists.",
 )
 @data_option
 @pass_settings

@@ -80,7 +80,8 @@ _STOP_TIMEOUT = 25.0
     metavar="S",
     default=LEASE,
     type=FiniteRange(least=1, most=86400),
-    help="Seconds after which the jobs of a killed worker are run by another.",
+    help="Seconds after which the jobs of a killed worker are run by "
+    "another; claims of running tasks are extended.",
 )
 @click.option(
     "--deliver",

@@ -532,7 +532,8 @@ def _unprovisioned(names: Collection[str]) -> str | None:
     return (
         f"already exists, with tables that provision has not created: "
         f"{shortened_list(tables, _SHOWN)}. It may hold the objects of the "
-        "shard; check it, then rename or drop it"
+        "shard; check it, then rename or drop it.  If create_all() has "
+        "created them, record their revision instead: alembic stamp"
     )
 
 
