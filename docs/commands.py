@@ -57,7 +57,9 @@ class Command(SphinxDirective):
 
     def _context(self, words: list[str]) -> click.Context:
         command: click.Command = program
-        context = click.Context(program, info_name="sqla-shard")
+        context = click.Context(
+            program, info_name="sqla-shard", **program.context_settings
+        )
         for word in words:
             found = None
             if isinstance(command, click.Group):
@@ -65,7 +67,12 @@ class Command(SphinxDirective):
             if found is None:
                 raise self.error(f"there is no command {self.arguments[0]!r}")
             command = found
-            context = click.Context(found, info_name=word, parent=context)
+            context = click.Context(
+                found,
+                info_name=word,
+                parent=context,
+                **found.context_settings,
+            )
         return context
 
 
