@@ -600,7 +600,8 @@ def _no_shard_key(
         f"the shards of {names} cannot be determined from this statement, "
         f"and all of them are read on request only: {remedy}. "
         ".options(scatter()) reads all of them, "
-        'bind_arguments={"shard_id": n} one',
+        'bind_arguments={"shard_id": n} one; a lookup class finds the id of '
+        "an object by another key",
         tables=group.names,
     )
 
