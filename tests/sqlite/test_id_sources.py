@@ -29,6 +29,8 @@ from sqla_shard import scatter
 from sqla_shard import TimeLayout
 from sqla_shard import unpack
 from sqla_shard.models.tickets import TicketServers
+from sqla_shard.session import new_ids
+from sqla_shard.session.new_ids import lacks_issued_id
 from sqla_shard.testing import sqlite_topology
 
 
@@ -134,6 +136,24 @@ def test_given_ids_are_used_by_every_insert(cluster: Cluster) -> None:
         session.add(Line(id=pack(4, 2, 3), invoice_id=ids[0]))
         with pytest.raises(exc.ColocationError):
             session.flush()
+
+
+def test_a_flush_asks_once_for_each_class(
+    cluster: Cluster, tickets: TicketServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def lacks(table: Any) -> bool:
+        asked.append(table.name)
+        return lacks_issued_id(table)
+
+    monkeypatch.setattr(new_ids, "lacks_issued_id", lacks)
+    with cluster.begin(shard_id=3) as session:
+        added = [cls() for cls in (Coupon, Plain) for _ in range(9)]
+        session.add_all(added)
+        session.flush()
+        assert sorted(asked) == ["coupons", "plain"]
+        assert {unpack(one.id).shard_id for one in added} == {3}
 
 
 def test_a_row_without_id_is_refused(cluster: Cluster) -> None:

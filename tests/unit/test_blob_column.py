@@ -226,6 +226,20 @@ def test_a_blob_has_one_object(session):
     assert three.data == {"a": []}
 
 
+def test_an_empty_blob_that_is_assigned_again(session):
+    row = Row(data={})
+    first = row.data
+    row.data = {"a": 1}
+    # Changes of a blob that was replaced are not flushed.
+    row.data = first
+    session.add(row)
+    session.flush()
+    row.data["b"] = 2
+    assert row in session.dirty
+    session.commit()
+    assert row.data == {"b": 2}
+
+
 def test_source_of_an_assigned_blob(session):
     """What is overwritten is still what the database holds."""
     row = Row(data={"a": 1})
