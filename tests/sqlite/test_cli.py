@@ -182,8 +182,9 @@ def test_the_status_is_that_of_the_process(tmp_path):
 
 
 def test_ctrl_c(tmp_path, topology):
+    # One wait without an end would go on if the signal came just before it.
     program = (
-        "print('ready', flush=True); import select; select.select([],[],[])"
+        "import time\nprint('ready', flush=True)\nwhile 1: time.sleep(0.1)"
     )
     process = subprocess.Popen(
         [*COMMAND, "-t", str(topology), "shell", SEVEN, "-c", program],

@@ -34,7 +34,7 @@ SLACK = 30.0
 #: For a test in which no server fails to answer.
 PATIENT = 5.0
 #: A machine that is busy may take so long.
-SECONDS = 30
+SECONDS = 60
 
 #: A program that uses a store in five processes at once.
 FORKING = """
