@@ -14,6 +14,7 @@ from sqla_shard.testing import sqlite_topology
 from tests.models.cached_models import sent
 from tests.models.cached_models import settled
 from tests.servers import command_line
+from tests.servers.command_line import invoke
 from tests.servers.command_line import without_progress
 from tests.servers.command_writes import each_write
 from tests.servers.command_writes import write_settings
@@ -69,10 +70,9 @@ def test_the_application_reads_what_a_command_has_written(
     assert targets(app) == write.before
     options = ["--cache", file] if how == "option" else []
     environ = {"SQLA_SHARD_CACHE": str(file)} if how == "environment" else {}
-    done = command_line.run(
-        command_line.ROOT, "-t", topology, *write.command, *options, **environ
-    )
-    assert (done.returncode, without_progress(done.stderr)) == (0, "")
+    # With a cluster of its own, and nothing in common but the servers.
+    done = invoke("-t", topology, *write.command, *options, env=environ)
+    assert (done.exit_code, without_progress(done.stderr)) == (0, "")
     assert targets(plain) == write.after
     if how == "not at all":
         with sent() as statements:
