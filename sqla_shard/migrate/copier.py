@@ -28,10 +28,10 @@ from sqla_shard.engine.unread import reason
 from sqla_shard.exc import UnclaimableRowError
 from sqla_shard.migrate.copying import apply_images
 from sqla_shard.migrate.copying import Image
+from sqla_shard.migrate.copying import one_read
 from sqla_shard.migrate.copying import read_images
 from sqla_shard.migrate.copying import record_images
 from sqla_shard.migrate.copying import Row
-from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.ids import IdMap
 from sqla_shard.migrate.links import MovedLinks
 from sqla_shard.migrate.mark_tables import Key
@@ -157,6 +157,7 @@ class Copier:
         return {
             keys_there[key]: Image(
                 version=image.version,
+                copied=image.copied,
                 row=None
                 if image.row is None
                 else conversion.values(image.row, references),
@@ -228,6 +229,7 @@ class Copier:
                 connection,
                 {keys[key]: image.version for key, image in images.items()},
                 number=number,
+                there={keys[key] for key, one in images.items() if one.copied},
             )
             legacy.write(
                 connection,
@@ -245,7 +247,7 @@ class Copier:
         self, one: MovedTable, object_ids: Collection[int]
     ) -> dict[int, Key]:
         """Return the primary keys of objects that have one."""
-        with snapshot(self._engine) as connection:
+        with one_read(self._engine) as connection:
             return one.marks.keys_of(connection, object_ids)
 
     def _keys_of(
@@ -329,6 +331,7 @@ class Copier:
                 connection,
                 {keys[i]: images[i,].version for i in rows},
                 number=number,
+                there=set(keys.values()),
             )
             legacy.write(
                 connection,
@@ -350,7 +353,7 @@ class Copier:
         return self.back(one, shard_id, keys, number=number)
 
     def copy_or_log(self, waiting: Waiting, *, number: int) -> int:
-        """Copy rows, each apart if together they fail.
+        """Copy rows, in halves if together they fail.
 
         A deadlock is repeated.  Rows that cannot be copied are logged, and
         wait; if a server does not respond, all of them, without a further
@@ -363,9 +366,10 @@ class Copier:
             self._copy_again(waiting, number)
         except SQLAlchemyError as error:
             if len(keys) > 1 and reason(error) is None:
+                half = len(keys) // 2
                 return sum(
-                    self.copy_or_log((one, shard_id, [key]), number=number)
-                    for key in keys
+                    self.copy_or_log((one, shard_id, some), number=number)
+                    for some in (keys[:half], keys[half:])
                 )
             log.warning(
                 "%s %s was not copied and waits: %s",

@@ -22,10 +22,12 @@ from typing import TypeAlias
 
 from sqlalchemy import Connection
 from sqlalchemy import Engine
+from sqlalchemy.exc import IntegrityError
 
 from sqla_shard.dialects import backend_for
 from sqla_shard.migrate.fences import Fence
 from sqla_shard.migrate.mark_tables import Key
+from sqla_shard.migrate.marks import Mark
 from sqla_shard.migrate.marks import Marks
 from sqla_shard.migrate.stages import Progress
 
@@ -36,6 +38,8 @@ __all__ = [
     "apply_images",
     "begun",
     "claim_page",
+    "look_twice",
+    "one_read",
     "read_images",
     "record_images",
     "snapshot",
@@ -52,13 +56,18 @@ class Image:
     :ivar version: the version.
     :ivar row: the values; None if the row does not exist.
     :ivar object_id: the object id in its mark, if any.
-    :ivar waits: whether it waits to be copied.
+    :ivar copied: highest version that the other side is known to have.
     """
 
     version: int
     row: Row | None
     object_id: int | None = None
-    waits: bool = True
+    copied: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits to be copied."""
+        return self.copied < self.version
 
 
 class Part(Protocol):
@@ -76,10 +85,23 @@ class Part(Protocol):
         """
         ...
 
+    def begin_marking(self) -> AbstractContextManager[Connection]:
+        """Begin a transaction that only writes marks, and reads nothing."""
+        ...
+
     def read(
         self, connection: Connection, keys: Collection[Key]
     ) -> dict[Key, Row]:
         """Return rows by key; those that do not exist are missing."""
+        ...
+
+    def look(
+        self, keys: Collection[Key]
+    ) -> dict[Key, tuple[Mark, Row | None]]:
+        """Return marks and rows by key, both of one snapshot.
+
+        Those without a mark are missing.
+        """
         ...
 
     def write(
@@ -111,23 +133,45 @@ def begun(connection: Connection) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def one_read(engine: Engine) -> Iterator[Connection]:
+    """Open a connection for a SELECT, which has a snapshot of its own.
+
+    Needs fewer round trips than :func:`snapshot`; two statements see different
+    states.  What is not committed is not seen, with any configured isolation
+    level.
+    """
+    with engine.connect() as connection:
+        dialect = connection.dialect
+        backend = backend_for(dialect.name, driver=dialect.driver)
+        backend.begin_skipping(connection)
+        yield connection
+
+
 def read_images(source: Part, keys: Collection[Key]) -> dict[Key, Image]:
     """Return rows with their versions, from one snapshot.
 
     :param keys: keys of rows; those without a mark are left out.
     """
-    with source.begin() as connection:
-        marks = source.marks.marks_of(connection, keys)
-        rows = source.read(connection, marks.keys())
     return {
         key: Image(
             version=mark.version,
-            row=rows.get(key),
+            row=row,
             object_id=mark.object_id,
-            waits=mark.waits,
+            copied=mark.copied,
         )
-        for key, mark in marks.items()
+        for key, (mark, row) in source.look(keys).items()
     }
+
+
+def look_twice(
+    part: Part, keys: Collection[Key]
+) -> dict[Key, tuple[Mark, Row | None]]:
+    """Return marks and rows as :meth:`Part.look`, by a statement for each."""
+    with part.begin() as connection:
+        marks = part.marks.marks_of(connection, keys)
+        rows = part.read(connection, marks.keys())
+    return {key: (mark, rows.get(key)) for key, mark in marks.items()}
 
 
 def apply_images(
@@ -138,11 +182,23 @@ def apply_images(
     :param number: the round.
     :returns: the number of rows that were written.
     """
+    versions = {key: image.version for key, image in images.items()}
+    there = {key for key, image in images.items() if image.copied}
+    if not there:
+        try:
+            with target.begin() as connection:
+                target.marks.insert(connection, versions, number=number)
+                target.write(
+                    connection, {key: one.row for key, one in images.items()}
+                )
+        except IntegrityError:
+            # The target has one of them: an earlier copy was not recorded.
+            pass
+        else:
+            return len(images)
     with target.begin() as connection:
         newer = target.marks.receive(
-            connection,
-            {key: image.version for key, image in images.items()},
-            number=number,
+            connection, versions, number=number, there=there
         )
         target.write(connection, {key: images[key].row for key in newer})
     return len(newer)
@@ -150,7 +206,7 @@ def apply_images(
 
 def record_images(source: Part, images: Mapping[Key, Image]) -> None:
     """Record that the target has these versions, or higher ones."""
-    with source.begin() as connection:
+    with source.begin_marking() as connection:
         source.marks.set_copied(
             connection, {key: image.version for key, image in images.items()}
         )

@@ -20,6 +20,7 @@ from sqlalchemy import select
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.exc import UnclaimableRowError
 from sqla_shard.migrate.copying import Image
+from sqla_shard.migrate.copying import one_read
 from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.links import MovedLinks
 from sqla_shard.migrate.mark_tables import Key
@@ -69,7 +70,7 @@ class IdMap:
         unknown = [key for key in keys if key not in found]
         if not unknown:
             return found
-        with snapshot(self._engine) as connection:
+        with one_read(self._engine) as connection:
             marks = one.marks.marks_of(connection, unknown)
         new = {
             key: mark.object_id
@@ -137,8 +138,9 @@ class IdMap:
         }
         for key in images.keys() - found.keys() - gone.keys():
             raise UnclaimableRowError(table=one.name, key=key)
-        with snapshot(self._engine) as connection:
-            one.marks.set_copied(connection, gone)
+        if gone:
+            with self._engine.begin() as connection:
+                one.marks.set_copied(connection, gone)
         return found
 
     def link_keys(
@@ -183,7 +185,9 @@ class IdMap:
                     gone[key] = images[key].version
                 elif mark.copied < images[key].version and key in proposed:
                     wanted[key] = proposed[key]
-            found.update(one.marks.claim_ids(connection, wanted))
+            # Their marks are locked, so nobody else claims them.
+            one.marks.set_ids(connection, wanted)
+            found.update(wanted)
             one.marks.set_copied(connection, gone)
         return found
 
@@ -193,7 +197,7 @@ class IdMap:
         """Return ids that are free now for rows that exist."""
         if not keys:
             return {}
-        with snapshot(self._engine) as connection:
+        with one_read(self._engine) as connection:
             parents = self._parents(connection, one, keys)
         if one.parent is None:
             shards = {key: self._new_shard(one) for key in parents}
@@ -239,7 +243,7 @@ class IdMap:
             key: layout.pack(shard_id, one.type_id, key[0])
             for key, shard_id in shards.items()
         }
-        with snapshot(self._engine) as connection:
+        with one_read(self._engine) as connection:
             taken = one.marks.keys_of(connection, free.values())
         offset = (layout.max_local_id + 1) // 2
         return {

@@ -30,6 +30,7 @@ from sqlalchemy import and_
 from sqlalchemy import bindparam
 from sqlalchemy import Connection
 from sqlalchemy import func
+from sqlalchemy import insert
 from sqlalchemy import or_
 from sqlalchemy import select
 from sqlalchemy import Table
@@ -177,6 +178,7 @@ class Marks:
         versions: Mapping[Key, int],
         *,
         number: int,
+        there: Collection[Key] = (),
     ) -> set[Key]:
         """Lock the marks of rows that are copied here, and set their versions.
 
@@ -185,17 +187,17 @@ class Marks:
 
         :param versions: the versions of the copies, by key.
         :param number: the round, for rows that have no mark yet.
+        :param there: keys of rows that probably have one.
         :returns: the keys of the rows to write.
         """
         keys = _sorted(versions)
-        if not keys:
-            return set()
-        missing = {"version": 0, "copied": 0, "round": number}
-        connection.execute(
-            InsertMissing(self.table),
-            [{**self._values(key), **missing} for key in keys],
+        self._insert_missing(
+            connection, [key for key in keys if key not in there], number
         )
         marks = self.marks_of(connection, keys, locking=True)
+        if missing := [key for key in keys if key not in marks]:
+            self._insert_missing(connection, missing, number)
+            marks.update(self.marks_of(connection, missing, locking=True))
         newer = [key for key in keys if marks[key].version < versions[key]]
         for version, batch in _by_version(versions, newer):
             connection.execute(
@@ -204,6 +206,42 @@ class Marks:
                 .values(version=version, copied=version)
             )
         return set(newer)
+
+    def insert(
+        self,
+        connection: Connection,
+        versions: Mapping[Key, int],
+        *,
+        number: int,
+    ) -> None:
+        """Insert the marks of rows that are copied here for the first time.
+
+        :param versions: the versions of the copies, by key.
+        :param number: the round.
+        :raises IntegrityError: if one of them has a mark.
+        """
+        rows = [
+            {
+                **self._values(key),
+                "version": versions[key],
+                "copied": versions[key],
+                "round": number,
+            }
+            for key in _sorted(versions)
+        ]
+        if rows:
+            connection.execute(insert(self.table), rows)
+
+    def _insert_missing(
+        self, connection: Connection, keys: Sequence[Key], number: int
+    ) -> None:
+        """Insert marks of no version for rows that have none."""
+        missing = {"version": 0, "copied": 0, "round": number}
+        if keys:
+            connection.execute(
+                InsertMissing(self.table),
+                [{**self._values(key), **missing} for key in keys],
+            )
 
     def claim_ids(
         self, connection: Connection, ids: Mapping[Key, int]
@@ -216,26 +254,31 @@ class Marks:
         """
         if not ids:
             return {}
-        missing = {"version": 0, "copied": 0, "round": 0}
-        connection.execute(
-            InsertMissing(self.table),
-            [{**self._values(key), **missing} for key in _sorted(ids)],
-        )
-        statement = (
-            update(self.table)
-            .where(self.table.c.object_id.is_(None), *self._bound())
-            .values(object_id=bindparam("claimed"))
-        )
-        connection.execute(
-            statement,
-            [{**self._bind(key), "claimed": ids[key]} for key in _sorted(ids)],
-        )
+        self._insert_missing(connection, _sorted(ids), 0)
+        self.set_ids(connection, ids)
         marks = self.marks_of(connection, ids, locking=True)
         return {
             key: mark.object_id
             for key, mark in marks.items()
             if mark.object_id is not None
         }
+
+    def set_ids(self, connection: Connection, ids: Mapping[Key, int]) -> None:
+        """Set the object ids of rows that have a mark, and no id yet.
+
+        :param ids: the ids, by key.
+        :raises IntegrityError: if an id is claimed for another row.
+        """
+        statement = (
+            update(self.table)
+            .where(self.table.c.object_id.is_(None), *self._bound())
+            .values(object_id=bindparam("claimed"))
+        )
+        rows = [
+            {**self._bind(key), "claimed": ids[key]} for key in _sorted(ids)
+        ]
+        if rows:
+            connection.execute(statement, rows)
 
     def marks_of(
         self,
@@ -255,6 +298,42 @@ class Marks:
             if locking:
                 statement = statement.with_for_update()
             found.update(self._read(connection, statement))
+        return found
+
+    def rows_of(
+        self, connection: Connection, keys: Collection[Key]
+    ) -> dict[Key, tuple[Mark, Mapping[str, Any] | None]]:
+        """Return marks, and the rows of the table itself, by key.
+
+        A mark and its row are read by one statement.  Rows without a mark are
+        missing.
+        """
+        source = self.key[0].table
+        own = and_(
+            *(
+                ours == theirs
+                for ours, theirs in zip(self._columns, self.key, strict=True)
+            )
+        )
+        names = [column.name for column in source.columns]
+        at = names.index(self.key[0].name)
+        statement = (
+            self._select()
+            .add_columns(*source.columns)
+            .select_from(self.table.outerjoin(source, own))
+        )
+        count = len(self._columns)
+        found: dict[Key, tuple[Mark, Mapping[str, Any] | None]] = {}
+        for batch in _batches(_sorted(keys)):
+            rows = connection.execute(statement.where(self._among(batch)))
+            for row in rows:
+                values = row[count + 4 :]
+                found[tuple(row[:count])] = (
+                    _mark(row, count),
+                    None
+                    if values[at] is None
+                    else dict(zip(names, values, strict=True)),
+                )
         return found
 
     def keys_of(
@@ -387,12 +466,7 @@ class Marks:
     def _read(self, connection: Connection, statement: Any) -> dict[Key, Mark]:
         count = len(self._columns)
         return {
-            tuple(row[:count]): Mark(
-                object_id=row[count],
-                version=row[count + 1],
-                copied=row[count + 2],
-                round=row[count + 3],
-            )
+            tuple(row[:count]): _mark(row, count)
             for row in connection.execute(statement)
         }
 
@@ -413,6 +487,14 @@ class Marks:
 
     def _among(self, keys: Sequence[Key]) -> ColumnElement[bool]:
         return among(self._columns, keys)
+
+
+def _mark(row: Sequence[Any], at: int) -> Mark:
+    """Return the mark in a row of a SELECT, whose key ends at a position."""
+    object_id, version, copied, number = row[at : at + 4]
+    return Mark(
+        object_id=object_id, version=version, copied=copied, round=number
+    )
 
 
 def _by_version(

@@ -51,7 +51,7 @@ def backfill(
     now = _stage(move, "backfill", "legacy")
     throttle = Throttle(rate)
     for one in move.tables.values():
-        _claim(move, one, now, on_progress)
+        _claim(move, one, now, throttle, on_progress)
     failed = 0
     pending: set[Future[int]] = set()
     with ThreadPoolExecutor(jobs) as pool:
@@ -75,6 +75,7 @@ def _claim(
     move: Move,
     one: MovedRows,
     now: Progress,
+    throttle: Throttle,
     on_progress: Callable[[str, int], object],
 ) -> None:
     def propose(keys: Collection[Key]) -> Mapping[Key, int]:
@@ -85,6 +86,7 @@ def _claim(
     legacy, fence = one.legacy(move.engine), Fence()
     keys, after = claim_page(legacy, fence, now, ids=propose)
     while keys:
+        throttle.take(len(keys))
         on_progress(one.name, len(keys))
         keys, after = claim_page(legacy, fence, now, after=after, ids=propose)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import field
@@ -35,6 +36,8 @@ from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import DeclarationError
 from sqla_shard.ids import DEFAULT_LAYOUT
+from sqla_shard.migrate.copying import look_twice
+from sqla_shard.migrate.copying import one_read
 from sqla_shard.migrate.copying import Row
 from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.declaration import Owned
@@ -43,6 +46,7 @@ from sqla_shard.migrate.future import Future
 from sqla_shard.migrate.mark_tables import after_key
 from sqla_shard.migrate.mark_tables import among
 from sqla_shard.migrate.mark_tables import Key
+from sqla_shard.migrate.marks import Mark
 from sqla_shard.migrate.marks import Marks
 from sqla_shard.migrate.rows import Conversion
 from sqla_shard.migrate.rows import Difference
@@ -266,6 +270,19 @@ class LegacyRows:
         with snapshot(self.engine) as connection:
             yield connection
 
+    @contextmanager
+    def begin_marking(self) -> Iterator[Connection]:
+        """Begin a transaction that only writes marks."""
+        with self.engine.begin() as connection:
+            yield connection
+
+    def look(
+        self, keys: Collection[Key]
+    ) -> dict[Key, tuple[Mark, Row | None]]:
+        """Return marks and rows by key."""
+        with one_read(self.engine) as connection:
+            return self.marks.rows_of(connection, keys)
+
     def read(
         self, connection: Connection, keys: Collection[Key]
     ) -> dict[Key, Row]:
@@ -321,6 +338,16 @@ class ShardPart:
             session.shows_hidden = True
             self._session = session
             yield session.view(self._place)
+
+    def begin_marking(self) -> AbstractContextManager[Connection]:
+        """Begin a transaction that only writes marks."""
+        return self.begin()
+
+    def look(
+        self, keys: Collection[Key]
+    ) -> dict[Key, tuple[Mark, Row | None]]:
+        """Return marks and rows by key."""
+        return look_twice(self, keys)
 
     @property
     def _place(self) -> Place:

@@ -24,6 +24,7 @@ from sqla_shard.dialects.sql import Upsert
 from sqla_shard.exc import StageRefusedError
 from sqla_shard.migrate.copying import apply_images
 from sqla_shard.migrate.copying import claim_page
+from sqla_shard.migrate.copying import look_twice
 from sqla_shard.migrate.copying import read_images
 from sqla_shard.migrate.copying import record_images
 from sqla_shard.migrate.copying import snapshot
@@ -73,6 +74,11 @@ class Counters:
     def begin(self) -> Iterator[Connection]:
         with snapshot(self.engine) as connection:
             yield connection
+
+    begin_marking = begin
+
+    def look(self, keys: Any) -> dict[Any, Any]:
+        return look_twice(self, keys)
 
     def read(self, connection: Connection, keys: Any) -> dict[Any, Any]:
         ids = [key[0] for key in keys]

@@ -43,6 +43,7 @@ from sqla_shard.migrate.switching import copy_waiting
 from sqla_shard.migrate.switching import Switch
 from sqla_shard.models import normalization
 from sqla_shard.testing.mariadb_fleet import sqlite_topology
+from sqla_shard.util.pace import Throttle
 from sqla_shard.verify import verify_lookups
 from tests.models.moving_app import Base
 from tests.models.moving_app import CLASSES
@@ -221,6 +222,39 @@ def test_a_failed_copy_is_no_error_and_waits(move, monkeypatch, caplog):
     assert verify(move).waiting == 1
     assert copy_waiting(move, move.progress()) == 0
     assert titles(move)[1] == "changed"
+
+
+def test_a_first_copy_that_was_not_recorded_is_made_again(move):
+    copied(move)
+    marks = move.tables["posts"].marks.table
+    with move.engine.begin() as connection:
+        # As by a process that was killed after the COMMIT on the shard.
+        connection.execute(update(marks).values(copied=0))
+    assert status(move).waiting["posts"] == 4
+    with move._sessions.begin() as session:
+        session.get(Post, 1).title = "changed"
+        session.delete(session.get(Post, 2))
+    assert status(move).waiting["posts"] == 2
+    assert copy_waiting(move, move.progress()) == 0
+    assert titles(move) == {
+        1: "changed",
+        3: "first of b",
+        4: "second of b",
+    }
+    found = verify(move)
+    assert found.is_equal
+    assert not found.waiting
+
+
+def test_a_rate_limits_claims_and_copies(move, monkeypatch):
+    Switch(move).go("copying")
+    taken = []
+    monkeypatch.setattr(
+        Throttle, "take", lambda throttle, rows: taken.append(rows)
+    )
+    assert backfill(move, rate=1000.0, jobs=1) == 0
+    # Two users and four posts.
+    assert taken == [2, 4, 2, 4]
 
 
 def test_a_server_that_hangs_costs_one_attempt(move, monkeypatch, caplog):
