@@ -19,7 +19,6 @@ __all__ = [
     "blobs_group",
     "cache_group",
     "dev_group",
-    "fleet_group",
     "migrate_group",
     "queue_group",
     "schema_group",
@@ -62,7 +61,7 @@ PROGRAM: Sections = {
             "alembic.",
         ),
         "fleet": Lazy(
-            "catalogue:fleet_group",
+            "fleet_catalogue:fleet_group",
             "Operate the servers of a topology.",
         ),
         "load": Lazy(
@@ -322,105 +321,6 @@ def schema_group(ctx: click.Context, ini: Path, name: str) -> None:
     this group precede the command.
     """
     ctx.meta["sqla_shard.ini"] = ini, name
-
-
-_FLEET: Sections = {
-    "Look": {
-        "status": Lazy(
-            "fleet_commands:status_command",
-            "Show the pending operation, its lock, and what to do now.",
-        ),
-        "doctor": Lazy(
-            "fleet_doctor:doctor_command",
-            "Check all servers of the fleet; change nothing.",
-        ),
-        "capacity": Lazy(
-            "fleet_doctor:capacity_command",
-            "Show sizes, growth and activity of servers and shards.",
-        ),
-        "verify": Lazy(
-            "fleet_verify:verify_command",
-            "Compare the content of SERVER with its standby, while both "
-            "serve.",
-        ),
-        "history": Lazy(
-            "fleet_commands:history_command",
-            "List finished and undone operations, the latest first.",
-        ),
-    },
-    "Primary and standby": {
-        "failover": Lazy(
-            "fleet_failover:failover_command",
-            "Make the standby of SERVER its primary, and the primary its "
-            "standby.",
-        ),
-        "watch": Lazy(
-            "fleet_watch:watch_command",
-            "Promote the standby of a primary that is lost.",
-        ),
-        "reopen": Lazy(
-            "fleet_failover:reopen_command",
-            "Open the primary of SERVER, which was restarted.",
-        ),
-        "replica": Lazy(
-            "fleet_replica:replica_group",
-            "Build, rebuild or replace the standby of a server.",
-        ),
-        "retire": Lazy(
-            "fleet_replica:retire_command",
-            "Take TARGET, which the topology does not name, out of service.",
-        ),
-    },
-    "Shards": {
-        "split": Lazy(
-            "fleet_split:split_command",
-            "Move some shards of SERVER to a new pair.",
-        ),
-        "move": Lazy(
-            "fleet_split:move_command",
-            "Move all shards of SERVER to a new pair.",
-        ),
-        "orphans": Lazy(
-            "fleet_orphans:orphans_group",
-            "Remove databases that the topology has on another server.",
-        ),
-    },
-    "Backups": {
-        "backup": Lazy(
-            "fleet_backup:backup_group",
-            "Back up virtual shards into a folder.",
-        ),
-        "restore": Lazy(
-            "fleet_backup:restore_command",
-            "Restore SHARD of KEYSPACE from FOLDER into a new database.",
-        ),
-    },
-    "Operations": {
-        "apply": Lazy(
-            "fleet_commands:apply_command",
-            "Apply the plan in FILE, the output of --plan-only --json.",
-        ),
-        "resume": Lazy(
-            "fleet_commands:resume_command",
-            "Finish an operation whose process has died or failed.",
-        ),
-        "undo": Lazy(
-            "fleet_commands:undo_command",
-            "Undo an operation whose process has died or failed.",
-        ),
-    },
-}
-
-
-@click.group("fleet", cls=LazyGroup, sections=_FLEET)
-def fleet_group() -> None:
-    """Operate the servers of a topology.
-
-    Every operation is planned, checked, applied step by step with a journal,
-    and verified.  The accounts are in the environment:
-    SQLA_SHARD_OPERATOR_USER and _PASSWORD, SQLA_SHARD_REPLICATION_USER and
-    _PASSWORD.
-    """
 
 
 _CACHE: Sections = {

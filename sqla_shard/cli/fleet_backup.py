@@ -38,7 +38,14 @@ from sqla_shard.fleet.restore import Restore
 from sqla_shard.fleet.storage import Backup
 from sqla_shard.fleet.storage import Storage
 
-__all__ = ["backup_group", "restore_command"]
+__all__ = [
+    "binlogs_command",
+    "create_command",
+    "list_command",
+    "prune_command",
+    "restore_command",
+    "verify_command",
+]
 
 _folder = with_options(click.argument("folder"))
 _dry_run_option = with_options(
@@ -62,12 +69,7 @@ def _source_option(
     )
 
 
-@click.group("backup")
-def backup_group() -> None:
-    """Back up virtual shards into a folder."""
-
-
-@backup_group.command(
+@click.command(
     "create",
     epilog=examples(
         "sqla-shard fleet backup create /backups --server sharddb001",
@@ -123,7 +125,7 @@ def create_command(
     _show(found, as_data)
 
 
-@backup_group.command(
+@click.command(
     "binlogs",
     epilog=examples("sqla-shard fleet backup binlogs /backups sharddb001"),
 )
@@ -159,7 +161,7 @@ def binlogs_command(
         echo(f"{archive}; copied now: {', '.join(new) or 'none'}")
 
 
-@backup_group.command(
+@click.command(
     "list", epilog=examples("sqla-shard fleet backup list /backups")
 )
 @_folder
@@ -174,7 +176,7 @@ def list_command(folder: str, as_data: bool) -> None:
     _end_read(listing.problems)
 
 
-@backup_group.command(
+@click.command(
     "verify", epilog=examples("sqla-shard fleet backup verify /backups")
 )
 @_folder
@@ -216,7 +218,7 @@ def verify_command(folder: str, name: str | None, as_data: bool) -> None:
     end(is_good=not problems, is_read=True)
 
 
-@backup_group.command(
+@click.command(
     "prune",
     epilog=examples(
         "sqla-shard fleet backup prune /backups --keep-last 7 --keep-days 30"

@@ -21,7 +21,13 @@ from sqla_shard.cli.output import with_options
 from sqla_shard.fleet.orphans import OrphanChange
 from sqla_shard.fleet.orphans import orphans_of
 
-__all__ = ["orphans_group"]
+__all__ = [
+    "drop_command",
+    "fence_command",
+    "list_command",
+    "rename_command",
+    "restore_command",
+]
 
 _DAY = 86400.0
 
@@ -40,15 +46,7 @@ _arguments = with_options(
 )
 
 
-@click.group("orphans")
-def orphans_group() -> None:
-    """Remove databases that the topology has on another server.
-
-    First they are renamed, and dropped days later.
-    """
-
-
-@orphans_group.command(
+@click.command(
     "list", epilog=examples("sqla-shard fleet orphans list sharddb001")
 )
 @click.argument("server", required=False)
@@ -66,7 +64,7 @@ def list_command(
         echo(orphan)
 
 
-@orphans_group.command(
+@click.command(
     "fence", epilog=examples("sqla-shard fleet orphans fence sharddb001")
 )
 @_arguments
@@ -80,18 +78,18 @@ def fence_command(settings: Settings, /, **options: Any) -> None:
     plan_and_run(settings, OrphanChange.planned, action="fence", **options)
 
 
-@orphans_group.command(
+@click.command(
     "rename", epilog=examples("sqla-shard fleet orphans rename sharddb001")
 )
 @_accept_option
 @_arguments
 @pass_settings
 def rename_command(settings: Settings, /, **options: Any) -> None:
-    """Rename DATABASES of SERVER, by default all orphans, to moved_..."""
+    """Rename DATABASES of SERVER, by default all orphans, to moved_NAME."""
     plan_and_run(settings, OrphanChange.planned, action="rename", **options)
 
 
-@orphans_group.command(
+@click.command(
     "restore",
     epilog=examples("sqla-shard fleet orphans restore sharddb001"),
 )
@@ -102,7 +100,7 @@ def restore_command(settings: Settings, /, **options: Any) -> None:
     plan_and_run(settings, OrphanChange.planned, action="restore", **options)
 
 
-@orphans_group.command(
+@click.command(
     "drop", epilog=examples("sqla-shard fleet orphans drop sharddb001")
 )
 @click.option(

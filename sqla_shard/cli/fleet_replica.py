@@ -16,7 +16,12 @@ from sqla_shard.fleet.copies import WAYS
 from sqla_shard.fleet.replica import Replica
 from sqla_shard.fleet.retire import Retire
 
-__all__ = ["replica_group", "retire_command"]
+__all__ = [
+    "build_command",
+    "rebuild_command",
+    "replace_command",
+    "retire_command",
+]
 
 _copy_options = with_options(
     click.option(
@@ -34,16 +39,7 @@ _copy_options = with_options(
 )
 
 
-@click.group("replica")
-def replica_group() -> None:
-    """Build, rebuild or replace the standby of a server.
-
-    Applications write meanwhile.  The new standby is attached, has caught up
-    and is compared before the topology is published.
-    """
-
-
-@replica_group.command(
+@click.command(
     "build",
     epilog=examples(
         "sqla-shard fleet replica build sharddb001 mysql001c --plan-only",
@@ -66,7 +62,7 @@ def build_command(settings: Settings, /, **options: Any) -> None:
     _run(settings, action="build", **options)
 
 
-@replica_group.command(
+@click.command(
     "rebuild",
     epilog=examples("sqla-shard fleet replica rebuild sharddb001"),
 )
@@ -84,7 +80,7 @@ def rebuild_command(settings: Settings, /, **options: Any) -> None:
     _run(settings, action="rebuild", **options)
 
 
-@replica_group.command(
+@click.command(
     "replace",
     epilog=examples(
         "sqla-shard fleet replica replace sharddb001 mysql001c",

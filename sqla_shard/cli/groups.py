@@ -94,6 +94,27 @@ class LazyGroup(click.Group):
             )
         return super().get_command(ctx, cmd_name)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return a command; for completion perhaps without its module."""
+        if not ctx.resilient_parsing or args[0] not in self.commands_by_name:
+            return super().resolve_command(ctx, args)
+        # Only completion needs it.
+        from sqla_shard.cli.completion import add_completion
+        from sqla_shard.cli.completion import sketch
+
+        def load() -> click.Command:
+            command = self.get_command(ctx, args[0])
+            assert command is not None  # noqa: S101 - its name is known
+            return command
+
+        found = sketch(ctx, args, load)
+        if found is None:
+            found = load()
+            add_completion(ctx, found)
+        return args[0], found, args[1:]
+
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:

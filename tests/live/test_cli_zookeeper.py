@@ -13,9 +13,12 @@ import pytest
 
 pytest.importorskip("kazoo")
 
+from click.shell_completion import ShellComplete
 from kazoo.client import KazooClient
 
 from sqla_shard import Topology
+from sqla_shard.cli import completion
+from sqla_shard.cli.program import program
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.testing import ZooKeeperServer
 from sqla_shard.topology import to_json
@@ -234,6 +237,20 @@ def test_generations(location, tmp_path, publisher):
     shown = invoke("-t", location, "topology", "show").stdout
     assert "b: mysql://app:${MYSQL_PASSWORD}@three" in shown
     assert "shards 4-7, generation 4\n" in shown
+
+
+def test_completion_reads_zookeeper(location, publisher, monkeypatch):
+    # In this process, so that a busy machine has all the time it needs.
+    monkeypatch.setattr(completion, "_LIMIT", 60.0)
+    publisher.publish(topology(1))
+    publisher.publish(topology(12, shards=16))
+    shell = ShellComplete(program, {}, "sqla-shard", "_UNUSED")
+    for words, typed, values in (
+        (("topology", "rollback", "--to"), "1", ["12", "1"]),
+        (("fleet", "move"), "", ["a", "b"]),
+    ):
+        found = shell.get_completions(["-t", location, *words], typed)
+        assert [one.value for one in found] == values
 
 
 def test_open_nodes_are_warned_of_and_closed(location, tmp_path, monkeypatch):

@@ -1,0 +1,172 @@
+"""Completion of values from the topology, as a shell asks for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from sqla_shard.cli.completion import COMPLETED
+from sqla_shard.cli.program import program
+from tests.servers.command_line import commands
+from tests.servers.command_line import environment
+
+_TOPOLOGY = """
+epoch = 7
+[keyspaces.objects]
+kind = "objects"
+shards = 12
+database = "db{shard:05d}"
+[[keyspaces.objects.servers]]
+name = "alpha"
+primary = "mysql://a@one"
+shards = [[0, 3], [8, 9]]
+[[keyspaces.objects.servers]]
+name = "beta"
+primary = "mysql://a@two"
+shards = [[4, 7], [10, 11]]
+[keyspaces.lookup]
+kind = "mod"
+shards = 2
+database = "lookup{shard}"
+servers = [{name = "alpha", primary = "mysql://a@one", shards = [0, 1]}]
+"""
+#: What a second of the shell must not be spent on.
+_SLOW = ("sqlalchemy", "alembic", "pymysql", "MySQLdb", "kazoo")
+
+
+def completed(
+    directory: Path, line: str, **environ: str
+) -> tuple[list[str], set[str]]:
+    """Return what a line is completed with, and the packages imported."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "sqla_shard.cli"],
+        cwd=directory,
+        env=environment(
+            _SQLA_SHARD_COMPLETE="bash_complete",
+            COMP_WORDS=line,
+            COMP_CWORD=str(len(line.split(" ")) - 1),
+            **environ,
+        ),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    imported = set()
+    for one in done.stderr.splitlines():
+        # Nothing else is on standard error.
+        assert one.startswith("import time:"), one
+        imported.add(one.rpartition("|")[2].strip().partition(".")[0])
+    found = done.stdout.split()
+    assert all(one.startswith("plain,") for one in found), found
+    return [one.removeprefix("plain,") for one in found], imported
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "topology.toml").write_text(_TOPOLOGY)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("sqla-shard fleet failover ", ["alpha", "beta"]),
+        ("sqla-shard fleet replica rebuild b", ["beta"]),
+        ("sqla-shard where --keyspace ", ["objects", "lookup"]),
+        ("sqla-shard shell --shard 1", ["1", "10", "11"]),
+        (
+            "sqla-shard schema upgrade --shards 0-3,",
+            ["0-3,0-3", "0-3,8-9", "0-3,4-7", "0-3,10-11", "0-3,0-1"],
+        ),
+        ("sqla-shard schema status --servers alpha,b", ["alpha,beta"]),
+        ("sqla-shard topology rollback --to ", []),
+    ],
+)
+def test_values_are_those_of_the_topology(
+    folder: Path, line: str, values: list[str]
+) -> None:
+    found, imported = completed(folder, line)
+    assert found == values
+    assert imported.isdisjoint(_SLOW)
+
+
+def test_the_topology_is_that_of_the_line(folder: Path) -> None:
+    (folder / "topology.toml").rename(folder / "other.toml")
+    words = "sqla-shard -t other.toml fleet move "
+    assert completed(folder, words)[0] == ["alpha", "beta"]
+    words = "sqla-shard fleet move "
+    found, _ = completed(folder, words, SQLA_SHARD_TOPOLOGY="other.toml")
+    assert found == ["alpha", "beta"]
+    (folder / "topology.json").write_text(
+        '{"old1": {"range": [0, 511], "master": "M1"}}'
+    )
+    words = "sqla-shard fleet backup create -t topology.json b --server "
+    assert completed(folder, words)[0] == ["old1"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, b"", b"epoch = [", b"\xff", b"keyspaces = 3", b"epoch = 1"],
+)
+def test_what_cannot_be_read_completes_nothing(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    if content is not None:
+        (tmp_path / "topology.toml").write_bytes(content)
+    assert completed(tmp_path, "sqla-shard fleet move ")[0] == []
+
+
+def test_a_zookeeper_that_is_gone_completes_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("kazoo")
+    location = "zookeeper://127.0.0.1:1/prod"
+    for line in ("fleet move ", "topology rollback --to "):
+        found, imported = completed(
+            tmp_path, f"sqla-shard -t {location} {line}"
+        )
+        assert found == []
+        assert imported.isdisjoint({*_SLOW} - {"kazoo"})
+
+
+def test_after_other_words_the_command_itself_completes(folder: Path) -> None:
+    found, _ = completed(folder, "sqla-shard fleet failover --drain")
+    assert found == ["--drain-timeout"]
+    found, _ = completed(folder, "sqla-shard fleet failover --yes ")
+    assert found == ["alpha", "beta"]
+    found, _ = completed(folder, "sqla-shard fleet restore b objects 1")
+    assert found == ["1", "10", "11"]
+
+
+def _words(param: click.Parameter) -> set[str]:
+    return {*param.opts, str(param.name)}
+
+
+def test_completed_parameters_are_those_of_the_commands() -> None:
+    found: dict[str, Any] = {}
+    wanted = {"server", "keyspace", "shard", "--keyspace", "--server"}
+    wanted |= {"--shard", "--shards", "--servers", "--new", "--expect-epoch"}
+    # Numbers of servers and shards, and not names.
+    numbers = {"dev up", "fleet capacity"}
+    for path, command in commands(program, "sqla-shard"):
+        name = path.removeprefix("sqla-shard ")
+        for param in command.params:
+            words = _words(param)
+            is_option = isinstance(param, click.Option)
+            if is_option and getattr(param, "is_flag", False):
+                continue
+            if name in numbers and words & {"--servers", "--shards"}:
+                continue
+            said = {
+                word
+                for word in words & wanted
+                if word.startswith("-") == is_option
+            }
+            if (name, "--to") == ("topology rollback", *param.opts[:1]):
+                said = {"--to"}
+            if said:
+                found.setdefault(name, set()).update(said)
+    assert found == {name: {*words} for name, words in COMPLETED.items()}
