@@ -53,7 +53,7 @@ LAYERS = {
     "api": "",
     "__init__": "",
     # It uses the front door.
-    "cli": "alembic click rich sqlalchemy",
+    "cli": "alembic click kazoo rich sqlalchemy tomli",
 }
 
 # What a room must not import, although it is above.
@@ -80,7 +80,8 @@ APART = {
 # The only places that import a third party.
 PLACES = {
     "fsspec": "sqla_shard.fleet.files",
-    "kazoo": "sqla_shard.topology.zookeeper.",
+    # A shell waits for completion, and the package of topologies takes long.
+    "kazoo": ("sqla_shard.topology.zookeeper.", "sqla_shard.cli.completion"),
     "orjson": "sqla_shard.util.json_values",
     "prometheus_client": "sqla_shard.metrics.",
     "zstandard": "sqla_shard.types.compression",

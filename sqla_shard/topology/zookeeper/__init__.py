@@ -1,6 +1,7 @@
 """Topologies in ZooKeeper: read, watched and published.
 
-Nothing else imports kazoo, and only ``source`` and ``store`` do it here.
+Nothing else imports kazoo but the completion of a shell, which must not load
+SQLAlchemy, and only ``source`` and ``store`` do it here.
 
 ``source``        reads and watches a topology; ACLs
 ``store``         nodes as they are read and written
