@@ -442,7 +442,7 @@ class ShardSession(ShardedSession):
     _cache_connection: Connection | None = None
     #: The views of the running flush, if any.
     _flush_views: dict[Place, ShardView] | None = None
-    #: By class, for the running flush; see :mod:`.new_ids`.
+    # By class, for the running flush; see new_ids.
     issued_attributes: dict[Mapper[Any], str | None]
 
     def _connection_for_bind(
