@@ -235,15 +235,17 @@ def _document(location: str) -> Mapping[str, Any]:
 def _in_time(read: Callable[[], Any], default: Any) -> Any:
     """Return what a function reads from ZooKeeper within the limit."""
     found = [default]
+    try:
+        # Not in the thread: the limit is for ZooKeeper.
+        from kazoo.exceptions import KazooException
+        from kazoo.handlers.threading import KazooTimeoutError
+    except ImportError:
+        # It is an extra.
+        return default
 
     def run() -> None:
-        # kazoo is an extra.
-        with suppress(ImportError):
-            from kazoo.exceptions import KazooException
-            from kazoo.handlers.threading import KazooTimeoutError
-
-            with suppress(KazooException, KazooTimeoutError, OSError):
-                found[0] = read()
+        with suppress(KazooException, KazooTimeoutError, OSError):
+            found[0] = read()
 
     # The name of a host may take longer than any limit of kazoo.
     thread = threading.Thread(target=run, daemon=True)
