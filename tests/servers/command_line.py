@@ -42,7 +42,8 @@ _UNWANTED = ("SQLA_SHARD_TOPOLOGY", "SQLA_SHARD_CACHE")
 
 _PROGRESS = re.compile(
     r"(?m)^(\d+ of \d+, \d+ failed, .* s left"
-    r"|.*shard \d+ of \d+, .* (to check again|rewritten|moved))\n"
+    r"|.*shard \d+ of \d+, .* (to check again|rewritten|moved)"
+    r"|(rows|compared): \w+ [\d,]+(, \w+ [\d,]+)*)\n"
 )
 
 

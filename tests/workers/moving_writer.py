@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from threading import Event
@@ -140,7 +141,7 @@ class Writer:
 def go_through(folder: Path) -> None:
     """Go through all steps; those that were finished are in a file."""
     move = open_move(os.environ["MOVING_URL"], os.environ["MOVING_TOPOLOGY"])
-    switch = Switch(move, print)
+    switch = Switch(move, partial(print, flush=True))
     done = folder / "steps"
     first = int(done.read_text()) if done.exists() else 0
     steps = os.environ["MOVING_STEPS"].split(" ")
