@@ -191,9 +191,9 @@ def _items(
 ) -> list[CompletionItem]:
     """Return the values of a kind that begin with what was typed."""
     # Lists are separated by commas; the last item is completed.
-    before, comma, begun = incomplete.rpartition(",")
+    before, comma, typed = incomplete.rpartition(",")
     if kind not in ("servers", "ranges"):
-        before, comma, begun = "", "", incomplete
+        before, comma, typed = "", "", incomplete
     location = _location(ctx)
     if kind == "epoch":
         values = _epochs(location)
@@ -202,7 +202,7 @@ def _items(
     return [
         CompletionItem(f"{before}{comma}{value}", help=what or None)
         for value, what in values
-        if value.startswith(begun)
+        if value.startswith(typed)
     ]
 
 
