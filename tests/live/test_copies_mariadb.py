@@ -296,7 +296,7 @@ def test_ways_that_do_not_exist_are_refused(ends, arguments, reason):
 
 def test_a_statement_that_runs_is_not_waited_for(servers, ends, monkeypatch):
     source, target = ends
-    monkeypatch.setattr("sqla_shard.fleet.snapshots._TRIES", 2)
+    monkeypatch.setattr("sqla_shard.fleet.admin._TRIES", 2)
     with servers["server1"].standby.root_connect() as connection:
         connection.cursor().execute("LOCK TABLES db00001.zero WRITE")
         with pytest.raises(FleetServerError) as info:
