@@ -70,7 +70,9 @@ class FileJournal:
     ) -> None:
         self.path = Path(path)
         self._source = FileSource(
-            self.path,
+            # As given: messages mask the password of a URL, which a Path is
+            # not any more.
+            path,
             placeholders=placeholders,
             environ=dict.fromkeys(placeholders, ""),
         )

@@ -35,6 +35,7 @@ from sqla_shard.topology.databases import Template
 from sqla_shard.topology.follow import is_zookeeper
 from sqla_shard.topology.follow import load_location
 from sqla_shard.topology.urls import address_of
+from sqla_shard.util.masking import masked
 
 __all__ = ["Fleet", "Pair", "all_pairs", "pair_named", "shard_of"]
 
@@ -131,11 +132,12 @@ class Fleet:
         self.session_timeout = session_timeout
         self._environ = dict.fromkeys(placeholders, "")
         if not is_zookeeper(location) and not self.location.endswith(".json"):
+            shown = masked(self.location)
             raise FleetSetupError(
-                f"{self.location} is not a JSON file: fleet operations "
-                "rewrite the topology, which would lose the comments of "
-                "TOML. Convert it once with: sqla-shard -t "
-                f"{self.location} topology show --json > topology.json"
+                f"{shown} is not a JSON file: fleet operations rewrite the "
+                "topology, which would lose the comments of TOML. Convert it "
+                f"once with: sqla-shard -t {shown} topology show --json > "
+                "topology.json"
             )
 
     @property

@@ -29,6 +29,7 @@ class ScriptedAdmin:
     port = 3306
     is_mariadb = False
     error = Admin.error
+    lock_all = Admin.lock_all
 
     def __init__(
         self,

@@ -161,6 +161,7 @@ def test_what_is_shown_once_is_shown_again_as_it_is(text: str) -> None:
         ["-t", "{}", "topology", "push", "topology.toml"],
         ["topology", "push", "topology.toml", "--to", "{}"],
         ["-t", "{}", "topology", "history"],
+        ["-t", "{}", "fleet", "status"],
     ],
     ids=lambda command: " ".join(command),
 )
