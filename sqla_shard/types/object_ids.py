@@ -265,7 +265,16 @@ class ShardedId(IdType):
         def process(value: int | None) -> int | None:
             if value is None:
                 return None
-            if value > max_local:
+            try:
+                is_full = value > max_local
+            except TypeError as error:
+                # A UNION has the types of its first SELECT.
+                raise InvalidIdError(
+                    f"{value!r} is not an object id: each SELECT of a UNION "
+                    "must have the same types of columns, in the same order",
+                    value=value,
+                ) from error
+            if is_full:
                 if value >> type_shift & max_type != type_id or (
                     value < second_shard and _inserting.get()
                 ):

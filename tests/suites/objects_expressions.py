@@ -322,6 +322,14 @@ class ExpressionSuite(Suite):
                 select(Pin).where(Pin.id == pin, Pin.seen_with == "x")
             )
 
+    def test_a_union_of_other_types(self, cluster, session):
+        board = stored(cluster, Board, title="t", shard_id=SHARD)
+        first = select(Board.id).where(Board.id == board)
+        second = select(Board.title).where(Board.id == board)
+        assert session.scalars(union_all(first, first)).all() == [board] * 2
+        with pytest.raises(InvalidIdError, match="each SELECT of a UNION"):
+            session.scalars(union_all(first, second)).all()
+
     def test_defaults_of_older_records(self, cluster, session):
         """SQL takes the default for what Python shows it for."""
         new = thing(cluster, shard_id=SHARD)
