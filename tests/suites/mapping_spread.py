@@ -28,6 +28,7 @@ from tests.models.follow_models import Stars
 from tests.models.follow_models import User
 from tests.models.follow_models import Watchers
 from tests.models.follow_models import Watches
+from tests.models.list_clock import list_clock
 
 __all__ = ["Placing", "Reading", "Together", "Writing"]
 
@@ -332,3 +333,4 @@ class Together:
 
 
 cluster = FOLLOWS.on_backend()
+clock = list_clock()

@@ -16,6 +16,7 @@ from sqla_shard.session.execute import OUR_OWN
 from sqla_shard.verify import spread_rows
 from sqla_shard.verify import verify_relations
 from tests.models.backends import Clusters
+from tests.models.list_clock import list_clock
 from tests.models.spread_stages import SHARDS
 from tests.models.spread_stages import stage
 from tests.models.spread_stages import STAGES
@@ -25,6 +26,7 @@ __all__ = ["Deleted", "History", "Inverse", "Refusals"]
 ACROSS = {"cross_shard": "ordered"}
 CLUSTERS = Clusters(stage(2, 0).base.metadata, SHARDS)
 cluster = CLUSTERS.on_backend()
+clock = list_clock()
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,31 @@
+"""A clock of lists that the test owns.
+
+A row gets the present millisecond as its position, or one above the top row of
+its piece.  Rows that are appended to two pieces of a spread list within some
+milliseconds may therefore be in another order, on a fast machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+import pytest
+
+from sqla_shard.models.list_positions import STEP
+
+__all__ = ["list_clock"]
+
+
+def list_clock() -> Any:
+    """Return a fixture in which each look at the clock is 1 s later."""
+
+    @pytest.fixture(autouse=True)
+    def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+        times = itertools.count(time.time_ns() // 1_000_000, 1000)
+        monkeypatch.setattr(
+            "sqla_shard.models.list_positions.now", lambda: next(times) * STEP
+        )
+
+    return clock
