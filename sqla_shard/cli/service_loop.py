@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import select
-import signal
 import sys
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -27,6 +26,8 @@ from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import end
 from sqla_shard.cli.output import print_data
 from sqla_shard.cli.output import with_options
+from sqla_shard.util.signals import ENDING
+from sqla_shard.util.signals import waking
 
 __all__ = [
     "End",
@@ -41,33 +42,21 @@ __all__ = [
 class End:
     """A flag that SIGTERM and Ctrl-C set.
 
-    The interpreter itself writes to a pipe when a signal arrives.  A handler
-    in Python would be called too late: if the signal arrives between the
-    interpreter's last look at signals and the system call that waits, that
-    call is not interrupted, and the program never ends.
+    They write to a pipe, see :func:`.waking`.
     """
-
-    _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
     def __init__(self) -> None:
         self._is_set = False
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
-        self._fd_before = signal.set_wakeup_fd(
-            self._write, warn_on_full_buffer=False
-        )
-        # The default handlers would end the process.
-        self._before = {
-            one: signal.signal(one, _ignore) for one in self._SIGNALS
-        }
+        self._waking = waking(self._write, _ignore)
 
     def __enter__(self) -> End:
+        self._waking.__enter__()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        for one, handler in self._before.items():
-            signal.signal(one, handler)
-        signal.set_wakeup_fd(self._fd_before)
+        self._waking.__exit__(None, None, None)
         os.close(self._read)
         os.close(self._write)
 
@@ -83,7 +72,7 @@ class End:
                 return False
             # Other signals with a handler are written, too.
             numbers = os.read(self._read, 4096)
-            self._is_set = any(one in numbers for one in self._SIGNALS)
+            self._is_set = any(one in numbers for one in ENDING)
         return True
 
 

@@ -41,6 +41,8 @@ from sqla_shard.schema.versions import revisions_text
 from sqla_shard.schema.versions import Version
 from sqla_shard.schema.versions import without_ledger
 from sqla_shard.topology.keyspaces import as_ranges
+from sqla_shard.util.signals import ENDING
+from sqla_shard.util.signals import waking
 
 __all__ = [
     "Workers",
@@ -49,7 +51,6 @@ __all__ = [
 ]
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: The signal with this number kills the processes.
 _PATIENCE = 3
 #: States that apply to all shards of a server.
@@ -133,7 +134,7 @@ class Workers:
         # the parent.
         signal.set_wakeup_fd(-1)
         applier = self._applier()
-        for number in _SIGNALS:
+        for number in ENDING:
             signal.signal(number, applier.stop)
         try:
             while (index := pipe.recv()) is not None:
@@ -231,26 +232,12 @@ class Workers:
 
     @contextmanager
     def stopped_by_signals(self) -> Iterator[None]:
-        """Call :meth:`stop` on SIGINT and SIGTERM.
-
-        The interpreter itself writes to the pipe, too: a handler is called
-        too late if the signal arrives just before this process waits.
-        """
+        """Call :meth:`stop` on SIGINT and SIGTERM, in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        fd_before = signal.set_wakeup_fd(
-            self._writer, warn_on_full_buffer=False
-        )
-        before = {
-            number: signal.signal(number, self.stop) for number in _SIGNALS
-        }
-        try:
+        with waking(self._writer, self.stop):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(fd_before)
 
     def stop(self, *details: object) -> None:
         """Stop after the current statements; a signal handler.
