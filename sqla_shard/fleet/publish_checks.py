@@ -96,18 +96,17 @@ def server_faults(
     versions = _versions(cluster, pairs, states)
     missing = _missing_on_standbys(pairs, states, versions, environ, timeout)
     usual = _usual(versions)
+    by_name = {pair.name: pair for pair in pairs}
     found = []
-    for pair in pairs:
-        for (name, role), state in states.items():
-            if name != pair.name:
-                continue
-            faults = list(_of_state(pair, state))
-            if role == "primary":
-                faults += _of_versions(versions.get(name, ()), usual)
-            elif missing.get(name):
-                faults.append(_of_standby(pair, missing[name]))
-            if faults:
-                found.append(_joined(state, faults))
+    for (name, role), state in states.items():
+        pair = by_name[name]
+        faults = list(_of_state(pair, state))
+        if role == "primary":
+            faults += _of_versions(versions.get(name, ()), usual)
+        elif missing.get(name):
+            faults.append(_of_standby(pair, missing[name]))
+        if faults:
+            found.append(_joined(state, faults))
     return found
 
 
