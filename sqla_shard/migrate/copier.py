@@ -65,11 +65,6 @@ class Copier:
         cluster: Cluster,
     ) -> None:
         self.ids = IdMap(tables, engine, cluster)
-        self._types = {
-            one.type_id: one
-            for one in tables.values()
-            if isinstance(one, MovedTable)
-        }
         self._engine = engine
         self._cluster = cluster
 
@@ -262,7 +257,7 @@ class Copier:
             wanted.setdefault(type_id, set()).add(object_id)
         found = {}
         for type_id, object_ids in wanted.items():
-            other = self._types[type_id]
+            other = self.ids.types[type_id]
             keys = self.keys_of(other, object_ids)
             new = [(i,) for i in object_ids if i not in keys]
             for shard_id, some in grouped(other, new).items():
@@ -291,7 +286,7 @@ class Copier:
             (type_id, object_id): key[0]
             for type_id, object_ids in wanted.items()
             for object_id, key in self.keys_of(
-                self._types[type_id], object_ids
+                self.ids.types[type_id], object_ids
             ).items()
         }
         return {

@@ -40,6 +40,7 @@ class IdMap:
     :param tables: the tables of the move, by name.
     :param engine: engine of the database.
     :param cluster: the cluster of the shards.
+    :ivar types: the tables whose rows have object ids, by type id.
     """
 
     def __init__(
@@ -48,13 +49,13 @@ class IdMap:
         engine: Engine,
         cluster: Cluster,
     ) -> None:
-        self._types = {
+        self.types = {
             one.type_id: one
             for one in tables.values()
             if isinstance(one, MovedTable)
         }
         # A claimed id never changes.
-        self._known: dict[int, dict[Key, int]] = {i: {} for i in self._types}
+        self._known: dict[int, dict[Key, int]] = {i: {} for i in self.types}
         self._engine = engine
         self._cluster = cluster
 
@@ -97,7 +98,7 @@ class IdMap:
         found = self._existing(wanted)
         for type_id, value in wanted.difference(found):
             raise UnclaimableRowError(
-                table=self._types[type_id].name, key=value
+                table=self.types[type_id].name, key=value
             )
         return found
 
@@ -112,7 +113,7 @@ class IdMap:
             (type_id, key[0]): object_id
             for type_id, keys in wanted.items()
             for key, object_id in self.object_ids(
-                self._types[type_id], keys
+                self.types[type_id], keys
             ).items()
         }
 
@@ -204,7 +205,7 @@ class IdMap:
         else:
             (parent,) = (
                 other
-                for other in self._types.values()
+                for other in self.types.values()
                 if other.name == one.parent
             )
             ids = self.object_ids(parent, set(parents.values()))
