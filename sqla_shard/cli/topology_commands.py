@@ -23,7 +23,7 @@ from sqla_shard.topology import Server
 from sqla_shard.topology import Topology
 from sqla_shard.topology.follow import is_zookeeper
 from sqla_shard.topology.generations import cautions
-from sqla_shard.topology.zookeeper.publications import HistoryEntry
+from sqla_shard.topology.publication_notes import HistoryEntry
 
 __all__ = [
     "diff_command",

@@ -41,8 +41,8 @@ from sqla_shard.topology import to_json
 from sqla_shard.topology import Topology
 from sqla_shard.topology.admission import check_next
 from sqla_shard.topology.generations import with_raised_generations
+from sqla_shard.topology.publication_notes import HistoryEntry
 from sqla_shard.topology.publication_notes import PublicationNote
-from sqla_shard.topology.zookeeper.publications import HistoryEntry
 from sqla_shard.util.files import replace_file
 from sqla_shard.util.json_values import parsed_json
 

@@ -1,4 +1,4 @@
-"""Who has published a topology, and why: a note in its history."""
+"""The history of a topology: when it was published, by whom, and why."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ import os
 import socket
 from dataclasses import asdict
 from dataclasses import dataclass
+from datetime import datetime
 
 from sqla_shard.util.json_values import parsed_json
 
-__all__ = ["LONGEST_NOTE", "PublicationNote", "current_author"]
+__all__ = [
+    "LONGEST_NOTE",
+    "HistoryEntry",
+    "PublicationNote",
+    "current_author",
+]
 
 LONGEST_NOTE = 2000
 """Maximum number of characters of an author or a message."""
@@ -63,6 +69,25 @@ class PublicationNote:
             if isinstance(text := document.get(name), str)
         }
         return cls(**found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryEntry:
+    """A topology in the history.
+
+    :ivar epoch: epoch of the topology.
+    :ivar published: time of publication, by the clock of ZooKeeper; for a
+        file, by that of the operator's machine.
+    :ivar size: size of its document in bytes.
+    :ivar author: who has published it; None if that is not known.
+    :ivar message: why; None if that is not known.
+    """
+
+    epoch: int
+    published: datetime
+    size: int
+    author: str | None = None
+    message: str | None = None
 
 
 def current_author() -> str:

@@ -19,6 +19,7 @@ from sqla_shard.topology import redact
 from sqla_shard.topology import Topology
 from sqla_shard.topology import TopologyDiff
 from sqla_shard.topology.generations import numbers
+from sqla_shard.topology.publication_notes import HistoryEntry
 from sqla_shard.topology.publication_notes import PublicationNote
 from sqla_shard.util.json_values import parsed_json
 
@@ -83,25 +84,6 @@ LOCK = f"{FLEET}/lock"
 OPERATIONS = f"{FLEET}/history"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HistoryEntry:
-    """A topology in the history.
-
-    :ivar epoch: epoch of the topology.
-    :ivar published: time of publication, by the clock of ZooKeeper; for a
-        file, by that of the operator's machine.
-    :ivar size: size of its document in bytes.
-    :ivar author: who has published it; None if that is not known.
-    :ivar message: why; None if that is not known.
-    """
-
-    epoch: int
-    published: datetime
-    size: int
-    author: str | None = None
-    message: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
