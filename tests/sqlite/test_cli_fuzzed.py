@@ -40,7 +40,6 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.timeout(7200)
 def test_arguments_at_random(directory: Path, rng: random.Random) -> None:
     module = "tests.workers.fuzzed_commands"
     done = subprocess.run(

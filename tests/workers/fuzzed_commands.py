@@ -8,6 +8,7 @@ memory or time without measure.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import random
 import re
@@ -24,6 +25,10 @@ from sqla_shard.cli.program import program
 
 #: Bytes of address space.  Without arguments a process has 600 MB.
 MEMORY = 3 << 30
+#: Seconds after which a command is shown where it is, and ended: one that runs
+#: until a signal would run until the limit of the test, and be named by
+#: nothing.
+LONGEST = 300
 #: Seconds of CPU time for each command, and for each character given to it.
 SECONDS, SECONDS_PER_CHARACTER = 20.0, 1e-4
 #: They run until they are ended, or start what reads a terminal.
@@ -31,6 +36,7 @@ ENDLESS = {
     ("topology", "agent"),
     ("topology", "watch"),
     ("dashboard",),
+    ("exporter",),
     ("shell",),
     ("completion",),
 }
@@ -134,7 +140,9 @@ def arguments_for(rng: random.Random, command: click.Command) -> list[str]:
 def find_fault(arguments: list[str]) -> str | None:
     """Run a command; return what is wrong with how it ended."""
     started = time.process_time()
+    faulthandler.dump_traceback_later(LONGEST, exit=True)
     result = CliRunner().invoke(program, arguments, input="")
+    faulthandler.cancel_dump_traceback_later()
     used = time.process_time() - started
     error = result.exception
     if error is not None and not isinstance(error, SystemExit):
