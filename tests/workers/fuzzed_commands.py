@@ -36,6 +36,7 @@ ENDLESS = {
     ("topology", "agent"),
     ("topology", "watch"),
     ("dashboard",),
+    ("dev", "up"),
     ("exporter",),
     ("shell",),
     ("completion",),
