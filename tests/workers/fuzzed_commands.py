@@ -41,6 +41,8 @@ ENDLESS = {
     ("shell",),
     ("completion",),
 }
+#: With them others run until they are ended, too.
+ENDLESS_OPTIONS = {"--follow", "--watch"}
 #: What makes the others end.
 ENDING = {
     ("repair",): ["--once"],
@@ -128,7 +130,9 @@ def arguments_for(rng: random.Random, command: click.Command) -> list[str]:
         if isinstance(parameter, click.Argument):
             count = rng.choice([0, 1, 1, 1, 2])
             arguments += [value_for(rng, parameter) for _ in range(count)]
-        elif rng.random() < 0.3:
+        elif rng.random() < 0.3 and not ENDLESS_OPTIONS.intersection(
+            parameter.opts
+        ):
             arguments.append(rng.choice(parameter.opts))
             assert isinstance(parameter, click.Option)
             if not parameter.is_flag:
