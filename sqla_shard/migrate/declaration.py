@@ -283,6 +283,10 @@ class Declaration:
             document = tomllib.loads(Path(path).read_text("utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise DeclarationError([str(error)], source=str(path)) from error
+        except RecursionError:
+            raise DeclarationError(
+                ["it is nested too deeply"], source=str(path)
+            ) from None
         return cls.from_mapping(document, source=str(path))
 
     @classmethod

@@ -192,7 +192,7 @@ def load(path: str | os.PathLike[str]) -> Report:
         if version == VERSION:
             return _report(document)
         reason = f"version {version} of a report; this package reads {VERSION}"
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
         reason = f"not a report of shadow mode ({type(error).__name__})"
     raise ShadowReportError(reason, path=str(path))
 

@@ -406,6 +406,7 @@ def test_reports_of_several_processes(engine: Engine, tmp_path: Path) -> None:
         ("", "not a report"),
         ("[]", "not a report"),
         ('{"version": 1}', "not a report"),
+        ("[" * 100_000, "not a report"),
         ('{"version": 99}', "version 99"),
     ],
 )

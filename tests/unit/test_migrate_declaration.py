@@ -166,9 +166,10 @@ def test_documents_that_are_not_valid(document: Any, message: str) -> None:
     assert message in str(raised.value)
 
 
-def test_a_file_that_is_no_toml(tmp_path: Any) -> None:
+@pytest.mark.parametrize("text", ["[owners", "a = " + "[" * 100_000])
+def test_a_file_that_is_no_toml(tmp_path: Any, text: str) -> None:
     path = tmp_path / "d.toml"
-    path.write_text("[owners")
+    path.write_text(text)
     with pytest.raises(DeclarationError, match=r"d\.toml"):
         Declaration.from_file(path)
 

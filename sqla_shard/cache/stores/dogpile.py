@@ -234,7 +234,7 @@ def _dumps(value: object) -> bytes:
 def _loads(data: bytes) -> Any:
     try:
         return json.loads(data)
-    except ValueError:
+    except (RecursionError, ValueError):
         # A region with a serializer has written it: a miss replaces it.
         raise CantDeserializeException from None
 
