@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sqlite3
 from contextlib import closing
+from textwrap import dedent
 
 import pytest
 
@@ -212,3 +213,30 @@ def test_tables_of_this_package_come_to_shards_that_are_up_to_date(project):
     for shard_id in project.shards:
         tokens = project.query(shard_id, "SELECT * FROM sqla_shard_token")
         assert tokens == []
+
+
+def test_rows_that_a_listener_inserts_are_on_every_shard(project):
+    """The statements of such a revision are not repeated on other shards.
+
+    Its text does not show them: it is the same for all shards, and only
+    statements that change tables are repeated.
+    """
+    project.replace_in_env(
+        "from sqla_shard.schema",
+        dedent(
+            """\
+            import sqlalchemy as sa
+
+            @sa.event.listens_for(sa.Table, "after_create")
+            def insert(table, connection, **options):
+                if table.name == "boards":
+                    connection.execute(table.insert().values(id=7))
+
+            from sqla_shard.schema"""
+        ),
+    )
+    table = 'op.create_table("boards", sa.Column("id", sa.Integer))'
+    project.add("0001", table)
+    project.states("-x", "jobs=1", "upgrade", "head")
+    for shard_id in project.shards:
+        assert project.query(shard_id, "SELECT id FROM boards") == [(7,)]
