@@ -41,6 +41,7 @@ from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import Pair
 from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.server_states import outage_line
 from sqla_shard.topology import ShardRange
 from sqla_shard.topology.keyspaces import joined
 
@@ -125,6 +126,7 @@ class CapacityReport:
     :ivar taken: seconds since 1970.
     :ivar shards: the shards that could be read.
     :ivar unread: why servers could not be read, by name.
+    :ivar outages: the line of each of these, with its shards.
     :ivar notes: what is unknown, and why.
     :ivar top: number of shards that a list shows.
     """
@@ -135,6 +137,7 @@ class CapacityReport:
     unread: Mapping[str, str]
     notes: tuple[str, ...] = ()
     top: int = 10
+    outages: tuple[str, ...] = ()
 
     def servers(self) -> list[ServerSize]:
         """Return the sizes of the servers, in the order of the topology."""
@@ -256,10 +259,7 @@ class CapacityReport:
             for one in self.fullest()[:1]
         ]
         lines += [f"unknown: {note}" for note in self.notes]
-        lines += [
-            f"not read: {name}: {reason}"
-            for name, reason in self.unread.items()
-        ]
+        lines += self.outages
         return "\n".join(lines)
 
 
@@ -283,11 +283,21 @@ def measure(
     facts = read_facts(fleet, environ={}, timeout=timeout, compare=False)
     shards: list[ShardSize] = []
     unread: dict[str, str] = {}
+    outages: list[str] = []
+    pairs = {pair.name: pair for pair in all_pairs(facts.topology)}
     for pair in facts.pairs:
         try:
             shards += _shards(pair, facts)
         except NotReadError as error:
             unread[pair.name] = error.reason
+            outages.append(
+                outage_line(
+                    pairs[pair.name],
+                    "primary",
+                    why=error.reason,
+                    number=error.number,
+                )
+            )
     notes: list[str] = []
     if window:
         rates, notes = _rates(fleet, set(unread), window)
@@ -299,6 +309,7 @@ def measure(
         unread=unread,
         notes=tuple(notes),
         top=top,
+        outages=tuple(outages),
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -142,6 +143,8 @@ class _Parts:
         self._lock = Lock()
         self._parts: dict[str, Any] = {}
         self._unread: dict[str, str] = {}
+        #: Numbers of the errors, if servers or drivers have given any.
+        self.numbers: dict[str, int] = {}
         self._threads: list[Thread] = []
 
     def run(self, work: Callable[[], None]) -> None:
@@ -155,10 +158,14 @@ class _Parts:
         with self._lock:
             self._parts.update(parts)
 
-    def fail(self, parts: Iterable[str], reason: str) -> None:
+    def fail(
+        self, parts: Collection[str], reason: str, number: int | None = None
+    ) -> None:
         """Add why parts were not read."""
         with self._lock:
             self._unread.update(dict.fromkeys(parts, reason))
+            if number is not None:
+                self.numbers.update(dict.fromkeys(parts, number))
 
     def at(
         self, deadline: float, wanted: Iterable[str], limit: float
@@ -213,6 +220,11 @@ class _ServerReading:
             address=str(address_of(self.url)),
             parts=parts,
             unread=unread,
+            numbers={
+                part: number
+                for part, number in self._parts.numbers.items()
+                if part in unread
+            },
         )
 
     def _read(
@@ -230,7 +242,7 @@ class _ServerReading:
                         read(replication_of(admin), self.databases)
                     )
                 except FleetServerError as error:
-                    self._parts.fail(parts, error.reason)
+                    self._parts.fail(parts, error.reason, error.number)
                     if admin is not None and error.number in _LOST:
                         admin.close()
                         admin = None

@@ -53,12 +53,14 @@ class NotReadError(Exception):
 
     :ivar server: the server.
     :ivar reason: why they could not be read.
+    :ivar number: number of the error; None if no answer came in time.
     """
 
     def __init__(self, server: ServerFacts, part: str) -> None:
         super().__init__(part)
         self.server = server
         self.reason = server.unread.get(part, f"{part} were not read")
+        self.number = server.numbers.get(part)
 
 
 class _Part(Generic[T]):
@@ -129,6 +131,7 @@ class ServerFacts:
     :ivar address: ``host:port``.
     :ivar parts: what was read, by part.
     :ivar unread: why the other parts were not read.
+    :ivar numbers: numbers of the errors of these.
     """
 
     name: str
@@ -136,6 +139,7 @@ class ServerFacts:
     address: str
     parts: Mapping[str, Any] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         if self.role == "other":

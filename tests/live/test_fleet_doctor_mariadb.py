@@ -937,6 +937,9 @@ def test_a_server_that_was_not_measured(pairs, pair):
         )
     assert [one.shard for one in report.shards] == [4, 5, 6, 7]
     assert "Connection refused" in report.unread["server1"]
+    [line] = report.outages
+    assert line.startswith("server1 unreachable (2003): 4 shards 0-3: ")
+    assert str(report).endswith(line)
     with pytest.raises(FleetSetupError, match="server1 could not be read"):
         suggest(report, "objects", servers=4)
     pair.wait_caught_up()
