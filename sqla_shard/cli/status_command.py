@@ -23,7 +23,10 @@ from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import print_data
 from sqla_shard.cli.output import print_table
 from sqla_shard.cli.service_loop import End
+from sqla_shard.metrics.fleet_metrics import DATABASES
 from sqla_shard.metrics.fleet_metrics import FleetMetrics
+from sqla_shard.metrics.fleet_metrics import GRANTS
+from sqla_shard.metrics.fleet_metrics import TABLES
 from sqla_shard.metrics.recorder import Observation
 from sqla_shard.topology import server_names
 from sqla_shard.topology import Topology
@@ -34,6 +37,16 @@ __all__ = ["ClusterStatus", "ServerStatus", "status_command"]
 
 #: Characters of a problem; --json has all of them.
 _MOST = 160
+
+#: What to do about shards that lack databases, tables or privileges.
+_REMEDIES = {
+    DATABASES: "if they are new: sqla-shard schema provision (--initial "
+    "before the first use); if they were lost, restore them",
+    TABLES: "if they are new: sqla-shard schema upgrade (create_all() in "
+    "development); if they were lost, restore them",
+    GRANTS: "grant the privilege to the account of the topology, unless the "
+    "shards were moved: see sqla-shard topology show",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,13 +122,16 @@ class ClusterStatus:
     :ivar servers: the servers.
     :ivar pending: a line for the schema, the operations, the invalidations
         and the jobs each.
-    :ivar problems: a line for each part that was not read.
+    :ivar problems: a line for each part that was not read, and for each
+        server whose shards lack databases, tables or privileges.
+    :ivar remedies: what to do about these.
     """
 
     epoch: int
     servers: tuple[ServerStatus, ...]
     pending: tuple[str, ...]
     problems: tuple[str, ...]
+    remedies: tuple[str, ...] = ()
 
     @property
     def is_read(self) -> bool:
@@ -130,6 +146,7 @@ class ClusterStatus:
         """Yield the lines that are shown below the servers."""
         yield from self.pending
         yield from map(_cut, self.problem_lines())
+        yield from self.remedies
 
     def problem_lines(self) -> Iterator[str]:
         """Yield a line for each server that is down, and each other part."""
@@ -222,9 +239,12 @@ def status_of(
         servers=servers,
         pending=tuple(_pending(values)),
         problems=tuple(
-            f"{part}: {line}"
+            line if part in _REMEDIES else f"{part}: {line}"
             for part, lines in problems.items()
             for line in lines
+        ),
+        remedies=tuple(
+            remedy for part, remedy in _REMEDIES.items() if part in problems
         ),
     )
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOT_READ",
+    "Address",
     "UnreadServer",
     "complete",
     "describe_unread",

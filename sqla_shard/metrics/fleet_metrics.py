@@ -12,11 +12,14 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import partial
 from time import monotonic
 from time import perf_counter
 from typing import Any
+from typing import NamedTuple
 
 from sqlalchemy import make_url
 from sqlalchemy import text as sql
@@ -25,10 +28,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.registry import filled
 from sqla_shard.engine.registry import urls_of
+from sqla_shard.engine.unread import Address
 from sqla_shard.engine.unread import describe_unread
 from sqla_shard.engine.unread import unread_line
 from sqla_shard.engine.unread import unread_lines
+from sqla_shard.engine.unread import UnreadServer
 from sqla_shard.exc import FleetServerError
+from sqla_shard.exc import ShardMissingError
 from sqla_shard.exc.base import summary
 from sqla_shard.fleet.server_states import read_state
 from sqla_shard.fleet.server_states import Role
@@ -46,12 +52,63 @@ from sqla_shard.topology import server_names
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of
 
-__all__ = ["FleetMetrics"]
+__all__ = ["DATABASES", "GRANTS", "TABLES", "FleetMetrics"]
+
+DATABASES = "databases"
+"""Key of :meth:`FleetMetrics.problems`: shards without a database."""
+
+TABLES = "tables"
+"""Key of :meth:`FleetMetrics.problems`: shards without tables."""
+
+GRANTS = "grants"
+"""Key of :meth:`FleetMetrics.problems`: shards that must not be read."""
 
 _log = logging.getLogger("sqla_shard.exporter")
 
-#: What a part returns: observations, and a line for each problem.
-_Read = Callable[[], tuple[list[Observation], list[str]]]
+
+class _Reading(NamedTuple):
+    """What a part has read.
+
+    :ivar problems: a line for each problem.
+    :ivar databases: servers, and shards of each that have no database there.
+    :ivar lacking: shards that lack a table, a database or a grant.
+    """
+
+    observed: list[Observation]
+    problems: list[str]
+    databases: tuple[tuple[str, Address], ...] = ()
+    lacking: tuple[UnreadServer, ...] = ()
+
+    @classmethod
+    def of(
+        cls, observed: list[Observation], unread: Sequence[UnreadServer]
+    ) -> _Reading:
+        """Return a reading of all shards but those that were not read."""
+        lacking = [
+            one for one in unread if isinstance(one.error, ShardMissingError)
+        ]
+        lines = describe_unread(one for one in unread if one not in lacking)
+        return cls(observed, lines, lacking=tuple(lacking))
+
+    def lines(self) -> list[str]:
+        """Return a line for each server and problem, for the log."""
+        return [
+            *self.problems,
+            *_databases(self.databases),
+            *describe_unread(self.lacking),
+        ]
+
+
+def _databases(missing: Iterable[tuple[str, Address]]) -> list[str]:
+    # Servers show no database on which an account has no privilege.
+    why = "no such database, or no privilege on it"
+    return unread_lines(
+        (server, why, [address]) for server, address in missing
+    )
+
+
+_Read = Callable[[], _Reading]
+_NOTHING = _Reading([], [])
 
 _QUEUE_STATES = (
     *("due", "scheduled", "running", "expired", "failed", "done"),
@@ -143,10 +200,29 @@ class FleetMetrics:
     def problems(self) -> dict[str, list[str]]:
         """Return why parts were not read, by part, after :meth:`collect`.
 
-        A server is a part, such as ``server1 primary``.
+        A server is a part, such as ``server1 primary``.  What several parts
+        miss is shown once, under :data:`DATABASES`, :data:`TABLES` and
+        :data:`GRANTS`.
         """
         parts = (*self._servers.values(), *self._parts.values())
-        return {one.name: one.problems for one in parts if one.problems}
+        found = {one.name: one.problems for one in parts if one.problems}
+        missing = [pair for one in parts for pair in one.reading.databases]
+        known = {address for _, address in missing}
+        tables: list[tuple[str, str, list[Address]]] = []
+        grants: list[tuple[str, str, list[Address]]] = []
+        for one in (one for part in parts for one in part.reading.lacking):
+            left = [a for a in one.addresses if a not in known]
+            if left and isinstance(one.error, ShardMissingError):
+                some = grants if one.error.lacks == "grant" else tables
+                some.append((one.server, str(one.error.orig), left))
+        for name, lines in (
+            (DATABASES, _databases(missing)),
+            (TABLES, unread_lines(tables)),
+            (GRANTS, unread_lines(grants)),
+        ):
+            if lines:
+                found[name] = lines
+        return found
 
     def _epoch(self) -> int:
         return self._cluster.topology.epoch
@@ -176,16 +252,14 @@ class FleetMetrics:
         self._servers = wanted
         return wanted
 
-    def _server(
-        self, name: str, role: Role, url: str
-    ) -> tuple[list[Observation], list[str]]:
+    def _server(self, name: str, role: Role, url: str) -> _Reading:
         """Read the state of a server.
 
         :raises SQLAlchemyError: if it does not respond.
         """
         where = filled(url, self._environ)
         if make_url(url).get_backend_name() != "mysql":
-            return [self._ping(name, role)], []
+            return self._ping(name, role)
         try:
             state = read_state(
                 where,
@@ -197,7 +271,7 @@ class FleetMetrics:
         except FleetServerError as error:
             if not error.is_unanswered:
                 raise
-            return [], [self._outage(name, role, error)]
+            return _Reading([], [self._outage(name, role, error)])
         values = {
             "server.round_trip": state.round_trip,
             "server.read_only": state.read_only,
@@ -210,16 +284,17 @@ class FleetMetrics:
             if value is not None
         ]
         if role == "primary":
-            return found, []
+            return _Reading(found, [])
         if state.unknown is not None:
-            return found, [f"replication of {name}: {state.unknown}"]
+            why = f"replication of {name}: {state.unknown}"
+            return _Reading(found, [why])
         runs = state.replication is not None and state.replication.runs
         found.append(
             Observation(metric("server.replication_runs"), runs, (name,))
         )
         if state.lag is not None:
             found.append(Observation(metric("server.lag"), state.lag, (name,)))
-        return found, []
+        return _Reading(found, [])
 
     def _outage(self, name: str, role: Role, error: FleetServerError) -> str:
         """Return the line of a server that does not respond."""
@@ -238,10 +313,10 @@ class FleetMetrics:
             is_lost=True,
         )
 
-    def _ping(self, name: str, role: str) -> Observation:
+    def _ping(self, name: str, role: str) -> _Reading:
         """Time a statement on a SQLite server: a directory of files.
 
-        :raises SQLAlchemyError: if there is no file.
+        :raises SQLAlchemyError: if it cannot be read.
         """
         places = self._cluster.places
         names = server_names(places.topology)
@@ -250,15 +325,21 @@ class FleetMetrics:
             for _, place in places.servers()
             if names[place.keyspace, place.server] == name
         )
-        with place.engine.connect() as connection:
-            start = perf_counter()
-            connection.execute(sql("SELECT 1"))
-            seconds = perf_counter() - start
-        return Observation(metric("server.round_trip"), seconds, (name, role))
+        try:
+            with place.engine.connect() as connection:
+                start = perf_counter()
+                connection.execute(sql("SELECT 1"))
+                seconds = perf_counter() - start
+        except ShardMissingError as error:
+            return _Reading.of([], [UnreadServer.of([place], error)])
+        observed = Observation(
+            metric("server.round_trip"), seconds, (name, role)
+        )
+        return _Reading([observed], [])
 
     # -- counts of rows
 
-    def _operations(self) -> tuple[list[Observation], list[str]]:
+    def _operations(self) -> _Reading:
         found, unread = counts(self._cluster)
         observed = []
         for one in found:
@@ -269,9 +350,9 @@ class FleetMetrics:
                 Observation(metric("operation.failed"), one.failed, labels),
                 Observation(metric("operation.oldest"), age, labels),
             ]
-        return observed, describe_unread(unread)
+        return _Reading.of(observed, unread)
 
-    def _outbox(self) -> tuple[list[Observation], list[str]]:
+    def _outbox(self) -> _Reading:
         sizes, unread = outbox_size(self._cluster)
         observed = []
         for region, one in by_region(sizes).items():
@@ -280,9 +361,9 @@ class FleetMetrics:
                 Observation(metric("outbox.pending"), one.rows, (region,)),
                 Observation(metric("outbox.oldest"), age, (region,)),
             ]
-        return observed, describe_unread(unread)
+        return _Reading.of(observed, unread)
 
-    def _queues(self) -> tuple[list[Observation], list[str]]:
+    def _queues(self) -> _Reading:
         found, unread = queue_counts(self._cluster)
         observed = [
             Observation(metric("queue.unread_servers"), len(unread)),
@@ -300,26 +381,24 @@ class FleetMetrics:
                 )
                 for state in _QUEUE_STATES
             ]
-        return observed, describe_unread(unread)
+        return _Reading.of(observed, unread)
 
-    def _schema(self) -> tuple[list[Observation], list[str]]:
+    def _schema(self) -> _Reading:
         places = self._cluster.places
-        observed = []
-        unread: list[tuple[str, str, list[tuple[str, int]]]] = []
+        observed: list[Observation] = []
+        unread: list[tuple[str, str, list[Address]]] = []
+        databases: list[tuple[str, Address]] = []
         for keyspace in places.topology.keyspaces.values():
             versions = read_versions(
                 places, shards_of(places, keyspace), "alembic_version"
             )
             known = [one for one in versions if one.is_known]
-            unread += (
-                (
-                    one.shard.server,
-                    one.error or "a database is missing",
-                    [(keyspace.name, one.shard.shard_id)],
-                )
-                for one in versions
-                if not one.is_known
-            )
+            for one in versions:
+                address = keyspace.name, one.shard.shard_id
+                if one.error is not None:
+                    unread.append((one.shard.server, one.error, [address]))
+                elif one.is_missing:
+                    databases.append((one.shard.server, address))
             shards = Counter(",".join(one.heads) for one in known)
             observed += [
                 Observation(
@@ -333,9 +412,9 @@ class FleetMetrics:
                     metric("schema.unfinished"), unfinished, (keyspace.name,)
                 )
             )
-        return observed, unread_lines(unread)
+        return _Reading(observed, unread_lines(unread), tuple(databases))
 
-    def _shares(self) -> tuple[list[Observation], list[str]]:
+    def _shares(self) -> _Reading:
         snapshots = () if self._load is None else self._load.snapshots()
         report = report_load(snapshots, self._cluster.topology, top=20)
         observed: list[Observation] = []
@@ -354,7 +433,7 @@ class FleetMetrics:
             Observation(metric("load.hot"), count, labels)
             for labels, count in hot.items()
         ]
-        return observed, []
+        return _Reading(observed, [])
 
 
 class _Part:
@@ -370,19 +449,19 @@ class _Part:
         self._read = read
         self._interval = interval
         self._thread: threading.Thread | None = None
-        self._found: list[Observation] = []
+        self._reading = _NOTHING
         self._is_read = False
         self._at = -interval - 1.0
-        self._problems: list[str] = []
+        self._logged: list[str] = []
 
     def start(self) -> None:
         """Begin to read, unless the last reading is new, or has not ended."""
-        if self._thread is not None and self._thread.is_alive():
+        if self._is_running:
             return
         if monotonic() - self._at <= self._interval:
             return
         # An unexpected error must not leave the values of the last reading.
-        self._found, self._is_read = [], False
+        self._reading, self._is_read = _NOTHING, False
         self._thread = threading.Thread(
             target=self._run,
             name=f"sqla-shard-exporter {self.name}",
@@ -392,30 +471,39 @@ class _Part:
         self._thread.start()
 
     def _run(self) -> None:
-        found: list[Observation] = []
         try:
-            found, problems = self._read()
+            reading = self._read()
         except (SQLAlchemyError, OSError) as error:
-            problems = [summary(error)]
-        for problem in problems:
+            reading = _Reading([], [summary(error)])
+        lines = reading.lines()
+        for line in lines:
             # One that persists is logged once.
-            if problem not in self._problems:
+            if line not in self._logged:
                 _log.warning(
                     "%s is not read: %s",
                     self.name,
-                    problem,
+                    line,
                     extra={"action": "export"},
                 )
-        self._problems = problems
-        self._found, self._is_read = found, not problems
+        self._logged = lines
+        self._reading, self._is_read = reading, not lines
         self._at = monotonic()
+
+    @property
+    def _is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def reading(self) -> _Reading:
+        """The last reading; nothing as long as another one has not ended."""
+        return _NOTHING if self._is_running else self._reading
 
     @property
     def problems(self) -> list[str]:
         """Why it was not read, or not whole."""
-        if self._thread is not None and self._thread.is_alive():
+        if self._is_running:
             return ["no response in time"]
-        return self._problems
+        return self._reading.problems
 
     def result(self, end: float) -> tuple[list[Observation], bool]:
         """Return what was read, and whether it is complete.
@@ -426,4 +514,4 @@ class _Part:
             self._thread.join(max(end - monotonic(), 0))
             if self._thread.is_alive():
                 return [], False
-        return self._found, self._is_read
+        return self._reading.observed, self._is_read

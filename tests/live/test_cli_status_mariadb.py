@@ -109,6 +109,62 @@ def test_a_lag_that_may_not_be_seen_is_no_failure(topology, pair):
     assert coloured(last) == last
 
 
+@pytest.fixture
+def unprovisioned(topology, tmp_path):
+    """A topology without databases; lookup has no grants either."""
+    document = json.loads(topology.read_text())
+    keyspaces = document["keyspaces"]
+    keyspaces["objects"]["database"] = "db9{shard:04d}"
+    keyspaces["lookup"]["database"] = "other{shard:05d}"
+    path = tmp_path / "topology.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_shards_without_databases_are_one_line(unprovisioned):
+    done = status(unprovisioned)
+    assert done.exit_code == NOT_READ
+    *pending, missing, remedy = done.output.splitlines()[3:]
+    assert pending == [
+        "pending operations: not read",
+        "pending invalidations: not read",
+    ]
+    assert missing == (
+        "server1 not read: 6 shards objects 0-3, lookup 0-1: no "
+        "such database, or no privilege on it"
+    )
+    assert remedy == (
+        "if they are new: sqla-shard schema provision (--initial before the "
+        "first use); if they were lost, restore them"
+    )
+
+
+def test_shards_without_tables_or_grants(unprovisioned, pair):
+    user = f"'{pair.primary.user}'@'{pair.primary.host}'"
+    execute = pair.primary.root_execute
+    for name in ("db90002", "other00001"):
+        execute(f"CREATE DATABASE {name}")
+    execute(f"GRANT CREATE ON other00001.* TO {user}")
+    try:
+        document = json.loads(status(unprovisioned, "--json").output)
+    finally:
+        execute(f"REVOKE CREATE ON other00001.* FROM {user}")
+        for name in ("db90002", "other00001"):
+            execute(f"DROP DATABASE {name}")
+    assert "shards of objects: 1 at no revision" in document["pending"]
+    databases, tables, grants = document["problems"]
+    assert grants.startswith("server1 not read (1142): 1 shard 1: SELECT")
+    assert databases == (
+        "server1 not read: 4 shards objects 0-1, 3, lookup 0: no "
+        "such database, or no privilege on it"
+    )
+    assert tables.startswith("server1 not read (1146): 1 shard 2: Table 'db9")
+    provision, upgrade, grant = document["remedies"]
+    assert "sqla-shard schema provision" in provision
+    assert "sqla-shard schema upgrade" in upgrade
+    assert grant.startswith("grant the privilege")
+
+
 def test_an_outage_is_one_line(topology, pair):
     pair.primary.kill()
     try:
