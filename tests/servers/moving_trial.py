@@ -65,11 +65,16 @@ class Size:
         says who follows whom; there is a user for each hundred.
     :ivar shards: virtual shards, on all servers of the fleet.
     :ivar writers: processes of the application.
+    :ivar rest: mean seconds that each of them rests after a call, so that
+        they leave processor time to the tool; 0 for none.
     :ivar pause: maximum seconds between two of them that are killed.
     :ivar kills: maximum number of them that are killed.
-    :ivar tool_pause: maximum seconds before the tool is killed; each time it
-        has longer.  It also dies after changes of the stage.
+    :ivar tool_pause: maximum seconds before the tool is killed; most are far
+        shorter, since a pass that dies begins again.  It also dies after
+        changes of the stage.
     :ivar tool_kills: maximum number of times that it is killed.
+    :ivar step_kills: maximum number of times in one step, so that it dies in
+        all of them.
     :ivar steps: the stages that the tool goes to, and its verifications.
     :ivar deadline: seconds for everything.
     """
@@ -77,10 +82,12 @@ class Size:
     rows: int
     shards: int
     writers: int
+    rest: float
     pause: float
     kills: int
     tool_pause: float
     tool_kills: int
+    step_kills: int
     steps: str
     deadline: float
 
@@ -105,10 +112,12 @@ SHORT = Size(
     rows=300,
     shards=8,
     writers=3,
+    rest=0.0,
     pause=2.0,
     kills=3,
     tool_pause=5.0,
     tool_kills=2,
+    step_kills=2,
     steps="copying reading switched reading switched",
     deadline=300.0,
 )
@@ -116,12 +125,15 @@ LONG = Size(
     rows=int(os.environ.get("SQLA_SHARD_MOVED_ROWS", "1_000_000")),
     shards=256,
     writers=8,
-    pause=15.0,
+    rest=0.12,
+    pause=60.0,
     kills=1000,
-    tool_pause=20.0,
+    tool_pause=180.0,
     tool_kills=20,
-    steps="copying legacy copying reading copying reading verify "
-    "switched verify reading verify switched verify",
+    step_kills=3,
+    # Before it goes to reading, the tool compares all rows.
+    steps="copying legacy copying reading copying reading "
+    "switched verify reading verify switched",
     deadline=7000.0,
 )
 SIZE = LONG if _SOAK else SHORT
@@ -212,6 +224,7 @@ class Processes:
         self._environ = {
             **os.environ,
             **environ,
+            "MOVING_REST": str(size.rest),
             "MOVING_STEPS": size.steps,
         }
         # The seed of the run, see tests/conftest.py.
@@ -219,7 +232,7 @@ class Processes:
         self._size = size
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._pause = Event()
-        #: The sizes of the journals when their processes were started.
+        #: The sizes of what they write when the processes were started.
         self._sizes: dict[str, int] = {}
         for number in range(size.writers):
             self._start(str(number))
@@ -230,7 +243,7 @@ class Processes:
         if name != "tool":
             unique = self._random.randrange(10**9)
             arguments = ["writer", name, str(unique)]
-            self._sizes[name] = self._written(name)
+        self._sizes[name] = self._written(name)
         command = [sys.executable, moving_writer.__file__, *arguments]
         with (self._folder / f"log-{name}").open("ab") as log:
             self._running[name] = subprocess.Popen(
@@ -246,27 +259,25 @@ class Processes:
             self._start(name)
 
     def _written(self, name: str) -> int:
-        path = self._folder / f"journal-{name}"
+        """Return the size of a journal, or of the log of the tool."""
+        kind = "log" if name == "tool" else "journal"
+        path = self._folder / f"{kind}-{name}"
         return path.stat().st_size if path.exists() else 0
 
-    def _working(self) -> list[str]:
-        """Return the writers that have written since they were started.
+    def _works(self, name: str) -> bool:
+        """Return whether a process has written since it was started.
 
-        On a slow machine processes that die earlier would write nothing.
+        On a slow machine one that dies earlier would do nothing.
         """
-        return [
-            name
-            for name, size in self._sizes.items()
-            if self._written(name) > size
-        ]
+        return self._written(name) > self._sizes[name]
 
     def run(self, move: Move) -> None:
         """Kill processes until the tool has gone through all stages."""
         size, uniform = self._size, self._random.uniform
         begin = monotonic()
         writer = begin + uniform(0.2, size.pause)
-        tool = begin + uniform(0.2, size.tool_pause)
-        number = 0
+        tool = begin + self._tool_pause()
+        number = step = dead = 0
         while (code := self._running["tool"].poll()) is None:
             now = monotonic()
             assert now < begin + size.deadline, self.logs()
@@ -275,17 +286,31 @@ class Processes:
                 number = changed
                 if self._random.random() < 0.5:
                     tool = now + uniform(0, 0.2)
-            working = self._working() if now >= writer else []
-            if working and self.killed["writer"] < size.kills:
-                self._kill(self._random.choice(working))
-                writer = now + uniform(0.2, size.pause)
-            if now >= tool and self.killed["tool"] < size.tool_kills:
+            if now >= writer and self.killed["writer"] < size.kills:
+                names = map(str, range(size.writers))
+                working = [name for name in names if self._works(name)]
+                if working:
+                    self._kill(self._random.choice(working))
+                    writer = now + uniform(0.2, size.pause)
+            done = moving_writer.steps_done(self._folder)
+            if done != step:
+                step, dead = done, 0
+            if (
+                now >= tool
+                and self._works("tool")
+                and dead < size.step_kills
+                and self.killed["tool"] < size.tool_kills
+            ):
                 self._kill("tool")
-                # On a slow machine it would die before it has done anything.
-                pause = size.tool_pause * 1.3 ** self.killed["tool"]
-                tool = now + uniform(0.2, pause)
+                dead += 1
+                tool = now + self._tool_pause()
             self._pause.wait(0.05)
         assert code == 0, self.logs()
+
+    def _tool_pause(self) -> float:
+        """Return the seconds before the tool is killed, from 1."""
+        pause: float = self._size.tool_pause ** self._random.random()
+        return pause
 
     def stop(self) -> None:
         """End all processes; none may have had an error."""

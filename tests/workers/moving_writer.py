@@ -48,6 +48,8 @@ class Writer:
         )
         self._app = Posts(self._move)
         self._random = Random(seed)
+        self._rest = float(os.environ["MOVING_REST"])
+        self._never = Event()
         self._name = f"{number}-{seed}"
         self._count = 0
         self._posts: dict[int, str] = {}
@@ -71,6 +73,8 @@ class Writer:
         what = self._random.choice(KINDS)
         self._count += 1
         getattr(self, what)(f"{self._name}-{self._count}")
+        if self._rest:
+            self._never.wait(self._random.expovariate(1 / self._rest))
 
     def _log(self, *words: object) -> None:
         line = " ".join(map(str, words)) + "\n"
@@ -138,21 +142,27 @@ class Writer:
             assert found == self._messages[message_id]
 
 
+def steps_done(folder: Path) -> int:
+    """Return the number of steps that the tool has finished."""
+    done = folder / "steps"
+    return int(done.read_text()) if done.exists() else 0
+
+
 def go_through(folder: Path) -> None:
     """Go through all steps; those that were finished are in a file."""
     move = open_move(os.environ["MOVING_URL"], os.environ["MOVING_TOPOLOGY"])
     switch = Switch(move, partial(print, flush=True))
-    done = folder / "steps"
-    first = int(done.read_text()) if done.exists() else 0
+    first = steps_done(folder)
     steps = os.environ["MOVING_STEPS"].split(" ")
     for number, step in enumerate(steps[first:], first + 1):
+        print(f"step {number}: {step}", flush=True)  # noqa: T201  # into a log
         if step == "verify":
             assert timed("verify", verify, move).is_equal
         else:
             go(switch, move, step)
         await_writes(folder)
         (folder / "steps.new").write_text(str(number))
-        (folder / "steps.new").rename(done)
+        (folder / "steps.new").rename(folder / "steps")
     move.close()
 
 
