@@ -185,6 +185,14 @@ def no_target(cluster: Any, near: bool) -> Any:
     return {"dangling": 1}, set()
 
 
+def neither_target_nor_reverse(cluster: Any, near: bool) -> Any:
+    board, pin = ends(cluster, near)
+    plant(cluster, BoardHasPins, board, pin)
+    remove(cluster, Pin, pin)
+    # A row is found once: it is deleted, and needs no reverse.
+    return {"dangling": 1}, set()
+
+
 def no_source(cluster: Any, near: bool) -> Any:
     board, pin = ends(cluster, near)
     plant(cluster, BoardHasPins, board, pin)
@@ -212,6 +220,7 @@ _REPAIRED = [
     no_reverse,
     no_forward,
     no_target,
+    neither_target_nor_reverse,
     no_source,
     nothing_but_a_reverse,
     no_target_of_one_direction,
