@@ -124,6 +124,10 @@ class Writers:
         except BaseException as error:
             self.wrong.append(error)
 
+    def written(self) -> int:
+        """Return the number of writes that have succeeded."""
+        return sum(told.error is None for told in list(self.told))
+
     def _write(self, token: str, rng: random.Random) -> Told:
         of = rng.randrange(SETS)
         shards: tuple[int, ...] = tuple(ACROSS)
@@ -154,7 +158,7 @@ def test_every_divergence_was_told(
     for thread in threads:
         thread.start()
     try:
-        kill_and_start(fleet, rng, KILLS)
+        kill_and_start(fleet, rng, KILLS, writers.written)
     finally:
         writers.stop.set()
         for thread in threads:

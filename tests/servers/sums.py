@@ -28,6 +28,7 @@ from sqla_shard import operation
 from sqla_shard import ShardSession
 from sqla_shard import unpack
 from sqla_shard.testing import MariaDBFleet
+from tests.servers.following import until
 
 __all__ = [
     "ACROSS",
@@ -106,14 +107,19 @@ def kill_and_start(
     fleet: MariaDBFleet,
     rng: random.Random,
     kills: int,
+    written: Callable[[], int],
     meanwhile: Callable[[], None] = lambda: None,
 ) -> None:
     """Kill one or two servers at a time, in the midst of writing.
 
+    :param written: returns the number of writes that have succeeded.  Some do
+        before each kill, on a slow machine, too.
     :param meanwhile: is called while they are down.
     """
     pause = threading.Event()
     while kills > 0:
+        enough = written() + 3
+        assert until(lambda: written() >= enough, 120)  # noqa: B023
         pause.wait(rng.uniform(0.2, 0.6))
         servers = rng.sample(list(fleet.servers), rng.choice([1, 1, 2]))
         for server in servers:
