@@ -169,7 +169,8 @@ def unread_line(
 ) -> str:
     """Return the line of a server whose shards were not read.
 
-    :param shards: its shards, by keyspace.
+    :param shards: its shards, by keyspace; none for a server outside of the
+        topology.
     :param number: number of the error of the server or its driver.
     :param is_lost: whether the server did not respond.
     """
@@ -178,10 +179,11 @@ def unread_line(
         f"{name} {as_ranges(ids)}" if len(shards) > 1 else as_ranges(ids)
         for name, ids in shards.items()
     )
+    held = f"{count:,} shard{'' if count == 1 else 's'} {ranges}: "
     return (
         f"{server} {'unreachable' if is_lost else 'not read'}"
         f"{'' if number is None else f' ({number})'}: "
-        f"{count:,} shard{'' if count == 1 else 's'} {ranges}: {why}"
+        f"{held if shards else ''}{why}"
     )
 
 

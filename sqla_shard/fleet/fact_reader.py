@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from threading import Lock
 from threading import Thread
@@ -264,6 +265,7 @@ class _Comparison:
 
     def __post_init__(self) -> None:
         self._parts = _Parts()
+        self._silent: dict[str, tuple[ServerFacts, str]] = {}
 
     def start(self, deadline: float) -> None:
         """Start to compare, if both servers have responded."""
@@ -272,8 +274,8 @@ class _Comparison:
             return
         for server in (self.primary, standby):
             if not server.has("position"):
-                reason = server.unread.get("position", "it was not read")
-                self._parts.fail(self._PARTS, f"{server}: {reason}")
+                needed = server, "position"
+                self._silent.update(dict.fromkeys(self._PARTS, needed))
                 return
         self._parts.run(partial(self._compare, standby, deadline))
 
@@ -288,13 +290,14 @@ class _Comparison:
             databases=frozenset(self.pair.databases()),
             parts=parts,
             unread=unread,
+            silent=dict(self._silent),
         )
 
     def _compare(self, standby: ServerFacts, deadline: float) -> None:
         try:
             with (
                 _connect(
-                    self.fleet, self.pair.primary, str(standby), deadline
+                    self.fleet, self.pair.primary, str(self.primary), deadline
                 ) as one,
                 _connect(
                     self.fleet,
@@ -313,15 +316,22 @@ class _Comparison:
                 self._parts.add({"late": 0.0 if came else GRACE})
                 self._compare_definitions(standby, first, second)
         except FleetServerError as error:
-            self._parts.fail(self._PARTS, f"{error.server}: {error.reason}")
+            is_primary = error.server == str(self.primary)
+            server = self.primary if is_primary else standby
+            for part in self._PARTS:
+                failed = replace(
+                    server,
+                    unread={part: error.reason},
+                    numbers={part: error.number} if error.number else {},
+                )
+                self._silent[part] = failed, part
 
     def _compare_definitions(
         self, standby: ServerFacts, first: Replication, second: Replication
     ) -> None:
         for server in (self.primary, standby):
             if not server.has("digests"):
-                reason = server.unread.get("digests", "they were not read")
-                self._parts.fail(["differing"], f"{server}: {reason}")
+                self._silent["differing"] = server, "digests"
                 return
         databases = {
             database

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from typing import Any
 from typing import Generic
 from typing import Literal
@@ -237,6 +238,8 @@ class PairFacts:
         vain, 0 if it came; ``errant``: transactions of the standby that the
         primary does not have; ``differing``: tables whose definitions differ.
     :ivar unread: why the other parts were not read.
+    :ivar silent: or the server without which they were not, and what was not
+        read from it.
     """
 
     name: str
@@ -245,6 +248,7 @@ class PairFacts:
     databases: frozenset[str] = frozenset()
     parts: Mapping[str, Any] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)
+    silent: Mapping[str, tuple[ServerFacts, str]] = field(default_factory=dict)
 
     @property
     def servers(self) -> tuple[ServerFacts, ...]:
@@ -267,16 +271,13 @@ class PairFacts:
 
         :raises NotReadError: if it could not be read.
         """
+        if name in self.parts:
+            return self.parts[name]
+        if name in self.silent:
+            server, missing = self.silent[name]
+            return server.part(missing)
         server = self.standby or self.primary
-        if name not in self.parts:
-            joined = ServerFacts(
-                name=server.name,
-                role=server.role,
-                address=server.address,
-                unread=self.unread,
-            )
-            return joined.part(name)
-        return self.parts[name]
+        return replace(server, unread=self.unread, numbers={}).part(name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import replace
@@ -28,13 +29,18 @@ from typing import Any
 from typing import Literal
 from typing import TypeAlias
 
+from sqla_shard.engine.unread import unread_line
 from sqla_shard.fleet.facts import FleetFacts
 from sqla_shard.fleet.facts import NotReadError
 from sqla_shard.fleet.facts import PairFacts
 from sqla_shard.fleet.facts import ServerFacts
+from sqla_shard.fleet.fleet import all_pairs
+from sqla_shard.fleet.fleet import Pair
+from sqla_shard.fleet.server_states import outage_line
 
 __all__ = [
     "SEVERITIES",
+    "UNREAD",
     "Finding",
     "Findings",
     "Severity",
@@ -48,6 +54,9 @@ __all__ = [
     "unknown",
     "warning",
 ]
+
+UNREAD = "unread"
+"""The check of findings about what was not read."""
 
 Severity = Literal["critical", "unknown", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("critical", "unknown", "warning", "info")
@@ -86,7 +95,9 @@ class Finding:
         return asdict(self)
 
     def __str__(self) -> str:
-        line = f"{self.severity}: {self.server}: {self.what}"
+        # What was not read has the name of the server in its line.
+        where = "" if self.check == UNREAD else f"{self.server}: "
+        line = f"{self.severity}: {where}{self.what}"
         return f"{line}\n    {self.remedy}" if self.remedy else line
 
 
@@ -161,7 +172,7 @@ def findings_of(
     :param ignored: names of checks that are not done.
     """
     found: list[Finding] = []
-    undone: dict[tuple[str, str], list[str]] = {}
+    undone: dict[tuple[str, str], tuple[NotReadError, list[str]]] = {}
     checks = [
         check
         for module in modules
@@ -175,21 +186,43 @@ def findings_of(
                     found.append(replace(finding, check=name))
             except NotReadError as error:
                 key = (str(error.server), error.reason)
-                if name not in undone.setdefault(key, []):
-                    undone[key].append(name)
+                _, names = undone.setdefault(key, (error, []))
+                if name not in names:
+                    names.append(name)
+    pairs = {pair.name: pair for pair in all_pairs(fleet.topology)}
     found += [
         Finding(
             severity="unknown",
-            check="unread",
-            server=server,
-            what=f"could not be read ({reason}), so it is not known: "
-            f"{', '.join(names)}",
+            check=UNREAD,
+            server=str(error.server),
+            what=f"{_outage(error, pairs)}; not checked: {', '.join(names)}",
             remedy="make sure that it runs and that the account of the "
             "operator can connect; run fleet doctor again",
         )
-        for (server, reason), names in undone.items()
+        for error, names in undone.values()
     ]
     return sorted(found, key=lambda one: SEVERITIES.index(one.severity))
+
+
+def _outage(error: NotReadError, pairs: Mapping[str, Pair]) -> str:
+    """Return the line of a server that was not read."""
+    server = error.server
+    is_up = bool(server.parts)
+    if server.role != "other":
+        return outage_line(
+            pairs[server.name],
+            server.role,
+            why=error.reason,
+            number=error.number,
+            is_up=is_up,
+        )
+    return unread_line(
+        str(server),
+        {},
+        why=error.reason,
+        number=error.number,
+        is_lost=not is_up,
+    )
 
 
 def _register(

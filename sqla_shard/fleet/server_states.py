@@ -234,7 +234,14 @@ def _answered(
     return None
 
 
-def outage_line(pair: Pair, role: str, *, why: str, number: int | None) -> str:
+def outage_line(
+    pair: Pair,
+    role: str,
+    *,
+    why: str,
+    number: int | None,
+    is_up: bool = False,
+) -> str:
     """Return the line of a server that was not read, as all commands do.
 
     It is ``server2 unreachable (2003): 32 shards 32-63: Can't connect ...``.
@@ -242,6 +249,7 @@ def outage_line(pair: Pair, role: str, *, why: str, number: int | None) -> str:
     :param why: the reason.
     :param number: number of the error of the server or its driver; None or 0
         if there is none, since no answer came in time.
+    :param is_up: whether other statements were answered.
     """
     return unread_line(
         pair.name if role == "primary" else f"{pair.name} ({role})",
@@ -249,7 +257,7 @@ def outage_line(pair: Pair, role: str, *, why: str, number: int | None) -> str:
         why=why,
         number=number or None,
         # Errors of the driver; a server that answers has others.
-        is_lost=not number or 2000 <= number < 3000,
+        is_lost=not is_up and (not number or 2000 <= number < 3000),
     )
 
 

@@ -189,7 +189,8 @@ def test_what_was_not_read_is_unknown_once():
     )
     report = diagnose(
         fleet(
-            standby=silent, pair={"parts": {}, "unread": {"late": "silence"}}
+            standby=silent,
+            pair={"parts": {}, "silent": {"late": (silent, "status")}},
         )
     )
     assert not report.ok
@@ -197,9 +198,46 @@ def test_what_was_not_read_is_unknown_once():
     unknown = [one for one in report.findings if one.severity == "unknown"]
     assert {one.server for one in unknown} == {"server1 standby (b:3306)"}
     first = unknown[0].what
-    assert first.startswith("could not be read (timed out), so it is not")
+    assert first.startswith(
+        f"server1 (standby) unreachable: {SHARDS} shards 0-{SHARDS - 1}: "
+        "timed out; not checked: two-writable, "
+    )
+    assert f"unknown: {first}\n" in str(report)
     assert first.count("two-writable") == 1
     assert "semi-sync" in first
+    assert ", lag" in first
+
+
+def test_what_a_server_refuses_to_show_is_not_an_outage():
+    parts = server("standby", "b:3306").parts
+    refusing = ServerFacts(
+        name="server1",
+        role="standby",
+        address="b:3306",
+        parts={key: one for key, one in parts.items() if key != "events"},
+        unread={"events": "access denied"},
+        numbers={"events": 1227},
+    )
+    report = diagnose(fleet(standby=refusing))
+    [found] = [one for one in report.findings if one.severity == "unknown"]
+    assert found.what == (
+        f"server1 (standby) not read (1227): {SHARDS} shards "
+        f"0-{SHARDS - 1}: access denied; not checked: events"
+    )
+
+
+def test_a_server_outside_of_the_topology_has_no_shards():
+    away = ServerFacts(
+        name="c:3306",
+        role="other",
+        address="c:3306",
+        unread=dict.fromkeys(["variables", "sessions"], "refused"),
+        numbers=dict.fromkeys(["variables", "sessions"], 2003),
+    )
+    report = diagnose(replace(fleet(), others=(away,)))
+    assert "unknown: server c:3306 unreachable (2003): refused; not " in str(
+        report
+    )
 
 
 @pytest.mark.parametrize("role", ["primary", "standby"])
