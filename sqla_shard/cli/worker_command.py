@@ -45,6 +45,23 @@ _FORMAT = (
 _STOP_TIMEOUT = 25.0
 
 
+def _unused(
+    context: click.Context, parameter: click.Parameter, path: Path | None
+) -> Path | None:
+    """Refuse a file that is not the ready file of a killed worker.
+
+    The file is removed at the end: it must not be another one, nor a device.
+    """
+    if path is None or not path.exists():
+        return path
+    if path.is_file() and not path.stat().st_size:
+        return path
+    raise click.BadParameter(
+        f"{path} exists and is not an empty file, as a ready file is; name "
+        "another one"
+    )
+
+
 @click.command(
     "worker",
     epilog=examples(
@@ -99,6 +116,7 @@ _STOP_TIMEOUT = 25.0
     "--ready-file",
     metavar="PATH",
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=_unused,
     help="File that exists while jobs are claimed, for probes.",
 )
 @once_option

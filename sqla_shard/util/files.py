@@ -7,6 +7,7 @@ process or the machine.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -23,8 +24,12 @@ def replace_file(
     :param mode: permissions of the file, regardless of the umask.
     :param durable: whether to flush it; otherwise a crash of the machine
         may leave an empty file.
-    :raises OSError: if the file cannot be written; the old one remains.
+    :raises OSError: if the file cannot be written, or the path is that of a
+        device or a pipe; the old one remains.
     """
+    if path.exists() and not path.is_file():
+        # For the superuser, the rename would replace /dev/null.
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
     handle, name = tempfile.mkstemp(
         prefix=f".{path.stem[:40]}-", suffix=".tmp", dir=path.parent
     )

@@ -160,6 +160,21 @@ def test_wrong_usage_has_a_status_of_its_own():
         assert done.stderr.startswith("sqla-shard: error: ")
 
 
+def test_a_worker_removes_no_file_but_its_own(tmp_path, topology):
+    left = tmp_path / "killed"
+    left.touch()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    worker = ("-t", topology, "worker", "--once", "--ready-file")
+    for path in (pipe, topology):
+        done = invoke(*worker, path)
+        assert done.exit_code == 2
+        assert "is not an empty file" in done.stderr
+        assert path.exists()
+    assert invoke(*worker, left).exit_code != 2
+    assert not left.exists()
+
+
 def test_a_closed_pipe_is_quiet(tmp_path):
     reading, writing = os.pipe()
     os.close(reading)

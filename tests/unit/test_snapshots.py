@@ -15,6 +15,7 @@ from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology.follow import Snapshot
 from sqla_shard.topology.follow import snapshot as snapshots
 from sqla_shard.topology.follow.snapshot import default_path
+from sqla_shard.util.files import replace_file
 from tests.servers.following import document
 from tests.servers.following import in_child
 from tests.servers.following import TIMEOUT
@@ -36,6 +37,15 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o077 == 0
     assert [p.name for p in path.parent.iterdir()] == ["last.json"]
+
+
+def test_a_pipe_or_a_device_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="Not a regular file"):
+        replace_file(path, b"{}", 0o600)
+    assert path.is_fifo()
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_mode_can_be_chosen_and_umask_does_not_matter(
