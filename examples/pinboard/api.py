@@ -127,7 +127,7 @@ def unfollow_user(user_id: int) -> ResponseReturnValue:
 @blueprint.get("/home")
 def list_home() -> ResponseReturnValue:
     """Return new pins of all that the user follows, a page at a time."""
-    found, following = relations.home_page(
+    found = relations.home_page(
         db.session, require_user(), request.args.get("after")
     )
     pins = [
@@ -136,9 +136,9 @@ def list_home() -> ResponseReturnValue:
             "board": one.board.title,
             "user": user_json(one.owner),
         }
-        for one in found
+        for one in found.pins
     ]
-    return jsonify(pins=pins, next=following)
+    return jsonify(pins=pins, next=found.next, hidden=found.hidden)
 
 
 # -- boards

@@ -251,12 +251,11 @@ def _change(change: Callable[..., None], target_id: int) -> None:
 def home() -> ResponseReturnValue:
     """Show new pins of all that the user follows."""
     user_id, after = require_user(), request.args.get("after")
-    pins, following = relations.home_page(db.session, user_id, after)
+    found = relations.home_page(db.session, user_id, after)
     seen = float(cookie.get("seen", 0))
     return render_template(
         "home.html",
-        pins=pins,
-        next=following,
+        home=found,
         after=after,
         fresh=sum(
             one.at.timestamp() > seen

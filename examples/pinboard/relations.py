@@ -33,6 +33,8 @@ from examples.pinboard.models import User
 from examples.pinboard.models import UserHasBoards
 from sqla_shard import scatter
 from sqla_shard import ShardSession
+from sqla_shard import unpack
+from sqla_shard.contrib import FeedItem
 from sqla_shard.contrib import FollowKind
 from sqla_shard.exc import ScatterFailedError
 
@@ -84,6 +86,22 @@ class HomePin:
     pin: Pin
     board: Board
     owner: User
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """A page of the newest pins of all that a user follows.
+
+    :ivar next: bookmark of the next page.
+    :ivar hidden: how many people's pins are not shown, since their servers do
+        not answer.
+    :ivar silent: the names of these servers.
+    """
+
+    pins: list[HomePin]
+    next: str | None
+    hidden: int = 0
+    silent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,12 +231,48 @@ def followed_users(session: ShardSession, user_id: int) -> list[User]:
 
 def home_page(
     session: ShardSession, user_id: int, after: str | None = None
-) -> tuple[list[HomePin], str | None]:
-    """Return the newest pins of all that a user follows, and a bookmark.
+) -> Home:
+    """Return the newest pins of all that a user follows.
+
+    Those of people whose server does not answer are left out.
 
     :raises InvalidBookmarkError: when ``after`` belongs to another list.
     """
-    page = home.page(session, user_id, PAGE, after)
+    try:
+        page = home.page(session, user_id, PAGE, after)
+    except (OperationalError, PendingRollbackError):
+        # In another session, as in reachable().
+        with session.cluster.session() as other:
+            return _rest_of_home(other, user_id, after)
+    return Home(pins=_home_pins(session, page), next=page.next)
+
+
+def _rest_of_home(
+    session: ShardSession, user_id: int, after: str | None
+) -> Home:
+    """Return a page with the pins of people whose servers answer.
+
+    :raises OperationalError: when the server of the user does not.
+    """
+    followed = [one.id for one in graph.followees(session, user_id, LISTED)]
+    there = {user.id for user in reachable(session, User, followed)}
+    hidden = [one for one in followed if one not in there]
+    page = home.page(session, user_id, PAGE, after, authors=there)
+    servers = {
+        session.place_for(User, unpack(one).shard_id).server for one in hidden
+    }
+    return Home(
+        pins=_home_pins(session, page),
+        next=page.next,
+        hidden=len(hidden),
+        silent=tuple(sorted(servers)),
+    )
+
+
+def _home_pins(
+    session: ShardSession, page: Iterable[FeedItem]
+) -> list[HomePin]:
+    page = list(page)
     found = reachable(session, Board, [item.board_id for item in page])
     boards = {one.id: one for one in found}
     others = reachable(session, User, [item.author_id for item in page])
@@ -231,7 +285,7 @@ def home_page(
         )
         for item in page
         if item.author_id in owners and item.board_id in boards
-    ], page.next
+    ]
 
 
 def notices(session: ShardSession, user_id: int) -> list[Notice]:

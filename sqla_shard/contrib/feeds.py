@@ -34,6 +34,7 @@ from __future__ import annotations
 import logging
 import struct
 import time
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
@@ -278,12 +279,16 @@ class Feed(FeedTables):
         user_id: int,
         limit: int = 25,
         after: str | None = None,
+        *,
+        authors: Collection[int] | None = None,
     ) -> Page[FeedItem]:
         """Return a page of the feed of a user, the newest posts first.
 
         Posts that do not exist any more, or are inactive, are left out.
 
         :param after: a bookmark, the ``next`` of a page.
+        :param authors: only posts of these users, such as those whose server
+            responds; they are read from the tables.
         :raises InvalidBookmarkError: if it is not a bookmark of this feed.
         """
         check_limit(limit)
@@ -304,7 +309,12 @@ class Feed(FeedTables):
         is_latest = session.reads_latest()
         while ahead is not None and len(items) <= limit:
             entries, ahead = self._next(
-                session, user_id, ahead, limit + 1, cleans=is_latest
+                session,
+                user_id,
+                ahead,
+                limit + 1,
+                authors=authors,
+                cleans=is_latest,
             )
             items += self._loaded(session, user_id, entries, cleans=is_latest)
             is_latest = False
@@ -326,14 +336,16 @@ class Feed(FeedTables):
         bound: Bound,
         number: int,
         *,
+        authors: Collection[int] | None,
         cleans: bool,
     ) -> tuple[list[Entry], Bound | None]:
         """Return some entries before a bound, and the bound of the next.
 
+        :param authors: only those of these users.
         :param cleans: whether to remove entries of boards that the user does
             not follow from Redis.
         """
-        if self.store is not None:
+        if self.store is not None and authors is None:
             try:
                 found = self._stored(
                     self.store, session, user_id, bound, number, cleans
@@ -343,7 +355,7 @@ class Feed(FeedTables):
             else:
                 if found is not None:
                     return found
-        entries = self.pull(session, user_id, bound, number)
+        entries = self.pull(session, user_id, bound, number, authors)
         return entries, _end_of(entries, number)
 
     def _stored(

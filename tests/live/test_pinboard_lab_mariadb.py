@@ -51,7 +51,7 @@ def cluster(fleet: LocalFleet) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def lab(cluster: Cluster, fleet: LocalFleet) -> Iterator[Lab]:
-    for name, shard_id in (("Ada", ADA), ("Grace", GRACE)):
+    for name, shard_id in (("Ada", ADA), ("Linus", ADA), ("Grace", GRACE)):
         add_user(cluster, name, shard_id=shard_id)
     with Lab(cluster, fleet, NONE) as lab:
         yield lab
@@ -81,7 +81,7 @@ def ms(page: str) -> float:
 
 
 def test_who_is_not_affected_by_a_stopped_or_slow_server(
-    people: tuple[Visitor, Visitor], cluster: Cluster
+    people: tuple[Visitor, Visitor], cluster: Cluster, app: Flask
 ) -> None:
     ada, grace = people
     board_id = grace.add_board("Harbours")
@@ -89,8 +89,24 @@ def test_who_is_not_affected_by_a_stopped_or_slow_server(
         (user_id,) = UserName.resolve_many(session, ["Ada"]).values()
     cluster.run(follow, user_id, board_id, cross_shard="logged")
     assert "Harbours" in ada.get("/boards")
+    grace.add_pin(board_id, "distant")
+    linus = Visitor(app.test_client(), 0, "Linus")
+    linus.sign_in()
+    near = linus.add_board("Near")
+    linus.add_pin(near, "nearby")
+    cluster.run(follow, user_id, near, cross_shard="logged")
+    page = ada.get("/home")
+    assert ("distant" in page, "nearby" in page) == (True, True)
+    assert "data-hidden" not in page
 
     grace.post("/lab/servers/server2", to="stopped")
+    page = ada.get("/home")
+    assert ("distant" in page, "nearby" in page) == (False, True)
+    assert (
+        "server2 did not answer: the pins of 1 person that you follow are "
+        "missing." in page
+    )
+    assert "data-unaffected" in grace.get("/home", 503)
     page = ada.get("/boards")
     assert "server2 is stopped." in page
     assert re.findall(r"data-unaffected>(.*?)<", page) == ["Ada (you)"]

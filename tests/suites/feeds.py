@@ -90,6 +90,27 @@ class Pulled:
             with pytest.raises(InvalidBookmarkError):
                 feed.page(session, bob, 2, page.next)
 
+    def test_pages_of_some_authors(self, cluster):
+        ada, *others = users(cluster, 4)
+        owners = []
+        for other in others:
+            (board,) = boards(cluster, other, 1)
+            run(cluster, follows.follow_user, ada, other)
+            owners += [(pin(cluster, other, board), other) for _ in range(3)]
+        some = others[1:]
+        expected = [post for post, owner in owners if owner in some]
+        found, after = [], None
+        while True:
+            with cluster.session() as session:
+                page = feed.page(session, ada, 4, after, authors=some)
+            found += [item.post.id for item in page]
+            after = page.next
+            if after is None:
+                break
+        assert found == expected[::-1]
+        with cluster.session() as session:
+            assert feed.page(session, ada, authors=[]).items == []
+
     def test_equal_to_a_model(self, cluster, rng):
         people = users(cluster, 6)
         owners = {

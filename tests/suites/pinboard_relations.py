@@ -129,18 +129,19 @@ class Relations:
             new_pin(cluster, owner, two),
             new_pin(cluster, friend, theirs),
         ]
-        found, following = read(cluster, relations.home_page, reader)
+        page = read(cluster, relations.home_page, reader)
+        found = page.pins
         assert [each.pin.id for each in found] == [*new[::-1], old]
         assert [each.board.id for each in found] == [theirs, two, one]
         assert [each.owner.id for each in found] == [friend, owner, owner]
-        assert following is None
+        assert page.next is None
         # A removed pin is not shown until it is restored.
         cluster.run(boards.remove_pin, owner, new[0])
-        found, _ = read(cluster, relations.home_page, reader)
+        found = read(cluster, relations.home_page, reader).pins
         assert [each.pin.id for each in found] == [new[1], old]
         cluster.run(boards.restore_pin, owner, new[0])
         change(cluster, relations.unfollow, reader, theirs)
-        found, _ = read(cluster, relations.home_page, reader)
+        found = read(cluster, relations.home_page, reader).pins
         assert [each.pin.id for each in found] == [new[0], old]
         for user_id, number in ((owner, 0), (friend, None)):
             notices = read(cluster, relations.notices, user_id)
@@ -149,7 +150,8 @@ class Relations:
         assert read(cluster, relations.counts, owner) == (1, 0)
         assert read(cluster, relations.counts, reader) == (0, 1)
         change(cluster, relations.unfollow_user, reader, owner)
-        assert read(cluster, relations.home_page, reader) == ([], None)
+        found = read(cluster, relations.home_page, reader)
+        assert (found.pins, found.next, found.hidden) == ([], None, 0)
 
     # All rows of an earlier version are moved, once.
     @pytest.mark.sqla_shard_allow("scatter")
