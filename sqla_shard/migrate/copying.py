@@ -110,6 +110,15 @@ class Part(Protocol):
         """Insert or update rows; delete those that are None."""
         ...
 
+    def write_first(
+        self, connection: Connection, rows: Mapping[Key, Row]
+    ) -> None:
+        """Write rows that had no mark; faster if none of them exists.
+
+        :raises IntegrityError: if one exists, and was not replaced.
+        """
+        ...
+
 
 @contextmanager
 def snapshot(engine: Engine) -> Iterator[Connection]:
@@ -188,11 +197,19 @@ def apply_images(
         try:
             with target.begin() as connection:
                 target.marks.insert(connection, versions, number=number)
-                target.write(
-                    connection, {key: one.row for key, one in images.items()}
-                )
+                first: dict[Key, Row] = {}
+                gone: dict[Key, None] = {}
+                for key, image in images.items():
+                    if image.row is None:
+                        gone[key] = None
+                    else:
+                        first[key] = image.row
+                target.write_first(connection, first)
+                if gone:
+                    target.write(connection, gone)
         except IntegrityError:
-            # The target has one of them: an earlier copy was not recorded.
+            # The target has one of them: an earlier copy was not recorded, or
+            # another program has inserted the row.
             pass
         else:
             return len(images)

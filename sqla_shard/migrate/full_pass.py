@@ -12,7 +12,7 @@ from sqla_shard.migrate.comparing import compare
 from sqla_shard.migrate.comparing import Comparison
 from sqla_shard.migrate.comparing import look
 from sqla_shard.migrate.comparing import Seen
-from sqla_shard.migrate.copying import Image
+from sqla_shard.migrate.copying import read_images
 from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.fences import Fence
 from sqla_shard.migrate.links import MovedLinks
@@ -23,6 +23,7 @@ from sqla_shard.migrate.pass_reports import Pass
 from sqla_shard.migrate.pass_reports import record_pass
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.tables import MovedRows
+from sqla_shard.migrate.tables import MovedTable
 from sqla_shard.migrate.waiting import grouped
 from sqla_shard.migrate.waiting import Waiting
 from sqla_shard.util.pace import Throttle
@@ -86,24 +87,20 @@ class FullPass:
         after: Key | None = None
         while True:
             with snapshot(self._move.engine) as connection:
-                keys = one.marks.page(connection, after=after)
-                marks = one.marks.marks_of(connection, keys)
-            if not keys:
-                return
-            after = keys[-1]
-            found = [
-                key
-                for key in keys
-                if key not in marks
-                or (has_ids and marks[key].object_id is None)
-            ]
-            for key in found:
-                if key in marks and marks[key].waits:
+                end = one.marks.page_end(connection, after=after, limit=_PAGE)
+                found = one.marks.unmarked(
+                    connection, after=after, until=end, needs_id=has_ids
+                )
+            for key, waits in found.items():
+                if waits:
                     self._pass.waiting += 1
                 else:
                     self._find(one, key, (), "written without a mark")
             if self._from_legacy:
                 self._repair_rows(one, found)
+            if end is None:
+                return
+            after = end
 
     # -- rows that both sides should have
 
@@ -155,15 +152,11 @@ class FullPass:
 
         :param keys: keys in the database by those on the shard.
         """
-        rows = look(one.legacy(self._move.engine), keys.values())
+        images = read_images(one.legacy(self._move.engine), keys.values())
         there = {key: other for other, key in keys.items()}
-        images = {
-            key: Image(version=rows.versions.get(key, 0), row=row)
-            for key, row in rows.rows.items()
-        }
         values = self._copier.converted(one, images, there)
         ours = Seen(
-            versions={there[key]: n for key, n in rows.versions.items()},
+            versions={key: image.version for key, image in values.items()},
             rows={
                 key: image.row
                 for key, image in values.items()
@@ -262,6 +255,9 @@ class FullPass:
         self, one: MovedRows, keys: Collection[Key]
     ) -> list[Key]:
         known = self._copier.existing_keys(one, keys)
+        if isinstance(one, MovedTable):
+            # They are those of marks.
+            return [key for key in keys if key not in known]
         with snapshot(self._move.engine) as connection:
             marks = one.marks.marks_of(connection, set(known.values()))
         return [key for key in keys if known.get(key) not in marks]

@@ -214,12 +214,26 @@ class ShardLinks(ShardPart):
         self, connection: Connection, rows: Mapping[Key, Row | None]
     ) -> None:
         """Put targets into lists, or remove them."""
-        for (source_id, target_id), row in sorted(
-            rows.items(), key=lambda one: one[0]
-        ):
+        lists: dict[int, dict[int, Row | None]] = {}
+        for (source_id, target_id), row in rows.items():
+            lists.setdefault(source_id, {})[target_id] = row
+        # Two copies lock the lists in one order.
+        for source_id, targets in sorted(lists.items()):
+            self._write_list(source_id, targets)
+
+    def _write_list(
+        self, source_id: int, targets: Mapping[int, Row | None]
+    ) -> None:
+        cls, session = self._one.cls, self._session
+        placed = {}
+        for target_id, row in sorted(targets.items()):
             if row is None:
-                self._one.cls.remove(self._session, source_id, target_id)
+                cls.remove(session, source_id, target_id)
             else:
-                self._one.cls.put(
-                    self._session, source_id, target_id, row["sequence"]
-                )
+                placed[target_id] = row["sequence"]
+        if len(placed) > 1:
+            cls.put_many(session, source_id, placed)
+        else:
+            # Needs a statement less.
+            for target_id, sequence in placed.items():
+                cls.put(session, source_id, target_id, sequence)

@@ -87,19 +87,18 @@ def among(
     columns: Sequence[Column[Any]], keys: Sequence[Key]
 ) -> ColumnElement[bool]:
     """Return the condition of rows with one of some keys."""
-    if len(columns) == 1:
-        return columns[0].in_([value for (value,) in keys])
+    first, *others = columns
+    if not others:
+        return first.in_([value for (value,) in keys])
     # Row values in IN do not use the primary key on older servers.
+    rests: dict[Any, list[Key]] = {}
+    for value, *rest in keys:
+        rests.setdefault(value, []).append(tuple(rest))
     return or_(
         false(),
         *(
-            and_(
-                *(
-                    column == value
-                    for column, value in zip(columns, key, strict=True)
-                )
-            )
-            for key in keys
+            and_(first == value, among(others, some))
+            for value, some in rests.items()
         ),
     )
 

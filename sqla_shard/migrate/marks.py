@@ -22,15 +22,16 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+from typing import NamedTuple
 
 from sqlalchemy import and_
 from sqlalchemy import bindparam
 from sqlalchemy import Connection
 from sqlalchemy import func
 from sqlalchemy import insert
+from sqlalchemy import not_
 from sqlalchemy import or_
 from sqlalchemy import select
 from sqlalchemy import Table
@@ -51,8 +52,7 @@ __all__ = ["Mark", "Marks"]
 _BATCH = 500
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mark:
+class Mark(NamedTuple):
     """The mark of one row.
 
     :ivar object_id: the id that was claimed; None if none was.
@@ -155,6 +155,57 @@ class Marks:
         if after is not None:
             statement = statement.where(after_key(self.key, after))
         return [tuple(row) for row in connection.execute(statement)]
+
+    def page_end(
+        self, connection: Connection, *, after: Key | None, limit: int
+    ) -> Key | None:
+        """Return the last key of a page of rows of the table itself.
+
+        :param after: the last key of the page before.
+        :param limit: number of rows of the page.
+        :returns: None if there are fewer.
+        """
+        statement = (
+            select(*self.key).order_by(*self.key).offset(limit - 1).limit(1)
+        )
+        if after is not None:
+            statement = statement.where(after_key(self.key, after))
+        row = connection.execute(statement).first()
+        return None if row is None else tuple(row)
+
+    def unmarked(
+        self,
+        connection: Connection,
+        *,
+        after: Key | None,
+        until: Key | None,
+        needs_id: bool,
+    ) -> dict[Key, bool]:
+        """Return the rows of the table itself that have no mark.
+
+        :param after: the last key of the page before; None for the first one.
+        :param until: the last key of the page; None for all that follow.
+        :param needs_id: whether a mark without an object id is none.
+        :returns: whether the row waits to be copied, by key.
+        """
+        mark = self._columns[0]
+        missing: ColumnElement[bool] = mark.is_(None)
+        if needs_id:
+            missing = or_(missing, self.table.c.object_id.is_(None))
+        statement = (
+            select(*self.key, self.table.c.waits)
+            .select_from(self.key[0].table.outerjoin(self.table, self._own()))
+            .where(missing)
+            .order_by(*self.key)
+        )
+        if after is not None:
+            statement = statement.where(after_key(self.key, after))
+        if until is not None:
+            statement = statement.where(not_(after_key(self.key, until)))
+        return {
+            tuple(row[:-1]): bool(row[-1])
+            for row in connection.execute(statement)
+        }
 
     def outdated(
         self, connection: Connection, *, number: int, limit: int = _BATCH
@@ -308,13 +359,7 @@ class Marks:
         A mark and its row are read by one statement.  Rows without a mark are
         missing.
         """
-        source = self.key[0].table
-        own = and_(
-            *(
-                ours == theirs
-                for ours, theirs in zip(self._columns, self.key, strict=True)
-            )
-        )
+        source, own = self.key[0].table, self._own()
         names = [column.name for column in source.columns]
         at = names.index(self.key[0].name)
         statement = (
@@ -341,13 +386,13 @@ class Marks:
     ) -> dict[int, Key]:
         """Return the keys of rows by their object ids."""
         found = {}
+        object_id = self.table.c.object_id
         for batch in _batches(sorted(object_ids)):
-            rows = self._read(
-                connection,
-                self._select().where(self.table.c.object_id.in_(batch)),
+            rows = connection.execute(
+                select(object_id, *self._columns).where(object_id.in_(batch))
             )
-            found.update({mark.object_id: key for key, mark in rows.items()})
-        return {key: found[key] for key in found if key is not None}
+            found.update({row[0]: tuple(row[1:]) for row in rows})
+        return found
 
     def waiting(
         self,
@@ -426,16 +471,10 @@ class Marks:
 
     def count_unclaimed(self, connection: Connection, *, number: int) -> int:
         """Return the number of rows without a mark of a round."""
-        mark = and_(
-            *(
-                ours == theirs
-                for ours, theirs in zip(self._columns, self.key, strict=True)
-            )
-        )
         source = self.key[0].table
         statement = (
             select(func.count())
-            .select_from(source.outerjoin(self.table, mark))
+            .select_from(source.outerjoin(self.table, self._own()))
             .where(
                 or_(
                     self._columns[0].is_(None),
@@ -456,6 +495,15 @@ class Marks:
                 .where(self.table.c.copied < version, self._among(batch))
                 .values(copied=version)
             )
+
+    def _own(self) -> ColumnElement[bool]:
+        """Return the condition of the row of a mark, in the table itself."""
+        return and_(
+            *(
+                ours == theirs
+                for ours, theirs in zip(self._columns, self.key, strict=True)
+            )
+        )
 
     def _select(self) -> Any:
         of = self.table.c
@@ -491,10 +539,7 @@ class Marks:
 
 def _mark(row: Sequence[Any], at: int) -> Mark:
     """Return the mark in a row of a SELECT, whose key ends at a position."""
-    object_id, version, copied, number = row[at : at + 4]
-    return Mark(
-        object_id=object_id, version=version, copied=copied, round=number
-    )
+    return Mark(*row[at : at + 4])
 
 
 def _by_version(

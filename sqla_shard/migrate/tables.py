@@ -312,6 +312,12 @@ class LegacyRows:
             elif row:
                 connection.execute(update(self.table).where(here), row)
 
+    def write_first(
+        self, connection: Connection, rows: Mapping[Key, Row]
+    ) -> None:
+        """Write rows that had no mark."""
+        self.write(connection, rows)
+
     def insert(self, connection: Connection, row: Row) -> Key:
         """Insert a row, and return the key that the database chooses."""
         done = connection.execute(insert(self.table), dict(row))
@@ -365,6 +371,12 @@ class ShardPart:
         """Insert or update rows; delete those that are None."""
         raise NotImplementedError
 
+    def write_first(
+        self, connection: Connection, rows: Mapping[Key, Row]
+    ) -> None:
+        """Write rows that had no mark."""
+        self.write(connection, rows)
+
     def delete(self, keys: Collection[Key]) -> None:
         """Delete rows, in a transaction."""
         self.write(self._session.view(self._place), dict.fromkeys(keys))
@@ -393,7 +405,11 @@ class ShardObjects(ShardPart):
         it has changed or deleted, by key.
     """
 
-    former: dict[Key, Row]
+    def __init__(
+        self, one: MovedRows, cluster: Cluster, shard_id: int
+    ) -> None:
+        super().__init__(one, cluster, shard_id)
+        self.former: dict[Key, Row] = {}
 
     def read(
         self, connection: Connection, keys: Collection[Key]
@@ -429,3 +445,14 @@ class ShardObjects(ShardPart):
             self._session.execute(insert(cls), new)
         if gone:
             self._session.execute(delete(cls).where(cls.id.in_(gone)))
+
+    def write_first(
+        self, connection: Connection, rows: Mapping[Key, Row]
+    ) -> None:
+        """Insert objects that had no mark, without a look at what is there.
+
+        :raises IntegrityError: if one of them exists.
+        """
+        new = [{"id": key[0], **row} for key, row in rows.items()]
+        if new:
+            self._session.execute(insert(self._one.cls), new)

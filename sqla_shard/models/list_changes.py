@@ -41,6 +41,7 @@ __all__ = [
     "clear",
     "move",
     "put",
+    "put_many",
     "remove",
     "respace",
     "respace_all",
@@ -101,6 +102,31 @@ def put(rows: List, target_id: int, sequence: int) -> bool:
     # Not on top of the cached list.
     part.invalidate()
     return True
+
+
+def put_many(rows: List, sequences: Mapping[int, int]) -> list[int]:
+    """Put targets at positions; return those that were not there.
+
+    :param rows: the list, invalidated in the cache.
+    :param sequences: the positions by target.
+    """
+    changed = []
+    wanted = [rows.readable(target_id) for target_id in sequences]
+    for part, ids in rows.grouped(wanted):
+        part.lock()
+        present = part.present(ids)
+        new = [target_id for target_id in ids if target_id not in present]
+        for some in chunked(new):
+            placed = {target_id: sequences[target_id] for target_id in some}
+            _check_room(part, max(placed.values()))
+            _insert(part, placed)
+        # Not on top of the cached list.
+        part.invalidate()
+        changed += new
+        for target_id in filter(present.__contains__, ids):
+            if put(rows, target_id, sequences[target_id]):
+                changed.append(target_id)
+    return changed
 
 
 def _check_room(rows: List, sequence: int) -> None:

@@ -44,6 +44,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 from typing import TYPE_CHECKING
@@ -221,6 +222,23 @@ class MappingMixin:
         """
         return list_changes.put(
             writable_list(cls, session, source_id), target_id, sequence
+        )
+
+    @classmethod
+    def put_many(
+        cls,
+        session: ShardSession,
+        source_id: int,
+        sequences: Mapping[int, int],
+    ) -> list[int]:
+        """Put targets at positions of the list, as :meth:`put` does.
+
+        :param sequences: the positions by target.
+        :returns: the targets that were not at their positions.
+        :raises SequenceExhaustedError: if one is too high.
+        """
+        return list_changes.put_many(
+            writable_list(cls, session, source_id), sequences
         )
 
     @classmethod

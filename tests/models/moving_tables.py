@@ -96,6 +96,8 @@ class Counters:
             else:
                 connection.execute(Upsert(COUNTERS), dict(row))
 
+    write_first = write
+
 
 class Move:
     """Writers, and the tool that changes the stages."""

@@ -246,6 +246,35 @@ def test_a_first_copy_that_was_not_recorded_is_made_again(move):
     assert not found.waiting
 
 
+def test_first_copies_replace_what_other_programs_have_inserted(move):
+    with move._sessions.begin() as session:
+        session.get(User, 1).following = [session.get(User, 2)]
+    Switch(move).go("copying")
+    ids = {key: move.object_id("posts", key) for key in (1, 2)}
+    users = [move.object_id("users", key) for key in (1, 2)]
+    with move.cluster.begin(info={"sqla_shard_copying": True}) as session:
+        for key, object_id in ids.items():
+            post = {
+                "id": object_id,
+                "user_id": users[0],
+                "title": f"{key} of no row",
+                "changes": 0,
+                "written_at": WRITTEN_AT.replace(tzinfo=timezone.utc),
+            }
+            session.execute(insert(ShardedPost), [post])
+        UserFollowsUser.put(session, *users, 7)
+    # One transaction has a row that is gone, and one that is there.
+    with move._sessions.begin() as session:
+        session.delete(session.get(Post, 2))
+        session.get(Post, 1).title = "first of a"
+    assert titles(move) == {1: "first of a"}
+    assert backfill(move, jobs=1) == 0
+    assert titles(move).keys() == {1, 3, 4}
+    found = verify(move)
+    assert found.is_equal
+    assert not found.waiting
+
+
 def test_a_rate_limits_claims_and_copies(move, monkeypatch):
     Switch(move).go("copying")
     taken = []

@@ -90,6 +90,28 @@ class Appending(Changes):
         with pytest.raises(exc.SequenceExhaustedError):
             BoardHasPins.put(session, board, new, MAX_SEQUENCE + 1)
 
+    def test_put_many_at_positions(self, cluster, session, board, five):
+        at = sequences(cluster, BoardHasPins, board)
+        new = pins(2)
+        wanted = {
+            five[1]: at[five[1]],
+            five[0]: 7,
+            new[0]: at[five[2]] + 1,
+            new[1]: 5,
+        }
+        changed = BoardHasPins.put_many(session, board, wanted)
+        assert sorted(changed) == sorted({*new, five[0]})
+        assert BoardHasPins.put_many(session, board, wanted) == []
+        assert BoardHasPins.put_many(session, board, {}) == []
+        session.commit()
+        found = sequences(cluster, BoardHasPins, board)
+        assert found == {**at, **wanted}
+        assert BoardHasPins.count(session, board) == 7
+        with pytest.raises(exc.SequenceExhaustedError):
+            BoardHasPins.put_many(
+                session, board, {five[0]: 1, pins(1)[0]: MAX_SEQUENCE + 1}
+            )
+
     def test_a_target_can_be_in_many_lists(self, cluster, session, board):
         other = new_board(cluster)
         (a,) = pins(1)
