@@ -56,11 +56,10 @@ class Seen:
 def look(part: Part, keys: Collection[Key]) -> Seen:
     """Return the marks and rows of one side."""
     with part.begin() as connection:
-        marks = part.marks.marks_of(connection, keys)
-        rows = part.read(connection, keys)
-    return Seen(
-        versions={key: mark.version for key, mark in marks.items()}, rows=rows
-    )
+        return Seen(
+            versions=part.marks.versions_of(connection, keys),
+            rows=part.read(connection, keys),
+        )
 
 
 def compare(

@@ -351,6 +351,20 @@ class Marks:
             found.update(self._read(connection, statement))
         return found
 
+    def versions_of(
+        self, connection: Connection, keys: Collection[Key]
+    ) -> dict[Key, int]:
+        """Return the versions of rows by key, of those that have a mark."""
+        found = {}
+        for batch in _batches(_sorted(keys)):
+            rows = connection.execute(
+                select(*self._columns, self.table.c.version).where(
+                    self._among(batch)
+                )
+            )
+            found.update({tuple(row[:-1]): row[-1] for row in rows})
+        return found
+
     def rows_of(
         self, connection: Connection, keys: Collection[Key]
     ) -> dict[Key, tuple[Mark, Mapping[str, Any] | None]]:

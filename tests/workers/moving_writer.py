@@ -174,7 +174,9 @@ def go(switch: Switch, move: Move, stage: str) -> None:
         if order.index(now.stage) > order.index(stage):
             now = switch.back()
         elif now.stage == "copying":
-            copy(move)
+            # A way back to copying within a round leaves what was found.
+            if switch.met(now) < now.rules.needs:
+                copy(move)
             now = switch.go("reading")
         elif now.stage == "reading" and not now.shares:
             now = switch.share({"posts": 50, "messages": 50})
