@@ -73,8 +73,8 @@ class Size:
         shorter, since a pass that dies begins again.  It also dies after
         changes of the stage.
     :ivar tool_kills: maximum number of times that it is killed.
-    :ivar step_kills: maximum number of times in one step, so that it dies in
-        all of them.
+    :ivar step_kills: by how many times that number rises with each step, so
+        that it does not die in the first ones alone.
     :ivar steps: the stages that the tool goes to, and its verifications.
     :ivar deadline: seconds for everything.
     """
@@ -130,7 +130,7 @@ LONG = Size(
     kills=1000,
     tool_pause=180.0,
     tool_kills=20,
-    step_kills=3,
+    step_kills=2,
     # Before it goes to reading, the tool compares all rows, and the test
     # does it at the end.
     steps="copying legacy copying reading copying reading "
@@ -278,7 +278,7 @@ class Processes:
         begin = monotonic()
         writer = begin + uniform(0.2, size.pause)
         tool = begin + self._tool_pause()
-        number = step = dead = 0
+        number = 0
         while (code := self._running["tool"].poll()) is None:
             now = monotonic()
             assert now < begin + size.deadline, self.logs()
@@ -293,17 +293,14 @@ class Processes:
                 if working:
                     self._kill(self._random.choice(working))
                     writer = now + uniform(0.2, size.pause)
-            done = moving_writer.steps_done(self._folder)
-            if done != step:
-                step, dead = done, 0
+            steps = moving_writer.steps_done(self._folder) + 1
+            most = min(size.tool_kills, size.step_kills * steps)
             if (
                 now >= tool
+                and self.killed["tool"] < most
                 and self._works("tool")
-                and dead < size.step_kills
-                and self.killed["tool"] < size.tool_kills
             ):
                 self._kill("tool")
-                dead += 1
                 tool = now + self._tool_pause()
             self._pause.wait(0.05)
         assert code == 0, self.logs()
