@@ -30,12 +30,13 @@ from sqla_shard.engine.registry import filled
 from sqla_shard.engine.registry import urls_of
 from sqla_shard.engine.unread import Address
 from sqla_shard.engine.unread import describe_unread
-from sqla_shard.engine.unread import unread_line
 from sqla_shard.engine.unread import unread_lines
 from sqla_shard.engine.unread import UnreadServer
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.exc.base import summary
+from sqla_shard.fleet.fleet import all_pairs
+from sqla_shard.fleet.server_states import outage_line
 from sqla_shard.fleet.server_states import read_state
 from sqla_shard.fleet.server_states import Role
 from sqla_shard.jobs.queue_counts import queue_counts
@@ -84,11 +85,12 @@ class _Reading(NamedTuple):
         cls, observed: list[Observation], unread: Sequence[UnreadServer]
     ) -> _Reading:
         """Return a reading of all shards but those that were not read."""
-        lacking = [
-            one for one in unread if isinstance(one.error, ShardMissingError)
-        ]
-        lines = describe_unread(one for one in unread if one not in lacking)
-        return cls(observed, lines, lacking=tuple(lacking))
+        lacking: list[UnreadServer] = []
+        others: list[UnreadServer] = []
+        for one in unread:
+            is_lacking = isinstance(one.error, ShardMissingError)
+            (lacking if is_lacking else others).append(one)
+        return cls(observed, describe_unread(others), lacking=tuple(lacking))
 
     def lines(self) -> list[str]:
         """Return a line for each server and problem, for the log."""
@@ -298,19 +300,9 @@ class FleetMetrics:
 
     def _outage(self, name: str, role: Role, error: FleetServerError) -> str:
         """Return the line of a server that does not respond."""
-        topology = self._cluster.topology
-        names = server_names(topology)
-        return unread_line(
-            name if role == "primary" else f"{name} (standby)",
-            {
-                keyspace.name: [n for one in server.shards for n in one]
-                for keyspace in topology.keyspaces.values()
-                for server in keyspace.servers
-                if names[keyspace.name, server.name] == name
-            },
-            why=error.reason,
-            number=error.number,
-            is_lost=True,
+        pairs = {one.name: one for one in all_pairs(self._cluster.topology)}
+        return outage_line(
+            pairs[name], role, why=error.reason, number=error.number
         )
 
     def _ping(self, name: str, role: str) -> _Reading:
