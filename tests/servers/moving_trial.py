@@ -119,7 +119,7 @@ SHORT = Size(
     tool_kills=2,
     step_kills=2,
     steps="copying reading switched reading switched",
-    deadline=300.0,
+    deadline=800.0,
 )
 LONG = Size(
     rows=int(os.environ.get("SQLA_SHARD_MOVED_ROWS", "1_000_000")),
