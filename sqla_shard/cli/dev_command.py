@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from contextlib import contextmanager
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ class LocalServers:
     :param lookup: number of shards of the keyspace ``lookup``; 0 for none.
     :param pairs: whether each server has a standby, and the accounts with
         which ``sqla-shard fleet`` operates them.
+    :param spare: whether to start another pair, which is empty and not in the
+        topology, to move shards to.
     :param zookeeper: whether to start a ZooKeeper, with the topology.
     :param memcached: whether to start a memcached.
     """
@@ -67,6 +70,7 @@ class LocalServers:
         shards: int,
         lookup: int,
         pairs: bool,
+        spare: bool,
         zookeeper: bool,
         memcached: bool,
     ) -> None:
@@ -76,17 +80,21 @@ class LocalServers:
         self._shards = shards
         self._lookup = lookup
         self.pairs: list[MariaDBPair] = []
+        self.spare: MariaDBPair | None = None
         self.primaries: list[MariaDBServer] = []
         names = [f"server{number}" for number in range(1, servers + 1)]
         password = self.environ[_PASSWORD]
         if pairs:
             self.environ |= _operators()
-            self.pairs = [
-                MariaDBPair(
-                    name, password=password, fast=True, options=FLEET_OPTIONS
-                )
-                for name in names
-            ]
+            pair = partial(
+                MariaDBPair,
+                password=password,
+                fast=True,
+                options=FLEET_OPTIONS,
+            )
+            self.pairs = list(map(pair, names))
+            if spare:
+                self.spare = pair(f"server{servers + 1}")
             self.primaries = [pair.primary for pair in self.pairs]
         else:
             self.primaries = [
@@ -101,7 +109,7 @@ class LocalServers:
         """All servers."""
         others = (self.zookeeper, self.memcached)
         return [
-            *(server for pair in self.pairs for server in pair.servers),
+            *(server for pair in self._all_pairs for server in pair.servers),
             *(() if self.pairs else self.primaries),
             *(one for one in others if one is not None),
         ]
@@ -113,7 +121,7 @@ class LocalServers:
         :raises ServerProcessError: if a program is missing or a server does
             not start.
         """
-        units = self.pairs or self.primaries
+        units = self._all_pairs or self.primaries
         others = [one for one in (self.zookeeper, self.memcached) if one]
         with ExitStack() as stack:
             stack.callback(_stop, [*units, *others])
@@ -142,6 +150,10 @@ class LocalServers:
                 if standby := standbys.get(server["name"]):
                     server["standby"] = standby
         return document
+
+    @property
+    def _all_pairs(self) -> list[MariaDBPair]:
+        return [*self.pairs, *([self.spare] if self.spare else [])]
 
     @property
     def _names(self) -> list[str]:
@@ -176,6 +188,10 @@ def _url(server: MariaDBServer) -> str:
     return (
         f"mysql://{server.user}:${{{_PASSWORD}}}@{server.host}:{server.port}"
     )
+
+
+def _address(server: MariaDBServer) -> str:
+    return f"{server.host}:{server.port}"
 
 
 def _stop(servers: Sequence[Any]) -> None:
@@ -238,6 +254,12 @@ def add_accounts(server: MariaDBServer, accounts: Accounts) -> None:
     help="A standby for each server, and accounts for sqla-shard fleet.",
 )
 @click.option(
+    "--spare",
+    is_flag=True,
+    help="With --pairs: another pair, without shards, for sqla-shard fleet "
+    "split and move.",
+)
+@click.option(
     "--zookeeper", is_flag=True, help="A ZooKeeper with the topology."
 )
 @click.option("--memcached", is_flag=True, help="A memcached.")
@@ -262,6 +284,8 @@ def up_command(path: Path, as_data: bool, **options: Any) -> None:
             f"--shards {options['shards']} is less than --servers "
             f"{options['servers']}; each server needs a shard"
         )
+    if options["spare"] and not options["pairs"]:
+        raise click.UsageError("--spare is a pair; give --pairs, too")
     if path.exists():
         raise click.UsageError(
             f"{path} exists; name another file with --file, or remove it"
@@ -293,7 +317,7 @@ def _publish(servers: LocalServers, topology: Topology) -> str | None:
 def _show(
     servers: LocalServers, path: Path, url: str | None, as_data: bool
 ) -> None:
-    memcached = servers.memcached
+    memcached, spare = servers.memcached, servers.spare
     if as_data:
         print_data(
             {
@@ -301,13 +325,19 @@ def _show(
                 "zookeeper": url,
                 "memcached": memcached and memcached.address,
                 "environ": servers.environ,
+                "spare": spare
+                and {
+                    "name": spare.name,
+                    "primary": _address(spare.primary),
+                    "standby": _address(spare.standby),
+                },
                 "pids": {one.name: one.pid for one in servers.processes},
             }
         )
         return
     for one in servers.processes:
         if isinstance(one, MariaDBServer):
-            echo(f"{one.name}: {one.host}:{one.port}")
+            echo(f"{one.name}: {_address(one)}")
     echo(f"topology: {path}")
     if url is not None:
         echo(f"ZooKeeper: {url}")
@@ -317,7 +347,22 @@ def _show(
     for name, value in servers.environ.items():
         echo(f"  export {name}={value}")
     echo(f"  sqla-shard -t {url or path} topology show")
+    if spare is not None:
+        echo(
+            f"  sqla-shard -t {url or path} fleet {_to_move(servers)} "
+            f"--to {spare.name} --primary {_address(spare.primary)} "
+            f"--standby {_address(spare.standby)}"
+        )
     echo("\nCtrl-C stops the servers and removes their data.")
+
+
+def _to_move(servers: LocalServers) -> str:
+    """Return the operation that moves half of the shards of a server."""
+    server, *_ = servers.document()["keyspaces"]["objects"]["servers"]
+    first, last = server["shards"]
+    if first == last:
+        return f"move {server['name']}"
+    return f"split {server['name']} --shards {(first + last + 1) // 2}-{last}"
 
 
 def _wait(servers: LocalServers, end: End, ctx: click.Context) -> None:

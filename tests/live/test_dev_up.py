@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,27 +96,23 @@ def test_two_servers_with_a_lookup(tmp_path):
 
 @pytest.mark.usefixtures("zookeeper_installed", "memcached_installed")
 def test_a_fleet_that_is_operated(tmp_path):
-    options = ("--servers", "1", "--shards", "2", "--pairs")
+    options = ("--servers", "1", "--shards", "2", "--pairs", "--spare")
     more = ("--zookeeper", "--memcached")
     with dev_up(tmp_path, *options, *more) as document:
         url = document["zookeeper"]
-        assert "epoch 1" in run(
-            tmp_path, document, "topology", "show", "-t", url
+        operate = partial(run, tmp_path, document, "-t", url)
+        assert "epoch 1" in operate("topology", "show")
+        spare = document["spare"]
+        operate(
+            *("fleet", "split", "server1", "--yes", "--shards", "1-1"),
+            *("--to", spare["name"], "--primary", spare["primary"]),
+            *("--standby", spare["standby"]),
         )
-        run(
-            tmp_path,
-            document,
-            "fleet",
-            "failover",
-            "server1",
-            "-t",
-            url,
-            "--yes",
-        )
-        assert "epoch 2" in run(
-            tmp_path, document, "topology", "show", "-t", url
-        )
-        assert len(document["pids"]) == 4
+        operate("fleet", "failover", "server2", "--yes")
+        shown = operate("topology", "show")
+        assert "epoch 3" in shown
+        assert spare["name"] in shown
+        assert len(document["pids"]) == 6
     assert not any(map(is_running, document["pids"].values()))
 
 
@@ -127,3 +124,14 @@ def test_a_topology_that_exists_is_not_replaced(tmp_path):
     assert done.returncode == 2
     assert b"topology.json exists" in done.stderr
     assert (tmp_path / "topology.json").read_text() == "mine"
+
+
+def test_a_spare_server_is_a_pair(tmp_path):
+    done = subprocess.run(
+        command("dev", "up", "--spare"),
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert b"give --pairs, too" in done.stderr
