@@ -126,7 +126,7 @@ python3.10: $(VENV)/.dev
 	@$(call INSTALL_WITH,3.10,requirements/lowest.txt)
 
 soak: $(VENV)/.dev servers ## test for hours, with many random examples
-	@SQLA_SHARD_SOAK=1 $(PYTEST) --timeout=7200 -o faulthandler_timeout=8000 $(ARGS)
+	@SQLA_SHARD_SOAK=1 $(PYTEST) --timeout=7200 $(ARGS)
 
 bench: $(VENV)/.dev servers spider ## print the figures of docs and README
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
