@@ -155,7 +155,9 @@ def test_kill_keeps_data_and_port(server):
 
 
 def test_restart_keeps_sessions_and_their_nodes(server):
-    with connected(server.hosts, timeout=30.0) as client:
+    # The longest one.  A server that is starting may not answer a client that
+    # connects; kazoo tries again after two thirds of it.
+    with connected(server.hosts, timeout=40.0) as client:
         client.create("/mine", ephemeral=True)
         session = client.client_id
         server.restart()

@@ -197,12 +197,15 @@ class Databases:
     def set_aside(self, shard_id: int) -> None:
         """Rename its tables, all at once."""
         name, server = self.name(shard_id), self._home[shard_id]
-        renamed = ", ".join(
-            f"{name}.{table} TO {name}.{table}_old"
-            for table in self._tables(server, name)
-        )
+        tables = self._tables(server, name)
+        renamed = ", ".join(f"{name}.{t} TO {name}.{t}_old" for t in tables)
         if renamed:
-            self._run(server, f"RENAME TABLE {renamed}")
+            self._run(
+                server,
+                # Without the guard it may have been done before.
+                *(f"DROP TABLE IF EXISTS {name}.{t}_old" for t in tables),
+                f"RENAME TABLE {renamed}",
+            )
 
     def move(self, shard_id: int) -> None:
         """Set its tables aside, copy them to the other server, publish."""
