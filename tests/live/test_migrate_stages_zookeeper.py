@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from contextlib import ExitStack
 from math import inf
 from threading import Barrier
 from threading import Thread
@@ -41,15 +43,22 @@ def location(zookeeper_server, request):
     return f"zookeeper://{zookeeper_server.hosts}/{request.node.name}"
 
 
-def test_changes_by_several_processes(location):
-    assert stage_store(location).read() == Progress()
-    stage_store(location).write(MARKING)
+@pytest.fixture
+def new_store(location):
+    """Return a function that opens a store, with a session of its own."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(stage_store(location)))
+
+
+def test_changes_by_several_processes(new_store):
+    assert new_store().read() == Progress()
+    new_store().write(MARKING)
     # As after an answer that was lost.
-    stage_store(location).write(MARKING)
+    new_store().write(MARKING)
     barrier, refused = Barrier(4), []
 
     def change(new):
-        store = stage_store(location)
+        store = new_store()
         barrier.wait(60)
         try:
             store.write(new)
@@ -64,14 +73,12 @@ def test_changes_by_several_processes(location):
         thread.start()
     for thread in threads:
         thread.join(60)
-    (lost,) = {COPYING.stage, LEGACY.stage} - {
-        stage_store(location).read().stage
-    }
+    (lost,) = {COPYING.stage, LEGACY.stage} - {new_store().read().stage}
     assert [(new.stage, found) for new, found in refused] == [(lost, 2)] * 2
 
 
-def test_a_damaged_change_is_an_error(location):
-    stage_store(location).write(MARKING)
+def test_a_damaged_change_is_an_error(location, new_store):
+    new_store().write(MARKING)
     store = ZooKeeperStore(location.removeprefix("zookeeper://"))
     try:
         store.prepare("/moving", like="/topology")
@@ -79,14 +86,14 @@ def test_a_damaged_change_is_an_error(location):
     finally:
         store.close()
     with pytest.raises(StageUnavailableError, match="change 2 is damaged"):
-        stage_store(location).read()
+        new_store().read()
     with pytest.raises(StageUnavailableError, match="change 2 is damaged"):
-        stage_store(location).write(COPYING)
+        new_store().write(COPYING)
 
 
 def test_an_error_of_zookeeper_is_typed():
     store = ZooKeeperStageStore("zookeeper://127.0.0.1:1/none", timeout=0.5)
-    with pytest.raises(StageUnavailableError):
+    with closing(store), pytest.raises(StageUnavailableError):
         store.read()
 
 
