@@ -40,6 +40,7 @@ from sqla_shard.fleet.facts import PairFacts
 from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import Pair
+from sqla_shard.fleet.fleet import pair_named
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.server_states import outage_line
 from sqla_shard.topology import ShardRange
@@ -284,7 +285,6 @@ def measure(
     shards: list[ShardSize] = []
     unread: dict[str, str] = {}
     outages: list[str] = []
-    pairs = {pair.name: pair for pair in all_pairs(facts.topology)}
     for pair in facts.pairs:
         try:
             shards += _shards(pair, facts)
@@ -292,7 +292,7 @@ def measure(
             unread[pair.name] = error.reason
             outages.append(
                 outage_line(
-                    pairs[pair.name],
+                    pair_named(facts.topology, pair.name),
                     "primary",
                     why=error.reason,
                     number=error.number,

@@ -35,7 +35,7 @@ from sqla_shard.engine.unread import UnreadServer
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.exc.base import summary
-from sqla_shard.fleet.fleet import all_pairs
+from sqla_shard.fleet.fleet import pair_named
 from sqla_shard.fleet.server_states import outage_line
 from sqla_shard.fleet.server_states import read_state
 from sqla_shard.fleet.server_states import Role
@@ -300,10 +300,8 @@ class FleetMetrics:
 
     def _outage(self, name: str, role: Role, error: FleetServerError) -> str:
         """Return the line of a server that does not respond."""
-        pairs = {one.name: one for one in all_pairs(self._cluster.topology)}
-        return outage_line(
-            pairs[name], role, why=error.reason, number=error.number
-        )
+        pair = pair_named(self._cluster.topology, name)
+        return outage_line(pair, role, why=error.reason, number=error.number)
 
     def _ping(self, name: str, role: str) -> _Reading:
         """Time a statement on a SQLite server: a directory of files.
