@@ -24,6 +24,7 @@ from typing import Any
 from sqla_shard.exc import ShadowReportError
 from sqla_shard.migrate.verdicts import Outcome
 from sqla_shard.migrate.verdicts import OUTCOMES
+from sqla_shard.util.json_values import parsed_json
 
 __all__ = ["VERSION", "Count", "Report", "Site", "Traffic", "load", "merge"]
 
@@ -187,12 +188,12 @@ def load(path: str | os.PathLike[str]) -> Report:
     :raises OSError: if it cannot be read.
     """
     try:
-        document = json.loads(Path(path).read_text("utf-8"))
+        document = parsed_json(Path(path).read_text("utf-8"))
         version = document["version"]
         if version == VERSION:
             return _report(document)
         reason = f"version {version} of a report; this package reads {VERSION}"
-    except (KeyError, RecursionError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         reason = f"not a report of shadow mode ({type(error).__name__})"
     raise ShadowReportError(reason, path=str(path))
 

@@ -59,6 +59,7 @@ from sqla_shard.cache.stores.memcached_node import Item as NodeItem
 from sqla_shard.cache.stores.memcached_node import store_command
 from sqla_shard.cache.stores.memory import Item
 from sqla_shard.cache.stores.memory import MemoryStore
+from sqla_shard.util.json_values import parsed_json
 
 __all__ = [
     "NAMES",
@@ -233,8 +234,8 @@ def _dumps(value: object) -> bytes:
 
 def _loads(data: bytes) -> Any:
     try:
-        return json.loads(data)
-    except (RecursionError, ValueError):
+        return parsed_json(data)
+    except ValueError:
         # A region with a serializer has written it: a miss replaces it.
         raise CantDeserializeException from None
 
