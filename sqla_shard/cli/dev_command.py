@@ -185,9 +185,7 @@ def _operators() -> dict[str, str]:
 
 
 def _url(server: MariaDBServer) -> str:
-    return (
-        f"mysql://{server.user}:${{{_PASSWORD}}}@{server.host}:{server.port}"
-    )
+    return f"mysql://{server.user}:${{{_PASSWORD}}}@{_address(server)}"
 
 
 def _address(server: MariaDBServer) -> str:

@@ -103,6 +103,11 @@ def new_sums(cluster: Cluster) -> dict[tuple[int, int], int]:
     return made
 
 
+def _await_more(written: Callable[[], int]) -> None:
+    enough = written() + 3
+    assert until(lambda: written() >= enough, 120)
+
+
 def kill_and_start(
     fleet: MariaDBFleet,
     rng: random.Random,
@@ -118,8 +123,7 @@ def kill_and_start(
     """
     pause = threading.Event()
     while kills > 0:
-        enough = written() + 3
-        assert until(lambda: written() >= enough, 120)  # noqa: B023
+        _await_more(written)
         pause.wait(rng.uniform(0.2, 0.6))
         servers = rng.sample(list(fleet.servers), rng.choice([1, 1, 2]))
         for server in servers:
