@@ -17,6 +17,8 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from configparser import ConfigParser
+from configparser import Error as IniError
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -84,6 +86,11 @@ COMPLETED: Mapping[str, Mapping[str, Kind]] = {
     },
 }
 """What options and arguments are completed with, by command."""
+
+#: Commands on the shards of the keyspace that ``alembic.ini`` names.
+_BY_INI = frozenset(
+    {"schema upgrade", "schema downgrade", "schema status", "schema resolve"}
+)
 
 _ZOOKEEPER = ("zookeeper://", "zookeeper+tls://")
 #: Seconds for ZooKeeper; a shell must not wait longer.
@@ -194,11 +201,19 @@ def _items(
     before, comma, typed = incomplete.rpartition(",")
     if kind not in ("servers", "ranges"):
         before, comma, typed = "", "", incomplete
-    location = _location(ctx)
+    location, keyspace = _source(ctx)
+    if location is None:
+        return []
     if kind == "epoch":
         values = _epochs(location)
     else:
-        values = _VALUES[kind](_document(location))
+        values = _VALUES[kind](
+            [
+                (name, one)
+                for name, one in _keyspaces(_document(location))
+                if keyspace in (None, name)
+            ]
+        )
     return [
         CompletionItem(f"{before}{comma}{value}", help=what or None)
         for value, what in values
@@ -206,12 +221,40 @@ def _items(
     ]
 
 
-def _location(ctx: click.Context) -> str:
-    """Return the location of the topology, as the command would have it."""
+def _source(ctx: click.Context) -> tuple[str | None, str | None]:
+    """Return the location of the topology, as the command would have it.
+
+    It is None if ``alembic.ini`` names none.
+
+    :returns: also the keyspace whose shards the command has, or None for all.
+    """
     settings = ctx.find_object(Settings)
-    if settings is not None and settings.named is not None:
-        return settings.named
-    return str(ctx.find_root().params.get("topology") or DEFAULT_FILE)
+    named = None if settings is None else settings.named
+    named = named or ctx.find_root().params.get("topology")
+    group = ctx.parent
+    assert group is not None  # noqa: S101 - the program completes no values
+    if _path(group, ctx.info_name or "") not in _BY_INI:
+        return str(named or DEFAULT_FILE), None
+    options = _ini_options(group)
+    return named or options.get("topology"), options.get("keyspace")
+
+
+def _ini_options(group: click.Context) -> Mapping[str, str]:
+    """Return the options of ``alembic.ini``; none if it cannot be read.
+
+    :param group: context of the group ``schema``, with its options.
+    """
+    ini, section = group.params["ini"], group.params["name"]
+    with suppress(IniError, OSError, ValueError):
+        # As alembic reads it.
+        parser = ConfigParser({"here": ini.absolute().parent.as_posix()})
+        parser.read([ini], encoding="locale")
+        return {
+            name: parser.get(section, name)
+            for name in ("topology", "keyspace")
+            if parser.has_option(section, name)
+        }
+    return {}
 
 
 def _document(location: str) -> Mapping[str, Any]:
@@ -311,6 +354,9 @@ def _children(location: str, path: str) -> list[str]:
 
 # -- documents
 
+#: Keyspaces of a document, by name.
+_Keyspaces = Sequence[tuple[str, Mapping[str, Any]]]
+
 
 def _keyspaces(
     document: Mapping[str, Any],
@@ -331,9 +377,9 @@ def _keyspaces(
                 yield str(name), keyspace
 
 
-def _entries(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+def _entries(keyspaces: _Keyspaces) -> Iterator[tuple[str, str, Any]]:
     """Yield keyspace, name and shards of each server."""
-    for name, keyspace in _keyspaces(document):
+    for name, keyspace in keyspaces:
         servers = keyspace.get("servers")
         for server in servers if isinstance(servers, list) else ():
             if isinstance(server, dict) and "name" in server:
@@ -351,9 +397,9 @@ def _ranges(shards: Any) -> Iterator[tuple[int, int]]:
                     yield from _ranges(one)
 
 
-def _names(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _names(keyspaces: _Keyspaces) -> Iterator[tuple[str, str]]:
     held: dict[str, list[str]] = {}
-    for keyspace, name, shards in _entries(document):
+    for keyspace, name, shards in _entries(keyspaces):
         texts = [f"{first}-{last}" for first, last in _ranges(shards)]
         held.setdefault(name, []).append(
             " ".join([keyspace, ", ".join(texts)]).strip()
@@ -362,9 +408,9 @@ def _names(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield name, "; ".join(texts)
 
 
-def _shards(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _shards(keyspaces: _Keyspaces) -> Iterator[tuple[str, str]]:
     found: dict[int, str] = {}
-    for _, name, shards in _entries(document):
+    for _, name, shards in _entries(keyspaces):
         for first, last in _ranges(shards):
             # A document that is not valid may have any numbers.
             for number in range(first, min(last, first + 65_535) + 1):
@@ -372,18 +418,15 @@ def _shards(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from ((str(number), found[number]) for number in sorted(found))
 
 
-def _range_texts(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for keyspace, name, shards in _entries(document):
+def _range_texts(keyspaces: _Keyspaces) -> Iterator[tuple[str, str]]:
+    for keyspace, name, shards in _entries(keyspaces):
         for first, last in _ranges(shards):
             yield f"{first}-{last}", f"{keyspace} on {name}"
 
 
-_VALUES: dict[
-    Kind, Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]]
-] = {
-    "keyspace": lambda document: (
-        (name, str(keyspace.get("kind", "")))
-        for name, keyspace in _keyspaces(document)
+_VALUES: dict[Kind, Callable[[_Keyspaces], Iterator[tuple[str, str]]]] = {
+    "keyspace": lambda keyspaces: (
+        (name, str(keyspace.get("kind", ""))) for name, keyspace in keyspaces
     ),
     "server": _names,
     "servers": _names,

@@ -10,10 +10,12 @@ from typing import Any
 import click
 import pytest
 
+from sqla_shard.cli.completion import _BY_INI
 from sqla_shard.cli.completion import COMPLETED
 from sqla_shard.cli.program import program
 from tests.servers.command_line import commands
 from tests.servers.command_line import environment
+from tests.servers.command_line import invoke
 
 _TOPOLOGY = """
 epoch = 7
@@ -34,6 +36,22 @@ kind = "mod"
 shards = 2
 database = "lookup{shard}"
 servers = [{name = "alpha", primary = "mysql://a@one", shards = [0, 1]}]
+"""
+_INI = """
+[alembic]
+topology = %(here)s/migrated.toml
+keyspace = objects
+[second]
+topology = migrated.toml
+keyspace = lookup
+[third]
+topology = %(here)s/migrated.toml
+sqlalchemy.url = mysql://%(nobody)s
+[elsewhere]
+keyspace = objects
+[broken]
+topology = %(here)s/migrated.toml
+keyspace = %(nobody)s
 """
 #: What a second of the shell must not be spent on.
 _SLOW = ("sqlalchemy", "alembic", "pymysql", "MySQLdb", "kazoo")
@@ -69,6 +87,9 @@ def completed(
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "topology.toml").write_text(_TOPOLOGY)
+    (tmp_path / "alembic.ini").write_text(_INI)
+    migrated = _TOPOLOGY.replace("beta", "gamma")
+    (tmp_path / "migrated.toml").write_text(migrated)
     return tmp_path
 
 
@@ -81,9 +102,19 @@ def folder(tmp_path: Path) -> Path:
         ("sqla-shard shell --shard 1", ["1", "10", "11"]),
         (
             "sqla-shard schema upgrade --shards 0-3,",
-            ["0-3,0-3", "0-3,8-9", "0-3,4-7", "0-3,10-11", "0-3,0-1"],
+            ["0-3,0-3", "0-3,8-9", "0-3,4-7", "0-3,10-11"],
         ),
-        ("sqla-shard schema status --servers alpha,b", ["alpha,beta"]),
+        (
+            "sqla-shard schema status --servers alpha,",
+            ["alpha,alpha", "alpha,gamma"],
+        ),
+        ("sqla-shard schema -n second downgrade --servers ", ["alpha"]),
+        ("sqla-shard schema --name second resolve ", ["0", "1"]),
+        ("sqla-shard schema -n third upgrade --new 0-1", ["0-1"]),
+        ("sqla-shard schema -n elsewhere upgrade --servers ", []),
+        ("sqla-shard schema -n broken upgrade --servers ", []),
+        ("sqla-shard schema -n missing upgrade --servers ", []),
+        ("sqla-shard schema verify --servers b", ["beta"]),
         ("sqla-shard topology rollback --to ", []),
     ],
 )
@@ -107,6 +138,65 @@ def test_the_topology_is_that_of_the_line(folder: Path) -> None:
     )
     words = "sqla-shard fleet backup create -t topology.json b --server "
     assert completed(folder, words)[0] == ["old1"]
+
+
+def test_the_topology_of_the_line_precedes_that_of_alembic_ini(
+    folder: Path,
+) -> None:
+    words = "sqla-shard schema -n elsewhere upgrade -t topology.toml --servers"
+    assert completed(folder, f"{words} ")[0] == ["alpha", "beta"]
+    words = "sqla-shard -t topology.toml schema -n second upgrade --servers "
+    assert completed(folder, words)[0] == ["alpha"]
+    words = "sqla-shard schema status --exit-code --servers alpha --shards 4"
+    assert completed(folder, words)[0] == ["4-7"]
+
+
+def test_alembic_ini_is_that_of_the_line(folder: Path) -> None:
+    (folder / "alembic.ini").rename(folder / "other.ini")
+    words = "schema upgrade --servers "
+    assert completed(folder, f"sqla-shard {words}")[0] == []
+    found = completed(folder, f"sqla-shard schema -c other.ini {words[7:]}")
+    assert found[0] == ["alpha", "gamma"]
+    found = completed(
+        folder, f"sqla-shard {words}", ALEMBIC_CONFIG="other.ini"
+    )
+    assert found[0] == ["alpha", "gamma"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff[alembic]",
+        b"topology = topology.toml",
+        b"[alembic]\ntopology = gone.toml",
+        b"[alembic]\ntopology = %(topology)s",
+        b"[alembic]\ntopology = a\0b",
+        b"[alembic\n[alembic]\n[alembic]",
+    ],
+)
+def test_a_broken_alembic_ini_completes_nothing(
+    folder: Path, content: bytes
+) -> None:
+    (folder / "alembic.ini").write_bytes(content)
+    found, imported = completed(folder, "sqla-shard schema upgrade --shards ")
+    assert found == []
+    assert imported.isdisjoint(_SLOW)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in COMPLETED if name.startswith("schema ")]
+)
+def test_commands_complete_from_alembic_ini_if_they_need_it(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that a new command completes what it would read.
+    (folder / "alembic.ini").unlink()
+    monkeypatch.chdir(folder)
+    required = {"resolve": ("0", "revision-done"), "downgrade": ("base",)}
+    words = name.split()
+    done = invoke(*words, *required.get(words[1], ()))
+    assert ("alembic.ini not found" in done.stderr) == (name in _BY_INI)
 
 
 @pytest.mark.parametrize(
