@@ -17,13 +17,14 @@ from sqlalchemy import Integer
 from sqlalchemy import MetaData
 from sqlalchemy import or_
 from sqlalchemy import Table
+from sqlalchemy import true
 from sqlalchemy import UniqueConstraint
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import TypeEngine
 
 from sqla_shard.dialects.sql import COUNTING
 
-__all__ = ["Key", "after_key", "among", "table_of_marks"]
+__all__ = ["Key", "after_key", "among", "table_of_marks", "waits_in"]
 
 #: Values of the columns that identify a row.
 Key: TypeAlias = tuple[Any, ...]
@@ -74,6 +75,13 @@ def table_of_marks(source: Table, types: Sequence[TypeEngine[Any]]) -> Table:
             if name.startswith(("mysql_", "mariadb_"))
         },
     )
+
+
+def waits_in(marks: Table) -> ColumnElement[bool]:
+    """Return the condition of the marks of rows that wait to be copied."""
+    # With IS TRUE servers use no index: they would read all marks for each
+    # page, and sort them.
+    return marks.c.waits == true()
 
 
 def _wide(column: Column[Any]) -> TypeEngine[Any]:

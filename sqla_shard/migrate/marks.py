@@ -45,6 +45,7 @@ from sqla_shard.migrate.mark_tables import after_key
 from sqla_shard.migrate.mark_tables import among
 from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.mark_tables import table_of_marks
+from sqla_shard.migrate.mark_tables import waits_in
 
 __all__ = ["Mark", "Marks"]
 
@@ -426,7 +427,7 @@ class Marks:
         of = self.table.c
         statement = (
             self._select()
-            .where(of.waits.is_(True))
+            .where(waits_in(self.table))
             .order_by(of.object_id, *self._columns)
             .limit(limit)
         )
@@ -473,13 +474,13 @@ class Marks:
         if after is not None:
             statement = statement.where(after_key(self._columns, after))
         if waits:
-            statement = statement.where(self.table.c.waits.is_(True))
+            statement = statement.where(waits_in(self.table))
         return [tuple(row) for row in connection.execute(statement)]
 
     def count_waiting(self, connection: Connection) -> int:
         """Return the number of rows that wait to be copied."""
         found: int = connection.execute(
-            select(func.count()).where(self.table.c.waits.is_(True))
+            select(func.count()).where(waits_in(self.table))
         ).scalar_one()
         return found
 

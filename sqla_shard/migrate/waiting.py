@@ -18,6 +18,7 @@ from sqla_shard.engine import by_server
 from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.links import MovedLinks
 from sqla_shard.migrate.mark_tables import Key
+from sqla_shard.migrate.mark_tables import waits_in
 from sqla_shard.migrate.stages import Side
 from sqla_shard.migrate.tables import MovedRows
 
@@ -89,9 +90,7 @@ class WaitingRows:
     ) -> Iterator[Waiting]:
         marks = one.shard_marks.table
         statement = (
-            select(*marks.primary_key)
-            .where(marks.c.waits.is_(True))
-            .limit(limit)
+            select(*marks.primary_key).where(waits_in(marks)).limit(limit)
         )
         # The keys are object ids, so they name their shards.
         keys = [tuple(row) for row in self._on_servers(one, statement)]
@@ -117,9 +116,9 @@ class WaitingRows:
                 with snapshot(self._engine) as connection:
                     found[name] = one.marks.count_waiting(connection)
                 continue
-            marks = one.shard_marks.table.c
-            statement = select(func.count(marks.key_1)).where(
-                marks.waits.is_(True)
+            marks = one.shard_marks.table
+            statement = select(func.count(marks.c.key_1)).where(
+                waits_in(marks)
             )
             found[name] = sum(
                 row[0] for row in self._on_servers(one, statement)
