@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 from sqlalchemy import create_engine
+from sqlalchemy import text
 
 from tests.suites import moving_rows
 from tests.suites.moving_rows import posts  # noqa: F401  # a fixture
@@ -31,8 +32,32 @@ def engine(mariadb_fleet):
         yield found
 
 
+def reads(connection):
+    """Return the number of rows and index entries that were read."""
+    found = connection.execute(
+        text("SHOW SESSION STATUS LIKE 'Handler_read%'")
+    )
+    return sum(int(count) for _, count in found)
+
+
 class TestMarking(moving_rows.Marking):
-    pass
+    def test_a_page_reads_no_other_marks(self, engine, posts):  # noqa: F811
+        keys = [(number,) for number in range(1, 2001)]
+        with engine.begin() as connection:
+            ids = {key: 10**15 + key[0] for key in keys}
+            posts.claim(connection, keys, number=1, ids=ids)
+            connection.execute(text(f"ANALYZE TABLE {posts.table.name}")).all()
+            # Twenty pages; each of which may read what was copied before it.
+            before, after, found = reads(connection), None, []
+            while page := posts.waiting(connection, after=after, limit=100):
+                found += page
+                after = max(mark.object_id for mark in page.values())
+                posts.set_copied(connection, dict.fromkeys(page, 1))
+            assert found == keys
+            assert reads(connection) - before < 5 * len(keys)
+            before = reads(connection)
+            assert posts.count_waiting(connection) == 0
+            assert reads(connection) - before < 50
 
 
 class TestFencing(moving_rows.Fencing):
