@@ -40,10 +40,10 @@ from sqla_shard.schema.drift_report import DriftReport
 from sqla_shard.schema.environment import current_shard
 from sqla_shard.schema.environment import run_env
 from sqla_shard.schema.journal import Journal
+from sqla_shard.schema.progress import progress_on
 from sqla_shard.schema.provisioning import provision
 from sqla_shard.schema.provisioning import ProvisionReport
 from sqla_shard.schema.reports import Outcome
-from sqla_shard.schema.reports import progress_on
 from sqla_shard.schema.reports import RunReport
 from sqla_shard.schema.reports import State
 from sqla_shard.schema.revisions import comparing

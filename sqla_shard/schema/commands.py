@@ -44,7 +44,7 @@ from sqla_shard.schema.ledger import one_line
 from sqla_shard.schema.ledger import open_entries
 from sqla_shard.schema.ledger import took_effect
 from sqla_shard.schema.ledger import UNDONE
-from sqla_shard.schema.reports import Progress
+from sqla_shard.schema.progress import Progress
 from sqla_shard.schema.reports import RunReport
 from sqla_shard.schema.selection import RunOptions
 from sqla_shard.schema.selection import Shard

@@ -36,7 +36,7 @@ from sqla_shard.exc import SchemaError
 from sqla_shard.exc import SchemaOptionError
 from sqla_shard.exc import ShardError
 from sqla_shard.schema.applier import Applier
-from sqla_shard.schema.reports import progress_on
+from sqla_shard.schema.progress import progress_on
 from sqla_shard.schema.reports import RunReport
 from sqla_shard.schema.revisions.autogenerate import comparing
 from sqla_shard.schema.revisions.autogenerate import is_portable

@@ -42,13 +42,13 @@ from sqla_shard.schema.commands import in_environment
 from sqla_shard.schema.environment import Environment
 from sqla_shard.schema.journal import Journal
 from sqla_shard.schema.ledger import begin_mark
+from sqla_shard.schema.progress import Progress
 from sqla_shard.schema.provisioning_checks import check_unused
 from sqla_shard.schema.provisioning_checks import compare
 from sqla_shard.schema.provisioning_checks import misplaced_databases
 from sqla_shard.schema.provisioning_checks import server_databases
 from sqla_shard.schema.provisioning_checks import unsupported_changes
 from sqla_shard.schema.provisioning_checks import unusable
-from sqla_shard.schema.reports import Progress
 from sqla_shard.schema.reports import RunReport
 from sqla_shard.schema.reports import State
 from sqla_shard.schema.selection import RunOptions

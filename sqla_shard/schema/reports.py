@@ -1,24 +1,14 @@
-"""The report of a run, and its progress: a bar on a terminal, or lines."""
+"""The report of a run: the outcome of each virtual shard."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass
 from enum import Enum
-from time import monotonic
 from typing import Any
-from typing import TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn
-from rich.progress import MofNCompleteColumn
-from rich.progress import Progress as Bar
-from rich.progress import TextColumn
-from rich.progress import TimeRemainingColumn
 
 from sqla_shard.engine.unread import unread_lines
 from sqla_shard.exc.base import shortened_list
@@ -27,13 +17,9 @@ from sqla_shard.topology.keyspaces import as_ranges
 
 __all__ = [
     "NOT_READ",
-    "LineProgress",
     "Outcome",
-    "Progress",
     "RunReport",
     "State",
-    "TerminalProgress",
-    "progress_on",
 ]
 
 
@@ -225,207 +211,3 @@ def _done(step: str, done: Sequence[str]) -> Iterator[str]:
     )
     for number, statement in enumerate(done, 1):
         yield f"      {number}. {statement}"
-
-
-class Progress:
-    """Receives the outcome of each shard as soon as it is known.
-
-    This base class displays nothing.
-    """
-
-    def begin(
-        self,
-        command: str,
-        target: str,
-        total: int,
-        known: Iterable[Outcome],
-    ) -> None:
-        """Begin a run.
-
-        :param total: number of selected shards.
-        :param known: outcomes of shards that the run skips.
-        """
-
-    def advance(self, outcome: Outcome) -> None:
-        """Count a shard."""
-
-    def stopping(self, kills: bool) -> None:
-        """Handle a request to stop.
-
-        :param kills: whether worker processes are killed now.
-        """
-
-    def end(self, report: RunReport) -> None:
-        """End a run; the report follows."""
-
-
-_INTERVAL = 5.0
-#: States of shards that are left for the next run; they are not failures.
-_LEFT = frozenset({State.INTERRUPTED, State.SKIPPED})
-
-
-class _Display(Progress):
-    """Counts shards, and prints failures immediately."""
-
-    _total = _known = _done = _failed = _untouched = 0
-    _began = 0.0
-
-    def __init__(self) -> None:
-        # Servers whose outage was printed.
-        self._lost: set[str] = set()
-
-    def begin(
-        self,
-        command: str,
-        target: str,
-        total: int,
-        known: Iterable[Outcome],
-    ) -> None:
-        outcomes = list(known)
-        self._began = monotonic()
-        self._total = total
-        self._untouched = sum(one.state in _LEFT for one in outcomes)
-        # Including them in the rate would make the remaining time too short.
-        self._known = self._done = len(outcomes) - self._untouched
-        self._failed = sum(
-            not one.state.is_good and one.state not in _LEFT
-            for one in outcomes
-        )
-        self._start(f"{command} to {target}")
-
-    def advance(self, outcome: Outcome) -> None:
-        if outcome.state in _LEFT:
-            self._untouched += 1
-            return
-        self._done += 1
-        if not outcome.state.is_good:
-            self._failed += 1
-            error = (outcome.error or "").splitlines()
-            is_lost = outcome.state is State.UNREACHABLE
-            if error and not (is_lost and outcome.server in self._lost):
-                self._print(
-                    f"{outcome.database} on {outcome.server}: "
-                    f"{outcome.state.value}: {error[0]}"
-                )
-            if is_lost:
-                # Its other shards would say the same.
-                self._lost.add(outcome.server)
-        now = monotonic()
-        self._show(
-            now, (self._done - self._known) / max(now - self._began, 1e-6)
-        )
-
-    def stopping(self, kills: bool) -> None:
-        self._print(
-            "stopped: processes were killed; the next run resumes"
-            if kills
-            else "stopping: waiting for the statements in flight; interrupt "
-            "a third time to kill the processes"
-        )
-
-    def _rest(self) -> str:
-        """Return the number of shards that this run leaves as they are."""
-        if not self._untouched:
-            return ""
-        return f", {self._untouched} not attempted"
-
-    def _start(self, title: str) -> None:
-        raise NotImplementedError
-
-    def _show(self, now: float, rate: float) -> None:
-        """Show the counts.
-
-        :param rate: shards per second.
-        """
-        raise NotImplementedError
-
-    def _print(self, line: str) -> None:
-        raise NotImplementedError
-
-
-class LineProgress(_Display):
-    """Prints a line every few seconds and for each failure, for logs."""
-
-    def __init__(self, file: TextIO) -> None:
-        super().__init__()
-        self._file = file
-        self._shown = 0.0
-
-    def _start(self, title: str) -> None:
-        self._shown = self._began
-        self._print(
-            f"{title}: {self._total - self._done - self._untouched} of "
-            f"{self._total} virtual shards to do{self._rest()}"
-        )
-
-    def _show(self, now: float, rate: float) -> None:
-        if now - self._shown >= _INTERVAL:
-            self._shown = now
-            left = (self._total - self._done) / rate
-            self._print(
-                f"{self._done} of {self._total}, {self._failed} failed, "
-                f"{rate:.0f} a second, {left:.0f} s left"
-            )
-
-    def _print(self, line: str) -> None:
-        self._file.write(f"{line}\n")
-        self._file.flush()
-
-
-class TerminalProgress(_Display):
-    """Shows a bar with the rate, the remaining time and the failures."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-            TextColumn("[red]{task.fields[failed]}"),
-            console=console,
-            transient=True,
-            # Draw the bar when a shard ends: a refresh thread could hold a
-            # lock when worker processes are forked.
-            auto_refresh=False,
-        )
-
-    def _start(self, title: str) -> None:
-        self._task = self._bar.add_task(
-            title,
-            total=self._total,
-            completed=self._done,
-            failed=self._failed_text(),
-            rate="",
-        )
-        self._bar.start()
-        self._bar.refresh()
-
-    def _show(self, now: float, rate: float) -> None:
-        self._bar.update(
-            self._task,
-            advance=1,
-            failed=self._failed_text(),
-            rate=f"{rate:.0f}/s",
-            refresh=True,
-        )
-
-    def _print(self, line: str) -> None:
-        self._bar.console.print(line, markup=False, highlight=False)
-
-    def end(self, report: RunReport) -> None:
-        """Remove the bar; the report follows."""
-        self._bar.stop()
-
-    def _failed_text(self) -> str:
-        failed = f"{self._failed} failed" if self._failed else ""
-        return f"{failed}{self._rest()}"
-
-
-def progress_on(file: TextIO | None = None) -> Progress:
-    """Return the progress display for a stream, by default stderr."""
-    file = sys.stderr if file is None else file
-    if file.isatty():
-        return TerminalProgress(Console(file=file))
-    return LineProgress(file)

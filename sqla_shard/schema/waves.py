@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Collection
@@ -32,8 +33,8 @@ from sqla_shard.exc import DivergedRevisionsError
 from sqla_shard.schema.applier import Applier
 from sqla_shard.schema.applier import is_relative
 from sqla_shard.schema.ledger import own_head
+from sqla_shard.schema.progress import Progress
 from sqla_shard.schema.reports import Outcome
-from sqla_shard.schema.reports import Progress
 from sqla_shard.schema.reports import RunReport
 from sqla_shard.schema.reports import State
 from sqla_shard.schema.selection import RunOptions
@@ -53,6 +54,8 @@ __all__ = [
 
 #: The signal with this number kills the processes.
 _PATIENCE = 3
+#: Seconds without a finished shard after which a display is up to date.
+_MOMENT = 0.1
 #: States that apply to all shards of a server.
 _OF_SERVER = frozenset({State.UNREACHABLE, State.READ_ONLY})
 
@@ -70,6 +73,7 @@ class Workers:
     :param applier: returns the :class:`Applier` of a process.
     :param on_stop: called when a stop is requested; the argument is whether
         processes are killed now.
+    :param on_wait: called when no shard has finished for a moment.
     """
 
     def __init__(
@@ -78,8 +82,10 @@ class Workers:
         jobs: int,
         applier: Callable[[], Applier],
         on_stop: Callable[[bool], None],
+        on_wait: Callable[[], None],
     ) -> None:
         self._on_stop = on_stop
+        self._on_wait = on_wait
         self._versions = versions
         self._jobs = jobs
         self._applier = applier
@@ -102,11 +108,7 @@ class Workers:
 
     def start(self) -> None:
         """Fork the processes."""
-        counts: dict[str, int] = {}
-        for version in self._versions:
-            counts[version.shard.server] = (
-                counts.get(version.shard.server, 0) + 1
-            )
+        counts = Counter(version.shard.server for version in self._versions)
         for server, count in counts.items():
             for _ in range(min(self._jobs, count)):
                 self._start(server)
@@ -184,7 +186,12 @@ class Workers:
                 self._busy[pipe] = index
 
     def _received(self) -> Iterator[tuple[int, Outcome]]:
-        for ready in wait([*self._busy, self._reader]):
+        pipes: list[Connection | int] = [*self._busy, self._reader]
+        found = wait(pipes, _MOMENT)
+        if not found:
+            self._on_wait()
+            found = wait(pipes)
+        for ready in found:
             if ready == self._reader:
                 self._read_signal()
                 continue
@@ -218,6 +225,7 @@ class Workers:
 
     def pause(self, seconds: float) -> None:
         """Wait, unless a stop is requested."""
+        self._on_wait()
         deadline = monotonic() + seconds
         while not self.is_stopped and (left := deadline - monotonic()) > 0:
             if wait([self._reader], left):
@@ -342,26 +350,32 @@ def run(
         todo, skipped = [], todo
         for index in skipped:
             outcomes[index] = Outcome.of(versions[index].shard, State.SKIPPED)
-    progress.begin(command, target, len(versions), outcomes.values())
-    if todo:
-        workers = Workers(
-            versions=[versions[i] for i in todo],
-            jobs=options.jobs,
-            applier=applier,
-            on_stop=progress.stopping,
-        )
-        with closing(workers), workers.stopped_by_signals():
-            try:
-                workers.start()
-                for position, outcome in _in_waves(
-                    workers, todo, versions, options, has_moved
-                ):
-                    outcomes[todo[position]] = outcome
-                    progress.advance(outcome)
-            finally:
-                workers.join()
-        stopped = workers.is_interrupted
-    report = RunReport(
+    totals = Counter(version.shard.server for version in versions)
+    progress.begin(command, target, totals, outcomes.values())
+    try:
+        if todo:
+            workers = Workers(
+                versions=[versions[i] for i in todo],
+                jobs=options.jobs,
+                applier=applier,
+                on_stop=progress.stopping,
+                on_wait=progress.waiting,
+            )
+            with closing(workers), workers.stopped_by_signals():
+                try:
+                    workers.start()
+                    for position, outcome in _in_waves(
+                        workers, todo, versions, options, has_moved
+                    ):
+                        outcomes[todo[position]] = outcome
+                        progress.advance(outcome)
+                finally:
+                    workers.join()
+            stopped = workers.is_interrupted
+    finally:
+        # A terminal would be left without a cursor.
+        progress.end()
+    return RunReport(
         command=command,
         target=target,
         keyspace=keyspace,
@@ -369,8 +383,6 @@ def run(
         seconds=monotonic() - began,
         interrupted=stopped,
     )
-    progress.end(report)
-    return report
 
 
 def _is_old(version: Version, command: str) -> bool:

@@ -174,7 +174,7 @@ def test_waves(two):
     # The first shard alone, then two, then the last one.
     order = []
 
-    class Noting(schema.reports.Progress):
+    class Noting(schema.progress.Progress):
         def advance(self, outcome):
             order.append(outcome.shard_id)
 

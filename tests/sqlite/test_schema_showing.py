@@ -5,20 +5,19 @@ from __future__ import annotations
 import re
 import sqlite3
 from contextlib import closing
-from io import StringIO
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from click.testing import Result
-from rich.console import Console
 
 from sqla_shard import schema
 from sqla_shard.cli.program import program
 from sqla_shard.schema import Outcome
 from sqla_shard.schema import RunReport
 from sqla_shard.schema import State
-from sqla_shard.schema.reports import TerminalProgress
+from tests.servers.command_line import on_a_terminal
+from tests.servers.command_line import without_progress
 
 TOPOLOGY = """\
 epoch = 1
@@ -31,7 +30,12 @@ database = "db{shard:05d}"
 [[keyspaces.objects.servers]]
 name = "server1"
 primary = "sqlite:///data"
-shards = [0, 7]
+shards = [0, 3]
+
+[[keyspaces.objects.servers]]
+name = "server2"
+primary = "sqlite:///more"
+shards = [4, 7]
 """
 
 
@@ -43,38 +47,6 @@ def outcome(shard_id: int, state: State, **more: object) -> Outcome:
         state=state,
         **more,
     )
-
-
-def drawn(outcomes: list[Outcome]) -> str:
-    stream = StringIO()
-    bar = TerminalProgress(Console(file=stream, force_terminal=True, width=80))
-    bar.begin("upgrade", "head", 8, [])
-    for one in outcomes:
-        bar.advance(one)
-    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
-    bar.end(
-        RunReport(
-            command="upgrade",
-            target="head",
-            keyspace="objects",
-            outcomes=tuple(outcomes),
-            seconds=0.1,
-        )
-    )
-    return last.splitlines()[-1]
-
-
-def test_what_ctrl_c_leaves_is_no_failure() -> None:
-    left = [
-        outcome(0, State.CHANGED),
-        outcome(1, State.INTERRUPTED),
-        *(outcome(n, State.SKIPPED) for n in range(2, 8)),
-    ]
-    assert "1/8" in drawn(left)
-    assert "failed" not in drawn(left)
-    failed = outcome(1, State.FAILED, error="no")
-    assert "2/8" in drawn([left[0], failed, *left[2:]])
-    assert "1 failed" in drawn([left[0], failed, *left[2:]])
 
 
 def test_failures_with_other_statements_done_are_told_apart() -> None:
@@ -118,15 +90,67 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "def downgrade():\n"
             f"    op.execute('DROP TABLE {name}')\n"
         )
-    Path("data").mkdir()
     for n in range(8):
-        with closing(sqlite3.connect(f"data/db{n:05d}.sqlite")) as shard:
+        folder = Path("data" if n < 4 else "more")
+        folder.mkdir(exist_ok=True)
+        with closing(sqlite3.connect(f"{folder}/db{n:05d}.sqlite")) as shard:
             shard.execute("VACUUM")  # SQLite makes the file
     return tmp_path
 
 
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(program, ["schema", *arguments])
+
+
+def bars(shown: str) -> list[str]:
+    """Return the last lines of the bars, without what is drawn in them."""
+    lines = [
+        re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip()
+        for line in shown.replace("\r", "\n").splitlines()
+    ]
+    last = max(
+        n
+        for n, line in enumerate(lines)
+        if line.startswith("upg") and "━" in line
+    )
+    return [
+        " ".join(re.sub(r"[━╸╺]|\d+/s|\S:\S\S:\S\S", " ", line).split())
+        for line in lines[last : last + 3]
+    ]
+
+
+def test_a_terminal_has_bars_and_anything_else_lines(project: Path) -> None:
+    def upgrade(target: str, status: int = 0, **environ: str) -> str:
+        words = ("schema", "upgrade", target, "--continue-on-error")
+        return on_a_terminal(100, *words, status=status, **environ)
+
+    shown = upgrade("a", keep="1")
+    assert bars(shown) == ["upgrade to a 8/8", "server1 4/4", "server2 4/4"]
+    # The last drawing is green.
+    assert shown.rindex("\x1b[36m━") < shown.rindex("\x1b[32m━")
+    assert "\x1b[31m" not in shown
+    # The cursor is shown again, and the report follows.
+    assert shown.rindex("\x1b[?25h") < shown.index("8 changed: 0-7")
+    with closing(sqlite3.connect("more/db00005.sqlite")) as shard:
+        shard.execute("CREATE TABLE b (id INT)")
+    shown = upgrade("b", status=1, keep="1", NO_COLOR="1")
+    assert bars(shown) == [
+        "upgrade to b 8/8 1 failed",
+        "server1 4/4",
+        "server2 4/4 1 failed",
+    ]
+    assert "\x1b[3" not in shown.partition("7 changed")[0]
+    shown = upgrade("b", status=1, TERM="dumb")
+    assert without_progress(shown).splitlines()[0] == (
+        "upgrade to b: 1 of 8 virtual shards to do"
+    )
+    assert "━" not in shown
+    with closing(sqlite3.connect("more/db00005.sqlite")) as shard:
+        shard.execute("DROP TABLE b")
+    shown = upgrade("b")
+    assert bars(shown)[:2] == ["upgrade to b 8/8", "server1 4/4"]
+    # Nothing to do, and so nothing to wait for.
+    assert "━" not in upgrade("b")
 
 
 def test_a_section_that_is_not_there(project: Path) -> None:

@@ -6,14 +6,19 @@ import os
 import signal
 import threading
 from contextlib import closing
+from itertools import groupby
 from pathlib import Path
+from time import monotonic
+from time import sleep
+from typing import Any
 
 import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.schema import run
+from sqla_shard.schema.progress import Progress
 from sqla_shard.schema.reports import Outcome
-from sqla_shard.schema.reports import Progress
+from sqla_shard.schema.reports import RunReport
 from sqla_shard.schema.reports import State
 from sqla_shard.schema.selection import RunOptions
 from sqla_shard.schema.selection import shards_of
@@ -49,7 +54,11 @@ def test_a_signal_that_interrupts_no_system_call(number):
     """The other thread receives it: the call that waits is not interrupted."""
     shown: list[bool] = []
     workers = Workers(
-        versions=[], jobs=1, applier=Interrupting, on_stop=shown.append
+        versions=[],
+        jobs=1,
+        applier=Interrupting,
+        on_stop=shown.append,
+        on_wait=lambda: None,
     )
 
     def receive() -> None:
@@ -67,20 +76,116 @@ def test_a_signal_that_interrupts_no_system_call(number):
     assert shown == [False]
 
 
-def test_a_signal_while_processes_are_begun(tmp_path: Path):
-    with Cluster.from_topology(sqlite_topology(tmp_path, 2, 16)) as cluster:
+def ran(
+    directory: Path, servers: int, shards: int, **arguments: Any
+) -> RunReport:
+    """Run a command on the shards of SQLite files."""
+    topology = sqlite_topology(directory, servers, shards)
+    with Cluster.from_topology(topology) as cluster:
         keyspace = cluster.places.topology.keyspace("objects")
-        shards = shards_of(cluster.places, keyspace)
-        report = run(
-            [Version(shard=shard) for shard in shards],
+        return run(
+            [
+                Version(shard=one)
+                for one in shards_of(cluster.places, keyspace)
+            ],
             command="upgrade",
             target="head",
             steps=lambda heads: ["one"],
-            applier=Interrupting,
-            options=RunOptions(jobs=8),
-            progress=Progress(),
             has_moved=lambda shard_ids: False,
+            **arguments,
         )
+
+
+class Gated:
+    """Finishes a shard once a file for it exists."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def __call__(self, version):
+        deadline = monotonic() + 120
+        gate = self._folder / str(version.shard.shard_id)
+        while not gate.exists() and monotonic() < deadline:
+            sleep(0.01)
+        state = State.CHANGED if gate.exists() else State.FAILED
+        return Outcome.of(version.shard, state)
+
+    def stop(self, *details):
+        pass
+
+    def close(self):
+        pass
+
+
+class Opening(Progress):
+    """Lets each shard finish when the outcome before it is shown."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._counted: list[int] = []
+        #: The shards that are counted whenever the runner waits.
+        self.shown: list[list[int]] = []
+
+    def advance(self, outcome):
+        self._counted.append(outcome.shard_id)
+
+    def waiting(self):
+        self.shown.append(list(self._counted))
+        (self._folder / str(len(self._counted))).touch()
+
+
+def test_a_display_is_up_to_date_while_the_runner_waits(tmp_path: Path):
+    progress = Opening(tmp_path)
+    report = ran(
+        tmp_path / "data",
+        1,
+        4,
+        applier=lambda: Gated(tmp_path),
+        options=RunOptions(jobs=1, pause=0.01),
+        progress=progress,
+    )
+    assert report.ok
+    # On a busy machine it waits more often than that.
+    found = [one for one, _ in groupby(progress.shown)]
+    assert found == [[], [0], [0, 1], [0, 1, 2]]
+
+
+class Broken(Progress):
+    """Fails as a terminal that was closed."""
+
+    is_ended = False
+
+    def advance(self, outcome):
+        raise OSError("closed")
+
+    def end(self):
+        self.is_ended = True
+
+
+def test_a_display_ends_after_an_error(tmp_path: Path):
+    (tmp_path / "0").touch()
+    progress = Broken()
+    with pytest.raises(OSError, match="closed"):
+        ran(
+            tmp_path / "data",
+            1,
+            4,
+            applier=lambda: Gated(tmp_path),
+            options=RunOptions(jobs=1),
+            progress=progress,
+        )
+    assert progress.is_ended
+
+
+def test_a_signal_while_processes_are_begun(tmp_path: Path):
+    report = ran(
+        tmp_path,
+        2,
+        16,
+        applier=Interrupting,
+        options=RunOptions(jobs=8),
+        progress=Progress(),
+    )
     assert report.interrupted
     assert report.of(State.SKIPPED)
     assert not report.ok
