@@ -63,7 +63,7 @@ APART = {
     "contrib": {"schema", "verify"},
     "fleet": {"jobs", "contrib"},
     "metrics": {"contrib"},
-    "migrate": {"schema", "jobs", "contrib", "fleet", "metrics"},
+    "migrate": {"schema", "jobs", "contrib", "metrics"},
     "testing": {
         *("schema", "verify", "contrib", "fleet", "metrics"),
         *("dashboard", "ext"),

@@ -155,6 +155,7 @@ _THOROUGH = frozenset(
         "test_logged_faults_mariadb",
         "test_logged_fuzz_mariadb",
         "test_microblog_mariadb",
+        "test_moving_lag_mariadb",
         "test_moving_mariadb",
         "test_moving_model",
         "test_ordered_fuzz_mariadb",

@@ -58,6 +58,16 @@ _timeout_option = with_options(
     )
 )
 
+_lag_option = with_options(
+    click.option(
+        "--max-lag",
+        metavar="S",
+        type=FiniteRange(least=1),
+        help="Wait while a replica of the database, or a standby of the "
+        "shards, is more than S seconds behind.",
+    )
+)
+
 
 @contextmanager
 def _opened(name: str) -> Iterator[Move]:
@@ -206,11 +216,13 @@ def rollback_command(name: str, timeout: float) -> None:
 @click.command(
     "backfill",
     epilog=examples(
-        "sqla-shard migrate backfill shop.moving --rate 5000 --jobs 8"
+        "sqla-shard migrate backfill shop.moving --rate 5000 --jobs 8",
+        "sqla-shard migrate backfill shop.moving --max-lag 5",
     ),
 )
 @_move_argument
 @rate_option
+@_lag_option
 @click.option(
     "--jobs",
     metavar="N",
@@ -226,18 +238,28 @@ def rollback_command(name: str, timeout: float) -> None:
     "Ctrl-C or SIGTERM.",
 )
 def backfill_command(
-    name: str, rate: float | None, jobs: int, follow: bool
+    name: str,
+    rate: float | None,
+    max_lag: float | None,
+    jobs: int,
+    follow: bool,
 ) -> None:
     """Copy the rows that no session has copied.
 
     The exit status is 1 if rows could not be copied.
     """
+    if follow and (rate, max_lag) != (None, None):
+        raise click.UsageError("--follow has neither --rate nor --max-lag")
     with _opened(name) as move:
         if follow:
             _follow(move)
             return
         failed = backfill(
-            move, rate=rate, jobs=jobs, on_progress=_Rows("rows")
+            move,
+            rate=rate,
+            max_lag=max_lag,
+            jobs=jobs,
+            on_progress=_Rows("rows"),
         )
     echo(f"{failed:,} rows could not be copied")
     end(is_good=not failed, is_read=True)
@@ -258,6 +280,7 @@ def _follow(move: Move) -> None:
 )
 @_move_argument
 @rate_option
+@_lag_option
 @click.option(
     "--passes",
     metavar="N",
@@ -266,7 +289,9 @@ def _follow(move: Move) -> None:
     show_default=True,
     help="Maximum number of passes.",
 )
-def reconcile_command(name: str, rate: float | None, passes: int) -> None:
+def reconcile_command(
+    name: str, rate: float | None, max_lag: float | None, passes: int
+) -> None:
     """Compare all rows, and repair them, until none differs.
 
     The side that is not written is changed.  The exit status is 1 if the last
@@ -276,6 +301,7 @@ def reconcile_command(name: str, rate: float | None, passes: int) -> None:
         found = reconcile(
             move,
             rate=rate,
+            max_lag=max_lag,
             passes=passes,
             on_progress=_Rows("compared"),
             on_pass=echo,

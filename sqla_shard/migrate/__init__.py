@@ -32,6 +32,7 @@ application writes them.
 ``comparing``     the comparison of some rows of both sides
 ``full_pass``     one comparison of all rows of both sides
 ``pass_reports``  the results of passes
+``lag``           the replicas whose lag limits the passes
 ``passes``        backfill, reconciliation, verification
 ``switching``     changes of the stage
 ``move_plan``     what a move will do, and how far it is

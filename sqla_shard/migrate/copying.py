@@ -262,10 +262,18 @@ def claim_page(
             keys = source.marks.outdated(
                 connection, number=progress.round, limit=limit
             )
-    proposed = ids([k for k in keys if k not in known]) if ids else {}
+    wanted = [
+        key
+        for key in keys
+        if key not in known or known[key].round < progress.round
+    ]
+    if keys and not wanted:
+        # An earlier run has claimed them.
+        return keys, after
+    proposed = ids([k for k in wanted if k not in known]) if ids else {}
     with source.begin() as connection:
         fence.enter_as(connection, progress)
         source.marks.claim(
-            connection, keys, number=progress.round, ids=proposed
+            connection, wanted, number=progress.round, ids=proposed
         )
     return keys, after

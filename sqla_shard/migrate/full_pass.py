@@ -26,7 +26,6 @@ from sqla_shard.migrate.tables import MovedRows
 from sqla_shard.migrate.tables import MovedTable
 from sqla_shard.migrate.waiting import grouped
 from sqla_shard.migrate.waiting import Waiting
-from sqla_shard.util.pace import Throttle
 
 __all__ = ["FullPass"]
 
@@ -39,7 +38,7 @@ class FullPass:
 
     :param move: the move.
     :param now: the stage.
-    :param rate: maximum number of rows per second; None for no limit.
+    :param limit: called with a number of rows that were compared; waits.
     :param on_progress: called with the name of a table and the number of rows
         that were compared.
     :param repairs: whether rows that differ are repaired, on the side that is
@@ -50,7 +49,7 @@ class FullPass:
         self,
         move: Move,
         now: Progress,
-        rate: float | None,
+        limit: Callable[[int], object],
         on_progress: Callable[[str, int], object],
         *,
         repairs: bool,
@@ -58,7 +57,7 @@ class FullPass:
         self._move = move
         self._copier = move.copier
         self._now = now
-        self._throttle = Throttle(rate)
+        self._limit = limit
         self._on_progress = on_progress
         self._repairs = repairs
         self._from_legacy = now.rules.source == "legacy"
@@ -178,7 +177,7 @@ class FullPass:
             self._repair_rows(one, [keys[other] for other in different])
         else:
             self._repair_on_shard(one, shard_id, different)
-        self._throttle.take(len(keys))
+        self._limit(len(keys))
         self._on_progress(one.name, len(keys))
 
     def _name(

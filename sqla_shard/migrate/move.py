@@ -34,6 +34,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from threading import Event
 from threading import Lock
 from time import monotonic
@@ -42,6 +43,8 @@ from typing import TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy import MetaData
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -51,10 +54,12 @@ from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.cluster.retries import repeat
 from sqla_shard.cluster.retries import Retries
 from sqla_shard.dialects import backend_for
+from sqla_shard.engine.registry import filled
 from sqla_shard.exc import DeclarationError
 from sqla_shard.exc import MoveSetupError
 from sqla_shard.exc import SideClosedError
 from sqla_shard.exc import StageUnavailableError
+from sqla_shard.exc import TopologyError
 from sqla_shard.migrate.copier import Copier
 from sqla_shard.migrate.declaration import Declaration
 from sqla_shard.migrate.declaration import Item
@@ -75,6 +80,7 @@ from sqla_shard.migrate.tables import MovedTable
 from sqla_shard.migrate.waiting import grouped
 from sqla_shard.migrate.waiting import WaitingRows
 from sqla_shard.util.forking import in_children
+from sqla_shard.util.masking import masked
 
 __all__ = ["Move"]
 
@@ -111,8 +117,12 @@ class Move:
         ZooKeeper notifies it instead, within a round trip.
     :param compare: share of the reads that read both sides in the stage
         ``reading``, from 0 to 1.
+    :param replicas: URLs of the replicas of the database, for passes that
+        wait while one is behind; placeholders are those of a topology.
     :raises DeclarationError: if a class is missing, or does not fit.
+    :raises MoveSetupError: if a replica is not a MySQL or MariaDB server.
 
+    :ivar replicas: the replicas of the database, with the accounts.
     :ivar counts: how many reads of this process were ``compared``, were
         ``different``, and have ``failed`` on the shards.
     """
@@ -129,6 +139,7 @@ class Move:
         copies: bool = True,
         refresh: float = 1.0,
         compare: float = 0.0,
+        replicas: Sequence[str] = (),
     ) -> None:
         self.declaration = declaration
         self.metadata = metadata
@@ -144,6 +155,7 @@ class Move:
         self._copies = copies
         self._refresh = refresh
         self._compare = compare
+        self.replicas = tuple(_replica(url) for url in replicas)
         self._random = random.Random()  # noqa: S311  # not a secret
         self._never = Event()
         self._lock = Lock()
@@ -437,6 +449,23 @@ class Move:
         if failed and monotonic() - start > _SLOW:
             # A server hangs: the application would wait after each COMMIT.
             self._rests_until = monotonic() + _REST
+
+
+def _replica(text: str) -> URL:
+    """Return the URL of a replica.
+
+    :raises MoveSetupError: if it is not that of a server with replication.
+    """
+    try:
+        url = filled(text, os.environ)
+    except (ArgumentError, TopologyError) as error:
+        raise MoveSetupError(f"replicas: {masked(str(error))}") from error
+    if url.get_backend_name() not in ("mysql", "mariadb") or not url.host:
+        raise MoveSetupError(
+            f"replicas: {masked(text)} must be the URL of a MySQL or MariaDB "
+            "server, such as mysql://monitor@10.0.0.7/"
+        )
+    return url
 
 
 def _tables(

@@ -19,6 +19,7 @@ from sqla_shard.exc import StageRefusedError
 from sqla_shard.migrate.copying import claim_page
 from sqla_shard.migrate.fences import Fence
 from sqla_shard.migrate.full_pass import FullPass
+from sqla_shard.migrate.lag import lag_guard
 from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.pass_reports import Pass
@@ -35,23 +36,28 @@ def backfill(
     move: Move,
     *,
     rate: float | None = None,
+    max_lag: float | None = None,
     jobs: int = 4,
     on_progress: Callable[[str, int], object] = lambda *_: None,
 ) -> int:
     """Claim all rows that have no mark of this round, and copy what waits.
 
     :param rate: maximum number of rows per second; None for no limit.
+    :param max_lag: seconds that replicas of either side may be behind; while
+        one is further behind, no row is claimed or copied.  None for no limit.
     :param jobs: number of threads that copy.
     :param on_progress: called with the name of a table and the number of rows
         that were claimed or copied.
     :returns: the number of rows that could not be copied; they are logged.
     :raises StageRefusedError: if the stage copies nothing from the database.
     :raises StageChangedError: if the stage changes meanwhile.
+    :raises MoveSetupError: if ``max_lag`` is given, and there is no replica.
+    :raises FleetSetupError: if the lag of a replica cannot be read.
     """
     now = _stage(move, "backfill", "legacy")
-    throttle = Throttle(rate)
+    limit = _limit(move, rate, max_lag)
     for one in move.tables.values():
-        _claim(move, one, now, throttle, on_progress)
+        _claim(move, one, now, limit, on_progress)
     failed = 0
     pending: set[Future[int]] = set()
     with ThreadPoolExecutor(jobs) as pool:
@@ -62,7 +68,7 @@ def backfill(
             return left
 
         for waiting in move.waiting.pages("legacy"):
-            throttle.take(len(waiting[2]))
+            limit(len(waiting[2]))
             pending.add(pool.submit(copy, waiting))
             if len(pending) >= 2 * jobs:
                 done, pending = wait(pending, return_when=FIRST_COMPLETED)
@@ -75,7 +81,7 @@ def _claim(
     move: Move,
     one: MovedRows,
     now: Progress,
-    throttle: Throttle,
+    limit: Callable[[int], object],
     on_progress: Callable[[str, int], object],
 ) -> None:
     def propose(keys: Collection[Key]) -> Mapping[Key, int]:
@@ -86,9 +92,30 @@ def _claim(
     legacy, fence = one.legacy(move.engine), Fence()
     keys, after = claim_page(legacy, fence, now, ids=propose)
     while keys:
-        throttle.take(len(keys))
+        limit(len(keys))
         on_progress(one.name, len(keys))
         keys, after = claim_page(legacy, fence, now, after=after, ids=propose)
+
+
+def _limit(
+    move: Move, rate: float | None, max_lag: float | None = None
+) -> Callable[[int], object]:
+    """Return a function that waits, as long as a number of rows takes.
+
+    :raises MoveSetupError: if ``max_lag`` is given, and there is no replica.
+    """
+    throttle = Throttle(rate)
+    if max_lag is None:
+        return throttle.take
+    guard = lag_guard(move, max_lag)
+    # Before a row is written: an account may not be allowed to see the lag.
+    guard.wait()
+
+    def take(rows: int) -> None:
+        throttle.take(rows)
+        guard.wait()
+
+    return take
 
 
 def _stage(move: Move, command: str, source: str | None = None) -> Progress:
@@ -118,13 +145,15 @@ def verify(
     :raises StageRefusedError: if the stage copies nothing.
     """
     now = _stage(move, "verify")
-    return FullPass(move, now, rate, on_progress, repairs=False).run()
+    limit = _limit(move, rate)
+    return FullPass(move, now, limit, on_progress, repairs=False).run()
 
 
 def reconcile(
     move: Move,
     *,
     rate: float | None = None,
+    max_lag: float | None = None,
     passes: int = 10,
     on_progress: Callable[[str, int], object] = lambda *_: None,
     on_pass: Callable[[Pass], object] = lambda _: None,
@@ -136,17 +165,21 @@ def reconcile(
     deleted.
 
     :param rate: maximum number of rows per second; None for no limit.
+    :param max_lag: as for :func:`backfill`.
     :param passes: maximum number of passes.
     :param on_progress: as for :func:`verify`.
     :param on_pass: called after each pass.
     :returns: the last pass.
     :raises StageRefusedError: if the stage copies nothing.
     :raises StageChangedError: if the stage changes meanwhile.
+    :raises MoveSetupError: as for :func:`backfill`.
+    :raises FleetSetupError: if the lag of a replica cannot be read.
     """
     now = _stage(move, "reconcile")
+    limit = _limit(move, rate, max_lag)
     found = Pass()
     for _ in range(passes):
-        comparing = FullPass(move, now, rate, on_progress, repairs=True)
+        comparing = FullPass(move, now, limit, on_progress, repairs=True)
         found = comparing.run()
         on_pass(found)
         if found.is_equal:

@@ -275,6 +275,28 @@ def test_first_copies_replace_what_other_programs_have_inserted(move):
     assert not found.waiting
 
 
+def test_a_backfill_that_is_repeated_writes_nothing(move):
+    Switch(move).go("copying")
+    assert backfill(move, jobs=1) == 0
+    written = []
+
+    @event.listens_for(move.engine, "before_cursor_execute")
+    def see(connection, cursor, statement, *_):
+        if not statement.startswith("SELECT"):
+            written.append(statement)
+
+    assert backfill(move, jobs=1) == 0
+    assert written == []
+    # A row of a mark of this round, and one without a mark.
+    with move.engine.begin() as connection:
+        connection.execute(
+            insert(User.__table__), [{"id": 9, "name": "without a session"}]
+        )
+    assert backfill(move, jobs=1) == 0
+    assert written
+    assert verify(move).is_equal
+
+
 def test_a_rate_limits_claims_and_copies(move, monkeypatch):
     Switch(move).go("copying")
     taken = []
@@ -284,6 +306,29 @@ def test_a_rate_limits_claims_and_copies(move, monkeypatch):
     assert backfill(move, rate=1000.0, jobs=1) == 0
     # Two users and four posts.
     assert taken == [2, 4, 2, 4]
+
+
+def test_a_limit_of_lag_needs_replicas(move):
+    Switch(move).go("copying")
+    for work in (backfill, reconcile):
+        with pytest.raises(MoveSetupError, match=r"name .* Move\(replicas="):
+            work(move, max_lag=5)
+    assert titles(move) == {}
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("sqlite:///other.sqlite", "must be the URL of a MySQL or MariaDB"),
+        ("mysql://user:s3cret@/", "must be the URL of a MySQL or MariaDB"),
+        ("not a URL", "Could not parse"),
+        ("mysql://user:${NO_SUCH_VARIABLE}@host/", "NO_SUCH_VARIABLE"),
+    ],
+)
+def test_a_replica_is_a_server(move, tmp_path, url, says):
+    with pytest.raises(MoveSetupError, match=says) as info:
+        open_move("sqlite://", str(tmp_path / "topology.json"), replicas=[url])
+    assert "s3cret" not in str(info.value)
 
 
 def test_a_server_that_hangs_costs_one_attempt(move, monkeypatch, caplog):

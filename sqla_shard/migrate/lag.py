@@ -1,0 +1,47 @@
+"""The replicas of both sides, whose lag limits the passes."""
+
+from __future__ import annotations
+
+import os
+
+from sqlalchemy.engine import URL
+
+from sqla_shard.engine.registry import filled
+from sqla_shard.exc import MoveSetupError
+from sqla_shard.fleet.fleet import all_pairs
+from sqla_shard.fleet.lag_guard import LagGuard
+from sqla_shard.migrate.move import Move
+
+__all__ = ["lag_guard", "replicas"]
+
+
+def lag_guard(move: Move, seconds: float) -> LagGuard:
+    """Return what waits while a replica is behind.
+
+    :param seconds: how far each may be behind.
+    :raises MoveSetupError: if there is none.
+    """
+    if not replicas(move):
+        raise MoveSetupError(
+            f"max_lag={seconds:g}: there is no replica whose lag could be "
+            "read; name those of the database in Move(replicas=...), and "
+            "standbys of the shards in the topology"
+        )
+    return LagGuard(lambda: replicas(move), limit=seconds)
+
+
+def replicas(move: Move) -> dict[str, URL]:
+    """Return the replicas of the database, and the standbys of the shards.
+
+    :returns: URLs with the account, by the names for messages.
+    """
+    found = {
+        f"replica {url.host}:{url.port or 3306}": url for url in move.replicas
+    }
+    for pair in all_pairs(move.cluster.topology):
+        if pair.standby is not None:
+            url = filled(pair.standby, os.environ)
+            # A directory of SQLite files replicates nothing.
+            if url.host is not None:
+                found[f"{pair.name} standby"] = url
+    return found
