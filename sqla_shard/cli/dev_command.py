@@ -275,7 +275,9 @@ def up_command(path: Path, as_data: bool, **options: Any) -> None:
 
     For development and trials: the servers listen on 127.0.0.1, do not flush
     to disk, and lose their data at the end.  The passwords are those of the
-    environment, such as MYSQL_PASSWORD, or random and printed.
+    environment, such as MYSQL_PASSWORD, or random and printed.  The user of
+    the topology, app, may create databases whose names begin with db, lookup
+    or main.
     """
     if options["servers"] > options["shards"]:
         raise click.UsageError(

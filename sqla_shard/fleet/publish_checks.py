@@ -41,6 +41,7 @@ __all__ = ["ServerFault", "server_faults"]
 
 #: Name of alembic's table.
 _VERSION_TABLE = "alembic_version"
+_SCHEMA = "sqla-shard schema"
 
 #: The name of a pair and the role of a server in it.
 _Key = tuple[str, Role]
@@ -196,6 +197,8 @@ def _of_versions(
 ) -> Iterator[_Fault]:
     """Yield what is wrong with the databases of one primary."""
     shards: dict[tuple[str, _Fault], list[int]] = {}
+    versions = list(versions)
+    has_several = len({one.shard.keyspace for one in versions}) > 1
     for one in versions:
         fault = _of_version(one, usual.get(one.shard.keyspace))
         if fault is not None:
@@ -203,6 +206,9 @@ def _of_versions(
             shards.setdefault(key, []).append(one.shard.shard_id)
     for (keyspace, (what, remedy)), ids in shards.items():
         count = f"{len(ids)} shard{'s' if ids[1:] else ''}"
+        if has_several and _SCHEMA in remedy:
+            # Without it the command would be about another keyspace.
+            remedy += f" (with schema --name, the section of {keyspace})"
         yield f"has {count} {as_ranges(ids)} of {keyspace} {what}", remedy
 
 
@@ -214,7 +220,7 @@ def _of_version(
             f"that could not be read ({' '.join(version.error.split())})",
             "grant the account of the topology what it needs there",
         )
-    provision = "sqla-shard schema provision"
+    provision = f"{_SCHEMA} provision"
     if usual is None:
         provision += " --initial"
     if version.is_missing:
@@ -222,7 +228,7 @@ def _of_version(
     if version.open is not None:
         return (
             f"with an unfinished {version.open.step}",
-            "see: sqla-shard schema status",
+            f"see: {_SCHEMA} status",
         )
     if not version.heads:
         others = "" if usual is None else f" (others: {revisions_text(usual)})"
@@ -230,7 +236,7 @@ def _of_version(
     if version.heads != usual:
         heads = revisions_text(version.heads)
         others = revisions_text(usual or ())
-        return f"at {heads} (others: {others})", "sqla-shard schema upgrade"
+        return f"at {heads} (others: {others})", f"{_SCHEMA} upgrade"
     return None
 
 

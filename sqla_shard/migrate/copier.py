@@ -369,7 +369,9 @@ class Copier:
             log.warning(
                 "%s %s was not copied and waits: %s",
                 one.name,
-                keys[0] if len(keys) == 1 else f"({len(keys)} rows)",
+                ", ".join(map(str, keys[0]))
+                if len(keys) == 1
+                else f"({len(keys)} rows)",
                 error,
             )
             return len(keys)

@@ -22,6 +22,7 @@ from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.switching import Switch
 from sqla_shard.migrate.tables import MovedRows
 from sqla_shard.migrate.tables import MovedTable
+from sqla_shard.topology.keyspaces import as_ranges
 
 __all__ = ["MovePlan", "MoveStatus", "PlannedTable", "plan", "status"]
 
@@ -60,11 +61,13 @@ class MovePlan:
     """What a move will do.
 
     :ivar tables: its tables, parents first.
+    :ivar lookups: names of the lookup classes, by column.
     :ivar shards: number of shards.
     :ivar problems: what the application has to be changed for before.
     """
 
     tables: tuple[PlannedTable, ...]
+    lookups: dict[str, str]
     shards: int
     problems: tuple[str, ...]
 
@@ -73,7 +76,11 @@ class MovePlan:
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = [*map(str, self.tables), f"to {self.shards} shards"]
+        lines = [
+            *map(str, self.tables),
+            *(f"{key} -> {cls}" for key, cls in self.lookups.items()),
+            f"to {self.shards} shards",
+        ]
         lines += [f"problem: {problem}" for problem in self.problems]
         return "\n".join(lines)
 
@@ -99,9 +106,19 @@ def plan(move: Move) -> MovePlan:
             )
     return MovePlan(
         tables=tuple(tables),
+        lookups=dict(_lookups(move)),
         shards=len(Switch(move).places()),
         problems=tuple(_problems(move)),
     )
+
+
+def _lookups(move: Move) -> Iterator[tuple[str, str]]:
+    for item in move.declaration.of(Lookup):
+        one = move.tables.get(item.table)
+        if isinstance(one, MovedTable) and move.has_class(item):
+            attribute = one.conversion.attribute_of(item.column) or ""
+            cls = one.lookups[attribute]
+            yield f"{item.table}.{item.column}", cls.__name__
 
 
 def _problems(move: Move) -> Iterator[str]:
@@ -126,6 +143,14 @@ def _problems(move: Move) -> Iterator[str]:
                 )
     for table in move.metadata.sorted_tables:
         yield from _problems_of_keys(move, table)
+    for name, places in Switch(move).lacking().items():
+        yield (
+            f"{name} is missing on shards "
+            f"{as_ranges(one.shard_id for one in places)} of "
+            f"{places[0].keyspace}; create it: sqla-shard schema upgrade "
+            "(with schema --name if the keyspace has a section of "
+            "alembic.ini), or create_all() in development"
+        )
 
 
 def _problems_of_keys(move: Move, table: Table) -> Iterator[str]:

@@ -377,10 +377,14 @@ def _table_lines(report: Report) -> Iterator[str]:
         yield f"Not declared, so global: {', '.join(report.undeclared)}."
 
 
+def _counted(statements: int) -> str:
+    return f"{statements:,} statement{'s' * (statements != 1)}"
+
+
 def _site_lines(site: Site, total: Count) -> Iterator[str]:
     yield (
         f"{_short(site.file)}:{site.line}, in {site.function}: "
-        f"{_SHOWN[site.outcome]}, {site.count.statements:,} statements, "
+        f"{_SHOWN[site.outcome]}, {_counted(site.count.statements)}, "
         f"{_percent(site.count.seconds, total.seconds)} of the time"
     )
     text = " ".join(site.statement.split())

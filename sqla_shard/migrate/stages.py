@@ -55,6 +55,14 @@ Side: TypeAlias = Literal["legacy", "shards"]
 #: ``drained``: no row is waiting to be copied.
 Condition: TypeAlias = Literal["claimed", "equal", "drained"]
 
+_REMEDIES: Mapping[Condition, str] = {
+    "claimed": "not all rows were copied; run: sqla-shard migrate backfill",
+    "drained": "rows wait to be copied; run: sqla-shard migrate backfill, "
+    "whose log names those that fail",
+    "equal": "no pass since has found all rows equal; run: sqla-shard "
+    "migrate reconcile",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
@@ -291,5 +299,5 @@ def check_step(
         raise StageRefusedError(
             stage=old.stage,
             wanted=name,
-            reason=f"not yet {', '.join(sorted(missing))}",
+            reason="; ".join(map(_REMEDIES.__getitem__, sorted(missing))),
         )

@@ -7,6 +7,7 @@ repeated, and continues with the fences that are behind.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +16,7 @@ from time import monotonic
 
 from sqlalchemy import Connection
 from sqlalchemy import Engine
+from sqlalchemy import Table
 
 from sqla_shard.cluster.retries import repeat
 from sqla_shard.cluster.retries import Retries
@@ -37,6 +39,8 @@ from sqla_shard.migrate.stages import check_step
 from sqla_shard.migrate.stages import Condition
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.stages import STAGES
+from sqla_shard.migrate.tables import MovedTable
+from sqla_shard.routing import spec_of
 
 __all__ = ["Switch", "copy_waiting", "drain"]
 
@@ -72,6 +76,37 @@ class Switch:
             for place in places.all_places(one.keyspace(places))
         }
         return list(found.values())
+
+    def lacking(self) -> dict[str, list[Place]]:
+        """Return the shards without a table of the classes, by table."""
+        wanted: dict[tuple[str, int], set[str]] = {}
+        shards: dict[tuple[str, int], Place] = {}
+        for table in self._tables_of_classes():
+            spec = spec_of(table)
+            places = self._move.cluster.places
+            keyspace = places.keyspace(spec.keyspace, spec.kind, spec.layout)
+            for place in places.all_places(keyspace):
+                shards[place.address] = place
+                wanted.setdefault(place.address, set()).add(table.name)
+        there: dict[tuple[str, int], set[str]] = {}
+
+        def read(place: Place, connection: Connection) -> None:
+            found = place.backend.tables(connection, [place.schema])
+            there[place.address] = found[place.schema]
+
+        self._on_shards(read, shards.values())
+        found: dict[str, list[Place]] = {}
+        for address, names in wanted.items():
+            for name in sorted(names - there[address]):
+                found.setdefault(name, []).append(shards[address])
+        return found
+
+    def _tables_of_classes(self) -> Iterator[Table]:
+        for one in self._move.tables.values():
+            yield one.cls.__table__
+            if isinstance(one, MovedTable):
+                for lookup in one.lookups.values():
+                    yield lookup.__table__
 
     def prepare(self) -> None:
         """Create the fences and the tables of marks that are missing."""
@@ -141,9 +176,14 @@ class Switch:
         )
 
     def _on_shards(
-        self, action: Callable[[Place, Connection], object]
+        self,
+        action: Callable[[Place, Connection], object],
+        shards: Iterable[Place] | None = None,
     ) -> None:
-        """Run a transaction on each shard, all servers at once."""
+        """Run a transaction on each shard, all servers at once.
+
+        :param shards: the shards; all of the tables by default.
+        """
 
         def on_server(places: list[Place]) -> None:
             with _patient(places[0].engine, places[0].backend) as root:
@@ -152,7 +192,10 @@ class Switch:
                         action(place, _view(root, place))
 
         jobs = [
-            partial(on_server, places) for places in by_server(self.places())
+            partial(on_server, places)
+            for places in by_server(
+                self.places() if shards is None else shards
+            )
         ]
         engines = self._move.cluster.places.engines
         engines.in_parallel(jobs, "move", _PARALLEL)

@@ -157,8 +157,13 @@ class Watch:
         self, cursor: Any, statement: Any, parameters: Any, context: Any
     ) -> None:
         connection = context.root_connection
+        open_transaction = connection.get_transaction()
+        if open_transaction is None:
+            # A statement of the dialect, about a server that it meets: no
+            # transaction would end.
+            return
         known = self._known.get(connection)
-        identity = id(connection.get_transaction())
+        identity = id(open_transaction)
         if known is None or (
             known.transaction is None and known.identity != identity
         ):

@@ -106,7 +106,9 @@ class ProvisionReport(RunReport):
         elif self.others:
             yield (
                 f"{which} may be published if these keyspaces are "
-                f"provisioned too: {', '.join(self.others)}"
+                f"provisioned too: {', '.join(self.others)} (sqla-shard "
+                "schema --name SECTION provision, with the section of each "
+                "in alembic.ini)"
             )
         else:
             yield f"{which} may be published"

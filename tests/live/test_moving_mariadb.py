@@ -106,7 +106,7 @@ def test_a_write_that_bypasses_the_session_is_found_and_named(scene):
     found = verify(move)
     assert [one.key for one in found.found] == [(5,)]
     assert "title is 'other' in the database" in str(found)
-    with pytest.raises(StageRefusedError, match="not yet equal"):
+    with pytest.raises(StageRefusedError, match="migrate reconcile"):
         switch.go("reading")
     assert reconcile(move).is_equal
     with move.cluster.session() as session:

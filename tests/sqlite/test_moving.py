@@ -14,6 +14,7 @@ from sqlalchemy import delete
 from sqlalchemy import event
 from sqlalchemy import insert
 from sqlalchemy import select
+from sqlalchemy import text
 from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import DeclarativeBase
@@ -21,6 +22,7 @@ from sqlalchemy.orm import Session
 
 from sqla_shard import LookupMixin
 from sqla_shard import MappingMixin
+from sqla_shard import SCHEMA
 from sqla_shard.exc import DeclarationError
 from sqla_shard.exc import MoveSetupError
 from sqla_shard.exc import ServerUnreachableError
@@ -216,7 +218,7 @@ def test_a_failed_copy_is_no_error_and_waits(move, monkeypatch, caplog):
         patch.setattr(move.copier, "forward", fails)
         with move._sessions.begin() as session:
             session.get(Post, 1).title = "changed"
-    assert "posts (1,) was not copied and waits: " in caplog.text
+    assert "posts 1 was not copied and waits: " in caplog.text
     assert titles(move)[1] == "first of a"
     assert status(move).waiting["posts"] == 1
     assert verify(move).waiting == 1
@@ -380,7 +382,7 @@ def test_a_row_that_cannot_be_copied_is_named_and_holds_up_no_other(
         session.get(Post, 1).user_id = 2
         session.get(Post, 3).title = "changed"
     assert titles(move)[3] == "changed"
-    assert "posts (1,) was not copied and waits: ShardedPost" in caplog.text
+    assert "posts 1 was not copied and waits: ShardedPost" in caplog.text
     assert copy_waiting(move, move.progress()) == 1
     switch = Switch(move)
     switch.go("reading")
@@ -397,7 +399,7 @@ def test_errors_of_functions_that_convert_are_none_of_the_application(
     with move._sessions.begin() as session:
         session.get(Post, 1).title = "changed"
     assert (
-        "posts (1,) was not copied and waits: the function for posts.title "
+        "posts 1 was not copied and waits: the function for posts.title "
         "fails for 'changed': ValueError: invalid literal"
     ) in caplog.text
     conversion._convert["title"] = str.upper
@@ -569,6 +571,7 @@ def test_unique_columns_become_lookups(move, caplog):
     )
     with closing(named):
         named.watch(move._sessions)
+        assert "users.name -> UserName" in str(plan(named))
         assert not plan(named).problems
         copied(named)
         assert found_by_name(named) == {"a": 1, "b": 2}
@@ -579,7 +582,7 @@ def test_unique_columns_become_lookups(move, caplog):
         with move._sessions.begin() as session:
             session.add(User(name="b"))
             session.delete(session.get(User, 3))
-        assert "users (4,) was not copied and waits" in caplog.text
+        assert "users 4 was not copied and waits" in caplog.text
         with move._sessions.begin() as session:
             session.get(User, 2).name = "e"
         assert copy_waiting(named, named.progress()) == 0
@@ -679,7 +682,7 @@ def test_conditions_of_stages(move):
     switch = Switch(move)
     with pytest.raises(StageRefusedError, match="reading has them"):
         switch.share({"posts": 10})
-    with pytest.raises(StageRefusedError, match="not yet claimed, equal"):
+    with pytest.raises(StageRefusedError, match=r"backfill; .*reconcile"):
         switch.go("reading")
     assert move.progress(now=True).stage == "copying"
     for run in (lambda: switch.go("legacy"), lambda: switch.go("marking")):
@@ -762,6 +765,30 @@ def test_the_plan_names_what_has_to_be_changed(move):
     assert "users: the Lookup has no class in the move" in problems
     assert "users.name is left behind and has no default" in problems
     assert "posts.user_id refers to users, which moves" in problems
+
+
+def test_the_plan_names_tables_that_shards_lack(move):
+    move.close()
+    named = Move(
+        Declaration(*move.declaration.items, Lookup("users.name")),
+        Base.metadata,
+        move.engine,
+        move.cluster,
+        {**CLASSES, "users.name": UserName},
+        stage=move.store.name.removesuffix(".moving"),
+    )
+    with closing(named):
+        (lookup,) = plan(named).problems
+        with move.cluster.begin() as session:
+            session.execute(
+                text(f"DROP TABLE {SCHEMA}.posts"),
+                bind_arguments={"shard_id": 1},
+            )
+        objects, again = plan(named).problems
+    assert lookup == again
+    table = UserName.__tablename__
+    assert f"{table} is missing on shards 0-1 of lookup; create" in lookup
+    assert "posts is missing on shards 1 of objects; create it" in objects
 
 
 @pytest.mark.parametrize(

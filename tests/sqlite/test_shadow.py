@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 from sqlalchemy import create_engine
 from sqlalchemy import Engine
 from sqlalchemy import event
@@ -431,3 +432,30 @@ def test_a_report_that_cannot_be_written(
     assert len(shadow.report().failures) == 1
     assert "file" in caplog.text
     shadow.close()
+
+
+def test_statements_of_the_dialect_are_none_of_the_application(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path}/bank"
+    before = create_engine(url)
+    bank.create_all(before)
+    before.dispose()
+    engine = create_engine(url)
+    initialize = engine.dialect.initialize
+
+    def ask(connection: Connection) -> None:
+        # As the dialect of MySQL does.
+        initialize(connection)
+        connection.exec_driver_sql("SELECT 1").scalar()
+
+    engine.dialect.initialize = ask  # type: ignore[method-assign]
+    with Shadow(BANK, bank, budget=None) as shadow:
+        shadow.watch(engine)
+        with engine.begin() as connection:
+            connection.execute(select(accounts).where(accounts.c.id == 1))
+        assert not shadow._watch.is_planning
+        report = shadow.report()
+    engine.dispose()
+    assert "SELECT 1" not in {site.statement for site in report.sites}
+    assert report.total.statements == 1
