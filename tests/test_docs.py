@@ -705,19 +705,31 @@ def test_tls_settings_do_what_their_page_says(certificates, mariadb_installed):
             )
 
 
-def drawings() -> Any:
+def drawings(name: str = "drawings") -> Any:
     spec = importlib.util.spec_from_file_location(
-        "drawings", ROOT / "docs" / "drawings.py"
+        name, ROOT / "docs" / f"{name}.py"
     )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_the_diagrams_are_those_of_their_source() -> None:
-    for name, drawn in drawings().drawings().items():
+@pytest.mark.parametrize("source", ["drawings", "charts"])
+def test_the_diagrams_are_those_of_their_source(source: str) -> None:
+    for name, drawn in drawings(source).drawings().items():
         path = ROOT / "docs" / name
-        assert path.read_text("utf-8") == drawn, "run: python docs/drawings.py"
+        run = f"run: python docs/{source}.py"
+        assert path.read_text("utf-8") == drawn, run
+
+
+def test_each_chart_stands_below_its_table() -> None:
+    source = drawings("charts")
+    text = source.PAGE.read_text("utf-8")
+    assert source.tables(text).keys() == source.CHARTS.keys()
+    for name in source.CHARTS:
+        table = rf"   :name: {name}\n(?:(?:   .*)?\n)+"
+        image = rf"\.\. image:: chart-{name}\.svg\n   :alt: \w"
+        assert re.search(table + image, text), name
 
 
 def test_the_modules_in_the_diagrams_exist() -> None:
