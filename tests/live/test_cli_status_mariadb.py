@@ -171,7 +171,6 @@ def test_an_outage_is_one_line(topology, pair):
         lines = status(topology).output.splitlines()
     finally:
         pair.primary.start()
-    assert [line for line in lines if "2003" in line] == [
-        line for line in lines if line.startswith("server1 unreachable (2003)")
-    ]
-    assert sum("2003" in line for line in lines) == 1
+    # Ports may have the same digits.
+    (line,) = [line for line in lines if "(2003)" in line]
+    assert line.startswith("server1 unreachable (2003)")
