@@ -23,18 +23,18 @@ PACKAGE = "sqla_shard"
 # The rooms of the package in the order of reading, with the third parties of
 # each.  A room imports those above it.
 LAYERS = {
-    "util": "greenlet orjson sqlalchemy",
+    "util": "greenlet orjson sqlalchemy tomli",
     "exc": "sqlalchemy",
     "ids": "",
     "types": "sqlalchemy zstandard",
-    "topology": "kazoo tomli",
+    "topology": "kazoo",
     "dialects": "greenlet sqlalchemy",
     "engine": "greenlet sqlalchemy",
     "routing": "sqlalchemy",
     "merging": "sqlalchemy",
     "session": "greenlet sqlalchemy",
     "outbox": "sqlalchemy",
-    "cache": "dogpile pymemcache redis sqlalchemy tomli",
+    "cache": "dogpile pymemcache redis sqlalchemy",
     "cluster": "sqlalchemy",
     "models": "sqlalchemy",
     "lookup": "",
@@ -45,7 +45,7 @@ LAYERS = {
     "contrib": "redis sqlalchemy",
     "fleet": "fsspec kazoo rich sqlalchemy",
     "metrics": "prometheus_client sqlalchemy",
-    "migrate": "sqlalchemy tomli",
+    "migrate": "sqlalchemy",
     "dashboard": "alembic flask sqlalchemy werkzeug",
     "ext": "click flask opentelemetry sqlalchemy werkzeug",
     "testing": "greenlet pymysql pytest sqlalchemy",
@@ -53,7 +53,7 @@ LAYERS = {
     "api": "",
     "__init__": "",
     # It uses the front door.
-    "cli": "alembic click kazoo rich sqlalchemy tomli",
+    "cli": "alembic click kazoo rich sqlalchemy",
 }
 
 # What a room must not import, although it is above.
@@ -84,6 +84,7 @@ PLACES = {
     "kazoo": ("sqla_shard.topology.zookeeper.", "sqla_shard.cli.completion"),
     "orjson": "sqla_shard.util.json_values",
     "prometheus_client": "sqla_shard.metrics.",
+    "tomli": "sqla_shard.util.json_values",
     "zstandard": "sqla_shard.types.compression",
 }
 

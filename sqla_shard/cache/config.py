@@ -21,7 +21,6 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +32,7 @@ from sqla_shard.cache.columns import check_prefix
 from sqla_shard.cache.columns import check_rows
 from sqla_shard.cache.regions import REGION_NAME
 from sqla_shard.outbox.tables import LONGEST_REGION
+from sqla_shard.util.json_values import parsed_toml
 
 __all__ = [
     "CacheFile",
@@ -49,13 +49,6 @@ __all__ = [
 #
 # The application and ``sqla-shard`` must give nodes the same names; otherwise
 # they would use two nodes for one key.
-
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 
 _NUMBERS = (
     "expiration_time",
@@ -125,14 +118,12 @@ def read(file: str) -> dict[str, Any]:
 
 def _parse(file: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(file).read_text("utf-8"))
+        return parsed_toml(Path(file).read_text("utf-8"))
     except UnicodeDecodeError as error:
         reason = f"is not UTF-8 at byte {error.start}; save it as UTF-8"
     except OSError as error:
         why = error.strerror or error
         reason = f"cannot be read: {why}; name another file"
-    except RecursionError:
-        reason = "is nested too deeply"
     except ValueError as error:
         reason = f"{error}; correct the syntax"
     # Raise it here, so that the parser's error, which has the whole file with

@@ -8,10 +8,8 @@ nothing: a message would be in the middle of the line that is being typed.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -32,13 +30,10 @@ from click.shell_completion import CompletionItem
 
 from sqla_shard.cli.options import DEFAULT_FILE
 from sqla_shard.cli.options import Settings
+from sqla_shard.util.json_values import parsed_json
+from sqla_shard.util.json_values import parsed_toml
 
 __all__ = ["COMPLETED", "add_completion", "sketch"]
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Kind = Literal["keyspace", "server", "servers", "shard", "ranges", "epoch"]
 
@@ -263,12 +258,12 @@ def _document(location: str) -> Mapping[str, Any]:
     if location.startswith(_ZOOKEEPER):
         data = _in_time(partial(_node, location, "/topology"), b"null")
         with suppress(ValueError):
-            found = json.loads(data)
+            found = parsed_json(data)
     else:
-        with suppress(OSError, ValueError, RecursionError):
+        with suppress(OSError, ValueError):
             text = Path(location).read_text("utf-8")
             is_toml = location.lower().endswith(".toml")
-            found = tomllib.loads(text) if is_toml else json.loads(text)
+            found = parsed_toml(text) if is_toml else parsed_json(text)
     return found if isinstance(found, dict) else {}
 
 

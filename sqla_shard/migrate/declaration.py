@@ -42,7 +42,6 @@ with :class:`Global`.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -57,11 +56,7 @@ from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.attributes import QueryableAttribute
 
 from sqla_shard.exc import DeclarationError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from sqla_shard.util.json_values import parsed_toml
 
 __all__ = [
     "Declaration",
@@ -280,13 +275,9 @@ class Declaration:
         :raises OSError: if it cannot be read.
         """
         try:
-            document = tomllib.loads(Path(path).read_text("utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            document = parsed_toml(Path(path).read_text("utf-8"))
+        except ValueError as error:
             raise DeclarationError([str(error)], source=str(path)) from error
-        except RecursionError:
-            raise DeclarationError(
-                ["it is nested too deeply"], source=str(path)
-            ) from None
         return cls.from_mapping(document, source=str(path))
 
     @classmethod

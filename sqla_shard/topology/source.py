@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
@@ -24,6 +23,8 @@ from sqla_shard.topology.model import Topology
 from sqla_shard.topology.shorthand import DEFAULT_URL
 from sqla_shard.topology.urls import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology.urls import Policy
+from sqla_shard.util.json_values import parsed_json
+from sqla_shard.util.json_values import parsed_toml
 from sqla_shard.util.masking import masked
 from sqla_shard.util.masking import redact
 
@@ -36,13 +37,6 @@ __all__ = [
     "read_document",
     "to_json",
 ]
-
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 
 Format = Literal["toml", "json"]
 
@@ -119,8 +113,6 @@ def _parsed(data: bytes, form: Format, source: str) -> Any:
             "file",
             f"is not UTF-8 at byte {error.start}; save it as UTF-8",
         )
-    except RecursionError:
-        problem = "file", "is nested too deeply for a topology"
     except ValueError as error:
         problem = _line(error, text), f"{error}; correct the syntax"
     # Raised here: the error of the parser, which contains the document with
@@ -131,11 +123,11 @@ def _parsed(data: bytes, form: Format, source: str) -> Any:
 def _load_toml(text: str) -> Any:
     if _LONG_KEY.search(text):
         raise ValueError("a key has more than 32 parts")
-    return tomllib.loads(text)
+    return parsed_toml(text)
 
 
 def _load_json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_unique)
+    return parsed_json(text, _unique)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

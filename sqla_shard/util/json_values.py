@@ -1,4 +1,4 @@
-"""JSON: strict decoding, and conversion of reports to JSON values.
+"""JSON and TOML: strict decoding, and conversion of reports to JSON values.
 
 :func:`decode_json` uses orjson if it is installed (the extra ``fast``), where
 it returns what the standard parser would return.  Texts are always written
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,8 +27,14 @@ __all__ = [
     "json_value",
     "parsed_json",
     "parsed_object",
+    "parsed_toml",
     "strict_decoder",
 ]
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 def _no_constant(name: str) -> None:
@@ -129,15 +136,33 @@ def json_value(value: Any) -> Any:
     return str(value)
 
 
-def parsed_json(data: bytes | str) -> Any:
+_DEEP = "it is nested too deeply"
+
+
+def parsed_json(
+    data: bytes | str,
+    object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
+) -> Any:
     """Return the value of a JSON document that others may have written.
 
+    :param object_pairs_hook: as for :func:`json.loads`.
     :raises ValueError: if it is not JSON, or nested too deeply to be parsed.
     """
     try:
-        return json.loads(data)
+        return json.loads(data, object_pairs_hook=object_pairs_hook)
     except RecursionError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(_DEEP) from error
+
+
+def parsed_toml(text: str) -> dict[str, Any]:
+    """Return the value of a TOML document that others may have written.
+
+    :raises ValueError: if it is not TOML, or nested too deeply to be parsed.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError(_DEEP) from error
 
 
 def parsed_object(data: bytes, most: int) -> dict[str, Any]:

@@ -54,6 +54,7 @@ def test_what_it_says(path):
         ("[regions]", "regions", "is missing; write"),
         ("[region.a]\n" + MEMORY, "region", "is not a valid key"),
         ("[regions.a", "file", "correct the syntax"),
+        ("a = " + "[" * 100_000, "file", "it is nested too deeply"),
         ("[regions]\na = 3", "regions.a", "is a number; write a table"),
         (
             '[regions."a b"]\n' + MEMORY,

@@ -227,3 +227,18 @@ def test_damaged_rows_of_the_cache(texts: list[str]) -> None:
     for (_, one), (_, other) in zip(fast, standard, strict=True):
         if not any(isinstance(cell, list) for cell in other[2:]):
             assert one == other
+
+
+@pytest.mark.parametrize(
+    ("parsed", "text"),
+    [
+        (json_values.parsed_json, "[" * 200_000),
+        (json_values.parsed_json, b'{"a":' * 200_000),
+        (json_values.parsed_toml, "a = " + "[" * 200_000),
+    ],
+)
+def test_deep_documents_are_no_json_and_no_toml(
+    parsed: Callable[[Any], Any], text: Any
+) -> None:
+    with pytest.raises(ValueError, match=r"^it is nested too deeply$"):
+        parsed(text)

@@ -179,6 +179,7 @@ def test_not_utf8(tmp_path: Path) -> None:
             "'c' occurs twice",
         ),
         ("t.json", "[" * 200_000, "file", "nested too deeply"),
+        ("t.toml", "a = " + "[" * 100_000, "file", "nested too deeply"),
         ("t.json", "[1, 2]", "document", "[1, 2] is not a table"),
         ("t.json", '"mysql://a:hunter2@b"', "document", "is not a table"),
     ],
