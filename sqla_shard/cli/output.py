@@ -22,6 +22,8 @@ from typing import TypeVar
 
 import click
 
+from sqla_shard.util.printable import printable
+
 __all__ = [
     "FAILED",
     "NOT_READ",
@@ -37,7 +39,6 @@ __all__ = [
     "print_data",
     "print_report",
     "print_table",
-    "printable",
     "with_options",
     "yaml_lines",
 ]
@@ -57,12 +58,6 @@ _EVERY = 5.0
 T = TypeVar("T")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 """Function of a command, the argument and result of option decorators."""
-
-# Control characters of ASCII and Latin-1, Unicode line separators, and
-# characters that change the direction of the text.
-_CONTROL = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
-)
 
 
 def with_options(
@@ -347,12 +342,3 @@ def end(*, is_good: bool, is_read: bool) -> None:
         sys.exit(NOT_READ)
     if not is_good:
         sys.exit(FAILED)
-
-
-def printable(text: str) -> str:
-    """Return a string with escaped control characters, except tab and newline.
-
-    Errors of servers and findings contain values of end users, which must
-    not control the terminal of an operator.
-    """
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)

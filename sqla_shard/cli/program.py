@@ -26,7 +26,7 @@ from sqla_shard.cli.options import Settings
 from sqla_shard.cli.options import VARIABLE
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import printable
+from sqla_shard.util.printable import printable
 
 __all__ = [
     "completion_command",

@@ -58,6 +58,7 @@ from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Topology
 from sqla_shard.topology.follow import load_location
 from sqla_shard.topology.keyspaces import as_ranges
+from sqla_shard.util.printable import printable
 
 __all__ = [
     "ATTRIBUTE",
@@ -410,7 +411,7 @@ class Environment:
         :raises SchemaOptionError: if the file cannot be written.
         """
         if "progress" not in self._given:
-            self._config.print_stdout("%s", report)
+            self._config.print_stdout("%s", printable(str(report)))
         text = json.dumps(report.as_dict(), indent=2)
         unwritten = self._write(f"{text}\n", "w")
         if not report.ok:
@@ -587,7 +588,7 @@ def run_env(
         raise
     except ShardError as error:
         if by_command_line:
-            raise CommandError(str(error)) from error
+            raise CommandError(printable(str(error))) from error
         raise
 
 

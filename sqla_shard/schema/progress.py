@@ -27,6 +27,7 @@ from rich.text import Text
 
 from sqla_shard.schema.reports import Outcome
 from sqla_shard.schema.reports import State
+from sqla_shard.util.printable import printable
 
 __all__ = [
     "LineProgress",
@@ -228,7 +229,7 @@ class LineProgress(_Display):
             )
 
     def _print(self, line: str) -> None:
-        self._file.write(f"{line}\n")
+        self._file.write(f"{printable(line)}\n")
         self._file.flush()
 
 
@@ -391,7 +392,9 @@ class TerminalProgress(_Display):
         return {name for name, _ in ranked[: self._rows]}
 
     def _print(self, line: str) -> None:
-        self._bars.console.print(line, markup=False, highlight=False)
+        self._bars.console.print(
+            printable(line), markup=False, highlight=False
+        )
 
     def end(self) -> None:
         """Draw the bars for the last time."""

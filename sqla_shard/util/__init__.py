@@ -7,6 +7,7 @@
 ``forking``             calls in a child process, right after a fork
 ``jitter``              random pauses
 ``pace``                how fast a run reads rows
+``printable``           text without control characters
 ``signals``             signals that end a wait
 ``former``              former paths of modules
 ``sqlalchemy_private``  private names of SQLAlchemy

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from sqla_shard.cli.program import program
 from sqla_shard.schema import Outcome
 from sqla_shard.schema import RunReport
 from sqla_shard.schema import State
+from tests.servers.command_line import environment
 from tests.servers.command_line import on_a_terminal
 from tests.servers.command_line import without_progress
 
@@ -224,6 +227,23 @@ def test_sql_names_the_databases_that_it_is_for(
         "-- The same for each of 5 databases: db00000, db00003 to db00005, "
         "db00007\n"
     )
+
+
+def test_errors_do_not_control_the_terminal_of_alembic(project: Path) -> None:
+    with Path("m/versions/b.py").open("a") as file:
+        file.write("def upgrade():\n    raise ValueError('\\x1b[31mred')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "alembic", "upgrade", "head"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    # As it happens, and in the report.
+    for shown in (done.stderr, done.stdout):
+        assert "\x1b" not in shown
+        assert "ValueError: \\x1b[31mred" in shown
 
 
 ENV_OF_ONE_DATABASE = """\

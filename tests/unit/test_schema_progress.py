@@ -246,6 +246,21 @@ def test_a_run_with_nothing_to_do_has_no_bar():
     assert terminal.frames() == []
 
 
+@pytest.mark.parametrize("error", ["\x1b[31mred", "a\u202eb"])
+def test_errors_do_not_control_the_terminal(error: str):
+    file = StringIO()
+    lines = LineProgress(file)
+    terminal = Terminal()
+    for progress in (lines, terminal.progress):
+        progress.begin("upgrade", "head", totals(1), [])
+        progress.advance(outcome(1, 0, State.FAILED, error=error))
+    terminal.progress.end()
+    shown = "\n".join(line for one in terminal.frames() for line in one)
+    for text in (file.getvalue(), shown):
+        assert error not in text
+        assert f"failed: {ascii(error)[1:-1]}" in text
+
+
 def test_names_are_no_markup():
     terminal = Terminal()
     terminal.progress.begin("upgrade", "[red]", {"[b]": 1, "c": 1}, [])
