@@ -168,7 +168,6 @@ ALLOWED = {
         "lost by a planned failover",
         "refuse a planned failover",
     ),
-    "docs/howto/fleet-split.rst": ("and a planned failover to a standby",),
     "docs/howto/reference-tables.rst": ("shards that are not yet written",),
     "docs/howto/topology-file.rst": ("# opened so far, of 65,536",),
     "docs/howto/shadow.rst": (
