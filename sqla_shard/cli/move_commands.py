@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ import click
 from sqla_shard.cli.application_options import imported
 from sqla_shard.cli.options import FiniteRange
 from sqla_shard.cli.options import rate_option
+from sqla_shard.cli.options import resume_option
 from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import end
@@ -276,7 +278,10 @@ def _follow(move: Move) -> None:
 
 
 @click.command(
-    "reconcile", epilog=examples("sqla-shard migrate reconcile shop.moving")
+    "reconcile",
+    epilog=examples(
+        "sqla-shard migrate reconcile shop.moving --resume pass.json"
+    ),
 )
 @_move_argument
 @rate_option
@@ -289,8 +294,13 @@ def _follow(move: Move) -> None:
     show_default=True,
     help="Maximum number of passes.",
 )
+@resume_option
 def reconcile_command(
-    name: str, rate: float | None, max_lag: float | None, passes: int
+    name: str,
+    rate: float | None,
+    max_lag: float | None,
+    passes: int,
+    position: Path | None,
 ) -> None:
     """Compare all rows, and repair them, until none differs.
 
@@ -303,6 +313,7 @@ def reconcile_command(
             rate=rate,
             max_lag=max_lag,
             passes=passes,
+            position=position,
             on_progress=_Rows("compared"),
             on_pass=echo,
         )
@@ -314,13 +325,21 @@ def reconcile_command(
 )
 @_move_argument
 @rate_option
+@resume_option
 @data_option
-def verify_command(name: str, rate: float | None, as_data: bool) -> None:
+def verify_command(
+    name: str, rate: float | None, position: Path | None, as_data: bool
+) -> None:
     """Compare all rows of both sides; change none.
 
     The exit status is 1 if rows differ.
     """
     with _opened(name) as move:
-        found = verify(move, rate=rate, on_progress=_Rows("compared"))
+        found = verify(
+            move,
+            rate=rate,
+            position=position,
+            on_progress=_Rows("compared"),
+        )
     print_report(found, as_data)
     end(is_good=found.is_equal, is_read=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Mapping
+from typing import Any
+from typing import TypeAlias
 
 from sqla_shard.exc import UnclaimableRowError
 from sqla_shard.migrate.comparing import compare
@@ -20,17 +23,22 @@ from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.pass_reports import Found
 from sqla_shard.migrate.pass_reports import Pass
+from sqla_shard.migrate.pass_reports import PassPosition
 from sqla_shard.migrate.pass_reports import record_pass
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.tables import MovedRows
 from sqla_shard.migrate.tables import MovedTable
 from sqla_shard.migrate.waiting import grouped
 from sqla_shard.migrate.waiting import Waiting
+from sqla_shard.verify.position import PositionFile
 
 __all__ = ["FullPass"]
 
 #: Rows of a page.
 _PAGE = 500
+
+#: Reads the rows of a table after a key, and yields that of each page.
+_Walk: TypeAlias = Callable[[MovedRows, Key | None], Iterator[Key]]
 
 
 class FullPass:
@@ -43,6 +51,8 @@ class FullPass:
         that were compared.
     :param repairs: whether rows that differ are repaired, on the side that is
         not the truth.
+    :param position: file with the position, from which an interrupted pass is
+        resumed; it is removed at the end.
     """
 
     def __init__(
@@ -53,6 +63,7 @@ class FullPass:
         on_progress: Callable[[str, int], object],
         *,
         repairs: bool,
+        position: str | os.PathLike[str] | None = None,
     ) -> None:
         self._move = move
         self._copier = move.copier
@@ -62,17 +73,53 @@ class FullPass:
         self._repairs = repairs
         self._from_legacy = now.rules.source == "legacy"
         self._pass = Pass()
+        self._file: PositionFile[PassPosition] | None = None
+        if position is not None:
+            self._file = PositionFile(
+                position, self._identity(), PassPosition.from_dict
+            )
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "command": "reconcile" if self._repairs else "verify",
+            "round": self._now.round,
+            "change of the stage": self._now.number,
+            "tables": list(self._move.tables),
+            "shards": [
+                one.keyspace(self._move.cluster.places).shards
+                for one in self._move.tables.values()
+            ],
+        }
 
     def run(self) -> Pass:
-        """Compare everything, and record the result."""
-        for one in self._move.tables.values():
-            self._unmarked_rows(one)
-            self._marked_rows(one)
-            shards = one.keyspace(self._move.cluster.places).shards
-            for shard_id in range(shards):
-                self._unknown_rows(one, shard_id)
+        """Compare everything, and record the result.
+
+        :raises VerifyPositionError: if the file belongs to another pass.
+        """
+        position = (self._file and self._file.load()) or PassPosition()
+        self._pass = position.result
+        for number, (one, walk) in enumerate(self._steps()):
+            if number < position.step:
+                continue
+            after = position.after if number == position.step else None
+            for last in walk(one, after):
+                if self._file is not None:
+                    self._file.save(
+                        PassPosition(
+                            step=number, after=last, result=self._pass
+                        )
+                    )
         record_pass(self._move, self._now, self._pass)
+        if self._file is not None:
+            self._file.remove()
         return self._pass
+
+    def _steps(self) -> Iterator[tuple[MovedRows, _Walk]]:
+        """Yield tables with what is done with their rows."""
+        for one in self._move.tables.values():
+            yield one, self._unmarked_rows
+            yield one, self._marked_rows
+            yield one, self._unknown_rows
 
     def _find(
         self, one: MovedRows, key: Key | None, ids: Key, reason: str
@@ -81,9 +128,10 @@ class FullPass:
 
     # -- rows that no session has written, or the backfill not reached
 
-    def _unmarked_rows(self, one: MovedRows) -> None:
+    def _unmarked_rows(
+        self, one: MovedRows, after: Key | None
+    ) -> Iterator[Key]:
         has_ids = not isinstance(one, MovedLinks)
-        after: Key | None = None
         while True:
             with snapshot(self._move.engine) as connection:
                 end = one.marks.page_end(connection, after=after, limit=_PAGE)
@@ -99,37 +147,45 @@ class FullPass:
                 self._repair_rows(one, found)
             if end is None:
                 return
+            yield end
             after = end
 
     # -- rows that both sides should have
 
-    def _marked_rows(self, one: MovedRows) -> None:
-        for keys in self._marked_pages(one):
+    def _marked_rows(self, one: MovedRows, after: Key | None) -> Iterator[Key]:
+        for last, keys in self._marked_pages(one, after):
             for shard_id, some in grouped(one, keys).items():
                 self._compare_or_name(
                     one, shard_id, {there: keys[there] for there in some}
                 )
+            yield last
 
-    def _marked_pages(self, one: MovedRows) -> Iterator[dict[Key, Key]]:
-        """Yield keys in the database by those on the shards."""
-        after: Key | None = None
+    def _marked_pages(
+        self, one: MovedRows, after: Key | None
+    ) -> Iterator[tuple[Key, dict[Key, Key]]]:
+        """Yield positions, and keys in the database by those on the shards."""
         while isinstance(one, MovedLinks):
             with snapshot(self._move.engine) as connection:
-                keys = one.marks.keys_after(connection, after=after)
+                keys = one.marks.keys_after(
+                    connection, after=after, limit=_PAGE
+                )
             if not keys:
                 return
             after = keys[-1]
             there = self._copier.ids.link_keys(one, keys)
             # A row without one was deleted before it was copied.
-            yield {there[key]: key for key in keys if key in there}
-        last = 0
+            yield after, {there[key]: key for key in keys if key in there}
+        last = 0 if after is None else after[0]
         while True:
             with snapshot(self._move.engine) as connection:
-                found = one.marks.marked(connection, after=last)
+                found = one.marks.marked(connection, after=last, limit=_PAGE)
             if not found:
                 return
             last = max(found)
-            yield {(object_id,): key for object_id, key in found.items()}
+            yield (
+                (last,),
+                {(object_id,): key for object_id, key in found.items()},
+            )
 
     def _compare_or_name(
         self, one: MovedRows, shard_id: int, keys: Mapping[Key, Key]
@@ -231,8 +287,19 @@ class FullPass:
 
     # -- rows of the shards that the map does not have
 
-    def _unknown_rows(self, one: MovedRows, shard_id: int) -> None:
-        after: Key | None = None
+    def _unknown_rows(
+        self, one: MovedRows, after: Key | None
+    ) -> Iterator[Key]:
+        first, *rest = after or (0,)
+        shards = one.keyspace(self._move.cluster.places).shards
+        for shard_id in range(first, shards):
+            last = tuple(rest) if rest and shard_id == first else None
+            for page in self._unknown_on(one, shard_id, last):
+                yield shard_id, *page
+
+    def _unknown_on(
+        self, one: MovedRows, shard_id: int, after: Key | None
+    ) -> Iterator[Key]:
         while True:
             part = one.on(self._move.cluster, shard_id)
             with part.begin():
@@ -249,6 +316,7 @@ class FullPass:
                 self._repair_on_shard(one, shard_id, unknown)
             elif self._repairs and unknown:
                 self._delete(one, shard_id, unknown)
+            yield after
 
     def _without_marks(
         self, one: MovedRows, keys: Collection[Key]

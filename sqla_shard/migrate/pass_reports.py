@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import field
@@ -22,7 +23,14 @@ from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.stages import Progress
 
-__all__ = ["PASSES", "Found", "Pass", "last_pass", "record_pass"]
+__all__ = [
+    "PASSES",
+    "Found",
+    "Pass",
+    "PassPosition",
+    "last_pass",
+    "record_pass",
+]
 
 #: The results of complete passes, in the database.
 PASSES = Table(
@@ -66,6 +74,22 @@ class Found:
         ids = [str(object_id) for object_id in self.ids]
         return {**asdict(self), "ids": ids}
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Found:
+        """Return one from the result of :meth:`as_dict`.
+
+        :raises TypeError: for other data.
+        :raises LookupError: for other data.
+        :raises ValueError: for other data.
+        """
+        key = data["key"]
+        return cls(
+            table=data["table"],
+            key=None if key is None else tuple(key),
+            ids=tuple(map(int, data["ids"])),
+            reason=data["reason"],
+        )
+
     def __str__(self) -> str:
         key = "-" if self.key is None else ", ".join(map(str, self.key))
         ids = ", ".join(map(str, self.ids)) or "none"
@@ -102,12 +126,67 @@ class Pass:
         """Return the attributes as JSON values."""
         return {**vars(self), "found": [one.as_dict() for one in self.found]}
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Pass:
+        """Return one from the result of :meth:`as_dict`.
+
+        :raises TypeError: for other data.
+        :raises LookupError: for other data.
+        :raises ValueError: for other data.
+        """
+        return cls(
+            rows=_integer(data["rows"]),
+            waiting=_integer(data["waiting"]),
+            differences=_integer(data["differences"]),
+            found=[Found.from_dict(one) for one in data["found"]],
+        )
+
     def __str__(self) -> str:
         first = (
             f"{self.rows:,} rows, {self.differences:,} different, "
             f"{self.waiting:,} on their way"
         )
         return "\n".join([first, *map(str, self.found)])
+
+
+@dataclass(kw_only=True)
+class PassPosition:
+    """How far a pass is.
+
+    :ivar step: index of the step.
+    :ivar after: key of the last row of the last page of the step, as the step
+        needs it; None at its start.
+    :ivar result: what was compared and found so far.
+    """
+
+    step: int = 0
+    after: Key | None = None
+    result: Pass = field(default_factory=Pass)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes as JSON values."""
+        return {**vars(self), "result": self.result.as_dict()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> PassPosition:
+        """Return one from the result of :meth:`as_dict`.
+
+        :raises TypeError: for other data.
+        :raises LookupError: for other data.
+        :raises ValueError: for other data.
+        """
+        after = data["after"]
+        return cls(
+            step=_integer(data["step"]),
+            after=None if after is None else tuple(map(_integer, after)),
+            result=Pass.from_dict(data["result"]),
+        )
+
+
+def _integer(value: object) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r} must be an integer")
+    return value
 
 
 def last_pass(move: Move, now: Progress) -> Pass | None:

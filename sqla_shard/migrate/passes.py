@@ -1,12 +1,13 @@
 """Passes over all rows of a move: backfill, reconciliation, verification.
 
-All of them can be interrupted, and started again: what was done is in the
-marks.  Rows are read in the order of their object ids, so that a page has rows
-of few shards.
+All of them can be interrupted, and started again: what was copied is in the
+marks, and a position file has how far rows were compared.  Rows are read in
+the order of their object ids, so that a page has rows of few shards.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
@@ -135,18 +136,29 @@ def verify(
     move: Move,
     *,
     rate: float | None = None,
+    position: str | os.PathLike[str] | None = None,
     on_progress: Callable[[str, int], object] = lambda *_: None,
 ) -> Pass:
     """Compare all rows of both sides, and change nothing.
 
     :param rate: maximum number of rows per second; None for no limit.
+    :param position: the position file.  An interrupted pass is resumed from
+        it; it is removed at the end.
     :param on_progress: called with the name of a table and the number of rows
         that were compared.
     :raises StageRefusedError: if the stage copies nothing.
+    :raises VerifyPositionError: if the file belongs to another pass: of
+        another stage, or of other tables.
     """
     now = _stage(move, "verify")
-    limit = _limit(move, rate)
-    return FullPass(move, now, limit, on_progress, repairs=False).run()
+    return FullPass(
+        move,
+        now,
+        _limit(move, rate),
+        on_progress,
+        repairs=False,
+        position=position,
+    ).run()
 
 
 def reconcile(
@@ -155,6 +167,7 @@ def reconcile(
     rate: float | None = None,
     max_lag: float | None = None,
     passes: int = 10,
+    position: str | os.PathLike[str] | None = None,
     on_progress: Callable[[str, int], object] = lambda *_: None,
     on_pass: Callable[[Pass], object] = lambda _: None,
 ) -> Pass:
@@ -167,6 +180,7 @@ def reconcile(
     :param rate: maximum number of rows per second; None for no limit.
     :param max_lag: as for :func:`backfill`.
     :param passes: maximum number of passes.
+    :param position: as for :func:`verify`, for the pass that is interrupted.
     :param on_progress: as for :func:`verify`.
     :param on_pass: called after each pass.
     :returns: the last pass.
@@ -174,13 +188,15 @@ def reconcile(
     :raises StageChangedError: if the stage changes meanwhile.
     :raises MoveSetupError: as for :func:`backfill`.
     :raises FleetSetupError: if the lag of a replica cannot be read.
+    :raises VerifyPositionError: as for :func:`verify`.
     """
     now = _stage(move, "reconcile")
     limit = _limit(move, rate, max_lag)
     found = Pass()
     for _ in range(passes):
-        comparing = FullPass(move, now, limit, on_progress, repairs=True)
-        found = comparing.run()
+        found = FullPass(
+            move, now, limit, on_progress, repairs=True, position=position
+        ).run()
         on_pass(found)
         if found.is_equal:
             break

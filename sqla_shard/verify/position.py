@@ -8,11 +8,15 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
 from pathlib import Path
 from typing import Any
+from typing import Generic
+from typing import Protocol
+from typing import TypeVar
 
 from sqla_shard.exc import VerifyPositionError
 from sqla_shard.util.files import replace_file
@@ -134,20 +138,37 @@ def _tally(data: Mapping[str, Any]) -> Tally:
     )
 
 
-class PositionFile:
+class AnyState(Protocol):
+    """The state of a run."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes as JSON values."""
+        ...
+
+
+S = TypeVar("S", bound=AnyState)
+
+
+class PositionFile(Generic[S]):
     """The position file of one run.
 
     :param path: the file; its directory is created if needed.
     :param run: JSON values that identify the run.
+    :param read: returns the state of a run for the result of its
+        ``as_dict()``; for other data, it raises an error of a built-in type.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], run: Mapping[str, Any]
+        self,
+        path: str | os.PathLike[str],
+        run: Mapping[str, Any],
+        read: Callable[[Mapping[str, Any]], S],
     ) -> None:
         self.path = Path(path)
         self._run = {"format": _FORMAT, **run}
+        self._read = read
 
-    def load(self) -> State | None:
+    def load(self) -> S | None:
         """Return the state of the run, or None if there is no file.
 
         :raises VerifyPositionError: if it is the file of another run.
@@ -160,7 +181,7 @@ class PositionFile:
         try:
             data = parsed_json(text)
             found = dict(data["run"])
-            state = State.from_dict(data["state"])
+            state = self._read(data["state"])
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise self._refusal(
                 "it is not the position file of a run"
@@ -172,7 +193,7 @@ class PositionFile:
                 )
         return state
 
-    def save(self, state: State) -> None:
+    def save(self, state: S) -> None:
         """Write the state of the run.
 
         :raises OSError: if it cannot be written; the old file remains.

@@ -116,10 +116,10 @@ class Run:
         self._repair = repair
         self._pace = pace
         self._throttle = pace.throttle()
-        self._file: PositionFile | None = None
+        self._file: PositionFile[State] | None = None
         if position is not None:
             what = _run_identity(command, cluster, checks, repair)
-            self._file = PositionFile(position, what)
+            self._file = PositionFile(position, what, State.from_dict)
         self._on_progress = on_progress
         self._kinds = {
             name: kind

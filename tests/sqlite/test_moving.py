@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
+from contextlib import suppress
 from datetime import timezone
+from functools import partial
 from itertools import cycle
 
 import pytest
@@ -30,6 +32,7 @@ from sqla_shard.exc import SideClosedError
 from sqla_shard.exc import StageRefusedError
 from sqla_shard.exc import StageUnavailableError
 from sqla_shard.exc import UnmarkedWriteError
+from sqla_shard.exc import VerifyPositionError
 from sqla_shard.migrate import Declaration
 from sqla_shard.migrate import Lookup
 from sqla_shard.migrate import Move
@@ -43,10 +46,12 @@ from sqla_shard.migrate.passes import reconcile
 from sqla_shard.migrate.passes import verify
 from sqla_shard.migrate.switching import copy_waiting
 from sqla_shard.migrate.switching import Switch
+from sqla_shard.migrate.tables import COPYING
 from sqla_shard.models import normalization
 from sqla_shard.testing.mariadb_fleet import sqlite_topology
 from sqla_shard.util.pace import Throttle
 from sqla_shard.verify import verify_lookups
+from sqla_shard.verify.position import PositionFile
 from tests.models.moving_app import Base
 from tests.models.moving_app import CLASSES
 from tests.models.moving_app import FOLLOWS
@@ -308,6 +313,85 @@ def test_a_rate_limits_claims_and_copies(move, monkeypatch):
     assert backfill(move, rate=1000.0, jobs=1) == 0
     # Two users and four posts.
     assert taken == [2, 4, 2, 4]
+
+
+def _resumed(work, file, monkeypatch):
+    """Interrupt a pass after each page; return its result, and the pages."""
+
+    class Killed(BaseException):
+        pass
+
+    save = PositionFile.save
+
+    def save_and_die(self, state):
+        save(self, state)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PositionFile, "save", save_and_die)
+        for pages in range(1000):
+            with suppress(Killed):
+                return work(position=file), pages
+    pytest.fail("it does not end")
+
+
+@pytest.mark.parametrize("source", ["legacy", "shards"])
+def test_a_pass_is_resumed_after_each_page(
+    move, tmp_path, monkeypatch, source
+):
+    monkeypatch.setattr("sqla_shard.migrate.full_pass._PAGE", 1)
+    file = tmp_path / "position.json"
+    with move._sessions.begin() as session:
+        first, second = session.scalars(select(User).order_by(User.id))
+        first.following.append(second)
+    copied(move)
+    if source == "shards":
+        switched(move)
+    # Changed, without a mark, and only on the shards.
+    with move.engine.begin() as connection:
+        connection.execute(
+            update(Post.__table__).where(Post.id == 2).values(title="changed")
+        )
+        connection.execute(insert(User.__table__), [{"id": 9, "name": "new"}])
+    with move.cluster.begin(info={COPYING: True}) as session:
+        session.add(ShardedUser(name="of no row"))
+    expected = verify(move)
+    assert expected.differences == 3
+    found, pages = _resumed(partial(verify, move), file, monkeypatch)
+    assert found == expected
+    # Users, posts and a follow, by three steps.
+    assert pages >= 3 * (2 + 4 + 1)
+    repaired, _ = _resumed(
+        partial(reconcile, move, passes=1), file, monkeypatch
+    )
+    assert repaired.found == expected.found
+    assert not file.exists()
+    # A row of the database is not deleted.
+    left = 0 if source == "legacy" else 1
+    assert verify(move).differences == left
+
+
+def test_a_position_of_another_pass(move, tmp_path, monkeypatch):
+    file = tmp_path / "position.json"
+    copied(move)
+
+    def fails(table, rows):
+        if table == "posts":
+            raise OSError("the terminal is gone")
+
+    with pytest.raises(OSError, match="is gone"):
+        verify(move, position=file, on_progress=fails)
+    left = file.read_text()
+    with pytest.raises(VerifyPositionError, match="command was 'verify'"):
+        reconcile(move, position=file)
+    Switch(move).go("reading")
+    with pytest.raises(VerifyPositionError, match="change of the stage was"):
+        verify(move, position=file)
+    for wrong in ("[]", "{", left.replace('"step": ', '"step": 0.')):
+        file.write_text(wrong)
+        with pytest.raises(VerifyPositionError, match="not the position"):
+            verify(move, position=file)
+        assert file.read_text() == wrong
 
 
 def test_a_limit_of_lag_needs_replicas(move):

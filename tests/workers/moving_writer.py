@@ -157,16 +157,19 @@ def go_through(folder: Path) -> None:
     for number, step in enumerate(steps[first:], first + 1):
         print(f"step {number}: {step}", flush=True)  # noqa: T201  # into a log
         if step == "verify":
-            assert timed("verify", verify, move).is_equal
+            assert timed(
+                "verify",
+                lambda: verify(move, position=folder / "position.json"),
+            ).is_equal
         else:
-            go(switch, move, step)
+            go(switch, move, step, folder)
         await_writes(folder)
         (folder / "steps.new").write_text(str(number))
         (folder / "steps.new").rename(folder / "steps")
     move.close()
 
 
-def go(switch: Switch, move: Move, stage: str) -> None:
+def go(switch: Switch, move: Move, stage: str, folder: Path) -> None:
     """Go to a stage, forward or back."""
     order = list(STAGES)
     now = switch.begin()
@@ -176,7 +179,7 @@ def go(switch: Switch, move: Move, stage: str) -> None:
         elif now.stage == "copying":
             # A way back to copying within a round leaves what was found.
             if switch.met(now) < now.rules.needs:
-                copy(move)
+                copy(move, folder)
             now = switch.go("reading")
         elif now.stage == "reading" and not now.shares:
             now = switch.share({"posts": 50, "messages": 50})
@@ -184,10 +187,13 @@ def go(switch: Switch, move: Move, stage: str) -> None:
             now = switch.go(stage)
 
 
-def copy(move: Move) -> None:
+def copy(move: Move, folder: Path) -> None:
     assert timed("backfill", backfill, move) == 0
     # All processes mark what they write, so no pass has to repair.
-    found = timed("reconcile", lambda: reconcile(move, passes=1))
+    position = folder / "position.json"
+    found = timed(
+        "reconcile", lambda: reconcile(move, passes=1, position=position)
+    )
     assert found.is_equal, found
 
 
