@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,11 +22,15 @@ __all__ = ["list_clock"]
 def list_clock() -> Any:
     """Return a fixture in which each look at the clock is 1 s later."""
 
-    @pytest.fixture(autouse=True)
-    def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Rows of a class's fixtures are ordered, too.
+    @pytest.fixture(scope="class", autouse=True)
+    def clock() -> Iterator[None]:
         times = itertools.count(time.time_ns() // 1_000_000, 1000)
-        monkeypatch.setattr(
-            "sqla_shard.models.list_positions.now", lambda: next(times) * STEP
-        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                "sqla_shard.models.list_positions.now",
+                lambda: next(times) * STEP,
+            )
+            yield
 
     return clock
