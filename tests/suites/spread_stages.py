@@ -24,7 +24,8 @@ from tests.models.spread_stages import STAGES
 __all__ = ["Deleted", "History", "Inverse", "Refusals"]
 
 ACROSS = {"cross_shard": "ordered"}
-CLUSTERS = Clusters(stage(2, 0).base.metadata, SHARDS)
+TABLES = stage(2, 0).base.metadata
+CLUSTERS = Clusters(TABLES, SHARDS)
 cluster = CLUSTERS.on_backend()
 clock = list_clock()
 
@@ -35,7 +36,7 @@ def no_rows(cluster: Any) -> None:
     with cluster.session() as session:
         keyspace = session.places.keyspace(None, "objects")
         for place in session.places.several(keyspace, range(SHARDS)):
-            for table in stage(2, 0).base.metadata.sorted_tables:
+            for table in TABLES.sorted_tables:
                 if table.name != "users":
                     session.execute(
                         delete(table),
