@@ -335,18 +335,28 @@ def _sample_shard(
         lowest, highest = session.execute(ids, bind_arguments=at).one()
         if lowest is None:
             return []
-        # Pages overlap, above all on a shard with few rows.
-        for number in range(4 * -(-wanted // _PAGE)):
-            start = chooser.randint(lowest, highest) if number else lowest
+        # A shard with few rows is read from its first to its last one; at
+        # random, its pages would overlap, and still miss some of them.
+        is_small = highest - lowest < wanted
+        size = min(_PAGE, wanted)
+        start = lowest
+        for _ in range(4 * -(-wanted // _PAGE)):
             rows = session.execute(
-                page.where(key >= start)
-                .order_by(key)
-                .limit(min(_PAGE, wanted)),
+                page.where(key >= start).order_by(key).limit(size),
                 bind_arguments=at,
-            )
+            ).all()
             for row_id, value in rows:
                 blob = decode_stored(value, blobs.type)
                 found[row_id] = (blob.source or "").encode()
-            if len(found) >= wanted or monotonic() >= deadline:
+            if (
+                len(found) >= wanted
+                or (is_small and len(rows) < size)
+                or monotonic() >= deadline
+            ):
                 break
+            start = (
+                rows[-1][0] + 1
+                if is_small
+                else chooser.randint(lowest, highest)
+            )
     return list(found.values())[:wanted]

@@ -35,6 +35,7 @@ from sqla_shard.exc import DictionaryTrainingError
 from sqla_shard.exc import StaleDataError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.outbox.tables import DICTIONARIES as TABLE
+from sqla_shard.testing import StatementLog
 from sqla_shard.types.compression import Dictionary
 from sqla_shard.types.compression import MARKER
 from sqla_shard.types.compression import train_dictionary
@@ -262,6 +263,17 @@ class RollOut(Suite):
     def _time(self, cluster: Cluster, object_id: int) -> Any:
         with cluster.session() as session:
             return session.get(Packed, object_id).ts
+
+    def test_rows_for_training(self, cluster):
+        """Each row of a small shard once; random ones of a large one."""
+        with StatementLog() as log:
+            report = blobs.train(self.admin, Packed, dry_run=True)
+        assert report.rows >= SHARDS * ROWS
+        assert report.shards == SHARDS
+        read = [one for one in log.statements if "LIMIT" in one.upper()]
+        assert len(read) <= SHARDS * (1 + -(-report.rows // 50))
+        some = blobs.train(self.admin, Packed, rows=100, dry_run=True)
+        assert some.rows == 100
 
     def test_rows_of_insert(self, cluster):
         blobs.activate(self.admin, Packed)
