@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -151,8 +152,13 @@ def executed(node: ast.AST) -> Iterator[ast.AST]:
         yield from executed(child)
 
 
-def imports_of(module: str) -> Iterator[str]:
-    """Yield the modules that a module imports when it runs."""
+@cache
+def imports_of(module: str) -> tuple[str, ...]:
+    """Return the modules that a module imports when it runs."""
+    return tuple(_imports_of(module))
+
+
+def _imports_of(module: str) -> Iterator[str]:
     for node in executed(ast.parse(MODULES[module].read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
