@@ -22,6 +22,7 @@ _COMMITTED = {
 _FEW_DIFFERENT = {"Differential.selects": 200, "Differential.changes": 60}
 _FEW_MERGED = {"MergedDifferential.statements": 100}
 _FEW_NUMBERS = {"MergedNumbers.statements": 100}
+_LONG_PAGES = {"MergedPages.size": 11}
 _MUTATED = {"Mutated.times": 10 * MANY}
 
 #: The backends of each module of suites.
@@ -79,7 +80,10 @@ SUITES: dict[str, tuple[On, ...]] = {
         On("mariadb", few=_FEW_NUMBERS),
         MYSQLCLIENT._replace(values=_FEW_NUMBERS),
     ),
-    "merged_pages": BOTH,
+    "merged_pages": (
+        On("sqlite", few=_LONG_PAGES),
+        On("mariadb", few=_LONG_PAGES),
+    ),
     "merged_types": (
         On("sqlite", only="MergedTypes"),
         On("mariadb"),

@@ -170,12 +170,11 @@ _SHAPES: dict[str, _Case] = {
 _CASES = {**_FIELDS, **_EXPRESSIONS, **_SHAPES}
 
 
-#: Rows of a page.
-SIZE = 5
-
-
 class MergedPages:
     """``compared`` comes from the test module."""
+
+    #: Rows of a page.
+    size = 5
 
     @pytest.mark.parametrize("name", _CASES)
     def test_pages_are_all_rows_in_order(self, compared, name):
@@ -184,28 +183,29 @@ class MergedPages:
         want = compared.plain.execute(made.order_by(*ties))
         made, _ = _CASES[name](SHARDED)
         wanted = [_shown(row) for row in want]
+        size = self.size
         pages = []
         after = None
         with compared.cluster.session() as session:
             while True:
-                page = session.scatter_page(made, SIZE, after)
+                page = session.scatter_page(made, size, after)
                 pages.append(page)
                 after = page.next
                 if after is None:
                     break
-                assert len(page) == SIZE
+                assert len(page) == size
             found = [_shown(item) for page in pages for item in page]
             assert found == wanted
             assert pages[0].previous is None
             # And back again, turning round once on the way.
             after = pages.pop().previous
             while after is not None:
-                page = session.scatter_page(made, SIZE, after)
+                page = session.scatter_page(made, size, after)
                 there = pages.pop()
                 assert list(map(_shown, page)) == list(map(_shown, there))
-                again = session.scatter_page(made, SIZE, page.next)
-                start = SIZE * (len(pages) + 1)
-                want_again = wanted[start : start + SIZE]
+                again = session.scatter_page(made, size, page.next)
+                start = size * (len(pages) + 1)
+                want_again = wanted[start : start + size]
                 assert list(map(_shown, again)) == want_again
                 after = page.previous
             assert not pages
