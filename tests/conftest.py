@@ -134,6 +134,10 @@ def _profile(config: pytest.Config) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     _use_memory()
     hypothesis.settings.load_profile(_profile(config))
+    if config.getoption("--tier") != "all":
+        # A tenth of the processor time was for collections at each 700 new
+        # objects; `all` has them, for errors that come at such moments.
+        gc.set_threshold(10_000)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell has started us in the background.  Tests of Ctrl-C, and the
         # programs that they start, would never hear of it.
