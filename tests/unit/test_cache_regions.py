@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from datetime import timedelta
+from time import monotonic
 
 import pytest
 from dogpile.cache import CacheRegion
@@ -31,6 +32,18 @@ ON_NODES = {"backend": BACKEND, "arguments": {"servers": ["127.0.0.1:1"]}}
 class InMemory(cache_store.Harness):
     def __init__(self):
         self.store = open_region("objects", {"backend": MEMORY}).store
+        self.store._clock = self.clock
+        self._ahead = 0.0
+
+    def clock(self):
+        return monotonic() + self._ahead
+
+    def until(self, condition):
+        for _ in range(600):
+            if condition():
+                return True
+            self._ahead += 0.1
+        return False
 
     def flush(self):
         self.store.flush()
