@@ -320,7 +320,7 @@ class Copier:
                     left = conversion.left_behind(image.row)
                     key = legacy.insert(connection, {**left, **row})
                 new[key] = object_id
-            one.marks.claim_ids(connection, new)
+            one.marks.claim_ids(connection, new, number=number)
             keys = {**known, **{i: key for key, i in new.items()}}
             newer = one.marks.receive(
                 connection,

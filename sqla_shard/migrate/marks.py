@@ -296,17 +296,23 @@ class Marks:
             )
 
     def claim_ids(
-        self, connection: Connection, ids: Mapping[Key, int]
+        self,
+        connection: Connection,
+        ids: Mapping[Key, int],
+        *,
+        number: int = 0,
     ) -> dict[Key, int]:
         """Claim object ids, also for rows that have no mark yet.
 
         :param ids: the ids to claim, by key.
+        :param number: the round of marks that are inserted; 0 if the row is
+            to be claimed in any round.
         :returns: the ids of these rows: an id that was claimed before remains.
         :raises IntegrityError: if an id is claimed for another row.
         """
         if not ids:
             return {}
-        self._insert_missing(connection, _sorted(ids), 0)
+        self._insert_missing(connection, _sorted(ids), number)
         self.set_ids(connection, ids)
         marks = self.marks_of(connection, ids, locking=True)
         return {

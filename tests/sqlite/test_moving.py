@@ -512,6 +512,13 @@ def test_objects_get_primary_keys_and_references(move):
     assert verify(move).is_equal
 
 
+def test_rows_that_came_from_the_shards_need_no_backfill(move):
+    switched(move)
+    Posts(move).add_user("c")
+    assert Switch(move).back().stage == "reading"
+    assert status(move).unclaimed == 0
+
+
 def test_copies_of_deleted_objects_are_late_in_both_directions(move):
     switched(move)
     move._copies = False
