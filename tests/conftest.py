@@ -43,6 +43,9 @@ hypothesis.settings.register_profile(
 _MEMORY = "/dev/shm"  # noqa: S108 - only where the system has it
 _NEEDED = 4 << 30
 
+#: Those of Python.
+_THRESHOLDS = gc.get_threshold()
+
 _SEED = pytest.StashKey[int]()
 _DESELECTED = pytest.StashKey[int]()
 _SAID = "said"
@@ -134,10 +137,10 @@ def _profile(config: pytest.Config) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     _use_memory()
     hypothesis.settings.load_profile(_profile(config))
-    if config.getoption("--tier") != "all":
-        # A tenth of the processor time was for collections at each 700 new
-        # objects; `all` has them, for errors that come at such moments.
-        gc.set_threshold(10_000)
+    # A tenth of the processor time was for collections at each 700 new
+    # objects.  The tests of `all` have them, for errors that come at such
+    # moments.
+    gc.set_threshold(10_000)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell has started us in the background.  Tests of Ctrl-C, and the
         # programs that they start, would never hear of it.
@@ -181,7 +184,9 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["sqla_shard_seed"] = str(node.config.stash[_SEED])
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.getoption("--tier") == "all":
+        gc.set_threshold(*_THRESHOLDS)
     # Or each collection looks at all of the modules and tests again, which
     # takes longer than most of the tests that ask for one.
     _settle()
