@@ -22,7 +22,6 @@ from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.switching import Switch
 from sqla_shard.migrate.tables import MovedRows
 from sqla_shard.migrate.tables import MovedTable
-from sqla_shard.topology.keyspaces import as_ranges
 
 __all__ = ["MovePlan", "MoveStatus", "PlannedTable", "plan", "status"]
 
@@ -143,14 +142,7 @@ def _problems(move: Move) -> Iterator[str]:
                 )
     for table in move.metadata.sorted_tables:
         yield from _problems_of_keys(move, table)
-    for name, places in Switch(move).lacking().items():
-        yield (
-            f"{name} is missing on shards "
-            f"{as_ranges(one.shard_id for one in places)} of "
-            f"{places[0].keyspace}; create it: sqla-shard schema upgrade "
-            "(with schema --name if the keyspace has a section of "
-            "alembic.ini), or create_all() in development"
-        )
+    yield from Switch(move).missing_tables()
 
 
 def _problems_of_keys(move: Move, table: Table) -> Iterator[str]:

@@ -41,6 +41,7 @@ from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.stages import STAGES
 from sqla_shard.migrate.tables import MovedTable
 from sqla_shard.routing import spec_of
+from sqla_shard.topology.keyspaces import as_ranges
 
 __all__ = ["Switch", "copy_waiting", "drain"]
 
@@ -77,8 +78,8 @@ class Switch:
         }
         return list(found.values())
 
-    def lacking(self) -> dict[str, list[Place]]:
-        """Return the shards without a table of the classes, by table."""
+    def missing_tables(self) -> list[str]:
+        """Return a line for each table of the classes that shards lack."""
         wanted: dict[tuple[str, int], set[str]] = {}
         shards: dict[tuple[str, int], Place] = {}
         for table in self._tables_of_classes():
@@ -99,7 +100,14 @@ class Switch:
         for address, names in wanted.items():
             for name in sorted(names - there[address]):
                 found.setdefault(name, []).append(shards[address])
-        return found
+        return [
+            f"{name} is missing on shards "
+            f"{as_ranges(one.shard_id for one in places)} of "
+            f"{places[0].keyspace}; create it: sqla-shard schema upgrade "
+            "(with schema --name if the keyspace has a section of "
+            "alembic.ini), or create_all() in development"
+            for name, places in found.items()
+        ]
 
     def _tables_of_classes(self) -> Iterator[Table]:
         for one in self._move.tables.values():
@@ -268,6 +276,11 @@ class Switch:
         if now.stage == "legacy":
             self.prepare()
         forward = name == now.rules.forward
+        if forward and name == "copying" and (lines := self.missing_tables()):
+            # Each copy of the application would fail, one after the other.
+            raise StageRefusedError(
+                stage=now.stage, wanted=name, reason="; ".join(lines)
+            )
         if forward and now.rules.truth is None:
             self._await_copies(now, timeout)
         elif now.rules.copies and STAGES[name].truth is None:

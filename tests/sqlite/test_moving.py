@@ -876,6 +876,9 @@ def test_the_plan_names_tables_that_shards_lack(move):
                 bind_arguments={"shard_id": 1},
             )
         objects, again = plan(named).problems
+        with pytest.raises(StageRefusedError, match="from marking to copying"):
+            Switch(named).go("copying")
+        assert named.progress(now=True).stage == "marking"
     assert lookup == again
     table = UserName.__tablename__
     assert f"{table} is missing on shards 0-1 of lookup; create" in lookup
