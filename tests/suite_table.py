@@ -19,6 +19,7 @@ _COMMITTED = {
     "engine_options": {"pool_size": 30, "isolation_level": "READ COMMITTED"}
 }
 
+_FEW_CHANGES = {"History.changes": 10}
 _FEW_DIFFERENT = {"Differential.selects": 200, "Differential.changes": 60}
 _FEW_MERGED = {"MergedDifferential.statements": 100}
 _FEW_NUMBERS = {"MergedNumbers.statements": 100}
@@ -48,7 +49,10 @@ SUITES: dict[str, tuple[On, ...]] = {
     "reading": (*EVERYWHERE, MYSQLCLIENT),
     "remedies": BOTH,
     "resetting": BOTH,
-    "scatter_pages": BOTH,
+    "scatter_pages": (
+        On("sqlite", few={"ScatterPages.orders": 12}),
+        On("mariadb", few={"ScatterPages.orders": 12}),
+    ),
     "semantics": (*EVERYWHERE, MYSQLCLIENT),
     "shared_sessions": (On("mariadb"),),
     "texts": BOTH,
@@ -156,14 +160,17 @@ SUITES: dict[str, tuple[On, ...]] = {
     "mapping_sets": BOTH,
     "mapping_spread": BOTH,
     "spread_stages": (
-        On("sqlite"),
-        On("mariadb", only="Deleted History Inverse"),
+        On("sqlite", few=_FEW_CHANGES),
+        On("mariadb", only="Deleted History Inverse", few=_FEW_CHANGES),
     ),
     "verify_lookups": (
         On("sqlite", only="Together Damage Rekeying Resuming Runs"),
         On("mariadb", only="Together Rekeying Uncommitted"),
     ),
-    "verify_racing": BOTH,
+    "verify_racing": (
+        On("sqlite", few={"Racing.seconds": 0.5}),
+        On("mariadb", few={"Racing.seconds": 0.5}),
+    ),
     "verify_relations": (
         On("sqlite", only="Damage BesideWriters"),
         On("mariadb"),

@@ -213,9 +213,12 @@ _FORGED: list[tuple[Any, list[tuple[str, str]]]] = [
 class ScatterPages:
     """The test module has fixtures ``cluster`` and ``filled``."""
 
+    #: Random orders that are tried.
+    orders = 40
+
     def test_every_row_once_in_order(self, filled, rng):
         with filled.session() as session:
-            for _ in range(40):
+            for _ in range(self.orders):
                 some = rng.sample(_FIELDS, rng.randint(0, 4))
                 order = [rng.choice([f.asc, f.desc])() for f in some]
                 made = select(Thing).order_by(*order)

@@ -150,6 +150,9 @@ class Model:
 class History:
     """Random changes by processes of two neighbouring stages."""
 
+    #: Before each look at the lists.
+    changes = 25
+
     @pytest.mark.parametrize("before", [1, 2])
     def test_equals_a_model(self, cluster, rng, before):
         stages = [stage(before, n) for n in range(4)]
@@ -157,7 +160,7 @@ class History:
         model = Model(cluster, rng, owners)
         for first in range(3):
             both = [one.fans for one in stages[first : first + 2]]
-            for _ in range(25):
+            for _ in range(self.changes):
                 model.change(rng.choice(both))
             if first == 1:
                 # From now on all processes have the third stage.

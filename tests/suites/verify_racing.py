@@ -26,7 +26,6 @@ __all__ = ["Racing"]
 tables, cluster = verified()
 
 THREADS = 4
-_SECONDS = 2.0
 _PATIENCE = 120
 _NAMES = 12
 _ENDS = {"stays", "leaves", "changes"}
@@ -134,9 +133,12 @@ def _set_email(session: Any, user: int, email: str) -> None:
 class Racing:
     """The test module has a fixture ``cluster`` with no rows in it."""
 
+    #: How long people sign up, at least.
+    seconds = 2.0
+
     def test_beside_people_who_sign_up(self, cluster, rng, say):
         application = _Application(cluster)
-        until = monotonic() + _SECONDS
+        until = monotonic() + self.seconds
         classes = [AccountEmail, AccountTag]
         runs, found = 0, Counter()
         with ThreadPoolExecutor(THREADS) as executor:
