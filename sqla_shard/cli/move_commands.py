@@ -24,6 +24,7 @@ from sqla_shard.cli.output import ProgressLines
 from sqla_shard.cli.output import with_options
 from sqla_shard.cli.service_loop import End
 from sqla_shard.cli.service_loop import log_to_stderr
+from sqla_shard.migrate.mark_tables import KeyPart
 from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.move_plan import plan
 from sqla_shard.migrate.move_plan import status
@@ -147,6 +148,18 @@ def status_command(name: str, as_data: bool) -> None:
         print_report(status(move), as_data)
 
 
+def _part(_: object, __: object, text: str | None) -> KeyPart | None:
+    if text is None:
+        return None
+    number, _, count = text.partition("/")
+    try:
+        return KeyPart(int(number), int(count))
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{text!r} must be K/N, such as 1/4 for the first of four parts"
+        ) from error
+
+
 def _share(text: str) -> tuple[str, int]:
     table, _, percent = text.partition("=")
     if not percent.isdecimal() or int(percent) > 100:
@@ -219,7 +232,7 @@ def rollback_command(name: str, timeout: float) -> None:
     "backfill",
     epilog=examples(
         "sqla-shard migrate backfill shop.moving --rate 5000 --jobs 8",
-        "sqla-shard migrate backfill shop.moving --max-lag 5",
+        "sqla-shard migrate backfill shop.moving --max-lag 5 --part 1/4",
     ),
 )
 @_move_argument
@@ -234,6 +247,13 @@ def rollback_command(name: str, timeout: float) -> None:
     help="Number of threads that copy.",
 )
 @click.option(
+    "--part",
+    metavar="K/N",
+    callback=_part,
+    help="Copy the K-th of N equal parts, beside a process for each other "
+    "part.",
+)
+@click.option(
     "--follow",
     is_flag=True,
     help="Go on with rows that wait, in the direction of the stage, until "
@@ -244,14 +264,17 @@ def backfill_command(
     rate: float | None,
     max_lag: float | None,
     jobs: int,
+    part: KeyPart | None,
     follow: bool,
 ) -> None:
     """Copy the rows that no session has copied.
 
     The exit status is 1 if rows could not be copied.
     """
-    if follow and (rate, max_lag) != (None, None):
-        raise click.UsageError("--follow has neither --rate nor --max-lag")
+    if follow and (rate, max_lag, part) != (None, None, None):
+        raise click.UsageError(
+            "--follow has none of --rate, --max-lag and --part"
+        )
     with _opened(name) as move:
         if follow:
             _follow(move)
@@ -261,6 +284,7 @@ def backfill_command(
             rate=rate,
             max_lag=max_lag,
             jobs=jobs,
+            part=part,
             on_progress=_Rows("rows"),
         )
     echo(f"{failed:,} rows could not be copied")

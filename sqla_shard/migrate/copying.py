@@ -27,6 +27,7 @@ from sqlalchemy.exc import IntegrityError
 from sqla_shard.dialects import backend_for
 from sqla_shard.migrate.fences import Fence
 from sqla_shard.migrate.mark_tables import Key
+from sqla_shard.migrate.mark_tables import KeyPart
 from sqla_shard.migrate.marks import Mark
 from sqla_shard.migrate.marks import Marks
 from sqla_shard.migrate.stages import Progress
@@ -236,6 +237,7 @@ def claim_page(
     *,
     after: Key | None = None,
     limit: int = 500,
+    part: KeyPart | None = None,
     ids: Callable[[Collection[Key]], Mapping[Key, int]] | None = None,
 ) -> tuple[list[Key], Key | None]:
     """Make the next rows of a backfill wait to be copied.
@@ -247,6 +249,7 @@ def claim_page(
     :param progress: the stage in which the backfill was started.
     :param after: the last key of the page before.
     :param limit: maximum number of rows.
+    :param part: the part of the rows; None for all.
     :param ids: returns object ids for rows that have none.
     :returns: keys of rows, no keys at the end, and ``after`` for the next
         page.  Rows that have a mark of this round are included, and remain as
@@ -254,13 +257,15 @@ def claim_page(
     :raises StageChangedError: if the stage has changed since.
     """
     with source.begin() as connection:
-        keys = source.marks.page(connection, after=after, limit=limit)
+        keys = source.marks.page(
+            connection, after=after, limit=limit, part=part
+        )
         known = source.marks.marks_of(connection, keys)
         if keys:
             after = keys[-1]
         else:
             keys = source.marks.outdated(
-                connection, number=progress.round, limit=limit
+                connection, number=progress.round, limit=limit, part=part
             )
     wanted = [
         key

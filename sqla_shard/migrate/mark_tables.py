@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from typing import TypeAlias
 
@@ -12,6 +13,7 @@ from sqlalchemy import Boolean
 from sqlalchemy import Column
 from sqlalchemy import Computed
 from sqlalchemy import false
+from sqlalchemy import func
 from sqlalchemy import Index
 from sqlalchemy import Integer
 from sqlalchemy import MetaData
@@ -24,10 +26,45 @@ from sqlalchemy.types import TypeEngine
 
 from sqla_shard.dialects.sql import COUNTING
 
-__all__ = ["Key", "after_key", "among", "table_of_marks", "waits_in"]
+__all__ = [
+    "Key",
+    "KeyPart",
+    "after_key",
+    "among",
+    "table_of_marks",
+    "waits_in",
+]
 
 #: Values of the columns that identify a row.
 Key: TypeAlias = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class KeyPart:
+    """One of several equal parts of the rows, for a process of its own.
+
+    :ivar number: the part, from 1 to ``count``.
+    :ivar count: the number of parts.
+    :raises ValueError: if there is no such part.
+    """
+
+    number: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.count:
+            raise ValueError(
+                f"part {self.number} of {self.count} does not exist"
+            )
+
+    def has(self, columns: Sequence[Column[Any]]) -> ColumnElement[bool]:
+        """Return the condition of its rows.
+
+        :param columns: the columns of the key, the first of integers.
+        """
+        # Objects that were deleted before they were copied have negative keys.
+        return func.abs(columns[0]) % self.count == self.number - 1
+
 
 _PREFIX = "sqla_shard_moved_"
 _LONGEST = 64

@@ -44,6 +44,7 @@ from sqla_shard.dialects.sql import InsertMissing
 from sqla_shard.migrate.mark_tables import after_key
 from sqla_shard.migrate.mark_tables import among
 from sqla_shard.migrate.mark_tables import Key
+from sqla_shard.migrate.mark_tables import KeyPart
 from sqla_shard.migrate.mark_tables import table_of_marks
 from sqla_shard.migrate.mark_tables import waits_in
 
@@ -146,15 +147,19 @@ class Marks:
         *,
         after: Key | None = None,
         limit: int = _BATCH,
+        part: KeyPart | None = None,
     ) -> list[Key]:
         """Return the next keys of the rows of the table itself.
 
         :param after: the last key of the page before.
         :param limit: maximum number of rows.
+        :param part: the part of the rows; None for all.
         """
         statement = select(*self.key).order_by(*self.key).limit(limit)
         if after is not None:
             statement = statement.where(after_key(self.key, after))
+        if part is not None:
+            statement = statement.where(part.has(self.key))
         return [tuple(row) for row in connection.execute(statement)]
 
     def page_end(
@@ -209,12 +214,18 @@ class Marks:
         }
 
     def outdated(
-        self, connection: Connection, *, number: int, limit: int = _BATCH
+        self,
+        connection: Connection,
+        *,
+        number: int,
+        limit: int = _BATCH,
+        part: KeyPart | None = None,
     ) -> list[Key]:
         """Return keys of marks of earlier rounds; the row may be deleted.
 
         :param number: the round.
         :param limit: maximum number of marks.
+        :param part: the part of the rows; None for all.
         """
         statement = (
             select(*self._columns)
@@ -222,6 +233,8 @@ class Marks:
             .order_by(*self._columns)
             .limit(limit)
         )
+        if part is not None:
+            statement = statement.where(part.has(self._columns))
         return [tuple(row) for row in connection.execute(statement)]
 
     def receive(
@@ -421,14 +434,17 @@ class Marks:
         *,
         after: int | None = None,
         limit: int = _BATCH,
+        part: KeyPart | None = None,
     ) -> dict[Key, Mark]:
         """Return the marks of rows that wait to be copied, by key.
 
         They are in the order of their object ids, so that a page has rows of
         few shards; first are those without one.
 
-        :param after: the object id of the last mark of the page before.
+        :param after: the object id of the last mark of the page before; 0 for
+            the first page of those with one.
         :param limit: maximum number of rows.
+        :param part: the part of the rows; None for all.
         """
         of = self.table.c
         statement = (
@@ -439,7 +455,35 @@ class Marks:
         )
         if after is not None:
             statement = statement.where(of.object_id > after)
+        if part is not None:
+            statement = statement.where(part.has(self._columns))
         return self._read(connection, statement)
+
+    def waiting_without_id(
+        self,
+        connection: Connection,
+        *,
+        after: Key | None = None,
+        limit: int = _BATCH,
+        part: KeyPart | None = None,
+    ) -> list[Key]:
+        """Return keys of rows that wait, of those without an object id.
+
+        :param after: the last key of the page before.
+        :param limit: maximum number of keys.
+        :param part: the part of the rows; None for all.
+        """
+        statement = (
+            select(*self._columns)
+            .where(waits_in(self.table), self.table.c.object_id.is_(None))
+            .order_by(*self._columns)
+            .limit(limit)
+        )
+        if after is not None:
+            statement = statement.where(after_key(self._columns, after))
+        if part is not None:
+            statement = statement.where(part.has(self._columns))
+        return [tuple(row) for row in connection.execute(statement)]
 
     def marked(
         self, connection: Connection, *, after: int = 0, limit: int = _BATCH
@@ -466,21 +510,17 @@ class Marks:
         *,
         after: Key | None = None,
         limit: int = _BATCH,
-        waits: bool = False,
     ) -> list[Key]:
         """Return keys of marks in their order.
 
         :param after: the last key of the page before.
         :param limit: maximum number of keys.
-        :param waits: whether only those of rows that wait to be copied.
         """
         statement = (
             select(*self._columns).order_by(*self._columns).limit(limit)
         )
         if after is not None:
             statement = statement.where(after_key(self._columns, after))
-        if waits:
-            statement = statement.where(waits_in(self.table))
         return [tuple(row) for row in connection.execute(statement)]
 
     def count_waiting(self, connection: Connection) -> int:

@@ -15,13 +15,18 @@ from concurrent.futures import FIRST_COMPLETED
 from concurrent.futures import Future
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait
+from functools import partial
 
+from sqla_shard.cluster.retries import repeat
+from sqla_shard.cluster.retries import Retries
+from sqla_shard.dialects import backend_for
 from sqla_shard.exc import StageRefusedError
 from sqla_shard.migrate.copying import claim_page
 from sqla_shard.migrate.fences import Fence
 from sqla_shard.migrate.full_pass import FullPass
 from sqla_shard.migrate.lag import lag_guard
 from sqla_shard.migrate.mark_tables import Key
+from sqla_shard.migrate.mark_tables import KeyPart
 from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.pass_reports import Pass
 from sqla_shard.migrate.stages import Progress
@@ -32,6 +37,9 @@ from sqla_shard.util.pace import Throttle
 
 __all__ = ["backfill", "reconcile", "verify"]
 
+#: Seconds for which the claims of a page are repeated.
+_TIMEOUT = 60.0
+
 
 def backfill(
     move: Move,
@@ -39,6 +47,7 @@ def backfill(
     rate: float | None = None,
     max_lag: float | None = None,
     jobs: int = 4,
+    part: KeyPart | None = None,
     on_progress: Callable[[str, int], object] = lambda *_: None,
 ) -> int:
     """Claim all rows that have no mark of this round, and copy what waits.
@@ -47,6 +56,8 @@ def backfill(
     :param max_lag: seconds that replicas of either side may be behind; while
         one is further behind, no row is claimed or copied.  None for no limit.
     :param jobs: number of threads that copy.
+    :param part: the part of the rows; None for all.  Parts are for processes
+        that run at the same time, on one machine or several.
     :param on_progress: called with the name of a table and the number of rows
         that were claimed or copied.
     :returns: the number of rows that could not be copied; they are logged.
@@ -58,7 +69,7 @@ def backfill(
     now = _stage(move, "backfill", "legacy")
     limit = _limit(move, rate, max_lag)
     for one in move.tables.values():
-        _claim(move, one, now, limit, on_progress)
+        _claim(move, one, now, limit, part, on_progress)
     failed = 0
     pending: set[Future[int]] = set()
     with ThreadPoolExecutor(jobs) as pool:
@@ -68,7 +79,7 @@ def backfill(
             on_progress(waiting[0].name, len(waiting[2]))
             return left
 
-        for waiting in move.waiting.pages("legacy"):
+        for waiting in move.waiting.pages("legacy", part=part):
             limit(len(waiting[2]))
             pending.add(pool.submit(copy, waiting))
             if len(pending) >= 2 * jobs:
@@ -83,6 +94,7 @@ def _claim(
     one: MovedRows,
     now: Progress,
     limit: Callable[[int], object],
+    part: KeyPart | None,
     on_progress: Callable[[str, int], object],
 ) -> None:
     def propose(keys: Collection[Key]) -> Mapping[Key, int]:
@@ -91,11 +103,27 @@ def _claim(
         return {}
 
     legacy, fence = one.legacy(move.engine), Fence()
-    keys, after = claim_page(legacy, fence, now, ids=propose)
-    while keys:
+    dialect = move.engine.dialect
+    backend = backend_for(dialect.name, driver=dialect.driver)
+    after: Key | None = None
+    while True:
+        # Other parts and the application write neighbouring marks.
+        keys, after = repeat(
+            partial(
+                claim_page,
+                legacy,
+                fence,
+                now,
+                after=after,
+                part=part,
+                ids=propose,
+            ),
+            Retries(lambda: {backend}, attempts=None, timeout=_TIMEOUT),
+        )
+        if not keys:
+            return
         limit(len(keys))
         on_progress(one.name, len(keys))
-        keys, after = claim_page(legacy, fence, now, after=after, ids=propose)
 
 
 def _limit(

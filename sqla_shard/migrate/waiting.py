@@ -18,6 +18,7 @@ from sqla_shard.engine import by_server
 from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.links import MovedLinks
 from sqla_shard.migrate.mark_tables import Key
+from sqla_shard.migrate.mark_tables import KeyPart
 from sqla_shard.migrate.mark_tables import waits_in
 from sqla_shard.migrate.stages import Side
 from sqla_shard.migrate.tables import MovedRows
@@ -47,43 +48,53 @@ class WaitingRows:
         self._engine = engine
         self._cluster = cluster
 
-    def pages(self, source: Side, *, limit: int = 500) -> Iterator[Waiting]:
+    def pages(
+        self,
+        source: Side,
+        *,
+        limit: int = 500,
+        part: KeyPart | None = None,
+    ) -> Iterator[Waiting]:
         """Yield rows that wait to be copied from a side, in pages.
 
         :param limit: maximum number of rows of a page.
+        :param part: the part of the rows of the database; None for all.
         """
         for one in self._tables.values():
             if source == "legacy":
-                yield from self._waiting_rows(one, limit)
+                yield from self._rows_without_id(one, limit, part)
+                if not isinstance(one, MovedLinks):
+                    yield from self._rows_with_id(one, limit, part)
             else:
                 yield from self._waiting_objects(one, limit)
 
-    def _waiting_rows(self, one: MovedRows, limit: int) -> Iterator[Waiting]:
-        if isinstance(one, MovedLinks):
-            yield from self._waiting_links(one, limit)
-            return
-        after = None
-        while True:
-            with snapshot(self._engine) as connection:
-                marks = one.marks.waiting(connection, after=after, limit=limit)
-            if marks:
-                yield one, None, list(marks)
-            if len(marks) < limit:
-                return
-            # A page of rows without an id is followed by those with one.
-            after = max(mark.object_id or 0 for mark in marks.values())
-
-    def _waiting_links(self, one: MovedLinks, limit: int) -> Iterator[Waiting]:
+    def _rows_without_id(
+        self, one: MovedRows, limit: int, part: KeyPart | None
+    ) -> Iterator[Waiting]:
         after: Key | None = None
         while True:
             with snapshot(self._engine) as connection:
-                keys = one.marks.keys_after(
-                    connection, after=after, limit=limit, waits=True
+                keys = one.marks.waiting_without_id(
+                    connection, after=after, limit=limit, part=part
                 )
             if not keys:
                 return
             yield one, None, keys
             after = keys[-1]
+
+    def _rows_with_id(
+        self, one: MovedRows, limit: int, part: KeyPart | None
+    ) -> Iterator[Waiting]:
+        after = 0
+        while True:
+            with snapshot(self._engine) as connection:
+                marks = one.marks.waiting(
+                    connection, after=after, limit=limit, part=part
+                )
+            if not marks:
+                return
+            yield one, None, list(marks)
+            after = max(mark.object_id or 0 for mark in marks.values())
 
     def _waiting_objects(
         self, one: MovedRows, limit: int

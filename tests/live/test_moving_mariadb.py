@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import subprocess
+import sys
 from time import monotonic
 
 import pytest
+from sqlalchemy import insert
 from sqlalchemy import update
 
 from sqla_shard.exc import StageRefusedError
@@ -21,6 +25,8 @@ from tests.models.moving_app import Post
 from tests.models.moving_app import Posts
 from tests.models.moving_app import Sharded
 from tests.models.moving_app import ShardedPost
+from tests.models.moving_app import User
+from tests.models.moving_app import WRITTEN_AT
 from tests.servers.moving_trial import check
 from tests.servers.moving_trial import fill
 from tests.servers.moving_trial import Processes
@@ -61,6 +67,51 @@ def scene(mariadb_fleet, tmp_path):
     move.engine.dispose()
     server.root_execute("DROP DATABASE db_before")
     mariadb_fleet.drop_databases(document)
+
+
+def test_parts_at_the_same_time(scene, tmp_path):
+    move, environ = scene
+    count = 4
+    with move.engine.begin() as connection:
+        connection.execute(
+            insert(User.__table__),
+            [{"name": f"user {number}"} for number in range(20)],
+        )
+        connection.execute(
+            insert(Post.__table__),
+            [
+                {
+                    "user_id": 1 + number % 20,
+                    "title": f"post {number}",
+                    "changes": 0,
+                    "written_at": WRITTEN_AT,
+                }
+                for number in range(6000)
+            ],
+        )
+    Switch(move).go("copying")
+    done = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "sqla_shard.cli", "migrate"),
+                *("backfill", "tests.models.moving_app"),
+                *("--part", f"{number}/{count}"),
+            ],
+            env={**os.environ, **environ},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(1, count + 1)
+    ]
+    for process in done:
+        output, _ = process.communicate()
+        assert (process.returncode, output) == (
+            0,
+            "0 rows could not be copied\n",
+        )
+    found = verify(move)
+    assert found.is_equal
+    assert (found.rows, found.waiting) == (6020, 0)
 
 
 def test_a_move_under_load_whose_processes_are_killed(scene, tmp_path):

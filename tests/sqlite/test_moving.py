@@ -11,6 +11,7 @@ from functools import partial
 from itertools import cycle
 
 import pytest
+from click.testing import CliRunner
 from sqlalchemy import create_engine
 from sqlalchemy import delete
 from sqlalchemy import event
@@ -25,6 +26,7 @@ from sqlalchemy.orm import Session
 from sqla_shard import LookupMixin
 from sqla_shard import MappingMixin
 from sqla_shard import SCHEMA
+from sqla_shard.cli.program import program
 from sqla_shard.exc import DeclarationError
 from sqla_shard.exc import MoveSetupError
 from sqla_shard.exc import ServerUnreachableError
@@ -39,6 +41,7 @@ from sqla_shard.migrate import Move
 from sqla_shard.migrate import Moved
 from sqla_shard.migrate import Owner
 from sqla_shard.migrate.copying import read_images
+from sqla_shard.migrate.mark_tables import KeyPart
 from sqla_shard.migrate.move_plan import plan
 from sqla_shard.migrate.move_plan import status
 from sqla_shard.migrate.passes import backfill
@@ -302,6 +305,51 @@ def test_a_backfill_that_is_repeated_writes_nothing(move):
     assert backfill(move, jobs=1) == 0
     assert written
     assert verify(move).is_equal
+
+
+def test_all_rows_without_an_id_are_copied(move, monkeypatch):
+    Switch(move).go("copying")
+    move.progress(now=True)
+    # As with Move(copies=False): more rows than a page has.
+    monkeypatch.setattr(move, "_copies", False)
+    with move._sessions.begin() as session:
+        session.add_all(User(name=f"user {number}") for number in range(1100))
+    assert backfill(move, jobs=1) == 0
+    assert not any(move.waiting.count("legacy").values())
+    assert verify(move).is_equal
+
+
+def test_parts_of_a_backfill(move):
+    Switch(move).go("copying")
+    with move._sessions.begin() as session:
+        first, second = session.scalars(select(User).order_by(User.id))
+        first.following.append(second)
+    for number, keys in ((1, {3}), (2, {1, 3, 4}), (3, {1, 2, 3, 4})):
+        part = KeyPart(number, 3)
+        assert backfill(move, jobs=1, part=part) == 0
+        assert titles(move).keys() == keys
+    assert status(move).unclaimed == 0
+    assert verify(move).is_equal
+
+
+@pytest.mark.parametrize("part", ["0/2", "3/2", "1", "a/b", "-1/2", "1/0"])
+def test_parts_that_do_not_exist(part):
+    done = CliRunner().invoke(
+        program, ["migrate", "backfill", "nowhere", "--part", part]
+    )
+    assert done.exit_code == 2
+    assert f"'{part}' must be K/N, such as 1/4" in done.output
+
+
+@pytest.mark.parametrize(
+    "option", [("--rate", "5"), ("--max-lag", "5"), ("--part", "1/2")]
+)
+def test_following_has_no_limits(option):
+    done = CliRunner().invoke(
+        program, ["migrate", "backfill", "nowhere", "--follow", *option]
+    )
+    assert done.exit_code == 2
+    assert "--follow has none of --rate, --max-lag and" in done.output
 
 
 def test_a_rate_limits_claims_and_copies(move, monkeypatch):
