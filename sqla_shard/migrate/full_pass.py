@@ -46,7 +46,8 @@ class FullPass:
 
     :param move: the move.
     :param now: the stage.
-    :param limit: called with a number of rows that were compared; waits.
+    :param limit: called with a number of rows that were compared or repaired;
+        waits.
     :param on_progress: called with the name of a table and the number of rows
         that were compared.
     :param repairs: whether rows that differ are repaired, on the side that is
@@ -143,7 +144,8 @@ class FullPass:
                     self._pass.waiting += 1
                 else:
                     self._find(one, key, (), "written without a mark")
-            if self._from_legacy:
+            if self._from_legacy and self._repairs and found:
+                self._limit(len(found))
                 self._repair_rows(one, found)
             if end is None:
                 return
@@ -225,6 +227,9 @@ class FullPass:
             list(keys),
             is_same=lambda *both: not any(one.conversion.differences(*both)),
         )
+        # Before repairs: a pass that is interrupted while it waits would
+        # repair them, and not name them.
+        self._limit(len(keys))
         self._pass.rows += len(keys)
         self._pass.waiting += len(result.waiting)
         self._name(one, keys, result, ours, theirs)
@@ -233,7 +238,6 @@ class FullPass:
             self._repair_rows(one, [keys[other] for other in different])
         else:
             self._repair_on_shard(one, shard_id, different)
-        self._limit(len(keys))
         self._on_progress(one.name, len(keys))
 
     def _name(
@@ -317,6 +321,8 @@ class FullPass:
             elif self._repairs and unknown:
                 self._delete(one, shard_id, unknown)
             yield after
+            if self._repairs and unknown:
+                self._limit(len(unknown))
 
     def _without_marks(
         self, one: MovedRows, keys: Collection[Key]

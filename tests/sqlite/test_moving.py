@@ -363,6 +363,20 @@ def test_a_rate_limits_claims_and_copies(move, monkeypatch):
     assert taken == [2, 4, 2, 4]
 
 
+def test_a_rate_limits_all_repairs(move, monkeypatch):
+    Switch(move).go("copying")
+    taken = []
+    monkeypatch.setattr(Throttle, "take", lambda _, rows: taken.append(rows))
+    with move.cluster.begin(info={COPYING: True}) as session:
+        session.add(ShardedUser(name="of no row"))
+    verify(move, rate=1000)
+    assert taken == []
+    reconcile(move, rate=1000, passes=1)
+    # Users and posts, which no backfill has copied: repaired, and compared on
+    # two shards; and the object that is deleted.
+    assert taken == [2, 1, 1, 1, 4, 2, 2]
+
+
 def _resumed(work, file, monkeypatch):
     """Interrupt a pass after each page; return its result, and the pages."""
 
@@ -381,6 +395,30 @@ def _resumed(work, file, monkeypatch):
             with suppress(Killed):
                 return work(position=file), pages
     pytest.fail("it does not end")
+
+
+@pytest.mark.parametrize("mark", [True, False])
+def test_a_pass_that_is_interrupted_while_it_waits_has_repaired_nothing(
+    move, tmp_path, monkeypatch, mark
+):
+    Switch(move).go("copying")
+    if mark:
+        assert backfill(move) == 0
+        with move.engine.begin() as connection:
+            connection.execute(update(User.__table__).values(name="changed"))
+
+    def fails(throttle, rows):
+        raise KeyboardInterrupt
+
+    file = tmp_path / "position.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(Throttle, "take", fails)
+        with pytest.raises(KeyboardInterrupt):
+            reconcile(move, rate=1, passes=1, position=file)
+    # Both users; without a mark the posts, too.
+    found = reconcile(move, passes=1, position=file)
+    assert found.differences == (2 if mark else 6)
+    assert verify(move).is_equal
 
 
 @pytest.mark.parametrize("source", ["legacy", "shards"])
