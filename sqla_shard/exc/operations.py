@@ -394,8 +394,9 @@ class VerifyPositionError(ShardError):
     """Raised when a run cannot be resumed from a position file.
 
     The file belongs to another run: of other classes, of keyspaces with
-    another number of shards, or with other repairs.  Or it is not a position
-    file.
+    another number of shards, or with other repairs; a pass of a move also if
+    the stage has changed, or the database is another one.  Or it is not a
+    position file.
 
     :ivar path: the file.
     :ivar reason: why it cannot be used.

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 from typing import TypeAlias
 
+from sqlalchemy.engine import URL
+
 from sqla_shard.exc import UnclaimableRowError
 from sqla_shard.migrate.comparing import compare
 from sqla_shard.migrate.comparing import Comparison
@@ -81,8 +83,17 @@ class FullPass:
             )
 
     def _identity(self) -> dict[str, Any]:
+        url = self._move.engine.url
+        where = URL.create(
+            url.get_backend_name(),
+            host=url.host,
+            port=url.port,
+            database=url.database,
+        )
         return {
             "command": "reconcile" if self._repairs else "verify",
+            # A rehearsal has the same stages, and the same numbers.
+            "database": str(where),
             "round": self._now.round,
             "change of the stage": self._now.number,
             "tables": list(self._move.tables),

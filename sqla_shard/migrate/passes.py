@@ -176,7 +176,7 @@ def verify(
         that were compared.
     :raises StageRefusedError: if the stage copies nothing.
     :raises VerifyPositionError: if the file belongs to another pass: of
-        another stage, or of other tables.
+        another stage or database, or of other tables.
     """
     now = _stage(move, "verify")
     return FullPass(

@@ -470,6 +470,12 @@ def test_a_position_of_another_pass(move, tmp_path, monkeypatch):
     left = file.read_text()
     with pytest.raises(VerifyPositionError, match="command was 'verify'"):
         reconcile(move, position=file)
+    rehearsal = left.replace("before.sqlite", "rehearsal.sqlite")
+    assert rehearsal != left
+    file.write_text(rehearsal)
+    with pytest.raises(VerifyPositionError, match="database was"):
+        verify(move, position=file)
+    file.write_text(left)
     Switch(move).go("reading")
     with pytest.raises(VerifyPositionError, match="change of the stage was"):
         verify(move, position=file)
