@@ -59,6 +59,21 @@ class TestMarking(moving_rows.Marking):
             assert posts.count_waiting(connection) == 0
             assert reads(connection) - before < 50
 
+    def test_a_page_without_ids_reads_no_other_marks(self, engine):
+        likes = moving_rows.created(engine, moving_rows.LIKES)
+        keys = [(user, order) for user in "abcd" for order in range(500)]
+        with engine.begin() as connection:
+            likes.claim(connection, keys, number=1)
+            connection.execute(text(f"ANALYZE TABLE {likes.table.name}")).all()
+            before, after, found = reads(connection), None, []
+            while page := likes.waiting_without_id(
+                connection, after=after, limit=100
+            ):
+                found += page
+                after = page[-1]
+            assert found == keys
+            assert reads(connection) - before < 2 * len(keys)
+
 
 class TestFencing(moving_rows.Fencing):
     pass
