@@ -1,8 +1,9 @@
-"""Runs tests that measure time last, and alone.
+"""Runs long files first, and tests that measure time last and alone.
 
 With ``--dist loadfile`` of pytest-xdist, which otherwise gives each file to
-one of its processes.  When only such tests are left, all processes but one
-end; that one runs them after the others have gone.
+one of its processes in the order of collection.  When only tests that measure
+time are left, all processes but one end; that one runs them after the others
+have gone.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from tests.tiers import measures_time
 __all__ = ["TimedLast"]
 
 _TIMED = "tests that measure time"
+#: Files that take longer than what comes after them in the order of collection
+#: takes the other processes.
+_LONG = ("tests/test_docs.py",)
 
 
 class TimedLast(LoadFileScheduling):
-    """Files for each process that has nothing to do; timed tests last."""
+    """Files for each process that has nothing to do, long ones first."""
 
     def _split_scope(self, nodeid: str) -> str:
         if measures_time(nodeid):
@@ -28,6 +32,9 @@ class TimedLast(LoadFileScheduling):
     def _assign_work_unit(self, node: WorkerController) -> None:
         if _TIMED in self.workqueue:
             self.workqueue.move_to_end(_TIMED)
+        for file in _LONG:
+            if file in self.workqueue:
+                self.workqueue.move_to_end(file, last=False)
         super()._assign_work_unit(node)
 
     def _reschedule(self, node: WorkerController) -> None:
