@@ -5,13 +5,25 @@ from __future__ import annotations
 from contextlib import contextmanager
 
 import pytest
+from sqlalchemy import Column
 from sqlalchemy import create_engine
+from sqlalchemy import Integer
+from sqlalchemy import MetaData
+from sqlalchemy import Table
 from sqlalchemy import text
 
 from tests.suites import moving_rows
 from tests.suites.moving_rows import posts  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.live
+
+#: The keys of an association table.
+FOLLOWS = Table(
+    "follows",
+    MetaData(),
+    Column("follower_id", Integer, primary_key=True),
+    Column("user_id", Integer, primary_key=True),
+)
 
 
 @contextmanager
@@ -60,13 +72,15 @@ class TestMarking(moving_rows.Marking):
             assert reads(connection) - before < 50
 
     def test_a_page_without_ids_reads_no_other_marks(self, engine):
-        likes = moving_rows.created(engine, moving_rows.LIKES)
-        keys = [(user, order) for user in "abcd" for order in range(500)]
+        follows = moving_rows.created(engine, FOLLOWS)
+        keys = [(one, other) for one in range(40) for other in range(50)]
         with engine.begin() as connection:
-            likes.claim(connection, keys, number=1)
-            connection.execute(text(f"ANALYZE TABLE {likes.table.name}")).all()
+            follows.claim(connection, keys, number=1)
+        with engine.begin() as connection:
+            name = follows.table.name
+            connection.execute(text(f"ANALYZE TABLE {name}")).all()
             before, after, found = reads(connection), None, []
-            while page := likes.waiting_without_id(
+            while page := follows.waiting_without_id(
                 connection, after=after, limit=100
             ):
                 found += page
