@@ -149,8 +149,8 @@ def changed_acks(**values):
     [
         (b"", "Expecting value"),
         (b"\xff\xfe\x00", "decode"),
-        (b"[" * 100_000, "recursion"),
-        (b'{"a":' * 100_000, "recursion"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' * 100_000, "nested too deeply"),
         (b" " * 600_000, "600,000 bytes"),
         (b"[]", "not a JSON object"),
         (b'{"one:3306": 1}', "not of this version"),
