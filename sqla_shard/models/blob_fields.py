@@ -213,6 +213,7 @@ class BlobField:
         self._names_type = settings.ref is not None
         self._default = settings.default
         self._factory = settings.default_factory
+        self._is_checked = refers is not None or codec.checked
 
     @property
     def label(self) -> str:
@@ -396,9 +397,15 @@ class BlobField:
                 self._put_back(data, value)
                 return
             del data.decoded[self.name]
-        data[self.name] = encoded
+        self._store(data, encoded)
         if self.aliases:
             self._drop_aliases(data)
+
+    def _store(self, data: Blob, encoded: Any) -> None:
+        if self._is_checked:
+            data._store(self.name, encoded)
+        else:
+            data[self.name] = encoded
 
     def remove(self, data: Blob) -> None:
         """Remove the value from a blob; reads then return the default.
@@ -440,7 +447,7 @@ class BlobField:
         if known is not None and known.stored is MISSING:
             self._put_back(data, known.value)
         else:
-            data[self.name] = self._encoded_default()
+            self._store(data, self._encoded_default())
 
     # -- on the class
 

@@ -101,12 +101,15 @@ class Codec:
     :ivar python_type: the class of the values; ``object`` if several.
     :ivar native: whether the JSON value is the Python value.
     :ivar takes_any: whether every stored value of ``python_type`` is valid.
+    :ivar checked: whether ``encode()`` returns a plain ``str``, number,
+        ``bool`` or None, which the blob need not check again.
     """
 
     kind: ValueKind
     python_type: type
     native = False
     takes_any = False
+    checked = False
     _expects = "a value"
 
     def __init__(self, field: str, *, nullable: bool = False) -> None:
@@ -194,6 +197,7 @@ class Codec:
 class _NativeCodec(Codec):
     native = True
     takes_any = True
+    checked = True
 
     def encode(self, value: Any, path: Path | None = None) -> Any:
         if type(value) is self.python_type:
@@ -268,6 +272,7 @@ class FloatCodec(Codec):
     # Not native: an int written by another program is read as a float.
     kind = ValueKind.FLOAT
     python_type = float
+    checked = True
     _expects = "a finite float (or an int that is exact as a float)"
 
     def encode(self, value: Any, path: Path | None = None) -> Any:
@@ -376,6 +381,7 @@ class DateTimeCodec(_StringCodec):
 
     kind = ValueKind.DATETIME
     python_type = dt.datetime
+    checked = True
     _expects = "a datetime with a time zone"
 
     def encode(self, value: Any, path: Path | None = None) -> Any:
@@ -423,6 +429,7 @@ class DateCodec(_StringCodec):
 
     kind = ValueKind.DATE
     python_type = dt.date
+    checked = True
     _expects = "a date (a datetime is not: use its .date())"
 
     def encode(self, value: Any, path: Path | None = None) -> Any:

@@ -378,6 +378,14 @@ class TrackedDict(Node, dict[str, Any]):
         super().update(new)
         unlink(replaced)
 
+    def _store(self, key: str, scalar: Any) -> None:
+        """Set a key to a checked ``str``, number, ``bool`` or None."""
+        old = self.get(key)
+        super().__setitem__(key, scalar)
+        if isinstance(old, Node):
+            unlink((old,))
+        self._changed()
+
     def __setitem__(self, key: str, value: Any) -> None:
         key = check_key(key, self, self)
         old = super().get(key)

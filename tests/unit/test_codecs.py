@@ -566,6 +566,56 @@ def test_stored_dates_sort_as_dates(one, two):
     assert (codec.encode(one) < codec.encode(two)) == (one < two)
 
 
+class Text(str):
+    pass
+
+
+class Number(int):
+    pass
+
+
+class Real(float):
+    pass
+
+
+class Moment(dt.datetime):
+    pass
+
+
+class Day(dt.date):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "kind"),
+    [
+        (str, Text("a"), str),
+        (str, Text("\xe9"), str),
+        (str | None, None, type(None)),
+        (int, Number(1), int),
+        (int, Level.LOW, int),
+        (int, Number(1 << 70), int),
+        (float, Real(0.5), float),
+        (float, Number(1), float),
+        (bool, True, bool),
+        (dt.datetime, Moment(2026, 1, 2, tzinfo=EAST), str),
+        (dt.date, Day(2026, 1, 2), str),
+    ],
+)
+def test_checked_codecs_return_plain_scalars(annotation, value, kind):
+    # The blob stores what they return without a check of its own.
+    codec = field(annotation)
+    assert codec.checked
+    assert type(codec.encode(value)) is kind
+
+
+@pytest.mark.parametrize(
+    "annotation", [Colour, Literal["a"], Decimal, uuid.UUID, list[str], Any]
+)
+def test_values_of_other_codecs_are_checked_by_the_blob(annotation):
+    assert not field(annotation).checked
+
+
 def test_codecs_show_what_they_are():
     assert repr(field(str | None)) == "<TextCodec Pin.field: str | None>"
     assert repr(field(list[int])) == "<ContainerCodec Pin.field: list>"
