@@ -93,7 +93,11 @@ def _conflicts(mine: Iterable[str], theirs: Iterable[str]) -> list[str]:
 def watch_assignments(mapper: Mapper[Any], cls: type[Any]) -> None:
     """Handle ``after_mapper_constructed``: listen to assigned blobs."""
     # Before the listener of Blob itself, which replaces the assigned object.
-    event.listen(cls.data, "set", _on_set, raw=True, retval=True)
+    # Without include_key SQLAlchemy would wrap the listener, which is called
+    # for each new object.
+    event.listen(
+        cls.data, "set", _on_set, raw=True, retval=True, include_key=True
+    )
 
 
 def _on_set(state: Any, value: Any, old: Any, initiator: Any) -> Any:

@@ -192,6 +192,7 @@ class Blob(TrackedDict, Mutable):
             raw=True,
             retval=True,
             propagate=True,
+            include_key=True,
         )
         # As there, but the values that are loaded are not coerced again.
         private.track_mutable(cls, attribute, coerce=False)
@@ -220,20 +221,20 @@ def _restored(
 
 def _before_set(state: Any, value: Any, old: Any, initiator: Any) -> Any:
     """Handle an assignment to a blob attribute."""
-    if isinstance(value, Blob):
-        if value is old:
-            return value
-        if not value._is_unused():
-            # A blob of another object is copied: a shared one would flag
-            # both.
-            value = plain(value)
-    value = Blob.coerce(initiator.key, value)
+    if not isinstance(value, Blob):
+        value = Blob.coerce(initiator.key, value)
+    elif value is old:
+        return value
+    elif not value._is_unused():
+        # A blob of another object is copied: a shared one would flag both.
+        value = Blob(plain(value))
     if isinstance(old, Blob):
         old.released = True
-    if value is not None:
-        # Compare with the replaced document, which the database still has.
-        value.source = old.source if isinstance(old, Blob) else None
-        value.stored = old.stored if isinstance(old, Blob) else None
+        if value is not None:
+            # Compare with the replaced document, which the database still
+            # has.
+            value.source = old.source
+            value.stored = old.stored
     return value
 
 
