@@ -44,7 +44,7 @@ LAYERS = {
     "blobs": "sqlalchemy",
     "jobs": "sqlalchemy",
     "contrib": "redis sqlalchemy",
-    "fleet": "fsspec kazoo rich sqlalchemy",
+    "fleet": "fsspec kazoo sqlalchemy",
     "metrics": "prometheus_client sqlalchemy",
     "migrate": "sqlalchemy",
     "dashboard": "alembic flask sqlalchemy werkzeug",

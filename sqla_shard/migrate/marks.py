@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from sqlalchemy import and_
 from sqlalchemy import bindparam
+from sqlalchemy import Column
 from sqlalchemy import Connection
 from sqlalchemy import func
 from sqlalchemy import insert
@@ -155,12 +156,7 @@ class Marks:
         :param limit: maximum number of rows.
         :param part: the part of the rows; None for all.
         """
-        statement = select(*self.key).order_by(*self.key).limit(limit)
-        if after is not None:
-            statement = statement.where(after_key(self.key, after))
-        if part is not None:
-            statement = statement.where(part.has(self.key))
-        return [tuple(row) for row in connection.execute(statement)]
+        return _keys(connection, self.key, after=after, limit=limit, part=part)
 
     def page_end(
         self, connection: Connection, *, after: Key | None, limit: int
@@ -227,15 +223,13 @@ class Marks:
         :param limit: maximum number of marks.
         :param part: the part of the rows; None for all.
         """
-        statement = (
-            select(*self._columns)
-            .where(self.table.c.round < number)
-            .order_by(*self._columns)
-            .limit(limit)
+        return _keys(
+            connection,
+            self._columns,
+            self.table.c.round < number,
+            limit=limit,
+            part=part,
         )
-        if part is not None:
-            statement = statement.where(part.has(self._columns))
-        return [tuple(row) for row in connection.execute(statement)]
 
     def receive(
         self,
@@ -473,17 +467,15 @@ class Marks:
         :param limit: maximum number of keys.
         :param part: the part of the rows; None for all.
         """
-        statement = (
-            select(*self._columns)
-            .where(waits_in(self.table), self.table.c.object_id.is_(None))
-            .order_by(*self._columns)
-            .limit(limit)
+        return _keys(
+            connection,
+            self._columns,
+            waits_in(self.table),
+            self.table.c.object_id.is_(None),
+            after=after,
+            limit=limit,
+            part=part,
         )
-        if after is not None:
-            statement = statement.where(after_key(self._columns, after))
-        if part is not None:
-            statement = statement.where(part.has(self._columns))
-        return [tuple(row) for row in connection.execute(statement)]
 
     def marked(
         self, connection: Connection, *, after: int = 0, limit: int = _BATCH
@@ -516,12 +508,7 @@ class Marks:
         :param after: the last key of the page before.
         :param limit: maximum number of keys.
         """
-        statement = (
-            select(*self._columns).order_by(*self._columns).limit(limit)
-        )
-        if after is not None:
-            statement = statement.where(after_key(self._columns, after))
-        return [tuple(row) for row in connection.execute(statement)]
+        return _keys(connection, self._columns, after=after, limit=limit)
 
     def count_waiting(self, connection: Connection) -> int:
         """Return the number of rows that wait to be copied."""
@@ -596,6 +583,25 @@ class Marks:
 
     def _among(self, keys: Sequence[Key]) -> ColumnElement[bool]:
         return among(self._columns, keys)
+
+
+def _keys(
+    connection: Connection,
+    columns: Sequence[Column[Any]],
+    *conditions: ColumnElement[bool],
+    after: Key | None = None,
+    limit: int,
+    part: KeyPart | None = None,
+) -> list[Key]:
+    """Return the next keys, in their order."""
+    statement = (
+        select(*columns).where(*conditions).order_by(*columns).limit(limit)
+    )
+    if after is not None:
+        statement = statement.where(after_key(columns, after))
+    if part is not None:
+        statement = statement.where(part.has(columns))
+    return [tuple(row) for row in connection.execute(statement)]
 
 
 def _mark(row: Sequence[Any], at: int) -> Mark:
