@@ -217,9 +217,17 @@ class Engines:
             self._texts[url].add(text)
             return engine, schema, self._backends[url]
 
+    def filled(self, text: str) -> URL:
+        """Return the URL of a server with its secrets.
+
+        :param text: the URL as in the topology.
+        :raises TopologyError: if a placeholder has no value.
+        """
+        return filled(text, self._environ)
+
     def _read(self, text: str) -> tuple[URL, Backend]:
         """Return the URL of a server with its secrets, and its backend."""
-        url = filled(text, self._environ)
+        url = self.filled(text)
         backend = backend_for(
             url.drivername,
             driver=self._driver,

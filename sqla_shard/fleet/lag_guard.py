@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 _EVERY = 1.0
 #: Seconds for a replica to accept a connection, and to respond.
 _TIMEOUT = 5.0
+#: Errors of a server that has too many connections, or ends: it may accept
+#: one later.
+_PASSING = frozenset([1040, 1053, 1203, 1226, 1317, 1927])
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,9 @@ class LagGuard:
     def _one_behind(
         self, name: str, state: ServerState | Exception
     ) -> _Behind | None:
-        if isinstance(state, FleetServerError) and not state.is_unanswered:
+        if isinstance(state, FleetServerError) and not (
+            state.is_unanswered or state.number in _PASSING
+        ):
             raise FleetSetupError(str(state)) from state
         if isinstance(state, Exception):
             return _Behind(name, f"does not respond: {reason_of(state)}")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 from sqlalchemy.engine import URL
 
-from sqla_shard.engine.registry import filled
 from sqla_shard.exc import MoveSetupError
 from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.fleet.lag_guard import LagGuard
@@ -35,13 +32,17 @@ def replicas(move: Move) -> dict[str, URL]:
 
     :returns: URLs with the account, by the names for messages.
     """
-    found = {
-        f"replica {url.host}:{url.port or 3306}": url for url in move.replicas
-    }
+    found = {f"replica {_address(url)}": url for url in move.replicas}
+    engines = move.cluster.places.engines
     for pair in all_pairs(move.cluster.topology):
         if pair.standby is not None:
-            url = filled(pair.standby, os.environ)
+            url = engines.filled(pair.standby)
             # A directory of SQLite files replicates nothing.
             if url.host is not None:
                 found[f"{pair.name} standby"] = url
     return found
+
+
+def _address(url: URL) -> str:
+    host = f"[{url.host}]" if ":" in str(url.host) else url.host
+    return f"{host}:{url.port or 3306}"

@@ -54,7 +54,6 @@ from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.cluster.retries import repeat
 from sqla_shard.cluster.retries import Retries
 from sqla_shard.dialects import backend_for
-from sqla_shard.engine.registry import filled
 from sqla_shard.exc import DeclarationError
 from sqla_shard.exc import MoveSetupError
 from sqla_shard.exc import SideClosedError
@@ -155,7 +154,7 @@ class Move:
         self._copies = copies
         self._refresh = refresh
         self._compare = compare
-        self.replicas = tuple(_replica(url) for url in replicas)
+        self.replicas = tuple(_replica(url, cluster) for url in replicas)
         self._random = random.Random()  # noqa: S311  # not a secret
         self._never = Event()
         self._lock = Lock()
@@ -451,13 +450,13 @@ class Move:
             self._rests_until = monotonic() + _REST
 
 
-def _replica(text: str) -> URL:
+def _replica(text: str, cluster: Cluster) -> URL:
     """Return the URL of a replica.
 
     :raises MoveSetupError: if it is not that of a server with replication.
     """
     try:
-        url = filled(text, os.environ)
+        url = cluster.places.engines.filled(text)
     except (ArgumentError, TopologyError) as error:
         raise MoveSetupError(f"replicas: {masked(str(error))}") from error
     if url.get_backend_name() not in ("mysql", "mariadb") or not url.host:

@@ -158,6 +158,19 @@ def killed(pair):
         pair.standby.start()
 
 
+@contextmanager
+def crowded(pair):
+    """Let the standby refuse a further connection of the account."""
+    limit = f"ALTER USER {account(pair)} WITH MAX_USER_CONNECTIONS {{}}"
+    with as_root(pair.standby) as cursor:
+        cursor.execute(limit.format(1))
+        try:
+            with pair.standby.connect():
+                yield
+        finally:
+            cursor.execute(limit.format(0))
+
+
 def set_delay(server, seconds):
     server.root_execute("STOP SLAVE")
     server.root_execute(f"CHANGE MASTER TO MASTER_DELAY = {seconds}")
@@ -208,6 +221,13 @@ def test_a_pass_waits_for_a_standby_that_comes_back(move, pair, waiting):
     assert done.is_equal
     assert "server1 standby does not respond: " in waiting.lines[0]
     assert pair.standby.password not in "".join(waiting.lines)
+
+
+def test_a_standby_with_too_many_connections_is_waited_for(
+    move, pair, waiting
+):
+    run_while(waiting, crowded(pair), lag_guard(move, 5).wait)
+    assert "server1 standby does not respond: User " in waiting.lines[0]
 
 
 def test_seconds_are_those_of_the_replica(move, pair, waiting):

@@ -23,6 +23,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Session
 
+from sqla_shard import Cluster
 from sqla_shard import LookupMixin
 from sqla_shard import MappingMixin
 from sqla_shard import SCHEMA
@@ -41,6 +42,7 @@ from sqla_shard.migrate import Move
 from sqla_shard.migrate import Moved
 from sqla_shard.migrate import Owner
 from sqla_shard.migrate.copying import read_images
+from sqla_shard.migrate.lag import replicas
 from sqla_shard.migrate.mark_tables import KeyPart
 from sqla_shard.migrate.move_plan import plan
 from sqla_shard.migrate.move_plan import status
@@ -507,6 +509,35 @@ def test_a_replica_is_a_server(move, tmp_path, url, says):
     with pytest.raises(MoveSetupError, match=says) as info:
         open_move("sqlite://", str(tmp_path / "topology.json"), replicas=[url])
     assert "s3cret" not in str(info.value)
+
+
+def test_replicas_have_the_placeholders_of_the_cluster(move, tmp_path):
+    document = json.loads((tmp_path / "topology.json").read_text())
+    (first, *_) = document["keyspaces"]["objects"]["servers"]
+    first["standby"] = "mysql://app:${PASSWORD}@[::2]:3307"
+    for space in document["keyspaces"].values():
+        for number, server in enumerate(space["servers"]):
+            server["primary"] = f"mysql://app:${{PASSWORD}}@db{number}"
+    topology = tmp_path / "servers.json"
+    topology.write_text(json.dumps(document))
+    cluster = Cluster.from_file(
+        topology, placeholders=["PASSWORD"], environ={"PASSWORD": "s3cret"}
+    )
+    with cluster:
+        other = Move(
+            move.declaration,
+            Base.metadata,
+            move.engine,
+            cluster,
+            CLASSES,
+            stage=topology,
+            replicas=["mysql://app:${PASSWORD}@[::1]/"],
+        )
+        with closing(other):
+            found = replicas(other)
+    assert {url.password for url in found.values()} == {"s3cret"}
+    assert {url.host for url in found.values()} == {"::1", "::2"}
+    assert "replica [::1]:3306" in found
 
 
 def test_a_server_that_hangs_costs_one_attempt(move, monkeypatch, caplog):
