@@ -74,39 +74,24 @@ class ObjectCache(RowCache):
         :param places: the shard locations, by id.
         :returns: the objects, without those whose rows cannot be loaded.
         """
+        ids: dict[str, int] = {}
         found: dict[int, Any] = {}
+        rows: dict[str, list[Any]] = {}
         for part in split_by_reader(session, places):
             source = _Objects(self, part)
+            ids.update(source.ids)
             read = self.read_keys(session, source.ids, source, part)
-            found.update(
-                (source.ids[key], None if type(one) is _Absent else one)
-                for key, one in read.items()
-            )
-        return self._with_objects(session, places, found)
-
-    def _with_objects(
-        self,
-        session: ShardSession,
-        places: Mapping[int, Place],
-        found: dict[int, Any],
-    ) -> dict[int, Any]:
-        """Replace rows by objects of the session."""
-        rows = {
-            f"{self.head}{object_id}": [row]
-            for object_id, row in found.items()
-            if row is not None
-        }
-        if not rows:
-            return found
-        loaded = self.load_objects(session, next(iter(places.values())), rows)
-        objects: dict[int, Any] = {}
-        for object_id, row in found.items():
-            key = f"{self.head}{object_id}"
-            if row is None:
-                objects[object_id] = None
-            elif key in loaded:
-                (objects[object_id],) = loaded[key]
-        return objects
+            for key, one in read.items():
+                if type(one) is _Absent:
+                    found[ids[key]] = None
+                else:
+                    rows[key] = [one]
+        if rows:
+            place = next(iter(places.values()))
+            loaded = self.load_objects(session, place, rows)
+            for key, (one,) in loaded.items():
+                found[ids[key]] = one
+        return found
 
     def rows(
         self, part: Part[int], ids: Iterable[int]

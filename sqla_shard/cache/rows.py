@@ -334,20 +334,15 @@ class RowCache:
         self, session: ShardSession, places: Mapping[K, Place]
     ) -> dict[K, bytes]:
         """Return the :meth:`tag` of each location, by key."""
-        known: dict[Place, bytes] = {}
         tags = {}
-        generations = session.places.generations
+        known = session.places.generations.get
         head = f"{self.columns.digest}:"
         for key, place in places.items():
-            tag = known.get(place)
-            if tag is None:
-                # As generation_of(): a call for each of them would take
-                # longer.
-                generation = generations.get((place.keyspace, place.shard_id))
-                if generation is None:
-                    generation = generation_of(session.places, place)
-                tag = known[place] = f"{head}{generation}:".encode("ascii")
-            tags[key] = tag
+            # A call of generation_of() for each of them would take longer.
+            generation = known((place.keyspace, place.shard_id))
+            if generation is None:
+                generation = generation_of(session.places, place)
+            tags[key] = f"{head}{generation}:".encode("ascii")
         return tags
 
     def row_checks(self, place: Place) -> RowChecks:

@@ -287,11 +287,11 @@ class ObjectDefinition:
             type.
         """
         # Do not read instance.data, which may be deferred.
-        data = vars(instance).get("data")
+        data = instance.__dict__.get("data")
         if data is None:
             return
-        for made, is_decoded in self._checked:
-            stored = data.get(made.name, MISSING)
+        for name, is_decoded, made in self._checked:
+            stored = data.get(name, MISSING)
             if type(stored) is is_decoded:
                 continue
             if stored is MISSING:
@@ -300,14 +300,14 @@ class ObjectDefinition:
                 made.codec.decode(stored)
 
     @cached_property
-    def _checked(self) -> list[tuple[BlobField, type | None]]:
+    def _checked(self) -> list[tuple[str, type | None, BlobField]]:
         """The fields to check, and the type whose values are all valid."""
-        found: list[tuple[BlobField, type | None]] = []
+        found: list[tuple[str, type | None, BlobField]] = []
         for made in self.fields.values():
             codec = made.codec
             if codec.kind is not ValueKind.JSON or codec.native:
                 every = codec.python_type if codec.takes_any else None
-                found.append((made, every))
+                found.append((made.name, every, made))
         return found
 
 
