@@ -389,7 +389,8 @@ class BlobField:
         :raises BlobValueError: if the field cannot contain it.
         :raises ColocationError: if it is not the id of a parent.
         """
-        encoded = self.encode(value)
+        encode = self.codec.encode if self.refers is None else self.encode
+        encoded = encode(value)
         known = data.decoded.get(self.name) if data.has_decoded else None
         if known is not None:
             if known.value is value and known.is_of(self.stored(data)):

@@ -197,7 +197,9 @@ class _FieldImpl(_ScalarImpl):  # type: ignore[misc]  # of two versions
         """
         if value is MISSING:
             return
-        blob = self._document(state, dict_, PASSIVE_OFF)
+        blob = dict_.get("data")
+        if blob is None:
+            blob = self._document(state, dict_, PASSIVE_OFF)
         if self.dispatch.set:
             value = self.fire_replace_event(
                 state, dict_, value, self._before(blob), initiator

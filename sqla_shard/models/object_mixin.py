@@ -43,7 +43,6 @@ from sqlalchemy.orm import FromStatement
 from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
 from sqlalchemy.orm import ORMExecuteState
-from sqlalchemy.orm.attributes import instance_state
 
 from sqla_shard.dialects.sql import UpdatedAt
 from sqla_shard.exc import ClassDefinitionError
@@ -219,17 +218,19 @@ def _fill(instance: ObjectMixin) -> None:
             made.fill(data)
 
 
-def _before_insert(mapper: Any, connection: Any, target: ObjectMixin) -> None:
+def _before_insert(mapper: Any, connection: Any, state: Any) -> None:
+    target = state.obj()
     # Another before_flush listener may have added the object.
     _fill(target)
     # make_transient() does not remove the time of the former row.
-    target.__dict__.pop("ts", None)
-    choose_dictionary(mapper, connection, target)
+    state.dict.pop("ts", None)
+    if target.__sqla_shard__.compression is not None:
+        choose_dictionary(mapper, connection, target)
 
 
-def _after_insert(mapper: Any, connection: Any, target: ObjectMixin) -> None:
-    data = target.__dict__["data"]
-    remember_written(instance_state(target))
+def _after_insert(mapper: Any, connection: Any, state: Any) -> None:
+    data = state.dict["data"]
+    remember_written(state)
     data.source, data.stored = data.sent, data.sent_stored
     data.from_fields = False
 
@@ -275,8 +276,11 @@ event.listen(ObjectMixin, "after_mapper_constructed", finish, propagate=True)
 event.listen(
     ObjectMixin, "after_mapper_constructed", watch_assignments, propagate=True
 )
-event.listen(ObjectMixin, "before_insert", _before_insert, propagate=True)
-event.listen(ObjectMixin, "after_insert", _after_insert, propagate=True)
+# With these arguments SQLAlchemy does not wrap the listeners, which it calls
+# for each new object.
+_UNWRAPPED = {"raw": True, "retval": True, "propagate": True}
+event.listen(ObjectMixin, "before_insert", _before_insert, **_UNWRAPPED)
+event.listen(ObjectMixin, "after_insert", _after_insert, **_UNWRAPPED)
 event.listen(ObjectMixin, "before_update", _before_update, propagate=True)
 event.listen(ObjectMixin, "before_update", write_blob, propagate=True)
 event.listen(ObjectMixin, "after_update", show_change, propagate=True)

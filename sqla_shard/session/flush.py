@@ -7,6 +7,7 @@ has written nothing.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -80,11 +81,11 @@ class Collections:
         return self._found().get((child, attribute))
 
     def _find(self) -> Iterator[tuple[tuple[Any, str], Any]]:
-        for parent in (*self._session.new, *self._session.dirty):
-            state = instance_state(parent)
-            for key, filled in links_of(state.mapper).down:
+        parents = (*self._session.new, *self._session.dirty)
+        for state, links in _linked(parents):
+            for key, filled in links.down:
                 for child in changed(state, key).added:
-                    yield (instance_state(child), filled), parent
+                    yield (instance_state(child), filled), state.obj()
 
 
 def changed(state: InstanceState[Any], key: str) -> History:
@@ -163,6 +164,20 @@ def links_of(mapper: Mapper[Any]) -> Links:
             ),
         )
     return found
+
+
+def _linked(
+    instances: Iterable[Any],
+) -> Iterator[tuple[InstanceState[Any], Links]]:
+    """Yield the states of objects, with the links of their classes."""
+    known: dict[Mapper[Any], Links] = {}
+    for instance in instances:
+        state = instance_state(instance)
+        mapper = state.mapper
+        links = known.get(mapper)
+        if links is None:
+            links = known[mapper] = links_of(mapper)
+        yield state, links
 
 
 def _id_attribute(mapper: Mapper[Any], spec: TableSpec) -> str:
@@ -295,9 +310,8 @@ def _place_objects(session: ShardSession) -> None:
         else:
             unmodified.append(state)
     roots = []
-    for instance in new:
-        state = instance_state(instance)
-        if not _has_own_shard(session, state, collections):
+    for state, links in _linked(new):
+        if not _has_own_shard(session, state, links, collections):
             # Place them last, on the shard of the other objects.
             roots.append(state)
         else:
@@ -319,21 +333,21 @@ def _place_objects(session: ShardSession) -> None:
         if child.session is not None:
             place = place_of(session, None, child.obj())
             _check_link(session, child, attribute, parent, place)
-    for instance in (*dirty, *new):
-        state = instance_state(instance)
-        linked = links_of(state.mapper).linked
-        if linked:
-            _check_linked(session, state, linked)
+    for state, links in _linked((*dirty, *new)):
+        if links.linked:
+            _check_linked(session, state, links.linked)
 
 
 def _has_own_shard(
-    session: ShardSession, state: InstanceState[Any], collections: Collections
+    session: ShardSession,
+    state: InstanceState[Any],
+    links: Links,
+    collections: Collections,
 ) -> bool:
     """Return False for a new object whose shard is not determined yet.
 
     The shard that is found is that of :func:`place_of`.
     """
-    links = links_of(state.mapper)
     if (
         links.is_root
         and not collections
