@@ -27,6 +27,7 @@ from sqla_shard.migrate.pass_reports import Found
 from sqla_shard.migrate.pass_reports import Pass
 from sqla_shard.migrate.pass_reports import PassPosition
 from sqla_shard.migrate.pass_reports import record_pass
+from sqla_shard.migrate.rows import Difference
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.tables import MovedRows
 from sqla_shard.migrate.tables import MovedTable
@@ -38,6 +39,8 @@ __all__ = ["FullPass"]
 
 #: Rows of a page.
 _PAGE = 500
+#: Maximum number of characters that are shown of a value.
+_SHOWN = 200
 
 #: Reads the rows of a table after a key, and yields that of each page.
 _Walk: TypeAlias = Callable[[MovedRows, Key | None], Iterator[Key]]
@@ -267,9 +270,7 @@ class FullPass:
                 reason = "only the database has it"
             else:
                 reason = "; ".join(
-                    f"{d.attribute} is {d.expected!r} in the database and "
-                    f"{d.found!r} on the shard"
-                    for d in one.conversion.differences(row, found)
+                    map(_described, one.conversion.differences(row, found))
                 )
             self._find(
                 one, keys[there], there, reason or "written without a mark"
@@ -368,3 +369,25 @@ class FullPass:
         with part.begin() as connection:
             Fence().enter_as(connection, self._now)
             part.delete(keys)
+
+
+def _described(difference: Difference) -> str:
+    """Return both values; of long ones the part in which they differ."""
+    texts = repr(difference.expected), repr(difference.found)
+    differing = (
+        at
+        for at, (one, other) in enumerate(zip(*texts, strict=False))
+        if one != other
+    )
+    start = next(differing, min(map(len, texts))) - _SHOWN // 2
+    # A pass has up to 1,000 of them, and writes them after each page.
+    expected, found = (
+        text
+        if len(text) <= _SHOWN
+        else f"...{text[max(start, 0) :][:_SHOWN]}..."
+        for text in texts
+    )
+    return (
+        f"{difference.attribute} is {expected} in the database and {found} on "
+        "the shard"
+    )

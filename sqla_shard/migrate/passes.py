@@ -150,14 +150,19 @@ def _limit(
 def _stage(move: Move, command: str, source: str | None = None) -> Progress:
     """Return the stage; refuse it if it does not copy."""
     now = move.progress(now=True)
-    if now.rules.source is None or source not in (None, now.rules.source):
-        raise StageRefusedError(
-            stage=now.stage,
-            wanted=command,
-            reason=f"{command} needs a stage that copies rows; "
-            "`sqla-shard migrate switch` goes there",
+    if now.rules.source is None:
+        reason = (
+            f"{command} needs a stage that copies rows; "
+            "`sqla-shard migrate switch` goes there"
         )
-    return now
+    elif source not in (None, now.rules.source):
+        reason = (
+            f"rows are copied from the {now.rules.source}; run: "
+            f"sqla-shard migrate {command} --follow"
+        )
+    else:
+        return now
+    raise StageRefusedError(stage=now.stage, wanted=command, reason=reason)
 
 
 def verify(

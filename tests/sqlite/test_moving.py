@@ -379,6 +379,31 @@ def test_a_rate_limits_all_repairs(move, monkeypatch):
     assert taken == [2, 1, 1, 1, 4, 2, 2]
 
 
+def test_long_values_are_named_by_where_they_differ(move):
+    copied(move)
+    text = "x" * 5000
+    with move._sessions.begin() as session:
+        session.get(Post, 1).title = f"{text}-old-{text}"
+    with move.engine.begin() as connection:
+        connection.execute(
+            update(Post.__table__)
+            .where(Post.id == 1)
+            .values(title=f"{text}-new-{text}")
+        )
+    (found,) = verify(move).found
+    assert len(found.reason) < 500
+    assert "x-new-x" in found.reason
+    assert "x-old-x" in found.reason
+
+
+def test_a_backfill_after_the_write_switch_names_the_way(move):
+    switched(move)
+    with pytest.raises(
+        StageRefusedError, match=r"from the shards; run: .* --follow"
+    ):
+        backfill(move)
+
+
 def _resumed(work, file, monkeypatch):
     """Interrupt a pass after each page; return its result, and the pages."""
 
