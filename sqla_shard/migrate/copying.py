@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from contextlib import contextmanager
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 from typing import Protocol
 from typing import TypeAlias
@@ -33,6 +34,7 @@ from sqla_shard.migrate.marks import Marks
 from sqla_shard.migrate.stages import Progress
 
 __all__ = [
+    "Claimed",
     "Image",
     "Part",
     "Row",
@@ -230,16 +232,28 @@ def record_images(source: Part, images: Mapping[Key, Image]) -> None:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Claimed:
+    """How far the claims of a backfill are.
+
+    :ivar key: the last key of the page before; None at the start.
+    :ivar is_past_rows: whether that page had rows that were deleted.
+    """
+
+    key: Key | None = None
+    is_past_rows: bool = False
+
+
 def claim_page(
     source: Part,
     fence: Fence,
     progress: Progress,
     *,
-    after: Key | None = None,
+    after: Claimed = Claimed(),
     limit: int = 500,
     part: KeyPart | None = None,
     ids: Callable[[Collection[Key]], Mapping[Key, int]] | None = None,
-) -> tuple[list[Key], Key | None]:
+) -> tuple[list[Key], Claimed]:
     """Make the next rows of a backfill wait to be copied.
 
     It ends with rows that were deleted since an earlier round: the other side
@@ -247,7 +261,7 @@ def claim_page(
 
     :param fence: the fence of the database.
     :param progress: the stage in which the backfill was started.
-    :param after: the last key of the page before.
+    :param after: what was returned for the page before.
     :param limit: maximum number of rows.
     :param part: the part of the rows; None for all.
     :param ids: returns object ids for rows that have none.
@@ -256,17 +270,27 @@ def claim_page(
         they are.
     :raises StageChangedError: if the stage has changed since.
     """
+    keys: list[Key] = []
     with source.begin() as connection:
-        keys = source.marks.page(
-            connection, after=after, limit=limit, part=part
-        )
-        known = source.marks.marks_of(connection, keys)
-        if keys:
-            after = keys[-1]
-        else:
-            keys = source.marks.outdated(
-                connection, number=progress.round, limit=limit, part=part
+        if not after.is_past_rows:
+            keys = source.marks.page(
+                connection, after=after.key, limit=limit, part=part
             )
+            known = source.marks.marks_of(connection, keys)
+        if not keys:
+            # Marks of this round are before the last key: each page would
+            # read them again.
+            keys = source.marks.outdated(
+                connection,
+                number=progress.round,
+                after=after.key if after.is_past_rows else None,
+                limit=limit,
+                part=part,
+            )
+            known = source.marks.marks_of(connection, keys)
+            after = Claimed(is_past_rows=True)
+    if keys:
+        after = replace(after, key=keys[-1])
     wanted = [
         key
         for key in keys

@@ -214,12 +214,14 @@ class Marks:
         connection: Connection,
         *,
         number: int,
+        after: Key | None = None,
         limit: int = _BATCH,
         part: KeyPart | None = None,
     ) -> list[Key]:
         """Return keys of marks of earlier rounds; the row may be deleted.
 
         :param number: the round.
+        :param after: the last key of the page before.
         :param limit: maximum number of marks.
         :param part: the part of the rows; None for all.
         """
@@ -227,6 +229,7 @@ class Marks:
             connection,
             self._columns,
             self.table.c.round < number,
+            after=after,
             limit=limit,
             part=part,
         )

@@ -22,6 +22,7 @@ from sqla_shard.cluster.retries import Retries
 from sqla_shard.dialects import backend_for
 from sqla_shard.exc import StageRefusedError
 from sqla_shard.migrate.copying import claim_page
+from sqla_shard.migrate.copying import Claimed
 from sqla_shard.migrate.fences import Fence
 from sqla_shard.migrate.full_pass import FullPass
 from sqla_shard.migrate.lag import lag_guard
@@ -105,7 +106,7 @@ def _claim(
     legacy, fence = one.legacy(move.engine), Fence()
     dialect = move.engine.dialect
     backend = backend_for(dialect.name, driver=dialect.driver)
-    after: Key | None = None
+    after = Claimed()
     while True:
         # Other parts and the application write neighbouring marks.
         keys, after = repeat(

@@ -12,6 +12,9 @@ from sqlalchemy import MetaData
 from sqlalchemy import Table
 from sqlalchemy import text
 
+from sqla_shard.migrate.copying import claim_page
+from sqla_shard.migrate.stages import Progress
+from tests.models.moving_tables import Counters
 from tests.suites import moving_rows
 from tests.suites.moving_rows import posts  # noqa: F401  # a fixture
 
@@ -87,6 +90,30 @@ class TestMarking(moving_rows.Marking):
                 after = page[-1]
             assert found == keys
             assert reads(connection) - before < 2 * len(keys)
+
+    def test_claims_of_deleted_rows_read_no_other_marks(self, engine):
+        # A pool of one connection, whose reads are counted.
+        alone = create_engine(engine.url, pool_size=1)
+        source = Counters(alone)
+        keys = [(number,) for number in range(1, 2001)]
+        now = Progress(number=2, stage="copying", round=2)
+        with alone.begin() as connection:
+            source.marks.claim(connection, keys, number=1)
+            source.fence.write(connection, now)
+        with alone.connect() as connection:
+            before = reads(connection)
+        page, after = claim_page(source, source.fence, now, limit=100)
+        found = page
+        while page:
+            page, after = claim_page(
+                source, source.fence, now, after=after, limit=100
+            )
+            found = found + page
+        with alone.connect() as connection:
+            count = reads(connection) - before
+        alone.dispose()
+        assert found == keys
+        assert count < 6 * len(keys)
 
 
 class TestFencing(moving_rows.Fencing):
