@@ -8,6 +8,7 @@ import os
 import random
 import time
 from dataclasses import replace
+from functools import partial
 
 import pymysql
 import pytest
@@ -363,6 +364,9 @@ def test_votes_that_are_not_valid_do_not_count(scene):
         for name, data in votes.items():
             assert store.commit(Create(f"{folder}/{name}", data)) is not None
 
+        # As watchers do; without pauses ZooKeeper does nothing else.
+        renewing = partial(wait_until, seconds=LONG, every=0.5)
+
         def renewed():
             try:
                 for name, data in votes.items():
@@ -375,25 +379,22 @@ def test_votes_that_are_not_valid_do_not_count(scene):
             return True
 
         with Watching(scene.fleet(), POLICY) as one:
-            assert wait_until(
+            assert renewing(
                 lambda: (
                     renewed()
                     and all(one.said(f"watcher '{name}'") for name in votes)
                 ),
-                seconds=LONG,
             )
             scene.primary.kill()
-            assert wait_until(
+            assert renewing(
                 lambda: renewed() and one.said("1 of 3 watchers have not"),
-                seconds=LONG,
             )
             found = str(status(scene.fleet()))
             assert "0 of 1 watchers see it" in found
             assert all(f"watcher {name}: its vote" in found for name in votes)
             before = len(one.reports)
-            assert wait_until(
+            assert renewing(
                 lambda: renewed() and len(one.reports) > before + 3,
-                seconds=LONG,
             )
             assert read_only(scene.standby) == CLOSED
             with Watching(scene.fleet(), POLICY):
