@@ -17,6 +17,7 @@ from time import monotonic
 
 from sqlalchemy.engine import URL
 
+from sqla_shard.engine.pools import server_name
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import FleetSetupError
 from sqla_shard.fleet.server_states import all_answers
@@ -105,7 +106,7 @@ class LagGuard:
                     url,
                     name=name,
                     role="standby",
-                    address=f"{url.host}:{url.port or 3306}",
+                    address=server_name(url),
                     timeout=_TIMEOUT,
                 )
                 for name, url in replicas.items()
