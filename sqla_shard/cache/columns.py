@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from datetime import datetime
+from datetime import time
 from datetime import timedelta
 from decimal import Decimal
 from hashlib import blake2b
@@ -266,8 +267,23 @@ def _fits_64_bits(value: int) -> bool:
     return -(2**63) <= value < 2**64
 
 
-def _is_naive(value: datetime) -> bool:
+def _is_naive(value: datetime | time) -> bool:
     return value.tzinfo is None
+
+
+def _of_naive(kind: type[datetime] | type[time]) -> Callable[[str], bool]:
+    """Return a check of the strings that SQLite has for a type.
+
+    SQLAlchemy makes an aware value of a string with an offset.
+    """
+
+    def check(value: str) -> bool:
+        try:
+            return _is_naive(kind.fromisoformat(value))
+        except ValueError:
+            return True  # the column has a format of its own, or refuses it
+
+    return check
 
 
 def _is_bounded(value: Decimal) -> bool:
@@ -312,9 +328,9 @@ _KINDS: tuple[tuple[type[Any], Checks, Checks], ...] = (
     # SQLAlchemy 2.0 derives it from Numeric.
     (types.Float, _FLOAT, _FLOAT),
     (types.Numeric, _DECIMAL, {**_INTEGER, **_FLOAT}),
-    (types.DateTime, {datetime: _is_naive}, _TEXT),
+    (types.DateTime, {datetime: _is_naive}, {str: _of_naive(datetime)}),
     (types.Date, {date: None}, _TEXT),
-    (types.Time, {timedelta: None}, _TEXT),
+    (types.Time, {timedelta: None}, {str: _of_naive(time)}),
     (types.LargeBinary, _BYTES, _BYTES),
     (types.String, _TEXT, _TEXT),
     (types.JSON, _TEXT, _TEXT),

@@ -162,7 +162,7 @@ _EVERYTHING: dict[str, Callable[[Any], bool]] = {
     "text": lambda one: type(one) is str,
     "moment": lambda one: type(one) is datetime and one.tzinfo is None,
     "day": lambda one: type(one) is date,
-    "clock": lambda one: type(one) is time,
+    "clock": lambda one: type(one) is time and one.tzinfo is None,
     "price": lambda one: type(one) is Decimal and one.is_finite(),
     "ratio": lambda one: type(one) is float,
     "flag": lambda one: type(one) is bool,
@@ -489,6 +489,31 @@ class WrongCells(Suite):
             assert value_of(cluster, key, region) == value, wrong
             after = cluster.cache.stats()
             assert after[0].unreadable == before[0].unreadable + 1, wrong
+
+    @pytest.mark.parametrize("name", ["moment", "clock"])
+    @pytest.mark.parametrize("offset", ["+05:00", "-00:00", "Z"])
+    def test_offsets(self, cluster, name, offset):
+        """Of a column without: SQLAlchemy would load an aware value."""
+        object_id = stored(cluster, _full(), warm=True)
+        key = key_of(cluster, Everything, object_id)
+        value = value_of(cluster, key)
+        at = value.index(b"[")
+        row = json.loads(value[at:])
+        index = cluster.cache._of_class(Everything).columns.names.index(name)
+        cell = row[index]
+        # SQLite has a string, and MySQL a datetime or a timedelta.
+        row[index] = (
+            f"{cell}{offset}"
+            if isinstance(cell, str)
+            else {"t": f"2024-02-29T12:30:15{offset}"}
+        )
+        poison(cluster, key, value[:at] + json.dumps(row).encode())
+        for _ in range(2):
+            with cluster.session() as session:
+                found = getattr(session.get(Everything, object_id), name)
+                assert found == getattr(_full(), name)
+                assert found.tzinfo is None
+        assert value_of(cluster, key) == value
 
     def test_rows_of_another(self, cluster):
         """Of another object, of another class, of another list."""
