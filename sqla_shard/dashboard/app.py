@@ -29,6 +29,7 @@ from sqla_shard.dashboard.pages import Pages
 from sqla_shard.dashboard.security import add_headers
 from sqla_shard.dashboard.security import form_token
 from sqla_shard.exc import ExtensionSetupError
+from sqla_shard.util.addresses import host_and_port
 
 __all__ = ["DashboardServer", "create_app", "dashboard_blueprint"]
 
@@ -175,8 +176,8 @@ class DashboardServer:
         )
         # A browser that reads slowly must not keep the process alive.
         self._server.daemon_threads = True  # type: ignore[attr-defined]  # of ThreadingMixIn
-        shown = f"[{host}]" if ":" in host else host
-        self.address = f"http://{shown}:{self._server.server_port}"
+        shown = host_and_port(host, self._server.server_port)
+        self.address = f"http://{shown}"
 
     def serve(self) -> None:
         """Serve until :meth:`close` is called in another thread."""

@@ -17,6 +17,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import Pool
 from sqlalchemy.pool import QueuePool
 
+from sqla_shard.util.addresses import host_and_port
+
 __all__ = [
     "ENDED",
     "Answer",
@@ -141,7 +143,7 @@ def server_name(url: URL) -> str:
     """Return host and port, or the file; never a password."""
     if url.host is None:
         return str(url.database)
-    return f"{url.host}:{url.port or 3306}"
+    return host_and_port(url.host, url.port or 3306)
 
 
 def is_cold(pool: Pool) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy.engine import URL
 
+from sqla_shard.engine.pools import server_name
 from sqla_shard.exc import MoveSetupError
 from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.fleet.lag_guard import LagGuard
@@ -32,7 +33,7 @@ def replicas(move: Move) -> dict[str, URL]:
 
     :returns: URLs with the account, by the names for messages.
     """
-    found = {f"replica {_address(url)}": url for url in move.replicas}
+    found = {f"replica {server_name(url)}": url for url in move.replicas}
     engines = move.cluster.places.engines
     for pair in all_pairs(move.cluster.topology):
         if pair.standby is not None:
@@ -41,8 +42,3 @@ def replicas(move: Move) -> dict[str, URL]:
             if url.host is not None:
                 found[f"{pair.name} standby"] = url
     return found
-
-
-def _address(url: URL) -> str:
-    host = f"[{url.host}]" if ":" in str(url.host) else url.host
-    return f"{host}:{url.port or 3306}"

@@ -32,6 +32,8 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from sqla_shard.util.addresses import host_and_port
+
 if TYPE_CHECKING:
     from sqla_shard.testing.mariadb import MariaDBServer
 
@@ -241,7 +243,7 @@ def server_of(url: URL) -> str:
         return url.database or ":memory:"
     default = 3306 if url.drivername.startswith(("mysql", "maria")) else None
     port = url.port or default
-    return url.host if port is None else f"{url.host}:{port}"
+    return url.host if port is None else host_and_port(url.host, port)
 
 
 _STATEMENTS = frozenset({"Query", "Execute"})

@@ -216,6 +216,7 @@ def test_takes_async_engines(engines):
     [
         ("mysql+pymysql://a:secret@h", "h:3306"),
         ("mariadb://a:secret@h:3307/db", "h:3307"),
+        ("mysql://a:secret@[::1]:3307/db", "[::1]:3307"),
         ("postgresql://a:secret@h/db", "h"),
         ("sqlite://", ":memory:"),
         ("sqlite:////data/db00001.sqlite", "/data/db00001.sqlite"),

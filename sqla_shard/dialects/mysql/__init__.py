@@ -46,6 +46,7 @@ from sqla_shard.dialects.mysql.driver import with_limits
 from sqla_shard.dialects.mysql.driver import without_end
 from sqla_shard.dialects.polling import PIPELINING
 from sqla_shard.dialects.polling import Pipelining
+from sqla_shard.util.addresses import host_and_port
 
 __all__ = ["MySQL"]
 
@@ -177,7 +178,7 @@ class MySQL(Backend):
         if not missing or url in self._warned:
             return
         self._warned.add(url)
-        where = f"{url.host}:{url.port or 3306}"
+        where = host_and_port(url.host or "localhost", url.port or 3306)
         _log.warning(
             "%s has no %s (driver %s): if the server hangs, callers wait "
             "without limit",
