@@ -239,7 +239,7 @@ def test_a_refused_file_changes_nothing(
 
 
 @pytest.mark.thorough
-def test_other_errors_are_told_in_a_line(tmp_path: Path) -> None:
+def test_other_errors_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
     for arguments, message in [

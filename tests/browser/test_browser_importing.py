@@ -87,7 +87,7 @@ def test_import(site: Site, visitor: Callable[..., Visitor]) -> None:
     assert titles == wanted[: len(titles)]
 
 
-def test_what_is_no_link_is_left_out_and_told(
+def test_what_is_no_link_is_left_out_and_listed(
     site: Site, visitor: Callable[..., Visitor]
 ) -> None:
     name, _ = site.add_user()
@@ -95,7 +95,7 @@ def test_what_is_no_link_is_left_out_and_told(
     one.enter_as(name)
     upload(one, OURS)
     is_done(site, one)
-    # Bookmarklets and the browser's own entries are left out, and told.
+    # Bookmarklets and the browser's own entries are left out, and listed.
     expect(one.page.locator("main")).to_contain_text("2 links left out")
     one.page.goto("/boards")
     expect(one.page.locator("[data-board-id] strong")).to_have_text(

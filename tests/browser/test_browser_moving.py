@@ -201,7 +201,7 @@ def test_two_browsers_see_each_others_moves(
     assert found.index(d) < found.index(f)
 
 
-def test_a_removed_neighbour_is_told_and_the_page_shows_the_truth(
+def test_a_removed_neighbour_is_reported_and_the_page_shows_the_truth(
     site: Site, visitor: Callable[..., Visitor]
 ) -> None:
     board = Board(visitor, site)

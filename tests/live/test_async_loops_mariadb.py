@@ -65,7 +65,7 @@ def test_connections_end_with_their_loop(
     assert cluster.close()
 
 
-# The loops are closed, and nothing of it is told.
+# The loops are closed without a message.
 _CLOSED_LOOPS = """
 import asyncio
 import gc

@@ -268,7 +268,7 @@ class TestServers(Suite):
         assert points(cluster, [ids[NEAR]]) == [1]
 
     def test_a_lock_that_somebody_has(self, cluster, fleet, ids):
-        """It is told, and done the next time."""
+        """It is logged, and done the next time."""
         leave(cluster, ids[NEAR], [("r", "a")])
         leave(cluster, ids[FAR], [("r", "b")])
         place = cluster.places.place(

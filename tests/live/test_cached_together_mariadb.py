@@ -132,7 +132,7 @@ def test_a_forked_process(cluster: Cluster) -> None:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        told = b"failed"
+        outcome = b"failed"
         try:
             with sent() as statements:
                 names = [seen(cluster, User, user).name for user in users]
@@ -141,9 +141,9 @@ def test_a_forked_process(cluster: Cluster) -> None:
             with cluster.begin() as session:
                 session.get(User, users[1]).name = "child"
             assert seen(cluster, User, users[1]).name == "child"
-            told = b"well"
+            outcome = b"well"
         finally:
-            os.write(writing, told)
+            os.write(writing, outcome)
             os._exit(0)
     os.close(writing)
     try:

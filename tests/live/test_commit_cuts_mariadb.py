@@ -1,4 +1,4 @@
-"""COMMITs that are cut: what is told of each shard is what is there.
+"""COMMITs that are cut: what is reported of each shard is what is there.
 
 A proxy before each server cuts the connection on which COMMIT comes, before
 the server has got it or when it has done it.  What the servers have is read
@@ -124,30 +124,32 @@ def check(
     after: Sequence[str],
     new: str,
 ) -> None:
-    """Compare what was told of each shard with what is there."""
+    """Compare what was reported of each shard with what is there."""
     error = pickle.loads(pickle.dumps(error))
-    told: dict[str, list[WrittenShard]] = {}
+    reported: dict[str, list[WrittenShard]] = {}
     if error is None:
-        told["committed"] = [on_server(n) for n in written]
+        reported["committed"] = [on_server(n) for n in written]
     elif isinstance(error, CommitUnknownError):
-        told["unknown"] = [*error.shards_unknown]
+        reported["unknown"] = [*error.shards_unknown]
     elif isinstance(error, PartialCommitError):
-        told["committed"] = [*error.shards_committed]
-        told["failed"] = [*error.shards_failed]
-        told["unknown"] = [*error.shards_unknown]
-        told["rolled back"] = [*error.shards_rolled_back]
-        assert {s.server for s in told["committed"]} == {*error.committed}
-        assert {s.server for s in told["rolled back"]} == {*error.rolled_back}
-        assert error.unknown == bool(told["unknown"])
+        reported["committed"] = [*error.shards_committed]
+        reported["failed"] = [*error.shards_failed]
+        reported["unknown"] = [*error.shards_unknown]
+        reported["rolled back"] = [*error.shards_rolled_back]
+        assert {s.server for s in reported["committed"]} == {*error.committed}
+        assert {s.server for s in reported["rolled back"]} == {
+            *error.rolled_back
+        }
+        assert error.unknown == bool(reported["unknown"])
     else:
-        told["rolled back"] = [on_server(n) for n in written]
-    shards = [s for group in told.values() for s in group]
+        reported["rolled back"] = [on_server(n) for n in written]
+    shards = [s for group in reported.values() for s in group]
     assert sorted(s.shard_id for s in shards) == sorted(written)
     assert {*shards} == {on_server(n) for n in written}
     expected = list(before)
-    for shard in told.get("committed", ()):
+    for shard in reported.get("committed", ()):
         expected[shard.shard_id] = new
-    for shard in told.get("unknown", ()):
+    for shard in reported.get("unknown", ()):
         # What shares a server is there together, or not.
         assert after[shard.shard_id] in (before[shard.shard_id], new)
         expected[shard.shard_id] = after[shard.shard_id]
@@ -287,7 +289,7 @@ def test_a_server_that_was_only_read(
 def test_nothing_written_and_lost(
     cluster: Cluster, lines: list[Proxy], ids: list[int]
 ) -> None:
-    """It is repeated: nobody has been told anything."""
+    """It is repeated: nothing has been reported yet."""
     attempts = []
 
     def read(session: Any) -> int:

@@ -178,23 +178,23 @@ def client_of(cluster: Cluster) -> Any:
 def test_a_connection_that_flaps(
     scene: Scene, proxy: Proxy, cluster: Cluster, load: Load
 ) -> None:
-    """Whoever listens is told once for each topology, and of nothing else."""
-    told: list[int] = []
+    """Listeners are called once for each topology, and for nothing else."""
+    notified: list[int] = []
 
     @event.listens_for(cluster, "topology_changed")
     def note(cluster: Cluster, old: Topology, new: Topology) -> None:
-        told.append(new.epoch)
+        notified.append(new.epoch)
 
     for _ in range(10):
         proxy.cut()
         load.goes_on()
-    assert told == []
+    assert notified == []
     for _ in range(3):
         scene.is_followed(cluster)
         proxy.cut()
         load.goes_on()
-    # They are told when the new one is in use, which is a little later.
-    assert until(lambda: told == [2, 3, 4])
+    # They are called when the new one is in use, a little later.
+    assert until(lambda: notified == [2, 3, 4])
 
 
 def test_lost_data_is_no_topology_and_old_data_none_either(

@@ -362,7 +362,7 @@ def test_another_attempt(scene: Scene) -> None:
 
 
 def test_closing_the_cluster(scene: Scene) -> None:
-    """What waits for the server is not waited for any longer than told."""
+    """What waits for the server takes no longer than its limit."""
     with scene.opened(connect_args={}) as cluster:  # 30 seconds
         cluster.warm()
         scene.freeze()

@@ -239,7 +239,7 @@ def test_a_key_in_an_event_loop(
 def test_an_interrupted_commit_is_unknown(
     cluster: Cluster, fleet: MariaDBFleet
 ) -> None:
-    """The connection lives on: what COMMIT has done is not told by that."""
+    """The connection lives on, which does not say what COMMIT has done."""
     title = "interrupted"
     server = fleet.servers[0]
     killed: list[Any] = []

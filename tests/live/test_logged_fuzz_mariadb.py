@@ -126,7 +126,7 @@ def test_all_or_nothing_once(
         server.start()
     left, repaired = repair_all(fleet)
 
-    told = outcomes(log)
+    logged = outcomes(log)
     there: dict[str, set[int]] = {}
     counted = []
     for shard_id in ACROSS:
@@ -144,11 +144,11 @@ def test_all_or_nothing_once(
     assert all(counts == counted[0] for counts in counted)
 
     effect: Counter[tuple[str, bool]] = Counter()
-    for token, (outcome, _) in told.items():
+    for token, (outcome, _) in logged.items():
         effect[outcome, token in there] += 1
-    # Nothing is there that nobody has written, or that was told to have
-    # failed; all is there that was told to be done.
-    assert {*there} <= {*told}
+    # Nothing is there that nobody has written, or that was reported as
+    # failed; all is there that was reported as done.
+    assert {*there} <= {*logged}
     assert effect["failed", True] == effect["done", False] == 0
     done = effect["done", True]
     unknown = effect["begun", True] + effect["unknown", True]

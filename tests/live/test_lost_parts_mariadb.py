@@ -76,7 +76,7 @@ def bodies(cluster: Cluster, wanted: list[int]) -> list[str]:
 def test_savepoints_on_several_servers(
     cluster: Cluster, ids: list[int], ending: str
 ) -> None:
-    """Each connection is told to roll back by one thread."""
+    """One thread sends ROLLBACK to each connection."""
     roots = [ids[i] for i in FIRSTS]
     for _ in range(5):
         session = cluster.session(cross_shard="unordered")

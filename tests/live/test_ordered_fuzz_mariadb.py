@@ -1,6 +1,6 @@
 """Ordered COMMITs while servers are killed and started again.
 
-What each transaction was told of each shard is compared with what the servers
+What each transaction reported of each shard is compared with what the servers
 have in the end (:mod:`tests.servers.sums`).  Some write one shard alone.
 """
 
@@ -53,8 +53,8 @@ def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """What was told of a transaction.
+class Outcome:
+    """What a session reported of a transaction.
 
     :ivar token: its elements'.
     :ivar written: the shards that it has written.
@@ -74,9 +74,9 @@ def numbers(shards: tuple[WrittenShard, ...]) -> frozenset[int]:
     return frozenset(shard.shard_id for shard in shards)
 
 
-def told_by(
+def outcome_of(
     error: SQLAlchemyError, token: str, written: tuple[int, ...]
-) -> Told:
+) -> Outcome:
     """Return what an error says of each shard."""
     there: frozenset[int] = frozenset()
     unknown: frozenset[int] = frozenset()
@@ -91,7 +91,7 @@ def told_by(
         not_there = frozenset()
     # Each shard, once.
     assert sorted([*there, *unknown, *not_there]) == sorted(written), error
-    return Told(
+    return Outcome(
         token=token,
         written=written,
         error=type(error),
@@ -107,7 +107,7 @@ class Writers:
     cluster: Cluster
     #: By set and shard.
     sums: dict[tuple[int, int], int]
-    told: list[Told] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
     wrong: list[BaseException] = field(default_factory=list)
 
@@ -116,9 +116,9 @@ class Writers:
         try:
             while not self.stop.is_set():
                 count += 1
-                told = self._write(f"{number}-{count}", rng)
-                self.told.append(told)
-                if told.error is not None:
+                outcome = self._write(f"{number}-{count}", rng)
+                self.outcomes.append(outcome)
+                if outcome.error is not None:
                     # A server that is down refuses at once.
                     self.stop.wait(0.02)
         except BaseException as error:
@@ -126,9 +126,9 @@ class Writers:
 
     def written(self) -> int:
         """Return the number of writes that have succeeded."""
-        return sum(told.error is None for told in list(self.told))
+        return sum(outcome.error is None for outcome in list(self.outcomes))
 
-    def _write(self, token: str, rng: random.Random) -> Told:
+    def _write(self, token: str, rng: random.Random) -> Outcome:
         of = rng.randrange(SETS)
         shards: tuple[int, ...] = tuple(ACROSS)
         if rng.random() < 0.2:
@@ -138,11 +138,11 @@ class Writers:
                 for shard_id in shards:
                     add(session, self.sums[of, shard_id], of, token)
         except SQLAlchemyError as error:
-            return told_by(error, token, shards)
-        return Told(token=token, written=shards, there=frozenset(shards))
+            return outcome_of(error, token, shards)
+        return Outcome(token=token, written=shards, there=frozenset(shards))
 
 
-def test_every_divergence_was_told(
+def test_every_divergence_was_reported(
     fleet: MariaDBFleet,
     cluster: Cluster,
     rng: random.Random,
@@ -176,12 +176,15 @@ def test_every_divergence_was_told(
             has.setdefault(token, set()).add(shard_id)
 
     kinds: Counter[str] = Counter()
-    for told in writers.told:
-        there = has.pop(told.token, set())
-        assert told.there <= there <= told.there | told.unknown, (told, there)
-        if there not in (set(), {*told.written}):
-            assert told.error is PartialCommitError, (told, there)
-        kinds["none" if told.error is None else told.error.__name__] += 1
+    for outcome in writers.outcomes:
+        there = has.pop(outcome.token, set())
+        assert outcome.there <= there <= outcome.there | outcome.unknown, (
+            outcome,
+            there,
+        )
+        if there not in (set(), {*outcome.written}):
+            assert outcome.error is PartialCommitError, (outcome, there)
+        kinds["none" if outcome.error is None else outcome.error.__name__] += 1
     # Nothing is there that nobody has written.
     assert has == {}
     assert kinds["none"] > KILLS

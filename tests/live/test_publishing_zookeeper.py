@@ -566,7 +566,9 @@ READ = make_acl("world", "anyone", read=True)
 NODES = ("", "/topology", "/history", "/history/0000000001")
 
 
-def test_what_everybody_may_change_is_told(location, publisher, client):
+def test_files_that_everybody_may_change_are_reported(
+    location, publisher, client
+):
     path = f"/{location.removeprefix('zookeeper://').partition('/')[2]}"
     assert publisher.open_nodes() == [path]
     publisher.publish(topology(1))

@@ -247,7 +247,7 @@ def test_only_good_newer_ones_are_used(
     monkeypatch.setattr("sqla_shard.topology.follow.follower._GAP", 0.005)
     first = both_ways(mariadb_fleet, 2)
     edits = Edits(rng, first)
-    told: list[int] = []
+    epochs: list[int] = []
     kinds: list[str] = []
     hosts = f"{zookeeper_server.hosts}/random_edits_{os.getpid()}"
     with node(zookeeper_server.hosts) as client:
@@ -267,7 +267,7 @@ def test_only_good_newer_ones_are_used(
             @event.listens_for(cluster, "topology_changed")
             def note(cluster: Cluster, old: Topology, new: Topology) -> None:
                 assert new.epoch > old.epoch
-                told.append(new.epoch)
+                epochs.append(new.epoch)
 
             expected: list[int] = []
             before: Used | None = None
@@ -296,7 +296,7 @@ def test_only_good_newer_ones_are_used(
             assert before is not None
             after = Used(cluster)
             assert not any(stats.retired for stats in cluster.stats())
-            assert told == expected
+            assert epochs == expected
             done = sum(load.done)
         client.delete(f"/{where}", recursive=True)
     say(

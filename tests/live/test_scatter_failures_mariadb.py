@@ -131,7 +131,7 @@ def test_a_server_that_does_not_answer(
 def test_closing_while_a_server_does_not_answer(
     fleet: MariaDBFleet, ids: list[int]
 ) -> None:
-    """close() takes no longer than it was told to."""
+    """close() takes no longer than its limit."""
     cluster = opened(fleet)
     found: list[Any] = []
 

@@ -97,7 +97,7 @@ def test_a_doubt_leaves_the_reason(project: Project) -> None:
         assert last["error"].count("definitions of the tables do not") <= 1
 
 
-def test_a_ledger_that_was_dropped_is_told_of(project: Project) -> None:
+def test_a_ledger_that_was_dropped_is_reported(project: Project) -> None:
     project.add("0001", PINS)
     project.alembic("upgrade", "head")
     project.query(1, f"DROP TABLE {{db}}{LEDGER}")

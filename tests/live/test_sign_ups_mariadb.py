@@ -205,7 +205,7 @@ def test_nothing_of_a_crash_is_left_after_a_repair(cluster, rng, say):
     assert orphans > 0, "nobody has crashed; a seed that shows nothing"
 
     # A key that is free goes to one of those who had asked for it; the other
-    # objects are told, and are for the application to delete.
+    # objects are reported, and are for the application to delete.
     deleted = 0
     while True:
         report = verify_lookups(

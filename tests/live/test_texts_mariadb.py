@@ -134,12 +134,12 @@ def _check(plain: Any, table: Table) -> None:
     pairs = pairs.where(table.c.id < other.c.id)
     for one, two, equal, less in plain.execute(pairs):
         a, b = keys[one], keys[two]
-        told = f"{name}: {a[6]!r} and {b[6]!r}; {given[one]}, {given[two]}"
-        assert (a[5] == b[5]) is bool(equal), told
-        assert (a[2] == b[2]) is bool(equal), told
-        assert (a[2] < b[2]) is bool(less), told
+        case = f"{name}: {a[6]!r} and {b[6]!r}; {given[one]}, {given[two]}"
+        assert (a[5] == b[5]) is bool(equal), case
+        assert (a[2] == b[2]) is bool(equal), case
+        assert (a[2] < b[2]) is bool(less), case
         # Else DISTINCT would have rows twice.
-        assert a[4] == b[4] or not equal, told
+        assert a[4] == b[4] or not equal, case
 
 
 def test_every_collation(plain, collations, rng, say):

@@ -136,7 +136,7 @@ def count_of(cluster: Cluster, cls: Any) -> int:
 
 
 def end_at(cluster: Cluster, cls: Any, key: str, moment: datetime) -> None:
-    """Let a claim end at another time than it was told."""
+    """Let a claim end at another time than it was given."""
     table = cls.__table__
     with cluster.begin() as session:
         done: Any = session.execute(

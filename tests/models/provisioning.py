@@ -48,7 +48,7 @@ def upgrade():
         os.kill(os.getppid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
     if Path({flags!r}, f"fail{{shard_id}}").exists():
-        raise RuntimeError("told to fail")
+        raise RuntimeError("asked to fail")
     more = []
     if Path({flags!r}, f"differ{{shard_id}}").exists():
         more = [sa.Column("odd", sa.Integer)]

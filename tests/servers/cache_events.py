@@ -94,8 +94,8 @@ Moment = tuple[float, bool, Event]
 
 def line_of(event: Event) -> bytes:
     """Return the line that :func:`events_of` reads."""
-    told = {k: v for k, v in vars(event).items() if v != _DEFAULTS.get(k)}
-    return json.dumps(told).encode() + b"\n"
+    given = {k: v for k, v in vars(event).items() if v != _DEFAULTS.get(k)}
+    return json.dumps(given).encode() + b"\n"
 
 
 _DEFAULTS = {f.name: f.default for f in fields(Event)}

@@ -77,8 +77,8 @@ class Program:
         sent, said = lines
         assert sent is not None
         assert said is not None
-        told = json.dumps([asdict(one) for one in everybody])
-        sent.write(told.encode() + b"\n")
+        events = json.dumps([asdict(one) for one in everybody])
+        sent.write(events.encode() + b"\n")
         sent.flush()
         said.readline()
         yield
@@ -155,7 +155,7 @@ class Scene:
         """Return what the checker finds.
 
         :param enough: whether that is enough; it is asked again and again.
-        :param during: does things, until it is told that all is over.
+        :param during: does things, until an event says that all is over.
         """
         for log in self.folder.glob("*.log"):
             log.unlink()

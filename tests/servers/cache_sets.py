@@ -17,7 +17,7 @@ from tests.servers.cache_events import Stale
 __all__ = ["WRONG_LENGTH", "stale_sets"]
 
 WRONG_LENGTH = -1
-"""Stands for the ids of a read that has told their number only."""
+"""Stands for the ids of a read that has reported their number only."""
 
 _Ids = frozenset[int]
 

@@ -1,4 +1,4 @@
-"""Topologies that change: a source that says what it is told, documents."""
+"""Topologies that change: a scripted source, and documents."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Pin(ObjectMixin, Base, type_id=1):
 
 
 class Feed:
-    """A source that answers what it was told to.
+    """A source with scripted answers.
 
     :param answer: a topology, or what is raised.
     """

@@ -205,7 +205,7 @@ def _by_token(rows: Mapping[int, Rows]) -> tuple[_Found, _Found]:
 def _wrong_outcome(
     attempts: Sequence[Attempt], found: Sequence[tuple[int, int]]
 ) -> list[str]:
-    """Compare the pins of one token with what its writer was told."""
+    """Compare the pins of one token with the answers that its writer had."""
     if not attempts:
         return ["nobody wrote it"]
     shard = attempts[0].shard

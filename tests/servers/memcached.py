@@ -14,7 +14,7 @@ __all__ = ["command", "grow_old", "no_node", "nodes", "stats"]
 
 
 @contextlib.contextmanager
-def _told(server: MemcachedServer, sent: bytes) -> Iterator[IO[bytes]]:
+def _sent(server: MemcachedServer, sent: bytes) -> Iterator[IO[bytes]]:
     address = (server.host, server.port)
     with (
         socket.create_connection(address, timeout=5) as asking,
@@ -25,14 +25,14 @@ def _told(server: MemcachedServer, sent: bytes) -> Iterator[IO[bytes]]:
 
 
 def command(server: MemcachedServer, sent: bytes) -> bytes:
-    """Say something to a node, and return the first line of its answer."""
-    with _told(server, sent) as answers:
+    """Send a command to a node; return the first line of its answer."""
+    with _sent(server, sent) as answers:
         return answers.readline()
 
 
 def stats(server: MemcachedServer) -> dict[str, str]:
-    """Return what a node says of itself, by name."""
-    with _told(server, b"stats\r\n") as answers:
+    """Return the statistics of a node, by name."""
+    with _sent(server, b"stats\r\n") as answers:
         lines = iter(answers.readline, b"END\r\n")
         rows = [line.decode().split(None, 2)[1:] for line in lines]
     return {name: value.strip() for name, value in rows}

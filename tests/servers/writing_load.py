@@ -1,4 +1,4 @@
-"""Processes that write tokens until they are told to stop.
+"""Processes that write tokens until they are stopped.
 
 ::
 
@@ -65,7 +65,7 @@ _SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 
 @dataclass(frozen=True, kw_only=True)
 class _Orders:
-    """What a process is told when it begins.
+    """What a process is given at its start.
 
     :ivar give_up: seconds after which a token is left unacknowledged.
     """

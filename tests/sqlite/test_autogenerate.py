@@ -62,7 +62,7 @@ def test_a_keyspace_that_is_not_there_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "told"),
+    ("kinds", "message"),
     [
         ({"objects": "objects"}, "no keyspace of kind 'global'"),
         (
@@ -72,7 +72,7 @@ def test_a_keyspace_that_is_not_there_is_refused() -> None:
     ],
 )
 def test_a_table_of_an_unknown_keyspace_is_refused(
-    kinds: dict[str, str], told: str
+    kinds: dict[str, str], message: str
 ) -> None:
     metadata = revision_models.Base.metadata
     topology = topology_of(**kinds)
@@ -80,7 +80,7 @@ def test_a_table_of_an_unknown_keyspace_is_refused(
         UnknownKeyspaceError, match="table 'settings'"
     ) as caught:
         comparing(metadata, keyspace="objects", topology=topology)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_keyspaces_of_one_kind(database: Any, tmp_path: Path) -> None:

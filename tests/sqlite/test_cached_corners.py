@@ -313,7 +313,7 @@ class _Coder:
         self.it = it
 
 
-def test_what_answers_is_given_back_where_a_server_cannot_be_told(cluster):
+def test_answers_are_given_back_where_a_server_cannot_be_invalidated(cluster):
     """Left open, it would be closed by gc, with a warning."""
     user = stored(cluster, User(name="u"), warm=True)
 

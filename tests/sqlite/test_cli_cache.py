@@ -60,7 +60,7 @@ def test_what_is_left(cluster, topology, ids, file):
     assert second.endswith(" s ago; a node does not respond")
     assert third.startswith("  old: 1 pending invalidation, oldest ")
     assert third.endswith(" s ago; the region is not configured")
-    # It is told in these lines, and once.
+    # These lines name it, once.
     assert found.stderr == ""
     assert len(rows(cluster)) == 3
 
@@ -203,7 +203,7 @@ def test_asked_wrongly(topology, arguments, said):
     "number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"]
 )
 def test_until_it_is_ended(cluster, topology, ids, file, number):
-    """What stays as it is was told once."""
+    """What stays as it is has been reported once."""
     leave(cluster, ids[1], [("pins", "a")])
     arguments = ("cache", "repair", "--cache", str(file), "--interval", "0.1")
     with subprocess.Popen(

@@ -101,7 +101,7 @@ def test_now(cluster, topology, ids):
     assert "1 applied" in found.stdout
 
 
-def test_what_is_not_defined_is_told(cluster, topology, ids, tmp_path):
+def test_what_is_not_defined_is_reported(cluster, topology, ids, tmp_path):
     token = leave(cluster, ids)
     # A process of its own, which has loaded nothing else.
     for option in ("--once", "--dry-run"):
@@ -118,7 +118,7 @@ def test_what_is_not_defined_is_told(cluster, topology, ids, tmp_path):
     assert entries(cluster) == {}
 
 
-def test_what_has_failed_is_told(cluster, topology, ids, monkeypatch):
+def test_a_failure_is_reported(cluster, topology, ids, monkeypatch):
     leave(cluster, ids)
     monkeypatch.setitem(apply._functions, "tests.note", fails)
     found = repair(topology, *MODELS, "--once")

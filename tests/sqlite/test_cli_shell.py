@@ -177,7 +177,7 @@ def test_no_client(directory, topology, kind, monkeypatch):
         client_for(url, "db00005", environ={})
 
 
-# -- what a client of MariaDB is told
+# -- the options of the client of MariaDB
 
 
 @pytest.fixture

@@ -152,9 +152,9 @@ def test_every_problem_is_a_line(tmp_path):
         "keyspaces.objects.servers",
         "keyspaces.objects.servers[1].weight",
     ]
-    told = json.loads(invoke("topology", "validate", path, "--json").stdout)
-    assert told["source"] == str(path)
-    assert [one["place"] for one in told["problems"]] == places
+    report = json.loads(invoke("topology", "validate", path, "--json").stdout)
+    assert report["source"] == str(path)
+    assert [one["place"] for one in report["problems"]] == places
 
 
 @pytest.mark.parametrize(

@@ -291,8 +291,10 @@ def test_a_keyspace_can_be_named(tmp_path: Path) -> None:
             for name in ("main", "other"):
                 connection = session.connection({"keyspace": name})
                 assert name in str(connection.engine.url)
-                told = {"keyspace": name}
-                assert session.scalar(text("SELECT 1"), bind_arguments=told)
+                on_keyspace = {"keyspace": name}
+                assert session.scalar(
+                    text("SELECT 1"), bind_arguments=on_keyspace
+                )
             with pytest.raises(NoShardKeyError, match="keyspace"):
                 session.execute(text("SELECT name FROM users"))
             with pytest.raises(NoShardKeyError, match="objects"):

@@ -262,10 +262,10 @@ def test_update_topology_is_not_for_a_cluster_that_follows(
         assert cluster.topology.epoch == 1
 
 
-def test_listeners_are_told_in_order_and_cannot_stop_each_other(
+def test_listeners_are_called_in_order_and_cannot_stop_each_other(
     cluster: Cluster, places: Places, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[tuple[int, int, int]] = []
+    notified: list[tuple[int, int, int]] = []
 
     @event.listens_for(cluster, "topology_changed")
     def fail(*details: object) -> None:
@@ -273,12 +273,12 @@ def test_listeners_are_told_in_order_and_cannot_stop_each_other(
 
     @event.listens_for(cluster, "topology_changed")
     def note(cluster: Cluster, old: Topology, new: Topology) -> None:
-        told.append((old.epoch, new.epoch, cluster.topology.epoch))
+        notified.append((old.epoch, new.epoch, cluster.topology.epoch))
 
     with caplog.at_level(logging.ERROR):
         for epoch in (2, 5, 9):
             cluster.update_topology(places.topology(epoch, 1, 2))
-    assert told == [(1, 2, 2), (2, 5, 5), (5, 9, 9)]
+    assert notified == [(1, 2, 2), (2, 5, 5), (5, 9, 9)]
     assert [r.exc_info[0] for r in caplog.records if r.exc_info] == [
         TypeError
     ] * 3

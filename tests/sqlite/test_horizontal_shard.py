@@ -752,7 +752,7 @@ def test_any_iterable_of_shards(shards: Any) -> None:
         assert [b.shard for b in session.scalars(select(Board))] == ["b", "c"]
 
 
-def test_told_shards(maker: Any) -> None:
+def test_named_shards(maker: Any) -> None:
     with maker() as session:
         for found in (
             session.scalars(select(Board).options(set_shard_id("c"))),

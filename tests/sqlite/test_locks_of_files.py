@@ -33,8 +33,10 @@ def _savepoint(session: ShardSession) -> None:
 
 
 def _lock_one(session: ShardSession) -> None:
-    told = {"shard_id": 1}
-    session.scalars(select(Pin).with_for_update(), bind_arguments=told).all()
+    on_shard = {"shard_id": 1}
+    session.scalars(
+        select(Pin).with_for_update(), bind_arguments=on_shard
+    ).all()
 
 
 def _lock_all(session: ShardSession) -> None:

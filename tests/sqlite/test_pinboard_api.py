@@ -77,8 +77,8 @@ def test_pins(visitor: Visitor) -> None:
     visitor.api("GET", path, status=404)
     visitor.api("PATCH", path, {"title": "x"}, 404)
     visitor.api("DELETE", path, status=404)
-    told = visitor.api("GET", f"/boards/{board_id}")
-    assert (told["count"], told["removed"]) == (0, 1)
+    answer = visitor.api("GET", f"/boards/{board_id}")
+    assert (answer["count"], answer["removed"]) == (0, 1)
     assert visitor.api("POST", f"{path}/restore") == changed
 
 
@@ -292,5 +292,5 @@ def test_many_at_once(app: Flask, cluster: Cluster, visitor: Visitor) -> None:
         thread.join()
     assert not errors
     assert sorted(visitor.order(board_id)) == sorted(pins)
-    told = visitor.api("GET", f"/boards/{board_id}")
-    assert (told["count"], told["removed"]) == (6, 4)
+    answer = visitor.api("GET", f"/boards/{board_id}")
+    assert (answer["count"], answer["removed"]) == (6, 4)

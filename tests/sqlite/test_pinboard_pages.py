@@ -191,11 +191,11 @@ def test_where(visitor: Visitor, cluster: Cluster, kind: str) -> None:
     directory = target.database.rsplit("/", 2)[0]
     assert directory not in page
 
-    told = visitor.api("GET", f"/where/{ids[kind]}")
-    assert told["id"] == str(ids[kind])
-    assert told["shard"] == parts.shard_id
-    assert told["server"] == target.server
-    assert directory not in str(told)
+    answer = visitor.api("GET", f"/where/{ids[kind]}")
+    assert answer["id"] == str(ids[kind])
+    assert answer["shard"] == parts.shard_id
+    assert answer["server"] == target.server
+    assert directory not in str(answer)
 
 
 def test_where_a_removed_pin_lives(visitor: Visitor) -> None:

@@ -78,7 +78,7 @@ def test_what_is_taken(nobody: Visitor, visitor: Visitor) -> None:
         invalid = re.findall(r'name="(\w+)"[^>]* aria-invalid', answer.text)
         assert invalid == [field]
         assert html.escape(form["email"]) in answer.text
-        # Whose it is, nobody is told.
+        # Nobody learns whose it is.
         assert str(visitor.user_id) not in answer.text
         error = nobody.api("POST", "/users", form, 409)["error"]
         assert (error["code"], error["field"]) == ("taken", field)
@@ -121,8 +121,8 @@ def test_an_address_is_shown_to_its_user_alone(
         for path in (user, f"/boards/{board_id}", where, "/"):
             assert email not in reader.get(path), path
         assert "user_email" not in reader.get(where)
-        told = reader.api("GET", user)
-        assert sorted(told) == ["about", "id", "name"]
+        answer = reader.api("GET", user)
+        assert sorted(answer) == ["about", "id", "name"]
         assert email not in str(reader.api("GET", f"{user}/followed"))
     assert email in visitor.get(user)
     assert 'data-where-table="user_email"' in visitor.get(where)
@@ -170,8 +170,8 @@ def test_following_a_board(
     assert visitor.api("GET", path)["followers"] == 1
     for reader in (other, visitor, nobody):
         assert titles(reader.get(f"/users/{other.user_id}")) == [str(board_id)]
-    told = nobody.api("GET", f"/users/{other.user_id}/followed")["boards"]
-    assert [(one["id"], one["user"]["name"]) for one in told] == [
+    answer = nobody.api("GET", f"/users/{other.user_id}/followed")["boards"]
+    assert [(one["id"], one["user"]["name"]) for one in answer] == [
         (str(board_id), visitor.name)
     ]
 
@@ -212,10 +212,10 @@ def test_following_a_user_and_the_home_page(
     found = re.findall(r'class="card .*? data-pin-id="(\d+)"', page)
     assert found == [str(pin_id) for pin_id in pins[::-1]]
     assert "Boats" in page
-    told = other.api("GET", "/home")
-    assert [one["id"] for one in told["pins"]] == found
-    assert told["pins"][0]["user"]["name"] == visitor.name
-    assert told["next"] is None
+    answer = other.api("GET", "/home")
+    assert [one["id"] for one in answer["pins"]] == found
+    assert answer["pins"][0]["user"]["name"] == visitor.name
+    assert answer["next"] is None
 
     # New until it was read.
     assert '<span class="badge" data-fresh>1</span>' in visitor.get("/home")
@@ -255,8 +255,8 @@ def test_boards_that_hold_a_pin(
         page = reader.get(there)
         assert f'data-saved-pin-id="{pin_id}"' in page
         assert ('data-action="take-off"' in page) == (reader is other)
-    told = nobody.api("GET", f"{path}/boards")["boards"]
-    assert [one["title"] for one in told] == ["Home", "Theirs"]
+    answer = nobody.api("GET", f"{path}/boards")["boards"]
+    assert [one["title"] for one in answer] == ["Home", "Theirs"]
     assert [pin["id"] for pin in nobody.api("GET", f"{there}/saved")["pins"]]
     # It is no pin of theirs, which could be moved or edited.
     assert other.order(theirs) == []

@@ -274,8 +274,8 @@ def test_ids_of_nothing(visitor: Visitor) -> None:
 def test_users_that_are_none(visitor: Visitor) -> None:
     nobody = "nobody@example.com"
     for email in ("", "nobody", nobody, "x" * 300 + nobody, "\u0000@x"):
-        told = visitor.refused(422, "/session", email=email)
-        assert "address" in told
+        message = visitor.refused(422, "/session", email=email)
+        assert "address" in message
     # Who was signed in still is.
     assert visitor.name in visitor.get("/boards")
 
@@ -353,10 +353,10 @@ def test_a_server_that_does_not_answer(
     event.listen(Board, "before_insert", fail)
     try:
         body = {"title": "x"}
-        told = visitor.api("POST", "/boards", body, 503)["error"]
-        assert told["code"] == code
-        assert visitor.refused(503, "/boards", title="x") == told["message"]
-        assert "secret" not in told["message"]
+        answer = visitor.api("POST", "/boards", body, 503)["error"]
+        assert answer["code"] == code
+        assert visitor.refused(503, "/boards", title="x") == answer["message"]
+        assert "secret" not in answer["message"]
     finally:
         event.remove(Board, "before_insert", fail)
 

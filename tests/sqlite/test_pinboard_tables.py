@@ -62,7 +62,7 @@ def test_a_database_that_is_lost_is_named_and_not_made(
     assert not list(folder.glob("db00003*"))
 
 
-def test_what_went_wrong_is_told_in_a_line(
+def test_a_failure_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with sqlite_cluster(tmp_path / "pins") as cluster:
@@ -92,8 +92,10 @@ def test_the_commands_see_the_data_of_the_demo(
     output = io.StringIO()
     command.current(Config(ini, stdout=output), check_heads=True)
     assert output.getvalue() == "64 of objects: 0-63\n0004 (head)\n"
-    told = invoke("schema", "-c", ini, "-n", "lookup", "status", "--exit-code")
-    assert "16 at 0001 (head)" in told.output
+    result = invoke(
+        "schema", "-c", ini, "-n", "lookup", "status", "--exit-code"
+    )
+    assert "16 at 0001 (head)" in result.output
 
     # What alembic.ini names is what the command makes.
     text = (PINBOARD / "topology.toml").read_text("utf-8")

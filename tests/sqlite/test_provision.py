@@ -198,7 +198,7 @@ def test_a_file_in_another_directory(
     with pytest.raises(ProvisionError) as raised:
         project.provision(grown, options=ONE)
     found = dict(refused(raised.value))
-    # As the standby has what its primary has, only that is told.
+    # The standby has what its primary has, so only that is reported.
     assert set(found) == {"db00002 on other", "db00003 on server1"}
     assert "the objects of shard 2" in found["db00002 on other"]
     assert not path_of(tmp_path, "server2", 2).parent.exists()

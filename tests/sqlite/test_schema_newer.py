@@ -94,7 +94,7 @@ def test_a_shard_that_is_moved_between_waves_ends_the_run(
     assert schema.status(project.config()).ok
 
 
-def test_one_that_is_moved_at_the_end_is_told_of(project: Project) -> None:
+def test_one_that_is_moved_at_the_end_is_reported(project: Project) -> None:
     during = During(4, lambda: publish(project, moved(project)))
     error = failed(project, during)
     assert states(error) == [*["changed"] * 3, MOVED]
@@ -107,7 +107,7 @@ def test_others_go_on_where_errors_do_not_end_it(project: Project) -> None:
     assert states(error) == [*["changed"] * 3, MOVED]
 
 
-def test_shards_that_were_opened_meanwhile_are_told_of(
+def test_shards_that_were_opened_meanwhile_are_reported(
     project: Project,
 ) -> None:
     document = copy.deepcopy(project.document)

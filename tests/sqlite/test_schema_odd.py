@@ -71,7 +71,7 @@ def test_the_name_of_an_option_in_any_case(name):
     assert RunOptions.parse({name: "1-2"}).shards == (1, 2)
 
 
-def test_a_report_that_cannot_be_written_is_told_of_first(project):
+def test_a_report_that_cannot_be_written_fails_first(project):
     project.add("0001", PINS)
     options = RunOptions(report=str(project.directory / "no" / "report"))
     with pytest.raises(SchemaOptionError, match=r"report=.*cannot be written"):

@@ -222,8 +222,8 @@ def test_sql_names_the_databases_that_it_is_for(
     from alembic.config import main
 
     main(["-x", "shards=0,3-5,7", "upgrade", "a:b", "--sql"])
-    told = capfd.readouterr().out
-    assert told.startswith(
+    output = capfd.readouterr().out
+    assert output.startswith(
         "-- The same for each of 5 databases: db00000, db00003 to db00005, "
         "db00007\n"
     )

@@ -255,9 +255,9 @@ class Sessions:
         async def insert_twice(session: AsyncShardSession) -> None:
             async with session.begin_nested():
                 insert = text("INSERT INTO settings VALUES ('name', 'x')")
-                told = {"keyspace": "main"}
-                await session.execute(insert, bind_arguments=told)
-                await session.execute(insert, bind_arguments=told)
+                on_shard = {"keyspace": "main"}
+                await session.execute(insert, bind_arguments=on_shard)
+                await session.execute(insert, bind_arguments=on_shard)
 
         async def main() -> None:
             async with cluster.async_begin(cross_shard="unordered") as session:
@@ -410,8 +410,8 @@ class Sessions:
         async def main() -> None:
             async with cluster.async_begin() as session:
                 drop = text("DROP TABLE tags")
-                told = {"shard_id": 9}
-                await session.execute(drop, bind_arguments=told)
+                on_shard = {"shard_id": 9}
+                await session.execute(drop, bind_arguments=on_shard)
             with StatementLog() as log:
                 await cluster.async_create_all(Board.metadata)
             created = [
@@ -478,16 +478,20 @@ class Loops:
     def test_closed_clusters(self, fresh: Cluster) -> None:
         async def main() -> None:
             session = fresh.async_session()
-            told = {"shard_id": 1}
-            await session.execute(text("SELECT 1"), bind_arguments=told)
+            on_shard = {"shard_id": 1}
+            await session.execute(text("SELECT 1"), bind_arguments=on_shard)
             assert await fresh.aclose(timeout=0.01) is False
-            await session.execute(text("SELECT 1"), bind_arguments=told)
+            await session.execute(text("SELECT 1"), bind_arguments=on_shard)
             await session.close()
             assert await fresh.aclose() is True
             with pytest.raises(ClusterClosedError):
-                await session.execute(text("SELECT 1"), bind_arguments=told)
+                await session.execute(
+                    text("SELECT 1"), bind_arguments=on_shard
+                )
             with pytest.raises(ClusterClosedError):
-                fresh.session().execute(text("SELECT 1"), bind_arguments=told)
+                fresh.session().execute(
+                    text("SELECT 1"), bind_arguments=on_shard
+                )
 
         async def again() -> None:
             async with fresh.async_session() as session:
@@ -501,11 +505,15 @@ class Loops:
         """close() is for synchronous code; connections are closed later."""
 
         async def main() -> None:
-            told = {"shard_id": 1}
+            on_shard = {"shard_id": 1}
             async with fresh.async_session() as session:
-                await session.execute(text("SELECT 1"), bind_arguments=told)
+                await session.execute(
+                    text("SELECT 1"), bind_arguments=on_shard
+                )
                 fresh.close()
-                await session.execute(text("SELECT 1"), bind_arguments=told)
+                await session.execute(
+                    text("SELECT 1"), bind_arguments=on_shard
+                )
             (stats,) = fresh.stats()
             assert (stats.idle, stats.busy) == (1, 0)
             async with fresh.async_session() as session:

@@ -483,9 +483,9 @@ class Objects(Suite):
     def test_what_json_does_not_have(self, cluster, cache, value, named):
         returned.append({1: value})
         for _ in range(2):
-            with pytest.raises(exc.CachedFunctionError, match=named) as told:
+            with pytest.raises(exc.CachedFunctionError, match=named) as raised:
                 self.ask(cluster, odd, [1])
-            assert "odd() has returned" in str(told.value)
+            assert "odd() has returned" in str(raised.value)
         assert self.took() == [[1]] * 2
         # The leases were given back.
         returned[0] = {1: ["fine"]}
@@ -643,7 +643,7 @@ class Lists(Suite):
 class Telling(Suite):
     """What is invalidated by whom."""
 
-    def told(self, cluster, one):
+    def is_invalid(self, cluster, one):
         self.took()
         self.ask(cluster, lengths, [one])
         return self.took() == [[one]]
@@ -658,8 +658,8 @@ class Telling(Suite):
             with cluster.session() as session:
                 lengths.invalidate(session, ["a"])
                 session.commit()
-        assert self.told(cluster, "a")
-        assert not self.told(cluster, "b")
+        assert self.is_invalid(cluster, "a")
+        assert not self.is_invalid(cluster, "b")
 
     def test_with_the_commit(self, cluster, cache, ids):
         self.ask(cluster, lengths, ["a"])
@@ -667,16 +667,16 @@ class Telling(Suite):
             session.get_one(User, ids[0]).name = "x"
             lengths.invalidate(session, "a")
             session.flush()
-            assert not self.told(cluster, "a")
+            assert not self.is_invalid(cluster, "a")
             with session.begin_nested():
                 session.get_one(User, ids[0]).name = "y"
-            assert not self.told(cluster, "a")
+            assert not self.is_invalid(cluster, "a")
             session.commit()
-            assert self.told(cluster, "a")
+            assert self.is_invalid(cluster, "a")
             lengths.invalidate(session, "a")
             session.rollback()
             session.commit()
-        assert not self.told(cluster, "a")
+        assert not self.is_invalid(cluster, "a")
 
     def test_rows_of_a_class_that_is_not_cached(self, cluster, cache, ids):
         self.ask(cluster, names, ids)

@@ -81,7 +81,7 @@ class Costs(Suite):
         return board
 
     @pytest.fixture
-    def told(self, cluster) -> Iterator[list[Any]]:
+    def sent(self, cluster) -> Iterator[list[Any]]:
         """Collect what the cluster says of statements."""
         records: list[Any] = []
 
@@ -100,9 +100,9 @@ class Costs(Suite):
             ]
             return session.in_transaction()
 
-    def test_a_board(self, cluster, board, asked, told):
+    def test_a_board(self, cluster, board, asked, sent):
         taken(asked)
-        told.clear()
+        sent.clear()
         self.page(cluster, board)
         names = [name for name, _ in taken(asked)]
         # The list; and the pins, with the absences of their shards.
@@ -110,21 +110,21 @@ class Costs(Suite):
             *("fetch", "fill"),
             *("fetch", "fetch", "fill", "fill"),
         ]
-        assert len(told) == 2
-        told.clear()
+        assert len(sent) == 2
+        sent.clear()
         with StatementLog() as log:
             self.page(cluster, board)
         assert taken(asked) == [("fetch", 1), ("fetch", COUNT)]
-        assert told == []
+        assert sent == []
         assert list(log.events) == []
         assert all(one.busy == 0 for one in cluster.stats())
 
-    def test_many_that_are_cold(self, cluster, asked, told):
+    def test_many_that_are_cold(self, cluster, asked, sent):
         users = [
             stored(cluster, User(name=str(i)), i % 8) for i in range(COUNT)
         ]
         taken(asked)
-        told.clear()
+        sent.clear()
         with cluster.session() as session:
             assert all(session.get_many(User, users))
         # The absences are those of eight shards.
@@ -133,43 +133,43 @@ class Costs(Suite):
             *(("fetch", 8), ("fill", 8)),
             ("fill", COUNT),
         ]
-        assert len(told) == 1
+        assert len(sent) == 1
         with cluster.session() as session:
             assert all(session.get_many(User, users))
         assert taken(asked) == [("fetch", COUNT)]
-        assert len(told) == 1
+        assert len(sent) == 1
 
-    def test_one(self, cluster, asked, told):
+    def test_one(self, cluster, asked, sent):
         new = stored(cluster, User(name="u"))
         seen(cluster, User, new)
         taken(asked)
-        told.clear()
+        sent.clear()
         seen(cluster, User, new)
         assert taken(asked) == [("fetch", 1)]
-        assert told == []
+        assert sent == []
 
-    def test_a_flush(self, cluster, asked, told):
+    def test_a_flush(self, cluster, asked, sent):
         new = stored(cluster, User(name="u"), warm=True)
         taken(asked)
-        told.clear()
+        sent.clear()
         with cluster.begin() as session:
             session.get(User, new).name = "v"
         assert taken(asked) == [("fetch", 1), ("block", 1), ("unblock", 1)]
-        assert len(told) == 1
+        assert len(sent) == 1
 
-    def test_a_statement(self, cluster, asked, told):
+    def test_a_statement(self, cluster, asked, sent):
         new = stored(cluster, User(name="u"), warm=True)
         taken(asked)
-        told.clear()
+        sent.clear()
         with cluster.begin() as session:
             session.execute(
                 update(User).where(User.id == new).values(city="Rome")
             )
         assert taken(asked) == [("block", 1), ("unblock", 1)]
         # The one that tells which rows these are, and itself.
-        assert len(told) == 2
+        assert len(sent) == 2
 
-    def test_a_list(self, cluster, asked, told):
+    def test_a_list(self, cluster, asked, sent):
         board = stored(cluster, Board())
         pins = [stored(cluster, Pin(title="p")) for _ in range(3)]
         changed(cluster, BoardHasPins.append_many, board, pins)
@@ -189,13 +189,13 @@ class Costs(Suite):
                 put,
             ),
         ):
-            told.clear()
+            sent.clear()
             cluster.run(change)
             # The list, and its length.
             assert taken(asked) == requests
-            assert len(told) == statements
+            assert len(sent) == statements
 
-    def test_an_append_to_a_list_that_is_kept(self, cluster, asked, told):
+    def test_an_append_to_a_list_that_is_kept(self, cluster, asked, sent):
         board = stored(cluster, Board())
         pins = [stored(cluster, Pin(title="p")) for _ in range(2)]
         cluster.run(BoardHasPins.append, board, pins[0])
@@ -203,7 +203,7 @@ class Costs(Suite):
             with cluster.session() as session:
                 BoardHasPins.page(session, board, 9)
         taken(asked)
-        told.clear()
+        sent.clear()
         cluster.run(BoardHasPins.append, board, pins[1])
         # The list is put back; its length was not there.
         assert taken(asked) == [
@@ -211,7 +211,7 @@ class Costs(Suite):
             *(("fill", 1), ("unblock", 1)),
         ]
         # The lock, the row, and whether keys wait.
-        assert len(told) == 3
+        assert len(sent) == 3
 
     def test_reading_nothing_announces_nothing(self, cluster, asked):
         new = stored(cluster, User(name="u"), warm=True)

@@ -270,7 +270,7 @@ class HostileValues:
     def test_numbers_of_shards(self, cluster, item, shard_id):
         """Also where the place is known already, by 1."""
         one = {"shard_id": 1}
-        told = {"shard_id": shard_id}
+        on_shard = {"shard_id": shard_id}
         everything = select(Item)
 
         def refused(run: Any) -> None:
@@ -283,14 +283,16 @@ class HostileValues:
 
         with cluster.session() as session:
             assert session.execute(everything, bind_arguments=one).all()
-        refused(lambda s: s.execute(everything, bind_arguments=told))
-        refused(lambda s: s.execute(text("SELECT 1"), bind_arguments=told))
-        refused(lambda s: s.connection(bind_arguments=told))
+        refused(lambda s: s.execute(everything, bind_arguments=on_shard))
+        refused(lambda s: s.execute(text("SELECT 1"), bind_arguments=on_shard))
+        refused(lambda s: s.connection(bind_arguments=on_shard))
         refused(
             lambda s: s.execute(everything.options(set_shard_id(shard_id)))
         )
         refused(
-            lambda s: s.execute(insert(Item).values(n=1), bind_arguments=told)
+            lambda s: s.execute(
+                insert(Item).values(n=1), bind_arguments=on_shard
+            )
         )
         refused(lambda s: _add(s, Item(shard_id=shard_id)))
         with cluster.session(shard_id=shard_id) as session:

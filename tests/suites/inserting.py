@@ -171,7 +171,7 @@ class Inserting(Changing):
         assert unpack(pin.id).shard_id == shard_id
 
     @pytest.mark.parametrize("shard_id", [0, 9])
-    def test_roots_on_a_shard_that_is_told(
+    def test_roots_on_a_shard_that_is_named(
         self, cluster, session, log, shard_id
     ):
         session.execute(
@@ -332,19 +332,19 @@ class Inserting(Changing):
         assert log.executions == ()
 
     @pytest.mark.parametrize("entity", [Comment, Note, Tag])
-    def test_a_shard_that_is_told_and_wrong(self, session, log, pins, entity):
+    def test_a_shard_that_is_named_and_wrong(self, session, log, pins, entity):
         rows = {
             Comment: {"body": "1", "pin_id": pins[0]},
             Note: {"text": "1", "pin_id": pins[0]},
             Tag: {"name": "1", "pin_id": pins[0]},
         }
-        told = {"shard_id": 5}
+        on_shard = {"shard_id": 5}
         for made, given in (
             (insert(entity), [rows[entity]]),
             (insert(entity), rows[entity]),
         ):
             with pytest.raises(exc.ColocationError, match="shard 5"):
-                session.execute(made, given, bind_arguments=told)
+                session.execute(made, given, bind_arguments=on_shard)
         assert log.executions == ()
 
     def test_from_select(self, session, log, pins):

@@ -935,8 +935,8 @@ class Mapped(Lists):
             .select_from(BoardHasPins)
             .where(BoardHasPins.board_id == board)
         )
-        told = full_id(Board.id) == BoardHasPins.board_id
-        assert session.scalar(counted.join(Board, told)) == 10
+        of_board = full_id(Board.id) == BoardHasPins.board_id
+        assert session.scalar(counted.join(Board, of_board)) == 10
         with pytest.raises(exc.UnsupportedStatementError, match="full_id"):
             session.scalar(counted.join(BoardHasPins.source))
 

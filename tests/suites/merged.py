@@ -151,20 +151,20 @@ def compare(compared: Compared, grammar: Any, seed: int) -> str:
             raise
         return "no SQL"  # what was made means nothing to anybody
     made = made_by(grammar, seed, SHARDED, compared)
-    told = f"seed {seed}: {wanted.statement}"
+    case = f"seed {seed}: {wanted.statement}"
     try:
         got = _got(compared, made, random.Random(seed))
     except ShardError as error:
         if grammar is Grammar:
-            raise AssertionError(f"{told}\nis refused: {error}") from error
+            raise AssertionError(f"{case}\nis refused: {error}") from error
         return _refused(error)
     try:
-        _check(got, classes, made, told)
+        _check(got, classes, made, case)
     except AssertionError:
         if compared.dialect == "sqlite":
             raise
         classes = _wanted(compared, wanted, sorts_nul=False)
-        _check(got, classes, made, told)
+        _check(got, classes, made, case)
     return "equal" if classes else "equal and empty"
 
 
@@ -345,14 +345,14 @@ def _scalar(value: Any) -> Any:
 
 
 def _check(
-    got: list[Any], classes: list[list[Any]], made: Made, told: str
+    got: list[Any], classes: list[list[Any]], made: Made, case: str
 ) -> None:
-    """Compare rows with those of one database, as far as they are told."""
+    """Compare rows with those of one database, as far as they are defined."""
     skipped = made.offset
     count = max(sum(map(len, classes)) - skipped, 0)
     if made.limit is not None:
         count = min(made.limit, count)
-    assert len(got) == count, f"{told}\nhas {len(got)} rows, not {count}"
+    assert len(got) == count, f"{case}\nhas {len(got)} rows, not {count}"
     left = list(got)
     for rows in classes:
         taken = max(len(rows) - skipped, 0)
@@ -364,7 +364,7 @@ def _check(
                 (at for at, o in enumerate(others) if _same(row, o)), None
             )
             assert found is not None, (
-                f"{told}\nhas the row {row}, in place of one of {others}; "
+                f"{case}\nhas the row {row}, in place of one of {others}; "
                 f"all: {got}\nwanted: {classes}"
             )
             del others[found]  # not one that is merely equal, as 0 to 0.0

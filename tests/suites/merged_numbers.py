@@ -570,7 +570,7 @@ def _compare(numbers: Any, make: Callable[[Any], Any], name: str) -> str:
     except DBAPIError:
         numbers.plain.rollback()
         return "no SQL"
-    told = f"{name}: {wanted}"
+    label = f"{name}: {wanted}"
     try:
         with numbers.cluster.session() as session:
             found = session.execute(make(Coin).options(scatter()))
@@ -581,7 +581,7 @@ def _compare(numbers: Any, make: Callable[[Any], Any], name: str) -> str:
         code = error.orig.args[0] if error.orig else None
         if code in _codes_of_shards(numbers, make):
             return "no SQL of a shard"
-        raise AssertionError(f"{told}\nraises {error}") from error
+        raise AssertionError(f"{label}\nraises {error}") from error
     # Rows are sorted by an id or by a group, and are compared as they are.
     rows = "id" in wanted.selected_columns
     kinds: tuple[type, ...] = () if rows else (float,)
@@ -591,7 +591,7 @@ def _compare(numbers: Any, make: Callable[[Any], Any], name: str) -> str:
     if not _alike(got, want, kinds):
         others = [] if rows else _in_other_orders(numbers, make)
         assert _alike(got, want, kinds, others), (
-            f"{told}\nhas {got}\nin place of {want}\nor {others}"
+            f"{label}\nhas {got}\nin place of {want}\nor {others}"
         )
     return "equal" if want else "equal and empty"
 

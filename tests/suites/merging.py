@@ -454,8 +454,8 @@ class Merging:
             with pytest.raises(ScatterUnsupportedError, match="one shard at"):
                 session.execute(limited)
         # What the message names.
-        told = {"shard_id": 17}
-        found = session.scalars(skipping.limit(2), bind_arguments=told)
+        on_shard = {"shard_id": 17}
+        found = session.scalars(skipping.limit(2), bind_arguments=on_shard)
         assert found.all() == [2, 6]
 
     def test_from_statement(self, session, data):

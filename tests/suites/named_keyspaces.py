@@ -116,7 +116,7 @@ cluster = Clusters(
 ).on_backend()
 
 
-def told(keyspace: str, shard_id: int) -> dict[str, Any]:
+def arguments_of(keyspace: str, shard_id: int) -> dict[str, Any]:
     """Return the least that names a place."""
     found: dict[str, Any] = {"keyspace": keyspace}
     if keyspace == "objects":
@@ -127,7 +127,7 @@ def told(keyspace: str, shard_id: int) -> dict[str, Any]:
 def rows_at(
     session: ShardSession, keyspace: str, shard_id: int
 ) -> set[tuple[int, str]]:
-    connection = session.connection(told(keyspace, shard_id))
+    connection = session.connection(arguments_of(keyspace, shard_id))
     return {
         (row.id, row.place)
         for row in connection.execute(text("SELECT id, place FROM notes"))
@@ -219,7 +219,9 @@ class NamedKeyspaces:
     ) -> None:
         before = everywhere(session)
         statement, parameters, after = WRITES[name]
-        session.execute(statement, parameters, bind_arguments=told(*place))
+        session.execute(
+            statement, parameters, bind_arguments=arguments_of(*place)
+        )
         label = f"{place[0]} {place[1]}"
         if name.startswith("insert"):
             after = {(1, label)} | {(i, p or label) for i, p in after}
@@ -230,7 +232,9 @@ class NamedKeyspaces:
     def test_a_read_comes_from_there(
         self, session: ShardSession, name: str, place: tuple[str, int]
     ) -> None:
-        found = session.execute(READS[name], bind_arguments=told(*place))
+        found = session.execute(
+            READS[name], bind_arguments=arguments_of(*place)
+        )
         assert found.all() == [(f"{place[0]} {place[1]}",)]
 
     @pytest.mark.parametrize("name", [*WRITES, *READS])
@@ -286,7 +290,7 @@ class NamedKeyspaces:
     def test_a_global_table_of_another_keyspace_is_refused(
         self, session: ShardSession
     ) -> None:
-        for named in ({"keyspace": "other"}, told("objects", 3)):
+        for named in ({"keyspace": "other"}, arguments_of("objects", 3)):
             for statement in (select(Country), delete(Country)):
                 with pytest.raises(exc.KeyspaceMismatchError):
                     session.execute(statement, bind_arguments=named)
@@ -334,13 +338,14 @@ class NamedKeyspaces:
                 session.scalars(select(User.id), bind_arguments=named)
             for shard_id in range(4):
                 found = session.scalars(
-                    select(User.id), bind_arguments=told("objects", shard_id)
+                    select(User.id),
+                    bind_arguments=arguments_of("objects", shard_id),
                 )
                 assert found.all() == [ids[shard_id]]
-            told_wrong = session.execute(
+            elsewhere = session.execute(
                 delete(User).where(User.id == ids[2]), bind_arguments=named
             )
-            assert told_wrong.rowcount == 1  # type: ignore[attr-defined]  # of a DELETE
+            assert elsewhere.rowcount == 1  # type: ignore[attr-defined]  # of a DELETE
 
     def test_what_is_loaded_from_a_global_keyspace_has_no_shard(
         self, cluster: Cluster

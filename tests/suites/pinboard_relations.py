@@ -145,8 +145,8 @@ class Relations:
         assert [each.pin.id for each in found] == [new[0], old]
         for user_id, number in ((owner, 0), (friend, None)):
             notices = read(cluster, relations.notices, user_id)
-            told = [(each.user.id, each.boards) for each in notices]
-            assert told == ([] if number is None else [(reader, number)])
+            shown = [(each.user.id, each.boards) for each in notices]
+            assert shown == ([] if number is None else [(reader, number)])
         assert read(cluster, relations.counts, owner) == (1, 0)
         assert read(cluster, relations.counts, reader) == (0, 1)
         change(cluster, relations.unfollow_user, reader, owner)

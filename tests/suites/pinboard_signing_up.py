@@ -79,10 +79,10 @@ def all_at_once(
             return error.field
 
     with ThreadPoolExecutor(len(entered)) as threads:
-        told = list(threads.map(lambda given: one(*given), entered))
+        results = list(threads.map(lambda given: one(*given), entered))
     return (
-        [found for found in told if isinstance(found, int)],
-        [found for found in told if isinstance(found, str)],
+        [found for found in results if isinstance(found, int)],
+        [found for found in results if isinstance(found, str)],
     )
 
 

@@ -49,7 +49,7 @@ class Placement:
     def test_roots_follow_what_is_written(self, cluster, pins):
         for order in (1, -1):
             with cluster.session() as session:
-                new = [Pin(title="root"), at(13, Pin(title="told"))][::order]
+                new = [Pin(title="root"), at(13, Pin(title="placed"))][::order]
                 session.add_all(new)
                 session.flush()
                 assert [shard_of(p) for p in new] == [13, 13]
@@ -72,11 +72,11 @@ class Placement:
             session.flush()
             assert shard_of(root) == 17
 
-    def test_what_a_policy_is_told(self, cluster):
-        told = []
+    def test_arguments_of_a_policy(self, cluster):
+        contexts = []
 
         def policy(**context: Any) -> int:
-            told.append(context)
+            contexts.append(context)
             return 8
 
         with _placed(cluster, policy):
@@ -89,8 +89,8 @@ class Placement:
                 session.execute(insert(Pin), [{"title": "a"}, {"title": "b"}])
             with cluster.session() as session:
                 session.execute(insert(Pin.__table__), {"title": "a"})
-        assert [t["cls"] for t in told] == [Pin, Pin, None]
-        assert {t["keyspace"].name for t in told} == {"objects"}
+        assert [t["cls"] for t in contexts] == [Pin, Pin, None]
+        assert {t["keyspace"].name for t in contexts} == {"objects"}
 
     @pytest.mark.parametrize("bad", [SHARDS, 40000])
     def test_a_policy_that_names_no_open_shard(self, cluster, bad):
@@ -113,14 +113,14 @@ class Placement:
 
     def test_the_shard_of_a_session(self, cluster, pins):
         with cluster.session(shard_id=14) as session:
-            pin, told = Pin(title="a"), at(15, Pin(title="b"))
+            pin, placed = Pin(title="a"), at(15, Pin(title="b"))
             session.add(pin)
             session.flush()
             assert shard_of(pin) == 14
             session.rollback()
-            session.add(told)
+            session.add(placed)
             session.flush()
-            assert shard_of(told) == 15
+            assert shard_of(placed) == 15
 
     def test_the_shard_of_an_object(self, cluster):
         for shard_id in (0, 31):

@@ -120,8 +120,8 @@ class ByStatement(Reading):
         )
         # One server is asked, once for each of them.
         assert len(log.executions) == 4
-        told = {"shard_id": 17}
-        assert session.scalar(ping, bind_arguments=told) == 1
+        on_shard = {"shard_id": 17}
+        assert session.scalar(ping, bind_arguments=on_shard) == 1
         with pytest.raises(exc.ShardError):
             session.execute(text("SELECT 1 FROM pins"))
 

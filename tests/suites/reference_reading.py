@@ -65,7 +65,7 @@ class Alone(Suite):
         )
         assert len(session.execute(pairs).all()) == 3
 
-    def test_the_shard_that_is_told(
+    def test_the_shard_that_is_named(
         self, cluster: Cluster, session: ShardSession
     ) -> None:
         place = cluster.places.place(cluster.topology.keyspace("objects"), 5)

@@ -189,8 +189,8 @@ class Refused(Suite):
             session.flush()
             assert user.country_code == "no"
 
-    @pytest.mark.parametrize("told", [{}, {"shard_id": 3}])
-    def test_statements(self, cluster: Cluster, told: Any) -> None:
+    @pytest.mark.parametrize("arguments", [{}, {"shard_id": 3}])
+    def test_statements(self, cluster: Cluster, arguments: Any) -> None:
         table = Country.__table__
         row = {"code": "x", "name": "X", "labels": []}
         # As on MySQL, where it sets columns of what it joins.
@@ -215,7 +215,7 @@ class Refused(Suite):
                 cluster.begin() as session,
                 pytest.raises(ReferenceWriteError),
             ):
-                session.execute(some, *rows, bind_arguments=dict(told))
+                session.execute(some, *rows, bind_arguments=dict(arguments))
         assert len(same(cluster, Country)) == 3
 
     @pytest.mark.parametrize(

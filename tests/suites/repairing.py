@@ -79,7 +79,7 @@ def leave_many(
 
 @contextmanager
 def started(topology: Path, *more: object) -> Iterator[subprocess.Popen[str]]:
-    """Start a process that repairs, once it is told to on its input."""
+    """Start a process that repairs, once a line arrives on its input."""
     with subprocess.Popen(
         [sys.executable, "-c", _WORKER, str(topology), *map(str, more)],
         stdin=subprocess.PIPE,

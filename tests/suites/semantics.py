@@ -99,8 +99,8 @@ class Semantics:
                 want = [i for i in ids if compare(i, value)]
                 made = select(Pin.id).where(compare(Pin.id, value))
                 # One shard at a time, and all that have pins at once.
-                told = [session.scalars(made, **on(i)) for i in _SHARDS]
-                assert sorted(i for found in told for i in found) == want
+                results = [session.scalars(made, **on(i)) for i in _SHARDS]
+                assert sorted(i for found in results for i in found) == want
                 named = made.where(Pin.id.in_(ids))
                 assert sorted(session.scalars(named)) == want
 

@@ -374,13 +374,13 @@ def check(scene: Scene, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = done.output
     assert done.exit_code == case.status, shown
     assert case.says in shown
-    told = [
+    reasons = [
         line
         for line in shown.splitlines()
         if any(reason in line for reason in scene.reasons)
     ]
-    assert len(told) <= case.most, shown
-    assert bool(told) == bool(case.most), shown
+    assert len(reasons) <= case.most, shown
+    assert bool(reasons) == bool(case.most), shown
     assert "Traceback" not in shown
     assert case.makes or scene.files == before
 
@@ -396,6 +396,6 @@ class Unread:
         assert CASES.keys() == dict(commands(program, "sqla-shard")).keys()
 
     @pytest.mark.parametrize("case", list(_each()))
-    def test_what_is_not_read_is_told(self, scene, case, monkeypatch):
+    def test_what_is_not_read_is_reported(self, scene, case, monkeypatch):
         changed = self.OTHERWISE.get(case.arguments, {})
         check(scene, replace(case, **changed), monkeypatch)

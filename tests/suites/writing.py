@@ -114,7 +114,7 @@ def _by_core(session, pins):
     session.execute(insert(table).values(pin_id=pins[1], body="2"))
 
 
-def _by_told_shard(session, pins):
+def _by_named_shard(session, pins):
     session.execute(
         insert(Pin).values(title="b"), bind_arguments={"shard_id": 20}
     )
@@ -155,7 +155,7 @@ _WAYS = [
     _by_rows,
     _by_rows_by_key,
     _by_core,
-    _by_told_shard,
+    _by_named_shard,
     _by_text,
     _by_connection,
     _by_text_on_connection,

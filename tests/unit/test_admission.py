@@ -186,7 +186,7 @@ def test_these_are_refused(
     assert refused(edit) == places
 
 
-def test_all_that_would_be_lost_is_told_at_once() -> None:
+def test_all_that_would_be_lost_is_reported_at_once() -> None:
     def all_of_it(spaces: dict[str, Any]) -> None:
         for edit in (close_shards, leave_out, larger_modulus):
             edit(spaces)

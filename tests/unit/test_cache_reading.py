@@ -165,7 +165,7 @@ def test_a_lease_that_ends_meanwhile_is_taken_over(store):
     assert store.fetch(["a"], 30)["a"].state is State.VALUE
 
 
-def test_an_error_of_the_database_is_told(store):
+def test_an_error_of_the_database_is_reported(store):
     def load(keys):
         raise ConnectionError("no database")
 

@@ -86,13 +86,15 @@ def test_newer_topologies_are_taken_in_order(
 ) -> None:
     feed = Feed(topology(3))
     follower = begun(feed)
-    told: list[tuple[int, int]] = []
-    follower.add_callback(lambda old, new: told.append((old.epoch, new.epoch)))
+    notified: list[tuple[int, int]] = []
+    follower.add_callback(
+        lambda old, new: notified.append((old.epoch, new.epoch))
+    )
     for before, epoch in ((3, 4), (4, 9), (9, 10)):
         feed.tell(topology(epoch, first=epoch % 5 + 1))
         assert follower.wait(before, TIMEOUT)
         assert follower.epoch == follower.topology.epoch == epoch
-    assert told == [(3, 4), (4, 9), (9, 10)]
+    assert notified == [(3, 4), (4, 9), (9, 10)]
     report = follower.report()
     assert (report.state, report.epoch) == ("current", 10)
     assert report.last_error is None
@@ -122,8 +124,8 @@ def test_nothing_else_is_and_is_said_once(
 ) -> None:
     feed = Feed(topology(5))
     follower = begun(feed)
-    told: list[object] = []
-    follower.add_callback(lambda old, new: told.append(new))
+    notified: list[object] = []
+    follower.add_callback(lambda old, new: notified.append(new))
     for _ in range(3):
         feed.answer(answer)
     assert levels(caplog) == ["WARNING"]
@@ -145,7 +147,7 @@ def test_nothing_else_is_and_is_said_once(
     assert levels(caplog) == ["WARNING", "INFO", "WARNING"]
     feed.answer(topology(7))
     assert follower.epoch == 7
-    assert told == [topology(7)]
+    assert notified == [topology(7)]
 
 
 def test_each_thing_that_is_the_matter_is_said(
@@ -255,7 +257,7 @@ def test_a_callback_may_close_the_follower() -> None:
     assert follower.report().state == "closed"
 
 
-def test_who_waits_goes_on_when_all_were_told(
+def test_waiters_go_on_when_all_listeners_were_called(
     begun: Callable[..., Follower],
 ) -> None:
     feed = Feed(topology(1))
@@ -344,7 +346,7 @@ def test_many_who_ask_are_answered_by_few_questions(
     assert feed.asked - asked <= (monotonic() - start) / gap + 2
 
 
-def test_it_is_asked_again_though_it_has_told_of_nothing(
+def test_it_is_read_again_without_an_event(
     begun: Callable[..., Follower],
 ) -> None:
     feed = Feed(topology(1))
@@ -697,8 +699,8 @@ def test_a_child_begins_with_a_snapshot_that_is_newer(
     path = tmp_path / "last.json"
     feed = Feed(topology(2))
     follower = Follower(feed, snapshot=snapshot(path))
-    told: list[int] = []
-    follower.add_callback(lambda old, new: told.append(new.epoch))
+    notified: list[int] = []
+    follower.add_callback(lambda old, new: notified.append(new.epoch))
     follower.begin()
     path.unlink()
     if saved is not None:
@@ -716,7 +718,7 @@ def test_a_child_begins_with_a_snapshot_that_is_newer(
         assert (report.epoch, report.state) == (used, "stale")
         assert report.from_snapshot == (used == 3)
         assert (report.age > TIMEOUT) == (used == 3)
-        assert told == [3] * (used == 3)
+        assert notified == [3] * (used == 3)
         feed.answer(topology(4))
         report = follower.report()
         assert (report.epoch, report.state) == (4, "current")
@@ -729,37 +731,37 @@ def test_a_child_begins_with_a_snapshot_that_is_newer(
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_fork_while_callbacks_are_told(
+def test_a_fork_while_callbacks_run(
     tmp_path: Path, begun: Callable[..., Follower]
 ) -> None:
     """What the parent's thread was about to say is said in the child."""
     feed = Feed(topology(1))
     follower = begun(feed)
     inside, go = threading.Event(), threading.Event()
-    told: list[int] = []
+    notified: list[int] = []
 
     def slow(old: Topology, new: Topology) -> None:
         inside.set()
         assert go.wait(TIMEOUT)
 
     follower.add_callback(slow)
-    follower.add_callback(lambda old, new: told.append(new.epoch))
+    follower.add_callback(lambda old, new: notified.append(new.epoch))
 
     def child() -> None:
         go.set()
         follower.start()
         assert follower.wait(1, TIMEOUT)
-        assert told == [2]
+        assert notified == [2]
 
     feed.tell(topology(2))
     try:
         assert inside.wait(TIMEOUT)
         in_child(child, tmp_path)
-        assert told == []
+        assert notified == []
     finally:
         go.set()
     assert follower.wait(1, TIMEOUT)
-    assert told == [2]
+    assert notified == [2]
 
 
 def test_nothing_is_left_of_one_that_was_closed() -> None:

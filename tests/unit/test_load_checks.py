@@ -111,7 +111,7 @@ def test_nothing_is_wrong(attempts, there):
         ),
     ],
 )
-def test_each_problem_is_told(attempts, there, problems):
+def test_each_problem_is_reported(attempts, there, problems):
     found = check(attempts, there)
     assert len(found) == len(problems), found
     for line, begin in zip(found, problems, strict=True):

@@ -181,7 +181,7 @@ def test_extremes_that_agree_in_what_is_shown() -> None:
 def test_what_stands_in_place_of_nothing() -> None:
     merge = _combined(Coalesce(Total(0), 1))
     assert merge.rows([[(None, 7)], [(None, 7)]]) == [(7,)]
-    # The first shard has nothing, and what it says of itself is not told.
+    # The first shard has nothing, and its description is not passed on.
     assert merge.rows([[(None, 7)], [(3, 3)]]) == [(3,)]
 
 
@@ -212,7 +212,7 @@ def test_distinct_rows_of_several_shards() -> None:
 
 
 @pytest.mark.parametrize("identity", [b"long", b"big5_chinese_ci", b"no text"])
-def test_texts_that_cannot_be_told_apart(identity: bytes) -> None:
+def test_texts_that_compare_equal(identity: bytes) -> None:
     merge = Merge(hidden=1, combine=GroupRule((0,), (0,)))
     alike = b"x" * 32
     same: list[Any] = [[(alike, "a"), (None, None)], [(alike, "A")]]

@@ -1,4 +1,4 @@
-"""What is told of a statement from its text."""
+"""What the text of a statement says about it."""
 
 from __future__ import annotations
 

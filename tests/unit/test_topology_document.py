@@ -1,4 +1,4 @@
-"""Every problem that a document can have: where it is told, and how."""
+"""Every problem that a document can have: its place, and its message."""
 
 from __future__ import annotations
 
@@ -400,7 +400,7 @@ class TestRanges:
             "server that has its data",
         )
 
-    def test_overlap_is_told_at_the_later_server(self) -> None:
+    def test_overlap_is_reported_at_the_later_server(self) -> None:
         doc = servers(server("b", [8, 15]), server("a", [0, 8]))
         check(doc, f"{SECOND}.shards", "shard 8 is on 'b' and on 'a'")
 
@@ -640,12 +640,12 @@ class TestCollisions:
         )["keyspaces"]
         check(doc, "keyspaces.main.database", "'db00003' on /", "data/a")
 
-    def test_told_once_for_two_keyspaces_on_many_servers(self) -> None:
+    def test_reported_once_for_two_keyspaces_on_many_servers(self) -> None:
         doc = document()
         doc["keyspaces"]["twin"] = doc["keyspaces"]["objects"]
         check(doc, "keyspaces.twin.database", "'db0", "'objects'")
 
-    def test_of_three_keyspaces_each_is_told_once(self) -> None:
+    def test_of_three_keyspaces_each_is_reported_once(self) -> None:
         doc = document()
         doc["keyspaces"]["two"] = doc["keyspaces"]["objects"]
         doc["keyspaces"]["three"] = doc["keyspaces"]["objects"]
@@ -715,9 +715,9 @@ def test_no_message_shows_a_password() -> None:
     )
     doc["epoch"] = url
     doc["more"] = url
-    told = problems(doc)
-    assert len(told) > 10
-    assert "hunter2" not in str(told)
+    found = problems(doc)
+    assert len(found) > 10
+    assert "hunter2" not in str(found)
 
 
 def test_a_mapping_that_contains_itself_is_no_endless_loop() -> None:

@@ -104,8 +104,8 @@ def check(document: Any) -> None:
     try:
         topology = load(document)
     except TopologyError as error:
-        told = error.problems
-        if not told:
+        problems = error.problems
+        if not problems:
             pytest.fail("refused without a reason")
         return
     assert load(topology.to_mapping()) == topology
@@ -236,13 +236,13 @@ def test_moves_are_those_of_a_shard_by_shard_comparison(
         if (was := before.server_for(shard_id).name)
         != (now := after.server_for(shard_id).name)
     }
-    told = [
+    moved = [
         (shard_id, move.from_server, move.to_server)
         for move in found.moved
         for shard_id in move.shards
     ]
-    assert len(told) == len(expected)
-    assert set(told) == expected
+    assert len(moved) == len(expected)
+    assert set(moved) == expected
     for one, two in pairwise(found.moved):
         # Neither in the wrong order, nor in two pieces without need.
         assert one.shards.last < two.shards.first

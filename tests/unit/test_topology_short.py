@@ -111,7 +111,7 @@ def test_problems_of_a_range() -> None:
     check(document, "b.range", "is missing")
 
 
-def test_all_problems_are_told_where_the_author_wrote() -> None:
+def test_all_problems_are_reported_where_the_author_wrote() -> None:
     document = {
         "sharddb001": {"range": (0, 511), "slave": "a:b@c", "mastr": "x"},
         "sharddb002": 5,

@@ -26,7 +26,7 @@ def nobody(tmp_path):
     return RawWriter(path=path)
 
 
-def test_a_writer_that_cannot_begin_is_told_of(tmp_path):
+def test_a_writer_that_cannot_begin_is_reported(tmp_path):
     load = Load(
         RawWriter(path=tmp_path / "missing"),
         shards=[0],
@@ -53,7 +53,7 @@ def test_what_is_never_acknowledged_is_noted(tmp_path, nobody):
     assert check(attempts, {2: Rows()}) == ["nothing was acknowledged"]
 
 
-def test_a_writer_that_dies_is_told_of(tmp_path, nobody):
+def test_a_writer_that_dies_is_reported(tmp_path, nobody):
     load = Load(nobody, shards=[99], folder=tmp_path, seed=1, processes=1)
     with load:
         with pytest.raises(AssertionError, match=r"1 writers ended"):

@@ -105,7 +105,7 @@ class Log:
         self._file = os.open(path, flags, 0o600)
 
     def __call__(self, kind: Any, key: object, **more: Any) -> None:
-        """Note an event, that happens now unless told otherwise."""
+        """Record an event, at this time unless another is given."""
         now = monotonic()
         times = {"start": now, "end": now}
         event = Event(kind=kind, key=str(key), **{**times, **more})

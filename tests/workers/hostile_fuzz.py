@@ -138,7 +138,9 @@ class _Fuzzer:
             except Exception as error:  # this is what we look for
                 outcome = type(error).__name__
                 if not self.is_fine(error):
-                    self.findings.append(f"{number} {name}: {_told(error)}")
+                    self.findings.append(
+                        f"{number} {name}: {_described(error)}"
+                    )
             seconds = time.process_time() - start
             self.outcomes[outcome] += 1
             self.slowest = max(self.slowest, seconds)
@@ -485,7 +487,7 @@ class _Values(_Fuzzer):
         )()
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     # The text of SQLAlchemy's errors has the values, nested ones, too.
     text = getattr(error, "orig", None) or error
     return f"{type(error).__name__} {text!s:.300}"
