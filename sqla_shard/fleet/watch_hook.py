@@ -1,7 +1,7 @@
 """The command that watchers run to page an operator.
 
 A watcher goes on whatever the command does: one that cannot be started, fails
-or takes too long is a trouble in the reports until a later one succeeds.
+or takes too long is reported as a problem until a later one succeeds.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ writes the shard of its job is acknowledged by the same transaction.
 ``tasks``      the decorator ``task``, and tasks by name
 ``claims``     the states of a job; claims, and what their holders may write
 ``survey``     which shards have due jobs: one statement for a server
-``upkeep``     expired claims and old jobs, one process at a time for a shard
+``cleanup``    expired claims and old jobs, one process at a time for a shard
 ``queue_limits``  pauses and limits of queues, shared by all workers
 ``health``     servers that have failed repeatedly have a rest
 ``heartbeat``  claims of running jobs are extended

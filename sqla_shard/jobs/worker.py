@@ -35,6 +35,9 @@ from sqla_shard.engine.unread import short
 from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs.claims import ClaimedJob
 from sqla_shard.jobs.claims import LEASE
+from sqla_shard.jobs.cleanup import clean_up
+from sqla_shard.jobs.cleanup import KEEP_DONE
+from sqla_shard.jobs.cleanup import KEEP_FAILED
 from sqla_shard.jobs.delivery import deliver
 from sqla_shard.jobs.enqueue import check_queue
 from sqla_shard.jobs.handling import check_binary_logs
@@ -50,9 +53,6 @@ from sqla_shard.jobs.running import Outcome
 from sqla_shard.jobs.running import RunningJob
 from sqla_shard.jobs.schedule import Schedule
 from sqla_shard.jobs.survey import due_jobs
-from sqla_shard.jobs.upkeep import KEEP_DONE
-from sqla_shard.jobs.upkeep import KEEP_FAILED
-from sqla_shard.jobs.upkeep import keep_up
 from sqla_shard.outbox.apply import Address
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ _PATIENCE = 0.05
 #: Seconds to wait for an outcome: the handler of a signal that arrives just
 #: before the wait is called after it.
 _LONGEST_WAIT = 1.0
-#: Seconds between two passes of upkeep, about.
-_UPKEEP = 30.0
+#: Seconds between two cleanups, about.
+_CLEANUP = 30.0
 #: Seconds between two passes of delivery.
 _DELIVERY = 5.0
 _MOST_THREADS = 1000
@@ -234,7 +234,7 @@ class Worker:
         heartbeat = Heartbeat(
             self._cluster, self._lease, lambda: list(self._held)
         )
-        self._keep_up()
+        self._clean_up()
         delivery: AbstractContextManager[object] = nullcontext()
         if self._delivers:
             self._deliver()
@@ -244,7 +244,7 @@ class Worker:
         with (
             delivery,
             Repeating(
-                "upkeep", self._keep_up, _UPKEEP, self._fail, spread=0.3
+                "cleanup", self._clean_up, _CLEANUP, self._fail, spread=0.3
             ),
             Repeating(
                 "heartbeat", heartbeat.beat, self._lease / 6, self._fail
@@ -449,7 +449,7 @@ class Worker:
             # A job that has failed, or is a step of many, may be due again.
             self._schedule.reset()
 
-    def _keep_up(self) -> None:
+    def _clean_up(self) -> None:
         version = self._cluster.topology.version
         if version != self._checked:
             check_binary_logs(self._cluster)
@@ -460,13 +460,13 @@ class Worker:
             _log.warning(
                 "the jobs of periodic tasks cannot be inserted now: %s",
                 short(error),
-                extra={"action": "keep up"},
+                extra={"action": "clean up"},
             )
-        done = keep_up(self._cluster, self._queues, **self._keep)
+        done = clean_up(self._cluster, self._queues, **self._keep)
         self._report.recovered += done.recovered
         self._report.deleted += done.deleted
         for line in done.troubles:
-            _log.warning("%s", line, extra={"action": "keep up"})
+            _log.warning("%s", line, extra={"action": "clean up"})
 
     def _deliver(self) -> None:
         done = deliver(self._cluster)

@@ -39,8 +39,8 @@ __all__ = [
     "Part",
     "Row",
     "apply_images",
-    "begun",
     "claim_page",
+    "locking_transaction",
     "look_twice",
     "one_read",
     "read_images",
@@ -130,12 +130,12 @@ def snapshot(engine: Engine) -> Iterator[Connection]:
     With READ COMMITTED a row could be newer than the version that was read
     before it; its next version would then be taken for a change.
     """
-    with engine.connect() as connection, begun(connection):
+    with engine.connect() as connection, locking_transaction(connection):
         yield connection
 
 
 @contextmanager
-def begun(connection: Connection) -> Iterator[None]:
+def locking_transaction(connection: Connection) -> Iterator[None]:
     """Begin a transaction as :func:`snapshot` does, on a connection."""
     dialect = connection.dialect
     backend = backend_for(dialect.name, driver=dialect.driver)

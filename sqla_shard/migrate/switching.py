@@ -28,7 +28,7 @@ from sqla_shard.engine.locations import by_server
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.rendering import TRANSLATE
 from sqla_shard.exc import StageRefusedError
-from sqla_shard.migrate.copying import begun
+from sqla_shard.migrate.copying import locking_transaction
 from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.fences import Fence
 from sqla_shard.migrate.move import Move
@@ -167,7 +167,7 @@ class Switch:
         def write() -> None:
             with (
                 _patient(move.engine, backend) as connection,
-                begun(connection),
+                locking_transaction(connection),
             ):
                 self._fence.write(connection, progress)
             self._on_shards(
@@ -196,7 +196,7 @@ class Switch:
         def on_server(places: list[Place]) -> None:
             with _patient(places[0].engine, places[0].backend) as root:
                 for place in places:
-                    with begun(root):
+                    with locking_transaction(root):
                         action(place, _view(root, place))
 
         jobs = [

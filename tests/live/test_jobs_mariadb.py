@@ -26,11 +26,11 @@ from sqla_shard.jobs import claims
 from sqla_shard.jobs import JobState
 from sqla_shard.jobs import queue_counts
 from sqla_shard.jobs import Worker
+from sqla_shard.jobs.cleanup import clean_up
 from sqla_shard.jobs.stored_jobs import jobs_by_key
 from sqla_shard.jobs.stored_jobs import jobs_of
 from sqla_shard.jobs.stored_jobs import stored_job
 from sqla_shard.jobs.survey import due_jobs
-from sqla_shard.jobs.upkeep import keep_up
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import StatementLog
 from tests.models.job_models import add
@@ -218,7 +218,7 @@ def test_reads_use_the_index(cluster: Cluster, near: int) -> None:
             jobs = take(session, near, limit=50)
             claims.acknowledge(session, jobs)
         groups, _ = due_jobs(cluster, ["adding"])
-        keep_up(cluster, ["adding"])
+        clean_up(cluster, ["adding"])
     assert len(jobs) == 50
     assert [(g.shard_id, g.priority) for g in groups] == [(1, 2)]
     assert check_reads(log, place.engine, 300) >= 4

@@ -24,13 +24,13 @@ from sqla_shard.exc import TaskDefinitionError
 from sqla_shard.jobs import claims
 from sqla_shard.jobs import JobState
 from sqla_shard.jobs import task
+from sqla_shard.jobs.cleanup import clean_up
 from sqla_shard.jobs.heartbeat import extend
 from sqla_shard.jobs.retry import DEFAULT
 from sqla_shard.jobs.retry import Exponential
 from sqla_shard.jobs.retry import Linear
 from sqla_shard.jobs.survey import due_jobs
 from sqla_shard.jobs.tasks import Task
-from sqla_shard.jobs.upkeep import keep_up
 from tests.models.job_models import add
 from tests.models.job_models import Counter
 from tests.models.job_models import counter
@@ -401,7 +401,7 @@ class Late(Suite):
             (job,) = take(session, near)
         expire(cluster, job)
         self.lost(cluster, job)  # expired
-        assert keep_up(cluster, ["adding"]).recovered == 1
+        assert clean_up(cluster, ["adding"]).recovered == 1
         self.lost(cluster, job)  # pending again
         with cluster.begin() as session:
             (again,) = take(session, near)
@@ -442,8 +442,8 @@ class Upkeep(Suite):
             jobs = take(session, near)
         expire(cluster, jobs[0])
         expire(cluster, jobs[1])
-        assert keep_up(cluster, ["adding"]).recovered == 2
-        assert keep_up(cluster, ["adding"]).recovered == 0
+        assert clean_up(cluster, ["adding"]).recovered == 2
+        assert clean_up(cluster, ["adding"]).recovered == 0
         assert [row.state for row in rows(cluster)] == [3, 0, 1]
         assert "expired" in rows(cluster)[0].error
 
@@ -458,11 +458,11 @@ class Upkeep(Suite):
             jobs = take(session, near)
             claims.acknowledge(session, jobs[:2])
             claims.fail(session, jobs[2], "e", 0, is_final=True)
-        done = keep_up(cluster, ["adding"])
+        done = clean_up(cluster, ["adding"])
         assert (done.deleted, done.troubles) == (0, ())
         expire(cluster, jobs[0])
         old = timedelta(seconds=1)
-        done = keep_up(cluster, ["adding"], keep_done=old)
+        done = clean_up(cluster, ["adding"], keep_done=old)
         assert done.deleted == 1
         assert [row.id for row in rows(cluster)] == [
             jobs[1].local_id,
@@ -483,9 +483,9 @@ class Upkeep(Suite):
         name = f"sqla_shard_job {place.schema}"
         with cluster.places.engines.visit(place.engine) as connection:
             assert place.backend.try_lock(connection, name)
-            assert keep_up(cluster, ["adding"]).recovered == 0
+            assert clean_up(cluster, ["adding"]).recovered == 0
             place.backend.unlock(connection, name)
-        assert keep_up(cluster, ["adding"]).recovered == 1
+        assert clean_up(cluster, ["adding"]).recovered == 1
 
     def test_drained_servers_get_no_new_jobs(self, cluster, near, monkeypatch):
         def refuse(**context: Any) -> int:

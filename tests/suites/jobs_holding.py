@@ -31,12 +31,12 @@ from sqla_shard.jobs import JobLogFilter
 from sqla_shard.jobs import JobState
 from sqla_shard.jobs import task
 from sqla_shard.jobs import Worker
+from sqla_shard.jobs.cleanup import clean_up
 from sqla_shard.jobs.health import windows_of
 from sqla_shard.jobs.heartbeat import confirm
 from sqla_shard.jobs.heartbeat import extend
 from sqla_shard.jobs.heartbeat import Heartbeat
 from sqla_shard.jobs.survey import due_jobs
-from sqla_shard.jobs.upkeep import keep_up
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.testing.local_server import wait_until
 from tests.models.job_models import add
@@ -124,7 +124,7 @@ class Beating(Suite):
                 lambda: (rows(cluster)[0].due_at - first).total_seconds() > 2,
                 seconds=WAIT,
             )
-            assert keep_up(cluster, ["own"]).recovered == 0
+            assert clean_up(cluster, ["own"]).recovered == 0
             end.set()
             wait_until(
                 lambda: rows(cluster)[0].state == JobState.DONE, seconds=WAIT
@@ -313,7 +313,7 @@ class TimeLimits(Suite):
         with working(cluster, lease=1, concurrency=1) as (_, reports):
             assert first.wait(WAIT)
             wait_until(
-                lambda: keep_up(cluster, ["own"]).recovered == 1, seconds=WAIT
+                lambda: clean_up(cluster, ["own"]).recovered == 1, seconds=WAIT
             )
             assert work(cluster, "own").succeeded == 1
             end.set()

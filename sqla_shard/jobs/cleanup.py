@@ -38,7 +38,7 @@ from sqla_shard.session import ShardSession
 if TYPE_CHECKING:
     from sqla_shard import Cluster
 
-__all__ = ["KEEP_DONE", "KEEP_FAILED", "UpkeepReport", "keep_up"]
+__all__ = ["KEEP_DONE", "KEEP_FAILED", "CleanupReport", "clean_up"]
 
 #: The retention time of jobs that have succeeded.
 KEEP_DONE = timedelta(days=1)
@@ -49,7 +49,7 @@ _BATCH = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpkeepReport:
+class CleanupReport:
     """The result of one pass.
 
     :ivar recovered: number of jobs whose claims had expired.
@@ -67,13 +67,13 @@ class UpkeepReport:
         return not self.troubles
 
 
-def keep_up(
+def clean_up(
     cluster: Cluster,
     queues: Collection[str],
     *,
     keep_done: timedelta = KEEP_DONE,
     keep_failed: timedelta = KEEP_FAILED,
-) -> UpkeepReport:
+) -> CleanupReport:
     """Recover jobs with expired claims and delete old jobs, on all shards.
 
     :param queues: names of queues.
@@ -93,17 +93,17 @@ def keep_up(
         by_shard.setdefault(group.address, []).append(group)
     for (keyspace, shard_id), its in by_shard.items():
         try:
-            _keep_shard(cluster, its, ages, counts)
+            _clean_shard(cluster, its, ages, counts)
         except SQLAlchemyError as error:
             troubles.append(f"shard {shard_id} of {keyspace}: {short(error)}")
-    return UpkeepReport(
+    return CleanupReport(
         recovered=counts[JobState.RUNNING],
         deleted=counts[JobState.DONE] + counts[JobState.FAILED],
         troubles=tuple(troubles),
     )
 
 
-def _keep_shard(
+def _clean_shard(
     cluster: Cluster,
     groups: Iterable[DueGroup],
     ages: Ages,
