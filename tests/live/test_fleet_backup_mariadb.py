@@ -12,6 +12,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from pymysql.constants import CLIENT
 
 from sqla_shard.exc import BackupFailedError
 from sqla_shard.exc import BackupNotFoundError
@@ -38,6 +39,7 @@ from sqla_shard.fleet.restore import Restore
 from sqla_shard.fleet.storage import Storage
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.command_line import invoke
+from tests.servers.command_line import ROOT
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_processes import apply_until
 from tests.servers.load_log import ACKNOWLEDGED
@@ -45,12 +47,14 @@ from tests.servers.load_writers import create_tables
 from tests.servers.load_writers import RawWriter
 from tests.servers.published import places
 from tests.servers.writing_load import Load
+from tests.test_docs import blocks_of
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 SHARDS = 1024 if SOAK else 64
 SHARD = 7
+PAGE = ROOT / "docs" / "operate" / "restore.rst"
 #: Written by this test alone, so that its content at a second is known.
 QUIET = 11
 LIVE = f"db{SHARD:05d}"
@@ -744,3 +748,44 @@ def test_a_damaged_backup_is_named_and_the_next_is_restored(scene):
         assert "20991231-bad" in " ".join(plan.warnings)
     finally:
         scene.storage.remove("20991231-bad")
+
+
+def run_printed(scene, sql):
+    """Run statements, and the statements that they print."""
+    arguments = {"client_flag": CLIENT.MULTI_STATEMENTS}
+    with scene.pair.primary.root_connect(**arguments) as connection:
+        cursor = connection.cursor()
+        cursor.execute(sql)
+        while not (printed := cursor.fetchall()):
+            assert cursor.nextset()
+        for (statements,) in printed:
+            cursor.execute(statements)
+            while cursor.nextset():
+                pass
+
+
+# The last test: it replaces live databases.
+def test_the_statements_of_the_page_put_databases_in_place(scene):
+    ids, names = (
+        block.code
+        for block in blocks_of(PAGE)
+        if block.language == "sql" and "CONCAT(" in block.code
+    )
+    lives = (LIVE, f"db{QUIET:05d}")
+    restored = {live: scene.read(f"restored_{live}") for live in lives}
+    for live in lives:
+        scene.drop(live)
+    run_printed(scene, ids)
+    run_printed(scene, names)
+    for live, before in restored.items():
+        now = scene.read(live)
+        assert same_content(before, now) == []
+        # A table without rows yet has no counter in its definition.
+        was = {one.name: one.auto_increment or 1 for one in before}
+        for one in now:
+            if one.auto_increment is not None:
+                assert one.auto_increment == was[one.name] + 1_000_000
+        assert f"restored_{live}" not in scene.databases()
+    assert any(
+        one.auto_increment for before in restored.values() for one in before
+    )
