@@ -300,7 +300,8 @@ class Copy:
                 str(self._target),
                 f"it has {len(found)} databases ({', '.join(found[:5])}"
                 f"{', ...' if len(found) > 5 else ''}); a copy needs an empty "
-                "server",
+                "server. The standby of the topology is emptied by: "
+                "sqla-shard fleet replica rebuild",
             )
         ]
 

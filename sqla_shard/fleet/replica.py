@@ -130,14 +130,15 @@ class Replica(Operation):
         wanted = standby if rebuilds and target is None else target
         plan = Plan(
             kind=cls.kind,
-            title=f"{action} of a standby of {server} on {wanted}",
+            title=f"{action} of a standby of {server}"
+            + (f" on {wanted}" if wanted else ""),
             epoch=topology.epoch,
             arguments={
                 "action": action,
                 "server": server,
                 "primary": address_in(pair.primary),
                 "standby": standby,
-                "target": with_port(wanted or ""),
+                "target": with_port(wanted) if wanted else "",
                 "source": None,
                 "publish": publish and not rebuilds,
                 "way": way,
@@ -170,7 +171,12 @@ class Replica(Operation):
             text = f"{self._action!r} is not one of {', '.join(ACTIONS)}"
             return [Problem("action", text)]
         if self._action != "build" and standby is None:
-            text = "the topology names no standby for it; build one"
+            text = (
+                "the topology names no standby for it; build one on an empty "
+                f"server: sqla-shard fleet replica build {self.server} "
+                "HOST:PORT, or publish a topology that names a server with "
+                "content, such as the former primary, and rebuild it"
+            )
             return [Problem(self.server, text)]
         if self._action == "build" and self._publishes and standby:
             text = (
@@ -306,8 +312,10 @@ class Replica(Operation):
     # -- steps ------------------------------------------------------------
 
     def steps(self) -> Sequence[Step]:
-        """Return the steps."""
+        """Return the steps; none if there is no target."""
         primary, target = self.plan.arguments["primary"], self._target
+        if not target:
+            return ()
         steps = [
             Step(
                 name="copy",

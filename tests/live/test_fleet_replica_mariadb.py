@@ -97,6 +97,13 @@ class Scene:
         del document["keyspaces"]["objects"]["servers"][0]["standby"]
         publish_to(self.pairs.path, document)
 
+    def with_standby(self, server):
+        """Publish a topology that names a server as the standby."""
+        document = self.document
+        document["epoch"] += 1
+        document["keyspaces"]["objects"]["servers"][0]["standby"] = server.url
+        publish_to(self.pairs.path, document)
+
     def rows_on(self, server):
         names = {shard: p[1] for shard, p in places(self.document).items()}
         with server.root_connect() as connection:
@@ -254,6 +261,31 @@ def test_a_standby_is_rebuilt(scene, load, say):
     applied(scene, plan, say)
     assert ("db_errant",) not in standby.root_execute("SHOW DATABASES")
     assert scene.roles == (primary, standby)
+    load.wait_for_acks(100)
+    scene.prove(load.stop())
+
+
+def test_a_server_with_content_is_named_and_rebuilt(scene, load, say):
+    primary, former = scene.roles
+    scene.without_standby()
+    try:
+        plan = scene.planned("rebuild")
+        (problem,) = plan.problems
+        assert "fleet replica build server1 HOST:PORT" in str(problem)
+        assert "publish a topology that names" in str(problem)
+        assert (plan.title, plan.steps) == (
+            "rebuild of a standby of server1",
+            (),
+        )
+        former.root_execute("STOP SLAVE")
+        former.root_execute("RESET SLAVE ALL")
+        text = "\n".join(map(str, scene.planned("build", former).problems))
+        assert "is emptied by: sqla-shard fleet replica rebuild" in text
+    finally:
+        scene.with_standby(former)
+    former.root_execute("CREATE DATABASE db_errant")
+    applied(scene, scene.planned("rebuild", discard_errant=True), say)
+    assert scene.roles == (primary, former)
     load.wait_for_acks(100)
     scene.prove(load.stop())
 
