@@ -362,7 +362,8 @@ def _to_move(servers: LocalServers) -> str:
     first, last = server["shards"]
     if first == last:
         return f"move {server['name']}"
-    return f"split {server['name']} --shards {(first + last + 1) // 2}-{last}"
+    half = f"{(first + last + 1) // 2}-{last}"
+    return f"split {server['name']} --shards objects:{half}"
 
 
 def _wait(servers: LocalServers, end: End, ctx: click.Context) -> None:

@@ -367,8 +367,8 @@ def _classes(
     }
     if not found:
         raise click.UsageError(
-            f"no subclass of {mixin.__name__} found; name the module that "
-            "defines them with --models MODULE"
+            f"the modules of --models define no subclass of {mixin.__name__}; "
+            "if the application has one, add its module"
         )
     for name in wanted:
         if name not in found:

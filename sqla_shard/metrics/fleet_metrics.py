@@ -111,6 +111,7 @@ def _databases(missing: Iterable[tuple[str, Address]]) -> list[str]:
 
 _Read = Callable[[], _Reading]
 _NOTHING = _Reading([], [])
+_LATE = "no response in time"
 
 _QUEUE_STATES = (
     *("due", "scheduled", "running", "expired", "failed", "done"),
@@ -248,8 +249,12 @@ class FleetMetrics:
                         continue
                     key = name, role, url
                     read = partial(self._server, name, role, url)
+                    of = name if role == "primary" else f"{name} ({role})"
                     wanted[key] = self._servers.get(key) or _Part(
-                        f"{name} {role}", read, 0.0
+                        f"{name} {role}",
+                        read,
+                        0.0,
+                        late=f"{of} unreachable: {_LATE}",
                     )
         self._servers = wanted
         return wanted
@@ -432,12 +437,16 @@ class _Part:
     :param name: name of the part, for the log.
     :param read: reads it.
     :param interval: seconds for which it is read once.
+    :param late: its problem while a reading has not ended.
     """
 
-    def __init__(self, name: str, read: _Read, interval: float) -> None:
+    def __init__(
+        self, name: str, read: _Read, interval: float, *, late: str = _LATE
+    ) -> None:
         self.name = name
         self._read = read
         self._interval = interval
+        self._late = late
         self._thread: threading.Thread | None = None
         self._reading = _NOTHING
         self._is_read = False
@@ -492,7 +501,7 @@ class _Part:
     def problems(self) -> list[str]:
         """Why it was not read, or not whole."""
         if self._is_running:
-            return ["no response in time"]
+            return [self._late]
         return self._reading.problems
 
     def result(self, end: float) -> tuple[list[Observation], bool]:

@@ -174,3 +174,13 @@ def test_an_outage_is_one_line(topology, pair):
     # Ports may have the same digits.
     (line,) = [line for line in lines if "(2003)" in line]
     assert line.startswith("server1 unreachable (2003)")
+
+
+def test_a_server_that_is_silent_is_named(topology, pair):
+    pair.standby.pause()
+    try:
+        done = status(topology, "--timeout", "1")
+    finally:
+        pair.standby.resume()
+    assert done.exit_code == 3
+    assert "\nserver1 (standby) unreachable" in done.output

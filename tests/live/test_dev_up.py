@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from sqla_shard import Cluster
+from sqla_shard.cli.dev_command import _to_move
 from sqla_shard.testing.local_server import wait_until
 
 pytestmark = pytest.mark.usefixtures("mariadb_installed")
@@ -114,6 +116,17 @@ def test_a_fleet_that_is_operated(tmp_path):
         assert spare["name"] in shown
         assert len(document["pids"]) == 6
     assert not any(map(is_running, document["pids"].values()))
+
+
+def test_the_split_that_is_printed_names_its_keyspace():
+    servers = Mock()
+    servers.document.return_value = {
+        "keyspaces": {
+            "objects": {"servers": [{"name": "server1", "shards": [0, 7]}]},
+            "lookup": {"servers": [{"name": "server1", "shards": [0, 7]}]},
+        }
+    }
+    assert _to_move(servers) == "split server1 --shards objects:4-7"
 
 
 def test_a_topology_that_exists_is_not_replaced(tmp_path):
