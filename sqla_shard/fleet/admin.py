@@ -48,6 +48,11 @@ _KILLED = 10.0
 _TRIES = 5
 _NO_SUCH_THREAD = 1094
 _LOCK_WAIT_TIMEOUT = 1205
+_LONGEST = (
+    "SELECT id, user, time FROM information_schema.processlist"
+    " WHERE command = 'Query' AND time > 0 AND id <> CONNECTION_ID()"
+    " AND user <> 'system user' ORDER BY time DESC LIMIT 3"
+)
 _GONE = 2006
 
 
@@ -168,18 +173,37 @@ class Admin:
         write waits here.
 
         :raises FleetServerError: with number 1205 if a statement runs for
-            longer.
+            longer; it names those that do.
         """
         self.run("SET SESSION lock_wait_timeout = 1")
         for left in reversed(range(_TRIES)):
             try:
                 self.run(sql)
             except FleetServerError as error:
-                if error.number != _LOCK_WAIT_TIMEOUT or not left:
+                if error.number != _LOCK_WAIT_TIMEOUT:
                     raise
+                if not left:
+                    raise self._blocked(error) from error
                 time.sleep(1)
             else:
                 return
+
+    def _blocked(self, error: FleetServerError) -> FleetServerError:
+        """Return an error that names what a lock has waited for."""
+        named = [
+            f"session {number} of {user!r} runs a statement for {seconds} s"
+            for number, user, seconds in self.rows(_LONGEST)
+        ]
+        # LOCK TABLES, or a transaction that has read the table of a DDL.
+        found = (
+            ", ".join(named) or "a session without a statement holds a lock"
+        )
+        return FleetServerError(
+            server=error.server,
+            number=error.number,
+            reason=f"{error.reason}; in its way: {found}; end it with KILL, "
+            "or wait, then try again",
+        )
 
     def run_many(self, sql: str, rows: list[tuple[object, ...]]) -> None:
         """Run a statement once for each tuple of parameters."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
+import pymysql
 import pytest
 
 from sqla_shard.exc import CopyFailedError
@@ -18,6 +21,7 @@ from sqla_shard.fleet.dumps import _rows
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.row_copy import RowCopy
 from sqla_shard.fleet.snapshots import snapshots
+from sqla_shard.testing.local_server import wait_until
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.load_writers import create_tables
 
@@ -302,6 +306,41 @@ def test_a_statement_that_runs_is_not_waited_for(servers, ends, monkeypatch):
         with pytest.raises(FleetServerError) as info:
             Copy(source, target, owner="op").run()
     assert info.value.number == 1205
+    assert "a session without a statement holds a lock" in str(info.value)
+
+
+def test_the_statement_in_the_way_is_named(servers, monkeypatch):
+    monkeypatch.setattr("sqla_shard.fleet.admin._TRIES", 2)
+    primary = servers["server1"].primary
+    slow = "UPDATE db00001.zero SET id = id WHERE SLEEP(600) = 0"
+    with (
+        ThreadPoolExecutor(1) as threads,
+        primary.root_connect() as session,
+        servers.fleet().admin(primary.url, name="server1") as admin,
+    ):
+        number = session.thread_id()
+        running = threads.submit(session.cursor().execute, slow)
+
+        def runs() -> bool:
+            return bool(
+                primary.root_execute(
+                    "SELECT 1 FROM information_schema.processlist"
+                    " WHERE id = %s AND state = 'User sleep' AND time > 0",
+                    (number,),
+                )
+            )
+
+        try:
+            assert wait_until(runs, seconds=60)
+            with pytest.raises(FleetServerError) as info:
+                admin.lock_all("FLUSH TABLES WITH READ LOCK")
+        finally:
+            primary.root_execute(f"KILL {number}")
+            with pytest.raises(pymysql.err.MySQLError):
+                running.result()
+    assert info.value.number == 1205
+    text = rf"in its way: .*session {number} of '.*' runs a statement for"
+    assert re.search(text, str(info.value))
 
 
 def test_a_value_too_long_for_its_text_is_no_null(servers, ends):

@@ -419,6 +419,7 @@ def test_the_new_primary_stays_closed_while_the_old_one_cannot_be_closed(
         with pytest.raises(OperationFailedError, match="1205") as info:
             resume(fleet)
         assert (info.value.step, info.value.undone) == ("open", False)
+        assert "a session without a statement holds a lock" in str(info.value)
         assert new.root_execute("SELECT @@read_only") == [(1,)]
     assert resume(fleet).state == "finished"
     assert roles(pairs) == (new, old)
