@@ -44,26 +44,28 @@ demo: $(DEMO_ON_$(DB)) ## run the pinboard; DB=mariadb on real servers
 quickstart: $(VENV)/.examples ## import bookmarks and show where each lives
 	@$(BIN)/python -m examples.quickstart $(ARGS)
 
-# Three processes, with servers of their own each: on two processors, since
-# much of the time a test waits for a server or for a disk.  A file stays in
-# one of them: its tests share servers and tables.  In the order of collection,
-# that is with the files that take a second at the end, so that all end
-# together.
-SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
+# More processes than processors, with servers of their own each: much of the
+# time a test waits for a server, a program or a disk.  Those of tests without
+# servers wait less.  A file stays in one of them: its tests share servers and
+# tables.  In the order of collection, that is with the files that take a second
+# at the end, so that all end together.
+SIDE_BY_SIDE = -n $(1) --dist loadfile --no-loadscope-reorder
 
 # Compiled before, since each program that the tests start would do it again
-# where PYTHONDONTWRITEBYTECODE is set.  $(1) is the tier, see tests/tiers.py;
-# $(2) is run before the tests, together: most of it has one thread, or waits
-# for an answer.  $(3) is run after that, one after the other.
+# where PYTHONDONTWRITEBYTECODE is set.  $(1) is the tier, see tests/tiers.py,
+# $(2) the number of its processes; $(3) are its other options.  $(4) is run
+# before the tests, together: most of it has one thread, or waits for an answer.
+# $(5) is run after that, one after the other.
 define RUN_TIER
 @failed=; \
-$(MAKE) --no-print-directory TOGETHER=1 -k -j $(OUTPUT_SYNC) $(2) \
-    $(VENV)/.compiled || failed="$$failed $(2)"; \
-for check in $(3); do \
+$(MAKE) --no-print-directory TOGETHER=1 -k -j $(OUTPUT_SYNC) $(4) \
+    $(VENV)/.compiled-$(1) || failed="$$failed $(4)"; \
+for check in $(5); do \
     $(MAKE) --no-print-directory $$check || failed="$$failed $$check"; \
 done; \
 $(BIN)/python -m compileall -q sqla_shard examples tests; \
-$(PYTEST) $(SIDE_BY_SIDE) --tier $(1) $(ARGS) || failed="$$failed pytest"; \
+$(PYTEST) $(call SIDE_BY_SIDE,$(2)) --tier $(1) $(3) $(ARGS) || \
+    failed="$$failed pytest"; \
 [ -z "$$failed" ] || { echo "make: FAILED:$$failed" >&2; exit 1; }
 endef
 
@@ -77,19 +79,19 @@ OUTPUT_SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 COMPILE_TESTS = env -u PYTHONDONTWRITEBYTECODE $(1) -m pytest -q -n 0 \
     --tier $(2) --collect-only >/dev/null
 
-$(VENV)/.compiled: | $(VENV)/.dev
-	@$(call COMPILE_TESTS,$(BIN)/python,all); touch $@
+$(VENV)/.compiled-%: | $(VENV)/.dev
+	@$(call COMPILE_TESTS,$(BIN)/python,$*); touch $@
 
 check: $(VENV)/.dev ## check without servers; AREA=cache for a part
-	$(call RUN_TIER,check $(if $(AREA),--area $(AREA)),lint type)
+	$(call RUN_TIER,check,3,$(if $(AREA),--area $(AREA)),lint type)
 
 test: $(VENV)/.dev servers ## check on real MariaDB, each suite once
-	$(call RUN_TIER,test,lint type audit)
+	$(call RUN_TIER,test,4,,lint type audit)
 
 # One of the tests builds the documentation, more strictly than `make docs`.
 # pytest comes last, for its closing line.
 all: $(VENV)/.dev servers ## check everything
-	$(call RUN_TIER,all,lint type audit python3.13 python3.10,pythons)
+	$(call RUN_TIER,all,4,,lint type audit python3.13 python3.10,pythons)
 
 lint: $(VENV)/.dev ## check style and formatting
 	@$(BIN)/ruff check --quiet .
@@ -189,7 +191,7 @@ venv=$(VENV)/python$(1); \
 if [ ! -x $$venv/bin/python ]; then exit 0; fi; \
 echo "make: Python $(1) with $(2)"; \
 $$venv/bin/python -m compileall -q sqla_shard examples tests; \
-$$venv/bin/python -m pytest -q $(SIDE_BY_SIDE) --tier pythons
+$$venv/bin/python -m pytest -q $(call SIDE_BY_SIDE,3) --tier pythons
 endef
 
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.10 \
