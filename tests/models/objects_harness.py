@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from collections.abc import Mapping
 from datetime import datetime
 from datetime import timedelta
 from datetime import timezone
@@ -95,14 +96,32 @@ def set_raw(
     With its characters as they are: SQLite does not find a key by a path if
     it is written with escapes.
     """
-    if not isinstance(document, str):
-        document = json.dumps(document, ensure_ascii=False)
-    _raw(
-        cluster,
-        f"UPDATE {cls.__tablename__} SET data = :data WHERE local_id = :id",
-        object_id,
-        data=document,
-    )
+    set_raws(cluster, cls, {object_id: document})
+
+
+def set_raws(
+    cluster: Cluster, cls: type[Any], documents: Mapping[int, Any]
+) -> None:
+    """Write the blobs of objects of one shard, as :func:`set_raw` does."""
+    (shard_id,) = {unpack(one).shard_id for one in documents}
+    with cluster.begin() as session:
+        session.execute(
+            text(
+                f"UPDATE {cls.__tablename__}"
+                " SET data = :data WHERE local_id = :id"
+            ),
+            [
+                {"id": unpack(one).local_id, "data": _as_text(document)}
+                for one, document in documents.items()
+            ],
+            bind_arguments={"shard_id": shard_id},
+        )
+
+
+def _as_text(document: Any) -> str:
+    if isinstance(document, str):
+        return document
+    return json.dumps(document, ensure_ascii=False)
 
 
 def remove_raw(cluster: Cluster, cls: type[Any], object_id: int) -> None:
