@@ -386,6 +386,7 @@ LIVE = [
 LONG = {
     DOCS / "howto" / "flask.rst",
     DOCS / "howto" / "migrations.rst",
+    DOCS / "howto" / "move.rst",
     DOCS / "howto" / "testing.rst",
     DOCS / "reference" / "cli.rst",
     DOCS / "tutorial-migrations.rst",

@@ -4,15 +4,16 @@ There are three tiers, each with all of the ones before it but the suites
 that the next one runs on another backend:
 
 ``check``
-    Python alone: unit tests, SQLite, nothing started.  ``make check``.
+    Python alone: unit tests, SQLite, nothing started, few random values.
+    ``make check``.
 ``test``
     Real servers and processes, each suite on the backend that matters, and
     a few tests in a browser.  ``make test``.
 ``all``
     Everything.  ``make all``; also what pytest runs by default.
 
-``pythons`` is ``check`` for a second Python: without tests that read the
-sources, or that do for many random values what others do for a few, and with
+``pythons`` is ``check`` for a second Python: with some of the tests that start
+programs or have random values, without those that read the sources, and with
 each function that needs a database once (``--once``), whatever its parameters.
 
 A test says what it needs by a marker, most often by where it is:
@@ -104,6 +105,32 @@ _PROCESSES = frozenset(
         "test_typing",
         "test_upstream",
         "test_writing_load",
+    ]
+)
+#: Not in `check`, of which they took a sixth of the processor time; but on a
+#: second Python.
+_LATER = frozenset(
+    [
+        # Programs.
+        "test_cli_completion",
+        "test_cli_docs.test_help_and_completion_import_no_sqlalchemy",
+        "test_lanes.test_threads_that_outlive_the_main_thread",
+        "test_layers.test_each_room_can_be_imported_first",
+        "test_testing_documents.test_needs_neither_pymysql_nor_pytest",
+        "test_testing_jars.test_the_servers_load_no_client",
+        "time_ids.test_processes_whose_clocks_differ",
+        # Random changes and statements.
+        "cache_mutations.test_reads",
+        "cached_lists.test_random_changes",
+        "compressed_blobs.test_nothing_is_lost",
+        "compressed_blobs.test_random_changes",
+        "differential.test_answers_are_equal_or_refused",
+        "differential.test_changes_are_equal_or_refused",
+        "follow_graph.test_equal_to_a_model",
+        "mapping_counts.test_the_count_is_that_of_the_acknowledged_changes",
+        "mapping_racing.test_one_gap",
+        "spread_stages.test_equals_a_model",
+        "spread_stages.test_operations_of_all_stages",
     ]
 )
 _THOROUGH = frozenset(
@@ -223,17 +250,9 @@ _TIMED = frozenset(
     ]
 )
 
-#: Not on a second Python.  These took a quarter of the time of `check`.
-_ONE_PYTHON = frozenset(
+#: Neither in `check` nor on a second Python: for many values, or many times.
+_MANY = frozenset(
     [
-        # Of the sources.
-        "test_docs_claims",
-        "test_docs_operate",
-        "test_layers",
-        "test_refusals",
-        "test_fleet_messages.test_every_command_of_a_message_exists",
-        "test_remedies.test_every_refusal_has_a_remedy_that_is_run",
-        # For many values, or many times.
         "mapping_gap.test_moves_into_one_gap",
         "mapping_machine.test_is_a_list",
         "merged.test_answers_are_equal",
@@ -247,6 +266,21 @@ _ONE_PYTHON = frozenset(
         "test_topology_sizes.test_the_map_of_a_process_takes_less_than_5_mb",
     ]
 )
+
+#: Not on a second Python: of the sources.
+_ONE_PYTHON = frozenset(
+    [
+        "test_docs_claims",
+        "test_docs_operate",
+        "test_layers",
+        "test_refusals",
+        "test_fleet_messages.test_every_command_of_a_message_exists",
+        "test_remedies.test_every_refusal_has_a_remedy_that_is_run",
+    ]
+)
+
+#: Modules and tests that tiers leave out, whatever their markers.
+_LEFT_OUT = {"check": _MANY | _LATER, "pythons": _MANY | _ONE_PYTHON}
 
 #: Other words in the names of an area's modules.
 _AREAS = {
@@ -328,7 +362,7 @@ def ignores(path: Path, config: pytest.Config) -> bool:
         return False
     if area and not _matches_area(path, area):
         return True
-    if tier == "pythons" and path.stem in _ONE_PYTHON:
+    if path.stem in _LEFT_OUT.get(tier, ()):
         return True
     if small and path.stem in _PROCESSES:
         return True
@@ -337,7 +371,7 @@ def ignores(path: Path, config: pytest.Config) -> bool:
 
 def _is_selected(item: pytest.Item, tier: str) -> bool:
     needs = {marker.name for marker in item.iter_markers()}
-    if tier == "pythons" and _name(item.nodeid) in _ONE_PYTHON:
+    if _name(item.nodeid) in _LEFT_OUT.get(tier, ()):
         return False
     if tier in ("check", "pythons"):
         return not needs & {"live", "processes", "browser", "thorough"}

@@ -1154,6 +1154,7 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr("sqla_shard.fleet.compare._ROWS", 2)
 
 
+@pytest.mark.thorough
 @settings(
     max_examples=EXAMPLES,
     deadline=None,

@@ -173,6 +173,7 @@ def test_a_killed_failover_is_resumed_or_undone(pairs, tmp_path, seed):
         prove(pairs, load.stop())
 
 
+@pytest.mark.thorough
 def test_a_naive_promotion_loses_what_was_received(
     pairs, tmp_path, seed, monkeypatch, say
 ):
@@ -191,6 +192,7 @@ def test_a_naive_promotion_loses_what_was_received(
     assert len(gone) >= 200
 
 
+@pytest.mark.thorough
 def test_after_a_timeout_of_semi_sync_the_loss_is_stated(tmp_path, seed, say):
     with started(tmp_path) as pairs:
         prepare(pairs, timeout=100)
@@ -264,6 +266,7 @@ class Slow(DeadFailover):
         )
 
 
+@pytest.mark.thorough
 def test_a_loss_that_is_unknown_in_the_end_is_not_published(
     pairs, monkeypatch
 ):

@@ -254,6 +254,7 @@ def test_a_killed_failover_is_resumed_or_undone(pairs, fleet, load, rng, say):
     prove(pairs, load.stop())
 
 
+@pytest.mark.thorough
 def test_without_the_fence_acknowledged_writes_are_lost(
     tmp_path, request, monkeypatch, say
 ):
@@ -276,7 +277,8 @@ def test_without_the_fence_acknowledged_writes_are_lost(
         assert len(left) >= 2 * len(gone)
 
 
-def test_a_statement_in_the_way_undoes_everything(pairs, fleet):
+def test_a_statement_in_the_way_undoes_everything(pairs, fleet, monkeypatch):
+    monkeypatch.setattr("sqla_shard.fleet.admin._TRIES", 2)
     old, new = roles(pairs)
     with old.connect() as connection:
         cursor = connection.cursor()
@@ -407,8 +409,9 @@ def test_a_lost_fence_after_the_commit_point_is_a_problem(pairs, fleet):
 
 
 def test_the_new_primary_stays_closed_while_the_old_one_cannot_be_closed(
-    pairs, fleet
+    pairs, fleet, monkeypatch
 ):
+    monkeypatch.setattr("sqla_shard.fleet.admin._TRIES", 2)
     old, new = roles(pairs)
     plan = Failover.planned(fleet, "server1")
     apply_until(fleet, plan, step="publish", state="done")

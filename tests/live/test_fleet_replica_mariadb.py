@@ -245,6 +245,7 @@ def test_a_standby_has_the_fences_of_its_primary(scene, load, say):
                 cursor.execute("FLUSH LOCAL PRIVILEGES")
 
 
+@pytest.mark.thorough
 def test_a_standby_is_rebuilt(scene, load, say):
     primary, standby = scene.roles
     standby.root_execute("CREATE DATABASE db_errant")
@@ -315,6 +316,7 @@ def test_a_standby_that_is_lost_is_replaced(scene, load, say):
     scene.prove(load.stop())
 
 
+@pytest.mark.thorough
 def test_a_further_standby_is_built_for_a_split(scene, load, say):
     primary, standby = scene.roles
     primary.root_execute("SET GLOBAL rpl_semi_sync_master_enabled = 1")

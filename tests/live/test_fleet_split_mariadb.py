@@ -244,6 +244,7 @@ def test_a_split_loses_nothing(pairs, tmp_path, seed, say):
         prove(pairs, [*attempts, *stale.attempts])
 
 
+@pytest.mark.thorough
 def test_the_pause_of_a_quiet_split(fleet, pairs, tmp_path, seed, say):
     with loaded(pairs, tmp_path / "load", seed, processes=2) as load:
         load.wait_for_acks(200)
@@ -475,6 +476,7 @@ def open_transaction(server, shard, token):
     return connection, cursor.lastrowid
 
 
+@pytest.mark.thorough
 def test_without_the_kill_a_write_is_lost(fleet, pairs, monkeypatch):
     monkeypatch.setattr(Fence, "kill_sessions", lambda self, seconds: [])
     connection, _ = open_transaction(
@@ -541,7 +543,8 @@ def acked_now(pairs, shard):
 # -- what fails, and what is refused --------------------------------------
 
 
-def test_a_statement_in_the_way_undoes_it(fleet, pairs):
+def test_a_statement_in_the_way_undoes_it(fleet, pairs, monkeypatch):
+    monkeypatch.setattr("sqla_shard.fleet.admin._TRIES", 2)
     with pairs["server1"].primary.connect() as connection:
         cursor = connection.cursor()
         cursor.execute("LOCK TABLES db00000.load_pins WRITE")

@@ -196,6 +196,7 @@ def state_of(fleet, pairs):
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("step", "end", "more"),
     [
