@@ -360,12 +360,14 @@ class Marks:
         :param locking: whether to lock them, and read what was committed last
             instead of the snapshot of the transaction.
         """
-        found = {}
+        count = len(self._columns)
+        found: dict[Key, Mark] = {}
         for batch in _batches(_sorted(keys)):
             statement = self._select().where(self._among(batch))
             if locking:
                 statement = statement.with_for_update()
-            found.update(self._read(connection, statement))
+            for row in connection.execute(statement):
+                found[tuple(row[:count])] = _mark(row, count)
         return found
 
     def versions_of(
@@ -425,37 +427,6 @@ class Marks:
             found.update({row[0]: tuple(row[1:]) for row in rows})
         return found
 
-    def waiting(
-        self,
-        connection: Connection,
-        *,
-        after: int | None = None,
-        limit: int = _BATCH,
-        part: KeyPart | None = None,
-    ) -> dict[Key, Mark]:
-        """Return the marks of rows that wait to be copied, by key.
-
-        They are in the order of their object ids, so that a page has rows of
-        few shards; first are those without one.
-
-        :param after: the object id of the last mark of the page before; 0 for
-            the first page of those with one.
-        :param limit: maximum number of rows.
-        :param part: the part of the rows; None for all.
-        """
-        of = self.table.c
-        statement = (
-            self._select()
-            .where(waits_in(self.table))
-            .order_by(of.object_id, *self._columns)
-            .limit(limit)
-        )
-        if after is not None:
-            statement = statement.where(of.object_id > after)
-        if part is not None:
-            statement = statement.where(part.has(self._columns))
-        return self._read(connection, statement)
-
     def waiting_without_id(
         self,
         connection: Connection,
@@ -481,12 +452,22 @@ class Marks:
         )
 
     def marked(
-        self, connection: Connection, *, after: int = 0, limit: int = _BATCH
+        self,
+        connection: Connection,
+        *,
+        after: int = 0,
+        limit: int = _BATCH,
+        waits: bool = False,
+        part: KeyPart | None = None,
     ) -> dict[int, Key]:
         """Return keys by object id, in the order of these.
 
+        So a page has rows of few shards.
+
         :param after: the last object id of the page before.
         :param limit: maximum number of rows.
+        :param waits: whether to return only rows that wait to be copied.
+        :param part: the part of the rows; None for all.
         """
         of = self.table.c
         statement = (
@@ -495,6 +476,10 @@ class Marks:
             .order_by(of.object_id)
             .limit(limit)
         )
+        if waits:
+            statement = statement.where(waits_in(self.table))
+        if part is not None:
+            statement = statement.where(part.has(self._columns))
         return {
             row[0]: tuple(row[1:]) for row in connection.execute(statement)
         }
@@ -561,13 +546,6 @@ class Marks:
         return select(
             *self._columns, of.object_id, of.version, of.copied, of.round
         )
-
-    def _read(self, connection: Connection, statement: Any) -> dict[Key, Mark]:
-        count = len(self._columns)
-        return {
-            tuple(row[:count]): _mark(row, count)
-            for row in connection.execute(statement)
-        }
 
     def _values(self, key: Key) -> dict[str, Any]:
         names = [column.name for column in self._columns]

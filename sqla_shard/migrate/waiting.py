@@ -88,13 +88,17 @@ class WaitingRows:
         after = 0
         while True:
             with snapshot(self._engine) as connection:
-                marks = one.marks.waiting(
-                    connection, after=after, limit=limit, part=part
+                keys = one.marks.marked(
+                    connection,
+                    after=after,
+                    limit=limit,
+                    waits=True,
+                    part=part,
                 )
-            if not marks:
+            if not keys:
                 return
-            yield one, None, list(marks)
-            after = max(mark.object_id or 0 for mark in marks.values())
+            yield one, None, list(keys.values())
+            after = max(keys)
 
     def _waiting_objects(
         self, one: MovedRows, limit: int

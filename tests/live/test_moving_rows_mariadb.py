@@ -63,11 +63,13 @@ class TestMarking(moving_rows.Marking):
             posts.claim(connection, keys, number=1, ids=ids)
             connection.execute(text(f"ANALYZE TABLE {posts.table.name}")).all()
             # Twenty pages; each of which may read what was copied before it.
-            before, after, found = reads(connection), None, []
-            while page := posts.waiting(connection, after=after, limit=100):
-                found += page
-                after = max(mark.object_id for mark in page.values())
-                posts.set_copied(connection, dict.fromkeys(page, 1))
+            before, after, found = reads(connection), 0, []
+            while page := posts.marked(
+                connection, after=after, limit=100, waits=True
+            ):
+                found += page.values()
+                after = max(page)
+                posts.set_copied(connection, dict.fromkeys(page.values(), 1))
             assert found == keys
             assert reads(connection) - before < 5 * len(keys)
             before = reads(connection)

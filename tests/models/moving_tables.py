@@ -18,7 +18,10 @@ from sqlalchemy import Integer
 from sqlalchemy import MetaData
 from sqlalchemy import select
 from sqlalchemy import Table
+from sqlalchemy.exc import DBAPIError
 
+from sqla_shard.dialects import backend_for
+from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.sql import InsertMissing
 from sqla_shard.dialects.sql import Upsert
 from sqla_shard.exc import StageRefusedError
@@ -144,7 +147,7 @@ class Move:
                 known = self.store.read()
                 continue
             key = (random.randrange(keys),)
-            try:
+            with self._life():
                 progress = self._write(side, key, random)
                 if progress is None:
                     assert not self.has_failed
@@ -154,8 +157,6 @@ class Move:
                     continue
                 left -= 1
                 self._copy(side, key, progress, random)
-            except DiedError:
-                self.deaths += 1
 
     def _write(self, side: Side, key: Any, random: Random) -> Progress | None:
         """Add one; return None if the fence does not have this truth."""
@@ -205,10 +206,22 @@ class Move:
         random = Random(self.seed)
         with self._reported():
             while not self.is_finished:
-                try:
+                with self._life():
                     self._step(names, random)
-                except DiedError:
-                    self.deaths += 1
+
+    @contextmanager
+    def _life(self) -> Iterator[None]:
+        """Go on after a death, or a transaction that another one has ended."""
+        dialect = self.sides["legacy"].engine.dialect
+        backend = backend_for(dialect.name, driver=dialect.driver)
+        try:
+            yield
+        except DiedError:
+            self.deaths += 1
+        except DBAPIError as error:
+            # A deadlock, after which applications and the tool try again.
+            if backend.classify(error) is not Failure.CONFLICT:
+                raise
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
@@ -267,7 +280,11 @@ class Move:
         source, target = self.sides[stage.source], self.sides[stage.copies]
         while True:
             with source.engine.connect() as connection:
-                keys = list(source.marks.waiting(connection, limit=2))
+                marks = source.marks
+                keys = [
+                    *marks.waiting_without_id(connection, limit=2),
+                    *marks.marked(connection, limit=2, waits=True).values(),
+                ]
             if not keys:
                 return
             number = self.store.read().round
@@ -295,7 +312,7 @@ class Move:
             return met
         one = self.sides[source]
         with one.engine.connect() as connection:
-            if not one.marks.waiting(connection, limit=1):
+            if not one.marks.count_waiting(connection):
                 met.add("drained")
         # Rows with equal versions are compared by the test at the end.
         met.add("equal")

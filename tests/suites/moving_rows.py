@@ -118,10 +118,12 @@ class Marking:
                 ids={key: 9 - index for index, key in enumerate(keys)},
             )
             likes.set_copied(connection, {("a", 2): 1, ("b", 1): 1})
-            found, after = [], None
-            while page := likes.waiting(connection, after=after, limit=2):
-                found += page
-                after = page[found[-1]].object_id
+            found, after = [], 0
+            while page := likes.marked(
+                connection, after=after, limit=2, waits=True
+            ):
+                found += page.values()
+                after = max(page)
             assert likes.count_waiting(connection) == len(found)
             assert [*likes.marked(connection, after=5, limit=3)] == [6, 7, 8]
         assert found == [("b", 3), ("b", 2), ("a", 3), ("a", 1)]
@@ -132,11 +134,11 @@ class Marking:
             posts.raise_versions(connection, [(1,)], number=1)
             posts.set_copied(connection, {(1,): 2})
             posts.set_copied(connection, {(1,): 1})
-            assert not posts.waiting(connection)
+            assert not posts.count_waiting(connection)
             # A write after the copy was read.
             posts.raise_versions(connection, [(1,)], number=1)
             posts.set_copied(connection, {(1,): 2})
-            assert list(posts.waiting(connection)) == [(1,)]
+            assert posts.waiting_without_id(connection) == [(1,)]
 
     def test_ids_are_claimed_once(self, engine, posts):
         first, other = pack(1, 1, 7), pack(2, 1, 7)
@@ -174,7 +176,8 @@ class Marking:
         with engine.begin() as connection:
             posts.claim(connection, keys, number=1)
             assert posts.claim_ids(connection, ids) == ids
-            assert len(posts.waiting(connection, limit=5000)) == 1201
+            found = posts.marked(connection, limit=5000, waits=True)
+            assert len(found) == 1201
 
     def test_concurrent_transactions_count_every_write(self, engine, posts):
         def write(seed):
