@@ -163,6 +163,14 @@ class Batch(Protocol):
         """Return the query of the names of the tables of the database."""
         ...
 
+    def defaults(self) -> Statement:
+        """Return the query of what a new table takes from its surroundings.
+
+        It returns one row: where it is equal, a statement creates the same
+        table.
+        """
+        ...
+
     def definition(self, table: str) -> Statement:
         """Return the query of the definition of a table.
 
@@ -242,6 +250,16 @@ class DDL(Protocol):
         :param tables: names of the tables, quoted if necessary.
         """
         ...
+
+    def creation(self, connection: Connection, table: str) -> str | None:
+        """Return one statement that creates an empty table as it is now.
+
+        It can be sent to databases with the same :meth:`Batch.defaults`.
+
+        :param table: name of the table, quoted if necessary.
+        :returns: None if there is no such table, or no such statement.
+        """
+        return None
 
     def rolls_back(self, connection: Connection) -> bool:
         """Return whether every table of the database has transactions."""

@@ -21,7 +21,13 @@ from sqlalchemy.exc import DBAPIError
 from sqla_shard.dialects.base import Batch
 from sqla_shard.dialects.base import Statement
 
-__all__ = ["NO_SUCH_TABLE", "MySQLBatch", "digest_of", "lock_name"]
+__all__ = [
+    "NO_SUCH_TABLE",
+    "MySQLBatch",
+    "creation_of",
+    "digest_of",
+    "lock_name",
+]
 
 # MySQL 8 refuses longer names of locks.
 _LOCK_NAME = 64
@@ -31,6 +37,11 @@ _ALLOWED = "sqla_shard.several_statements"
 NO_SUCH_TABLE = 1146
 #: The command of the protocol that allows several statements, or one.
 _COM_SET_OPTION = 0x1B
+# One column: the client parses a description of each.
+_DEFAULTS = (
+    "SELECT CONCAT_WS(' ', @@version, @@sql_mode, @@default_storage_engine, "
+    "@@character_set_database, @@collation_database)"
+)
 _NAMES = (
     "SELECT table_name FROM information_schema.tables "
     "WHERE table_schema = DATABASE()"
@@ -116,6 +127,10 @@ class MySQLBatch(Batch):
         """Read only the names, which opens no table."""
         return _NAMES, ()
 
+    def defaults(self) -> Statement:
+        """Read the version, ``sql_mode``, and how tables are stored."""
+        return _DEFAULTS, ()
+
     def definition(self, table: str) -> Statement:
         """Read ``SHOW CREATE TABLE``."""
         return f"SHOW CREATE TABLE {table}", ()
@@ -141,3 +156,18 @@ def lock_name(schema: str) -> str:
 def digest_of(definition: str) -> str:
     """Return a digest of ``SHOW CREATE TABLE``, without the counter."""
     return sha256(_COUNTER.sub("", definition).encode()).hexdigest()
+
+
+def creation_of(definition: str, *, is_mariadb: bool) -> str | None:
+    """Return the statement for a new table with such a definition, or None.
+
+    :param definition: the result of ``SHOW CREATE TABLE``.
+    """
+    if not definition.startswith("CREATE TABLE "):
+        return None  # A view names its database and its definer.
+    if _COUNTER.search(definition):
+        return None  # Ids of new tables would begin where those here are.
+    if not is_mariadb and "`my_row_id`" in definition:
+        return None  # MySQL creates this column, and refuses one of its name.
+    # The driver puts parameters into the text.
+    return definition.replace("%", "%%")
