@@ -412,8 +412,10 @@ class Environment:
         """
         if "progress" not in self._given:
             self._config.print_stdout("%s", printable(str(report)))
-        text = json.dumps(report.as_dict(), indent=2)
-        unwritten = self._write(f"{text}\n", "w")
+        unwritten = None
+        if self.options.report is not None:
+            text = json.dumps(report.as_dict(), indent=2)
+            unwritten = self._write(f"{text}\n", "w")
         if not report.ok:
             bad = [o for o in report.outcomes if not o.state.is_good]
             raise MigrationFailedError(
