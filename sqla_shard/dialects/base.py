@@ -149,7 +149,8 @@ class Batch(Protocol):
     def enter(self, schema: str, seconds: float) -> list[Statement]:
         """Return statements that enter a database and acquire its lock.
 
-        The last one returns a row with 1 if the lock was acquired.
+        The last one returns a row: 1 if the lock was acquired, and the
+        columns of :meth:`defaults`.
 
         :param seconds: maximum time to wait for the lock.
         """

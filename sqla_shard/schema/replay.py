@@ -198,7 +198,6 @@ class Replay:
         use, lock = self._batch.enter(shard.schema, 0)
         self._add(use)
         self._add(lock, self._check_lock)
-        self._add(self._batch.defaults(), self._check_defaults)
         if version.internal is None:
             self._flush()
             ledger.upgrade_own_tables(
@@ -223,11 +222,7 @@ class Replay:
             self._add((statement, ()))
 
     def _check_lock(self, count: int, rows: Sequence[Any]) -> None:
-        if rows[0][0] != 1:
-            raise NotAsPlannedError
-
-    def _check_defaults(self, count: int, rows: Sequence[Any]) -> None:
-        if tuple(rows[0]) != self._plan.defaults:
+        if tuple(rows[0]) != (1, *self._plan.defaults):
             raise NotAsPlannedError
 
     def _check_open(self, count: int, rows: Sequence[Any]) -> None:

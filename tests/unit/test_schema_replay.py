@@ -109,8 +109,7 @@ class Packets(Batch):
     def __init__(self) -> None:
         self.sent: list[list[str]] = []
         self.results: dict[str, Result] = {
-            "lock": (1, [(1,)]),
-            "defaults": (1, [("10.11", "utf8mb4")]),
+            "lock": (1, [(1, "10.11", "utf8mb4")]),
             "SELECT version_num": (1, [("a",)]),
             "INSERT": (1, ()),
             "UPDATE": (1, ()),
@@ -222,9 +221,9 @@ def given(place: Place) -> Iterator[Given]:
 def test_new_tables_are_one_packet_after_the_position(given: Given) -> None:
     given.run(NEW)
     position, tables, end = given.packets.sent
-    assert position[:3] == ["use main", "lock", "defaults"]
-    assert position[3].startswith("SELECT 1 FROM sqla_shard_ledger")
-    assert position[4:] == ["names"]
+    assert position[:2] == ["use main", "lock"]
+    assert position[2].startswith("SELECT 1 FROM sqla_shard_ledger")
+    assert position[3:] == ["names"]
     assert tables == [
         NEW_TABLE,
         f'entry 0 {PINS} after {{"pins": null}}',
@@ -381,8 +380,8 @@ def test_a_table_that_is_missing(given: Given) -> None:
 @pytest.mark.parametrize(
     ("beginning", "result"),
     [
-        ("lock", (1, [(0,)])),
-        ("defaults", (1, [("11.4", "utf8mb4")])),
+        ("lock", (1, [(0, "10.11", "utf8mb4")])),
+        ("lock", (1, [(1, "11.4", "utf8mb4")])),
         ("SELECT 1 FROM sqla_shard_ledger", (1, [(1,)])),
         ("SELECT version_num", (1, [("other",)])),
         ("SELECT version_num", (2, [("a",), ("other",)])),
