@@ -149,8 +149,7 @@ class Batch(Protocol):
     def enter(self, schema: str, seconds: float) -> list[Statement]:
         """Return statements that enter a database and acquire its lock.
 
-        The last one returns a row: 1 if the lock was acquired, and the
-        columns of :meth:`defaults`.
+        The last one returns a row with 1 if the lock was acquired.
 
         :param seconds: maximum time to wait for the lock.
         """
@@ -162,14 +161,6 @@ class Batch(Protocol):
 
     def names(self) -> Statement:
         """Return the query of the names of the tables of the database."""
-        ...
-
-    def defaults(self) -> Statement:
-        """Return the query of what a new table takes from its surroundings.
-
-        It returns one row: where it is equal, a statement creates the same
-        table.
-        """
         ...
 
     def definition(self, table: str) -> Statement:
@@ -251,16 +242,6 @@ class DDL(Protocol):
         :param tables: names of the tables, quoted if necessary.
         """
         ...
-
-    def creation(self, connection: Connection, table: str) -> str | None:
-        """Return one statement that creates an empty table as it is now.
-
-        It can be sent to databases with the same :meth:`Batch.defaults`.
-
-        :param table: name of the table, quoted if necessary.
-        :returns: None if there is no such table, or no such statement.
-        """
-        return None
 
     def rolls_back(self, connection: Connection) -> bool:
         """Return whether every table of the database has transactions."""

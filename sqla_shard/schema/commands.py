@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from time import monotonic
@@ -27,7 +26,6 @@ from alembic.runtime.environment import EnvironmentContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection
-from sqlalchemy import delete
 from sqlalchemy import update
 from sqlalchemy.exc import DBAPIError
 
@@ -44,7 +42,6 @@ from sqla_shard.schema.ledger import FAILED
 from sqla_shard.schema.ledger import FINISHED
 from sqla_shard.schema.ledger import one_line
 from sqla_shard.schema.ledger import open_entries
-from sqla_shard.schema.ledger import reached
 from sqla_shard.schema.ledger import took_effect
 from sqla_shard.schema.ledger import UNDONE
 from sqla_shard.schema.progress import Progress
@@ -295,10 +292,9 @@ def _open_revision(
     entries = open_entries(connection)
     if not entries:
         return BEHIND, None  # The revision has finished since.
-    ddl = version.shard.place.backend.ddl
+    last = entries[-1]
     try:
-        last = reached(connection, ddl, entries)[-1]
-        took_effect(connection, ddl, last)
+        took_effect(connection, version.shard.place.backend.ddl, last)
     except InDoubtError as error:
         return IN_DOUBT, str(error)
     if last.error is not None:
@@ -385,9 +381,6 @@ def _record(
     entries = open_entries(connection)
     if not entries:
         raise SchemaError(f"no revision is unfinished on {shard} any more")
-    # In doubt, it is the last one: the operator has looked at all tables.
-    with suppress(InDoubtError):
-        entries = reached(connection, shard.place.backend.ddl, entries)
     last = entries[-1]
     values: dict[str, Any] = {"is_open": False, "state": FINISHED}
     of_last = LEDGER.c.id == last.id
@@ -405,11 +398,6 @@ def _record(
         state = DONE if answer is Answer.STATEMENT_DONE else UNDONE
         connection.execute(
             update(LEDGER).where(of_last).values(state=state, error=None)
-        )
-        connection.execute(
-            delete(LEDGER).where(
-                LEDGER.c.is_open.is_(True), LEDGER.c.id > last.id
-            )
         )
         return last
     connection.execute(

@@ -14,10 +14,6 @@ the same connection and in the same transaction:
 An entry with a successor has taken effect.  With the last COMMIT of the
 revision, which also writes alembic's version, the entries are closed.
 
-Entries for new tables can be inserted together, as planned, before the first
-of them is created: the tables that exist then show how many of them have
-taken effect (:func:`~sqla_shard.schema.ledger.reached`).
-
 When a revision is run again after an interruption, statements that have taken
 effect are skipped if their text is unchanged.  A revision that queries the
 database before the last of these statements is refused: the query could return
@@ -62,8 +58,6 @@ from sqla_shard.schema.ledger import FINISHED
 from sqla_shard.schema.ledger import now
 from sqla_shard.schema.ledger import one_line
 from sqla_shard.schema.ledger import open_entries
-from sqla_shard.schema.ledger import PLANNED
-from sqla_shard.schema.ledger import reached
 from sqla_shard.schema.ledger import runner_name
 from sqla_shard.schema.ledger import STARTED
 from sqla_shard.schema.ledger import took_effect
@@ -142,8 +136,6 @@ class Journal:
         self._digest = ""
         self._number = 0
         self._in_flight = self._has_read = self._is_many = False
-        self._has_planned = False
-        self._created: set[str] = set()
         self._refused: Exception | None = None
         self.sent: list[str] = []
         self.is_repeatable = True
@@ -182,23 +174,15 @@ class Journal:
             self._revision,
         ):
             raise self._unfinished(last, f"finish it before the {self.step}")
-        entries = reached(self._connection, self._ddl, self.entries)
-        last = entries[-1]
         if took_effect(self._connection, self._ddl, last):
-            self._skipped = entries
-            if all(entry.state != PLANNED for entry in entries):
-                return
-        else:
-            self._skipped = entries[:-1]
+            self._skipped = self.entries
+            return
+        self._skipped = self.entries[:-1]
         with self._unrecorded():
-            if len(self._skipped) < len(self.entries):
-                self._connection.execute(
-                    delete(LEDGER).where(
-                        LEDGER.c.is_open.is_(True), LEDGER.c.id >= last.id
-                    )
-                )
-            # Mark these as finished: the entry that proved it was deleted, or
-            # a later statement may change a planned table.
+            self._connection.execute(
+                delete(LEDGER).where(LEDGER.c.id == last.id)
+            )
+            # Mark these as finished: the entry that proved it was deleted.
             self._connection.execute(
                 update(LEDGER)
                 .where(LEDGER.c.is_open.is_(True))
@@ -287,8 +271,6 @@ class Journal:
 
         :returns: the entries of statements that have taken effect.
         """
-        if self._has_planned:
-            self._settle_planned()
         self.entries = open_entries(self._connection)
         last = self.entries[-1] if self.entries else None
         done = self.entries
@@ -320,16 +302,6 @@ class Journal:
             self._insert(len(done), "", None, state=FAILED, error=error)
         return done
 
-    def _settle_planned(self) -> None:
-        """Discard the entries of statements that were not sent."""
-        planned = LEDGER.c.is_open.is_(True), LEDGER.c.state == PLANNED
-        self._connection.execute(
-            delete(LEDGER).where(*planned, LEDGER.c.number >= self._number)
-        )
-        self._connection.execute(
-            update(LEDGER).where(*planned).values(state=FINISHED)
-        )
-
     def doubt(self) -> InDoubtError | None:
         """Return the error of the statement in doubt, if any, or None."""
         entries = open_entries(self._connection)
@@ -355,49 +327,15 @@ class Journal:
         """Return the INSERT of the entry of a statement."""
         return str(self._new), self._values(number, statement, before)
 
-    def plan(self, statements: Iterable[str]) -> Statement:
-        """Return the INSERT of the entries for new tables, all at once.
-
-        :param statements: each names one table, which does not exist.
-        :raises Interrupted: if the run has to stop.
-        """
-        values: list[Any] = []
-        count = 0
-        for statement in statements:
-            properties = read(statement)
-            number = self.next_entry(statement, properties)
-            before = json.dumps(dict.fromkeys(properties.tables))
-            values += self._values(number, statement, before, PLANNED)
-            count += 1
-        # Until the entries are inserted.
-        self._number = 0
-        self._has_planned = True
-        insert, _, row = str(self._new).partition(" VALUES ")
-        return f"{insert} VALUES {', '.join([row] * count)}", tuple(values)
-
     def started(self, number: int) -> None:
         """Note that the entry was inserted, and its statement was sent."""
         self._number = number + 1
         self._in_flight = True
 
-    def ended(self, count: int = 1) -> None:
-        """Note that the statement of the last entry has ended.
-
-        :param count: the number of entries whose effect it had.
-        """
+    def ended(self) -> None:
+        """Note that the statement of the last entry has ended."""
         self._in_flight = False
-        self._number += count - 1
-        self.count += count
-
-    def creation(self, table: str) -> str | None:
-        """Return one statement that creates a table as the revision has.
-
-        :returns: None if there is no such statement, or if CREATE TABLE IF NOT
-            EXISTS has found another table of that name.
-        """
-        if table not in self._created:
-            return None
-        return self._ddl.creation(self._connection, table)
+        self.count += 1
 
     @staticmethod
     def closing() -> Statement:
@@ -509,11 +447,9 @@ class Journal:
             self._insert(number, statement, None)
             return False
         if properties.effect is Effect.TABLES:
-            before = self._before(statement, properties)
-            if properties.creates_table:
-                self._created |= {t for t in before if before[t] is None}
+            before = json.dumps(self._before(statement, properties))
             # DDL commits the entry before it begins.
-            self._insert(number, statement, json.dumps(before))
+            self._insert(number, statement, before)
             return False
         if properties.effect is Effect.UNKNOWN:
             # The statement may have created tables.

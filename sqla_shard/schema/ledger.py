@@ -55,7 +55,6 @@ __all__ = [
     "DONE",
     "FAILED",
     "FINISHED",
-    "PLANNED",
     "STARTED",
     "UNDONE",
     "VERSION_TABLE",
@@ -63,13 +62,11 @@ __all__ = [
     "Mark",
     "begin_mark",
     "changed_tables",
-    "creating_own_tables",
     "finish_mark",
     "now",
     "one_line",
     "open_entries",
     "own_head",
-    "reached",
     "read_marks",
     "runner_name",
     "took_effect",
@@ -96,22 +93,11 @@ def own_head() -> str:
 
 
 #: By dialect, the statements that create these tables.
-_sent: dict[type[Dialect], Sequence[str]] = {}
-
-
-def creating_own_tables(dialect: Dialect) -> Sequence[str]:
-    """Return what this process sends to create these tables.
-
-    :returns: empty if it has not created them yet.
-    """
-    return _sent.get(type(dialect), ())
+_sent: dict[type[Dialect], list[str]] = {}
 
 
 def upgrade_own_tables(
-    connection: Connection,
-    version: str | None,
-    batch: Batch | None = None,
-    example: Sequence[str] = (),
+    connection: Connection, version: str | None, batch: Batch | None = None
 ) -> None:
     """Upgrade the tables of this package in the database of a connection.
 
@@ -121,13 +107,12 @@ def upgrade_own_tables(
     :param version: current revision of the tables; None if they do not
         exist.
     :param batch: the batches of the connection, to send new tables at once.
-    :param example: :func:`creating_own_tables` of another process.
     """
     kind = type(connection.dialect)
-    known = (_sent.get(kind) or example) if version is None else ()
-    if known and _repeat(connection, known, batch):
+    sent = _sent.get(kind) if version is None else None
+    if sent is not None and _repeat(connection, sent, batch):
         return
-    sent: list[str] = []
+    sent = []
 
     def record(
         connection: Connection,
@@ -196,9 +181,6 @@ def _run(connection: Connection) -> None:
 
 #: States of a statement.
 STARTED = "started"
-#: Of a statement for a new table, whose entry was inserted with those of the
-#: statements before it: it may not have been sent.
-PLANNED = "planned"
 FAILED = "failed"
 FINISHED = "finished"
 #: States that an operator has set for a statement in doubt.
@@ -244,49 +226,6 @@ _OPEN = (
 def open_entries(connection: Connection) -> list[Entry]:
     """Return the entries of the unfinished revision, in order."""
     return [Entry(**row._mapping) for row in connection.execute(_OPEN)]
-
-
-def reached(
-    connection: Connection, ddl: DDL, entries: list[Entry]
-) -> list[Entry]:
-    """Return the entries up to the first planned one that had no effect.
-
-    Only the last of the entries returned can be without effect, as if each
-    had been inserted right before its statement.
-
-    :param entries: the open entries, in order.
-    :raises InDoubtError: if a planned table exists without one that is
-        created before it.
-    """
-    planned = {
-        entry.id: json.loads(entry.tables_before)
-        for entry in entries
-        if entry.state == PLANNED and entry.tables_before is not None
-    }
-    if not planned or entries[-1].state in (DONE, UNDONE):
-        return entries
-    before = {
-        table: digest
-        for tables in planned.values()
-        for table, digest in tables.items()
-    }
-    changed = changed_tables(connection, ddl, before)
-    missing: int | None = None
-    for position, entry in enumerate(entries):
-        if entry.id not in planned:
-            continue
-        if changed.isdisjoint(planned[entry.id]):
-            missing = position if missing is None else missing
-        elif missing is not None:
-            first = entries[missing]
-            raise InDoubtError(
-                f"{entry.step} was interrupted, and "
-                f"{', '.join(planned[entry.id])} exists although "
-                f"{', '.join(planned[first.id])}, which is created before "
-                f"it, does not: {one_line(first.statement)}",
-                statement=first.statement,
-            )
-    return entries if missing is None else entries[: missing + 1]
 
 
 def one_line(statement: str) -> str:

@@ -1,11 +1,11 @@
 """Replay of static revisions on a shard, in few round trips.
 
-On its first shard a run executes a command through alembic.  If all revisions
+On its first shard a process runs a command through alembic.  If all revisions
 are static, everything that was sent becomes a :class:`Plan`.  On shards that
 are at the same revisions the plan is sent in packets of several statements:
 
-1. the lock, the defaults of the database, the open entries of the ledger, the
-   revisions, and the definition of the first table;
+1. the lock, the open entries of the ledger, the revisions, and the definition
+   of the first table;
 2. the entry of a statement and the statement itself; with the last one, the
    new version, and the end of the entries;
 3. COMMIT and the release of the lock.
@@ -13,11 +13,6 @@ are at the same revisions the plan is sent in packets of several statements:
 The server executes the same statements, in the same order, as without a plan,
 and stops at the first that fails.  The definition of a table that exists is
 read between two packets, so each ALTER TABLE is in a packet of its own.
-
-A revision that creates tables and nothing else is shorter.  All its entries
-are inserted at once, and each table is created with the definition that it has
-on the first shard: an index that is part of it costs the server less than
-CREATE INDEX, for which it prepares the table again.
 
 If the first packet finds a shard in another state, alembic runs there.
 """
@@ -45,14 +40,7 @@ from sqla_shard.schema.effects import StatementProperties
 from sqla_shard.schema.journal import Journal
 from sqla_shard.schema.versions import Version
 
-__all__ = [
-    "NewTable",
-    "NotAsPlannedError",
-    "Plan",
-    "PlannedStep",
-    "Replay",
-    "new_tables",
-]
+__all__ = ["NotAsPlannedError", "Plan", "PlannedStep", "Replay"]
 
 _OPEN = f"SELECT 1 FROM {LEDGER.name} WHERE is_open LIMIT 1"  # noqa: S608 - a constant
 
@@ -64,28 +52,12 @@ class NotAsPlannedError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewTable:
-    """A table that some successive statements create.
-
-    :ivar name: its name, without quotes.
-    :ivar count: number of the statements: CREATE TABLE, and what follows.
-    :ivar definition: one statement that has the effect of all of them.
-    """
-
-    name: str
-    count: int
-    definition: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class PlannedStep:
     """What a static revision sends to every shard.
 
     :ivar statements: the statements of the revision.
     :ivar versions: those of alembic that record its revision.
     :ivar title: its name in the report.
-    :ivar tables: the tables that all its statements create; empty if one of
-        them does something else.
     """
 
     direction: str
@@ -93,7 +65,6 @@ class PlannedStep:
     statements: tuple[str, ...]
     versions: tuple[str, ...]
     title: str
-    tables: tuple[NewTable, ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -106,51 +77,15 @@ class Plan:
     """What a command sends to every shard that is at the same revisions.
 
     :ivar first: the statements that create alembic's table, if it is new.
-    :ivar defaults: the row of :meth:`.Batch.defaults` where it was made.
-    :ivar own: the statements that create the tables of this package, if the
-        process has sent them.
     """
 
     first: tuple[str, ...]
-    defaults: tuple[Any, ...]
     steps: tuple[PlannedStep, ...]
-    own: tuple[str, ...] = ()
 
     @property
     def statements(self) -> list[str]:
         """The statements of all revisions."""
         return [one for step in self.steps for one in step.statements]
-
-
-def new_tables(
-    statements: Sequence[str], define: Callable[[str], str | None]
-) -> tuple[NewTable, ...]:
-    """Return the tables that statements create, if they do nothing else.
-
-    :param statements: those of a revision; each names one table.
-    :param define: returns the definition that a table has after them.
-    """
-    found: list[tuple[str, int]] = []
-    for statement in statements:
-        properties = read(statement)
-        (table,) = properties.tables
-        if properties.creates_table and "." not in table:
-            found.append((table, 1))
-        elif found and found[-1][0] == table:
-            found[-1] = table, found[-1][1] + 1
-        else:
-            return ()
-    if len({name for name, _ in found}) < len(found):
-        return ()
-    tables = []
-    for table, count in found:
-        definition = define(table)
-        if definition is None:
-            return ()
-        tables.append(
-            NewTable(name=table.strip("`"), count=count, definition=definition)
-        )
-    return tuple(tables)
 
 
 class Replay:
@@ -200,9 +135,7 @@ class Replay:
         self._add(lock, self._check_lock)
         if version.internal is None:
             self._flush()
-            ledger.upgrade_own_tables(
-                self._connection, None, self._batch, self._plan.own
-            )
+            ledger.upgrade_own_tables(self._connection, None, self._batch)
         self._add((_OPEN, ()), self._check_open)
         heads = version.heads
         if heads:
@@ -222,7 +155,7 @@ class Replay:
             self._add((statement, ()))
 
     def _check_lock(self, count: int, rows: Sequence[Any]) -> None:
-        if tuple(rows[0]) != (1, *self._plan.defaults):
+        if rows[0][0] != 1:
             raise NotAsPlannedError
 
     def _check_open(self, count: int, rows: Sequence[Any]) -> None:
@@ -254,37 +187,6 @@ class Replay:
         journal = self._journal
         journal.begin(step.direction, step.revision)
         journal.mute()
-        names = {table.name for table in step.tables}
-        if names and names.isdisjoint(self._names):
-            self._create(step)
-        else:
-            self._change(step)
-        for statement in step.versions:
-            self._add((statement, ()), self._check_version)
-        if step.statements:
-            self._add(journal.closing())
-        self._flush()
-
-    def _create(self, step: PlannedStep) -> None:
-        """Add the entries of all statements, and the new tables."""
-        number = 0
-        self._add(
-            self._journal.plan(step.statements), partial(self._started, number)
-        )
-        for table in step.tables:
-            self._names.add(table.name)
-            number += table.count
-            is_last = table is step.tables[-1]
-            self._add(
-                (table.definition, ()),
-                partial(
-                    self._created, table.count, None if is_last else number
-                ),
-            )
-
-    def _change(self, step: PlannedStep) -> None:
-        """Send the statements, each with its entry before it."""
-        journal = self._journal
         for statement in step.statements:
             properties = read(statement)
             before = self._before(properties)
@@ -294,6 +196,11 @@ class Replay:
                 partial(self._started, number),
             )
             self._add((statement, ()), self._ended)
+        for statement in step.versions:
+            self._add((statement, ()), self._check_version)
+        if step.statements:
+            self._add(journal.closing())
+        self._flush()
 
     def _before(self, properties: StatementProperties) -> dict[str, Any]:
         """Return the definition of the table before a statement."""
@@ -322,13 +229,6 @@ class Replay:
 
     def _ended(self, count: int, rows: Sequence[Any]) -> None:
         self._journal.ended()
-
-    def _created(
-        self, done: int, following: int | None, count: int, rows: Sequence[Any]
-    ) -> None:
-        self._journal.ended(done)
-        if following is not None:
-            self._journal.started(following)
 
     def _check_version(self, count: int, rows: Sequence[Any]) -> None:
         if count != 1:

@@ -1,10 +1,9 @@
 """Alembic over 4,096 virtual shards, against the bare statements.
 
 Raw is PyMySQL alone, in as many processes for each server as the runner
-has: every statement of the revision, and alembic's version table, nothing
-else.  The runner creates new tables with their indexes, in one statement.
-Halves of the databases take turns, in the order raw, runner, runner, raw, for
-servers become slower as tables become many.
+has: every statement that the runner has sent, and alembic's version table,
+nothing else.  Halves of the databases take turns, in the order raw, runner,
+runner, raw, for servers become slower as tables become many.
 """
 
 from __future__ import annotations

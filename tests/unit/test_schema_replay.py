@@ -25,15 +25,12 @@ from sqlalchemy.exc import OperationalError
 from sqla_shard.dialects import backend_for
 from sqla_shard.dialects import Batch
 from sqla_shard.dialects.base import Statement
-from sqla_shard.dialects.mysql.batches import creation_of
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import SchemaError
 from sqla_shard.outbox.tables import METADATA
 from sqla_shard.schema import ledger
 from sqla_shard.schema.journal import Interrupted
 from sqla_shard.schema.journal import Journal
-from sqla_shard.schema.replay import new_tables
-from sqla_shard.schema.replay import NewTable
 from sqla_shard.schema.replay import NotAsPlannedError
 from sqla_shard.schema.replay import Plan
 from sqla_shard.schema.replay import PlannedStep
@@ -50,7 +47,6 @@ INDEX = "CREATE INDEX ix_likes ON pins (likes)"
 NEW_TABLE = f"CREATE TABLE {VERSIONS} (version_num VARCHAR(32))"
 NEW = Plan(
     first=(NEW_TABLE,),
-    defaults=("10.11", "utf8mb4"),
     steps=(
         PlannedStep(
             direction="upgrade",
@@ -63,7 +59,6 @@ NEW = Plan(
 )
 NEXT = Plan(
     first=(),
-    defaults=("10.11", "utf8mb4"),
     steps=(
         PlannedStep(
             direction="upgrade",
@@ -71,26 +66,6 @@ NEXT = Plan(
             statements=(LIKES, INDEX),
             versions=(f"UPDATE {VERSIONS} SET version_num = 'b'",),
             title="upgrade of b",
-        ),
-    ),
-)
-
-BY_ID = "CREATE INDEX by_id ON pins (id)"
-DEFINED = "CREATE TABLE `pins` (`id` int, KEY `by_id` (`id`))"
-TABLES = Plan(
-    first=(NEW_TABLE,),
-    defaults=("10.11", "utf8mb4"),
-    steps=(
-        PlannedStep(
-            direction="upgrade",
-            revision="a",
-            statements=(PINS, BY_ID, BOARDS),
-            versions=(f"INSERT INTO {VERSIONS} VALUES ('a')",),
-            title="upgrade of a",
-            tables=(
-                NewTable(name="pins", count=2, definition=DEFINED),
-                NewTable(name="boards", count=1, definition=BOARDS),
-            ),
         ),
     ),
 )
@@ -109,7 +84,7 @@ class Packets(Batch):
     def __init__(self) -> None:
         self.sent: list[list[str]] = []
         self.results: dict[str, Result] = {
-            "lock": (1, [(1, "10.11", "utf8mb4")]),
+            "lock": (1, [(1,)]),
             "SELECT version_num": (1, [("a",)]),
             "INSERT": (1, ()),
             "UPDATE": (1, ()),
@@ -143,9 +118,6 @@ class Packets(Batch):
     def names(self) -> Statement:
         return "names", ()
 
-    def defaults(self) -> Statement:
-        return "defaults", ()
-
     def definition(self, table: str) -> Statement:
         return f"define {table}", ()
 
@@ -159,15 +131,6 @@ class Packets(Batch):
 def _short(statement: str, parameters: Sequence[Any]) -> str:
     """Show an entry of the ledger by its number, statement and proof."""
     if statement.startswith("INSERT INTO sqla_shard_ledger"):
-        entries = [
-            parameters[first : first + 11]
-            for first in range(0, len(parameters), 11)
-        ]
-        if len(entries) > 1:
-            assert {state for _, _, _, state, *_ in entries} == {"planned"}
-            assert statement.count("(") == len(entries) + 1
-            found = [f"{entry[2]} {entry[4]}" for entry in entries]
-            return f"entries {', '.join(found)}"
         _, _, number, _, text, _, before, *_ = parameters
         return f"entry {number} {text} after {before}"
     if statement.startswith("UPDATE sqla_shard_ledger"):
@@ -238,101 +201,6 @@ def test_new_tables_are_one_packet_after_the_position(given: Given) -> None:
     assert given.journal.count == len(NEW.statements)
 
 
-def test_entries_of_new_tables_are_inserted_at_once(given: Given) -> None:
-    seen: list[tuple[bool, int]] = []
-    journal = given.journal
-    given.packets.on_result = lambda statement: seen.append(
-        (journal.is_running, journal.count)
-    )
-    given.run(TABLES)
-    _, tables, end = given.packets.sent
-    assert tables == [
-        NEW_TABLE,
-        f"entries 0 {PINS}, 1 {BY_ID}, 2 {BOARDS}",
-        DEFINED,
-        BOARDS,
-        f"INSERT INTO {VERSIONS} VALUES ('a')",
-        "close entries",
-    ]
-    assert end == ["commit", "unlock"]
-    position = len(given.packets.sent[0])
-    assert seen[position : position + len(tables)] == [
-        (False, 0),
-        (False, 0),
-        (True, 0),
-        (True, 2),
-        (False, 3),
-        (False, 3),
-    ]
-
-
-def test_a_new_table_that_is_there_already(given: Given) -> None:
-    given.packets.results["names"] = 1, [("pins",)]
-    given.run(TABLES)
-    sent = _all(given)
-    assert DEFINED not in sent
-    assert [one for one in sent if one in (PINS, BY_ID, BOARDS)] == [
-        PINS,
-        BY_ID,
-        BOARDS,
-    ]
-    assert f'entry 1 {BY_ID} after {{"pins": "as created!"}}' in sent
-
-
-def test_a_stop_before_new_tables(given: Given) -> None:
-    given.journal.stop = True
-    with pytest.raises(Interrupted):
-        given.run(TABLES)
-    assert not {NEW_TABLE, DEFINED} & set(_all(given))
-
-
-@pytest.mark.parametrize(
-    ("statements", "found"),
-    [
-        ((PINS,), [("pins", 1)]),
-        ((PINS, LIKES, INDEX, BOARDS), [("pins", 3), ("boards", 1)]),
-        (("CREATE TABLE `a b` (n INT)", BOARDS), [("a b", 1), ("boards", 1)]),
-        ((), []),
-        ((LIKES,), []),
-        ((PINS, BOARDS, LIKES), []),
-        ((PINS, BOARDS, PINS), []),
-        (("CREATE TABLE other.pins (n INT)",), []),
-        ((PINS, "CREATE TABLE gone (n INT)"), []),
-    ],
-)
-def test_which_revisions_create_tables_alone(
-    statements: tuple[str, ...], found: list[tuple[str, int]]
-) -> None:
-    def define(table: str) -> str | None:
-        return None if table == "gone" else f"as {table}"
-
-    tables = new_tables(statements, define)
-    assert [(one.name, one.count) for one in tables] == found
-    if "`" in "".join(statements):
-        assert tables[0].definition == "as `a b`"
-
-
-@pytest.mark.parametrize(
-    ("definition", "is_mariadb", "found"),
-    [
-        ("CREATE TABLE `t` (n int)", True, "CREATE TABLE `t` (n int)"),
-        ("CREATE TABLE `t%` (n int)", True, "CREATE TABLE `t%%` (n int)"),
-        ("CREATE ALGORITHM=MERGE VIEW `t` AS SELECT 1", True, None),
-        ("CREATE TABLE `t` (n int) AUTO_INCREMENT=5", True, None),
-        ("CREATE TABLE `t` (`my_row_id` int)", False, None),
-        (
-            "CREATE TABLE `t` (`my_row_id` int)",
-            True,
-            "CREATE TABLE `t` (`my_row_id` int)",
-        ),
-    ],
-)
-def test_which_definitions_can_be_sent(
-    definition: str, is_mariadb: bool, found: str | None
-) -> None:
-    assert creation_of(definition, is_mariadb=is_mariadb) == found
-
-
 def test_a_definition_is_read_right_before_the_entry_that_needs_it(
     given: Given,
 ) -> None:
@@ -380,21 +248,13 @@ def test_a_table_that_is_missing(given: Given) -> None:
 @pytest.mark.parametrize(
     ("beginning", "result"),
     [
-        ("lock", (1, [(0, "10.11", "utf8mb4")])),
-        ("lock", (1, [(1, "11.4", "utf8mb4")])),
+        ("lock", (1, [(0,)])),
         ("SELECT 1 FROM sqla_shard_ledger", (1, [(1,)])),
         ("SELECT version_num", (1, [("other",)])),
         ("SELECT version_num", (2, [("a",), ("other",)])),
         ("SELECT version_num", (0, [])),
     ],
-    ids=[
-        "locked",
-        "other defaults",
-        "open entries",
-        "another",
-        "two",
-        "no revision",
-    ],
+    ids=["locked", "open entries", "another", "two", "no revision"],
 )
 def test_another_state_is_left_to_alembic(
     given: Given, beginning: str, result: Result

@@ -21,13 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from sqla_shard.dialects.base import Batch
 from sqla_shard.dialects.base import Statement
 
-__all__ = [
-    "NO_SUCH_TABLE",
-    "MySQLBatch",
-    "creation_of",
-    "digest_of",
-    "lock_name",
-]
+__all__ = ["NO_SUCH_TABLE", "MySQLBatch", "digest_of", "lock_name"]
 
 # MySQL 8 refuses longer names of locks.
 _LOCK_NAME = 64
@@ -37,11 +31,6 @@ _ALLOWED = "sqla_shard.several_statements"
 NO_SUCH_TABLE = 1146
 #: The command of the protocol that allows several statements, or one.
 _COM_SET_OPTION = 0x1B
-# One column: the client parses a description of each.
-_DEFAULTS = (
-    "CONCAT_WS(' ', @@version, @@sql_mode, @@default_storage_engine, "
-    "@@character_set_database, @@collation_database)"
-)
 _NAMES = (
     "SELECT table_name FROM information_schema.tables "
     "WHERE table_schema = DATABASE()"
@@ -106,17 +95,14 @@ class MySQLBatch(Batch):
         info[_ALLOWED] = several
 
     def enter(self, schema: str, seconds: float) -> list[Statement]:
-        """Send ``USE``, take the lock with ``GET_LOCK``, read variables."""
+        """Send ``USE``, and take the lock with ``GET_LOCK``."""
         dialect = self._connection.dialect
         quoted = dialect.identifier_preparer.quote(schema)
         # Otherwise inspect() and has_table() would read the previous database.
         dialect.default_schema_name = schema
         return [
             (f"USE {quoted}", ()),
-            (
-                f"SELECT GET_LOCK(%s, %s), {_DEFAULTS}",
-                (lock_name(schema), seconds),
-            ),
+            ("SELECT GET_LOCK(%s, %s)", (lock_name(schema), seconds)),
         ]
 
     def leave(self, schema: str) -> list[Statement]:
@@ -129,10 +115,6 @@ class MySQLBatch(Batch):
     def names(self) -> Statement:
         """Read only the names, which opens no table."""
         return _NAMES, ()
-
-    def defaults(self) -> Statement:
-        """Read the version, ``sql_mode``, and how tables are stored."""
-        return f"SELECT {_DEFAULTS}", ()
 
     def definition(self, table: str) -> Statement:
         """Read ``SHOW CREATE TABLE``."""
@@ -159,18 +141,3 @@ def lock_name(schema: str) -> str:
 def digest_of(definition: str) -> str:
     """Return a digest of ``SHOW CREATE TABLE``, without the counter."""
     return sha256(_COUNTER.sub("", definition).encode()).hexdigest()
-
-
-def creation_of(definition: str, *, is_mariadb: bool) -> str | None:
-    """Return the statement for a new table with such a definition, or None.
-
-    :param definition: the result of ``SHOW CREATE TABLE``.
-    """
-    if not definition.startswith("CREATE TABLE "):
-        return None  # A view names its database and its definer.
-    if _COUNTER.search(definition):
-        return None  # Ids of new tables would begin where those here are.
-    if not is_mariadb and "`my_row_id`" in definition:
-        return None  # MySQL creates this column, and refuses one of its name.
-    # The driver puts parameters into the text.
-    return definition.replace("%", "%%")

@@ -19,7 +19,6 @@ from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects.base import Batch
 from sqla_shard.dialects.base import DDL
-from sqla_shard.dialects.mysql.batches import creation_of
 from sqla_shard.dialects.mysql.batches import digest_of
 from sqla_shard.dialects.mysql.batches import lock_name
 from sqla_shard.dialects.mysql.batches import MySQLBatch
@@ -34,7 +33,6 @@ _HAVING = text(
     "SELECT table_schema FROM information_schema.tables "
     "WHERE table_name = :name"
 )
-_SQL_MODE = text("SELECT @@sql_mode")
 _FOLDS = text("SELECT @@lower_case_table_names")
 _HAS = text(
     "SELECT COUNT(*) FROM information_schema.tables "
@@ -111,22 +109,7 @@ class MySQLDDL(DDL):
         self, connection: Connection, tables: Iterable[str]
     ) -> dict[str, str | None]:
         """Hash ``SHOW CREATE TABLE``, without the counter."""
-        found = {table: _definition(connection, table) for table in tables}
-        return {
-            table: definition and digest_of(definition)
-            for table, definition in found.items()
-        }
-
-    def creation(self, connection: Connection, table: str) -> str | None:
-        """Read ``SHOW CREATE TABLE``."""
-        # NO_FIELD_OPTIONS and its like leave parts of the definition out.
-        if "_OPTIONS" in connection.scalar(_SQL_MODE):
-            return None
-        definition = _definition(connection, table)
-        dialect: Any = connection.dialect
-        return definition and creation_of(
-            definition, is_mariadb=dialect.is_mariadb
-        )
+        return {table: _definition(connection, table) for table in tables}
 
     def rolls_back(self, connection: Connection) -> bool:
         """Look for tables of storage engines without transactions."""
@@ -176,7 +159,7 @@ def _definition(connection: Connection, table: str) -> str | None:
         if error.orig is not None and error.orig.args[:1] == (NO_SUCH_TABLE,):
             return None
         raise
-    return str(row[1])
+    return digest_of(row[1])
 
 
 def _chunks(schemas: Sequence[str]) -> Iterator[Sequence[str]]:
