@@ -149,7 +149,8 @@ class Batch(Protocol):
     def enter(self, schema: str, seconds: float) -> list[Statement]:
         """Return statements that enter a database and acquire its lock.
 
-        The last one returns a row with 1 if the lock was acquired.
+        The last one returns a row: 1 if the lock was acquired, and the
+        columns of :meth:`defaults`.
 
         :param seconds: maximum time to wait for the lock.
         """
@@ -161,6 +162,13 @@ class Batch(Protocol):
 
     def names(self) -> Statement:
         """Return the query of the names of the tables of the database."""
+        ...
+
+    def defaults(self) -> Statement:
+        """Return the query of what a new table takes from its surroundings.
+
+        It returns one row, of the server and of the database.
+        """
         ...
 
     def definition(self, table: str) -> Statement:

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from functools import wraps
 from time import monotonic
@@ -180,7 +181,9 @@ class Applier:
         self._cache: dict[tuple[str, ...], list[MigrationStep]] = {}
         #: The statements of static revisions, by direction and revision.
         self._sent: dict[tuple[str, str], list[str]] = {}
+        #: The plans by the revisions that they begin at.
         self._plans: dict[tuple[str, ...], Plan] = {}
+        self._made: dict[tuple[str, ...], Plan] = {}
         #: The steps on the current shard; None if they cannot be a plan.
         self._planned: list[PlannedStep] | None = None
         self._first: tuple[str, ...] = ()
@@ -232,16 +235,25 @@ class Applier:
         try:
             connection, journal = self._connected(version.shard)
         except (DBAPIError, OSError) as error:
-            self.close()
-            return {
-                "state": State.UNREACHABLE,
-                "error": _error_text(error),
-            }, 0
+            return self._unreachable(error), 0
         found = self._attempt(version, connection, journal)
         if journal.has_session_state:
             # The next shard must not inherit session variables.
             self.close()
         return found, journal.count
+
+    def _unreachable(self, error: BaseException) -> dict[str, Any]:
+        self.close()
+        return {"state": State.UNREACHABLE, "error": _error_text(error)}
+
+    def adopt(self, plans: Mapping[tuple[str, ...], Plan]) -> None:
+        """Use plans that other processes have made, if there are none."""
+        self._plans = {**plans, **self._plans}
+
+    def made(self) -> dict[tuple[str, ...], Plan]:
+        """Return the plans that were made since the last call."""
+        made, self._made = self._made, {}
+        return made
 
     def _replayed(self, version: Version) -> tuple[dict[str, Any], int] | None:
         """Send the plan for the revisions of a shard.
@@ -249,19 +261,19 @@ class Applier:
         :returns: the state and the number of statements; None if alembic
             has to run.
         """
-        connection, journal = self._connection, self._journal
         plan = self._plans.get(version.heads)
-        if (
-            plan is None
-            or connection is None
-            or journal is None
-            or not self._suits(version)
-        ):
+        if plan is None or not self._suits(version):
             return None
         shard = version.shard
-        ddl = shard.place.backend.ddl
-        batch = ddl.batch(connection)
-        assert batch is not None  # noqa: S101 - of _plan()
+        connection, journal = self._connection, self._journal
+        if connection is None or journal is None:
+            try:
+                connection, journal = self._connected(shard)
+            except (DBAPIError, OSError) as error:
+                return self._unreachable(error), 0
+        batch = shard.place.backend.ddl.batch(connection)
+        if batch is None:
+            return None  # The plan is that of a server with another driver.
         replay = Replay(plan, connection, batch, journal, self._done)
         table = self._settings.get("version_table", "alembic_version")
         try:
@@ -284,17 +296,17 @@ class Applier:
         return found, journal.count
 
     def _suits(self, version: Version) -> bool:
-        """Return whether a plan can be sent over the open connection."""
+        """Return whether a plan can be sent to a shard."""
         connection, engine = self._connection, self._engine
         known = (ledger.own_head(), *(() if version.heads else (None,)))
-        return (
-            connection is not None
-            and engine is not None
+        if version.open is not None or version.internal not in known:
+            return False
+        # Without a connection there will be a new one.
+        return connection is None or (
+            engine is not None
             and not connection.closed
             and not connection.invalidated
             and engine.url == version.shard.place.engine.url
-            and version.open is None
-            and version.internal in known
         )
 
     def _done(self, step: PlannedStep) -> None:
@@ -315,17 +327,28 @@ class Applier:
     def _plan(self, heads: tuple[str, ...], shard: Shard) -> None:
         """Make a plan of what alembic has sent to a shard."""
         connection, steps = self._connection, self._planned
+        batch = (
+            None
+            if connection is None
+            else shard.place.backend.ddl.batch(connection)
+        )
         if (
             self.replays
             and steps
             and connection is not None
+            and batch is not None
             and self._fn.__name__ in _CACHED
             and bool(heads) != bool(self._first)
             and not self._settings.get("on_version_apply")
             and not self._settings.get("version_table_schema")
-            and shard.place.backend.ddl.batch(connection) is not None
         ):
-            self._plans[heads] = Plan(first=self._first, steps=tuple(steps))
+            defaults, _ = batch.defaults()
+            self._plans[heads] = self._made[heads] = Plan(
+                first=self._first,
+                defaults=tuple(connection.exec_driver_sql(defaults).one()),
+                steps=tuple(steps),
+                own=tuple(ledger.creating_own_tables(connection.dialect)),
+            )
 
     def _connected(self, shard: Shard) -> tuple[Connection, Journal]:
         engine, ddl = shard.place.engine, shard.place.backend.ddl

@@ -62,6 +62,7 @@ __all__ = [
     "Mark",
     "begin_mark",
     "changed_tables",
+    "creating_own_tables",
     "finish_mark",
     "now",
     "one_line",
@@ -93,11 +94,22 @@ def own_head() -> str:
 
 
 #: By dialect, the statements that create these tables.
-_sent: dict[type[Dialect], list[str]] = {}
+_sent: dict[type[Dialect], Sequence[str]] = {}
+
+
+def creating_own_tables(dialect: Dialect) -> Sequence[str]:
+    """Return what this process sends to create these tables.
+
+    :returns: empty if it has not created them yet.
+    """
+    return _sent.get(type(dialect), ())
 
 
 def upgrade_own_tables(
-    connection: Connection, version: str | None, batch: Batch | None = None
+    connection: Connection,
+    version: str | None,
+    batch: Batch | None = None,
+    example: Sequence[str] = (),
 ) -> None:
     """Upgrade the tables of this package in the database of a connection.
 
@@ -107,12 +119,13 @@ def upgrade_own_tables(
     :param version: current revision of the tables; None if they do not
         exist.
     :param batch: the batches of the connection, to send new tables at once.
+    :param example: :func:`creating_own_tables` of another process.
     """
     kind = type(connection.dialect)
-    sent = _sent.get(kind) if version is None else None
-    if sent is not None and _repeat(connection, sent, batch):
+    known = (_sent.get(kind) or example) if version is None else ()
+    if known and _repeat(connection, known, batch):
         return
-    sent = []
+    sent: list[str] = []
 
     def record(
         connection: Connection,

@@ -1,11 +1,11 @@
 """Replay of static revisions on a shard, in few round trips.
 
-On its first shard a process runs a command through alembic.  If all revisions
+On its first shard a run executes a command through alembic.  If all revisions
 are static, everything that was sent becomes a :class:`Plan`.  On shards that
 are at the same revisions the plan is sent in packets of several statements:
 
-1. the lock, the open entries of the ledger, the revisions, and the definition
-   of the first table;
+1. the lock, the defaults of the database, the open entries of the ledger, the
+   revisions, and the definition of the first table;
 2. the entry of a statement and the statement itself; with the last one, the
    new version, and the end of the entries;
 3. COMMIT and the release of the lock.
@@ -77,10 +77,15 @@ class Plan:
     """What a command sends to every shard that is at the same revisions.
 
     :ivar first: the statements that create alembic's table, if it is new.
+    :ivar defaults: the row of :meth:`.Batch.defaults` where it was made.
+    :ivar own: the statements that create the tables of this package, if the
+        process has sent them.
     """
 
     first: tuple[str, ...]
+    defaults: tuple[Any, ...]
     steps: tuple[PlannedStep, ...]
+    own: tuple[str, ...] = ()
 
     @property
     def statements(self) -> list[str]:
@@ -135,7 +140,9 @@ class Replay:
         self._add(lock, self._check_lock)
         if version.internal is None:
             self._flush()
-            ledger.upgrade_own_tables(self._connection, None, self._batch)
+            ledger.upgrade_own_tables(
+                self._connection, None, self._batch, self._plan.own
+            )
         self._add((_OPEN, ()), self._check_open)
         heads = version.heads
         if heads:
@@ -155,7 +162,7 @@ class Replay:
             self._add((statement, ()))
 
     def _check_lock(self, count: int, rows: Sequence[Any]) -> None:
-        if rows[0][0] != 1:
+        if tuple(rows[0]) != (1, *self._plan.defaults):
             raise NotAsPlannedError
 
     def _check_open(self, count: int, rows: Sequence[Any]) -> None:

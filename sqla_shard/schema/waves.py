@@ -34,6 +34,7 @@ from sqla_shard.schema.applier import Applier
 from sqla_shard.schema.applier import is_relative
 from sqla_shard.schema.ledger import own_head
 from sqla_shard.schema.progress import Progress
+from sqla_shard.schema.replay import Plan
 from sqla_shard.schema.reports import Outcome
 from sqla_shard.schema.reports import RunReport
 from sqla_shard.schema.reports import State
@@ -65,6 +66,7 @@ class Workers:
 
     They are processes, since alembic has its environment in global variables.
     They are forked with the revisions loaded, and have one connection each.
+    What the first of them has sent is replayed by all.
     Each process gets one shard at a time, so that no other shard is changed
     after a request to stop.
 
@@ -94,6 +96,10 @@ class Workers:
         self._processes: dict[Connection, BaseProcess] = {}
         self._server: dict[Connection, str] = {}
         self._busy: dict[Connection, int] = {}
+        #: The plans of all processes, and the revisions of those that each
+        #: process has.
+        self._plans: dict[tuple[str, ...], Plan] = {}
+        self._planned: dict[Connection, set[tuple[str, ...]]] = {}
         #: Outcome of a shard by server, for servers that are down or
         #: read-only.
         self._down: dict[str, Outcome] = {}
@@ -124,6 +130,7 @@ class Workers:
         process.start()
         theirs.close()
         self._processes[ours], self._server[ours] = process, server
+        self._planned[ours] = set()
 
     def _work(self, pipe: Connection, parents_end: Connection) -> None:
         # With the other end of its pipe open, a process would not notice that
@@ -139,8 +146,11 @@ class Workers:
         for number in ENDING:
             signal.signal(number, applier.stop)
         try:
-            while (index := pipe.recv()) is not None:
-                pipe.send(applier(self._versions[index]))
+            while (task := pipe.recv()) is not None:
+                index, plans = task
+                applier.adopt(plans)
+                outcome = applier(self._versions[index])
+                pipe.send((outcome, applier.made()))
         except (EOFError, ConnectionError):
             pass  # The parent was killed; the shard has been finished.
         finally:
@@ -182,8 +192,15 @@ class Workers:
                 index = queue.popleft()
                 # A process that died is found by _received().
                 with suppress(BrokenPipeError):
-                    pipe.send(index)
+                    pipe.send((index, self._new_plans(pipe)))
                 self._busy[pipe] = index
+
+    def _new_plans(self, pipe: Connection) -> dict[tuple[str, ...], Plan]:
+        """Return the plans that a process does not have."""
+        has = self._planned[pipe]
+        new = {h: plan for h, plan in self._plans.items() if h not in has}
+        has.update(new)
+        return new
 
     def _received(self) -> Iterator[tuple[int, Outcome]]:
         pipes: list[Connection | int] = [*self._busy, self._reader]
@@ -198,7 +215,10 @@ class Workers:
             assert isinstance(ready, Connection)  # noqa: S101 - one or the other
             index = self._busy.pop(ready)
             try:
-                outcome: Outcome = ready.recv()
+                outcome, plans = ready.recv()
+                self._planned[ready].update(plans)
+                # Those of the first process.
+                self._plans = {**plans, **self._plans}
             except (EOFError, ConnectionResetError):
                 outcome = self._lost(ready, index)
             if outcome.state in _OF_SERVER:
@@ -209,6 +229,7 @@ class Workers:
         process = self._processes.pop(pipe)
         process.join()
         pipe.close()
+        del self._planned[pipe]
         self._to_restart.append(self._server.pop(pipe))
         return Outcome.of(
             self._versions[index].shard,

@@ -27,7 +27,23 @@ from sqla_shard.schema.waves import Workers
 from sqla_shard.testing import sqlite_topology
 
 
-class Interrupting:
+class Planless:
+    """Does what all appliers do that make no plans."""
+
+    def adopt(self, plans):
+        assert not plans
+
+    def made(self):
+        return {}
+
+    def stop(self, *details):
+        pass
+
+    def close(self):
+        pass
+
+
+class Interrupting(Planless):
     """Presses Ctrl-C as soon as its process has begun."""
 
     def __init__(self):
@@ -41,12 +57,6 @@ class Interrupting:
             database=shard.database,
             state=State.CHANGED,
         )
-
-    def stop(self, *details):
-        pass
-
-    def close(self):
-        pass
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -96,7 +106,7 @@ def ran(
         )
 
 
-class Gated:
+class Gated(Planless):
     """Finishes a shard once a file for it exists."""
 
     def __init__(self, folder: Path):
@@ -110,11 +120,48 @@ class Gated:
         state = State.CHANGED if gate.exists() else State.FAILED
         return Outcome.of(version.shard, state)
 
-    def stop(self, *details):
-        pass
 
-    def close(self):
-        pass
+class Planning(Planless):
+    """Makes a plan on its first shard, if it has none.
+
+    Its outcomes have the pid, and what it has received, as steps.
+    """
+
+    def __init__(self) -> None:
+        self._received: list[str] = []
+        self._made: dict[tuple[str, ...], Any] = {}
+
+    def adopt(self, plans):
+        self._received += [f"{heads} {plan}" for heads, plan in plans.items()]
+
+    def __call__(self, version):
+        pid = str(os.getpid())
+        if not self._received:
+            self._received.append("own")
+            self._made = {("a",): f"of {pid}"}
+        steps = (pid, *self._received)
+        return Outcome.of(version.shard, State.CHANGED, steps=steps)
+
+    def made(self):
+        made, self._made = self._made, {}
+        return made
+
+
+def test_processes_get_the_plan_of_the_first_one(tmp_path: Path):
+    report = ran(
+        tmp_path,
+        2,
+        12,
+        applier=Planning,
+        options=RunOptions(jobs=3),
+        progress=Progress(),
+    )
+    steps = [one.steps for one in report.outcomes]
+    pid = steps[0][0]
+    assert {found[1:] for found in steps if found[0] == pid} == {("own",)}
+    others = {found[1:] for found in steps if found[0] != pid}
+    # Once for each process.
+    assert others == {(f"('a',) of {pid}",)}
 
 
 class Opening(Progress):

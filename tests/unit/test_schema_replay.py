@@ -47,6 +47,7 @@ INDEX = "CREATE INDEX ix_likes ON pins (likes)"
 NEW_TABLE = f"CREATE TABLE {VERSIONS} (version_num VARCHAR(32))"
 NEW = Plan(
     first=(NEW_TABLE,),
+    defaults=("10.11", "utf8mb4"),
     steps=(
         PlannedStep(
             direction="upgrade",
@@ -59,6 +60,7 @@ NEW = Plan(
 )
 NEXT = Plan(
     first=(),
+    defaults=("10.11", "utf8mb4"),
     steps=(
         PlannedStep(
             direction="upgrade",
@@ -84,7 +86,7 @@ class Packets(Batch):
     def __init__(self) -> None:
         self.sent: list[list[str]] = []
         self.results: dict[str, Result] = {
-            "lock": (1, [(1,)]),
+            "lock": (1, [(1, "10.11", "utf8mb4")]),
             "SELECT version_num": (1, [("a",)]),
             "INSERT": (1, ()),
             "UPDATE": (1, ()),
@@ -117,6 +119,9 @@ class Packets(Batch):
 
     def names(self) -> Statement:
         return "names", ()
+
+    def defaults(self) -> Statement:
+        return "defaults", ()
 
     def definition(self, table: str) -> Statement:
         return f"define {table}", ()
@@ -248,13 +253,21 @@ def test_a_table_that_is_missing(given: Given) -> None:
 @pytest.mark.parametrize(
     ("beginning", "result"),
     [
-        ("lock", (1, [(0,)])),
+        ("lock", (1, [(0, "10.11", "utf8mb4")])),
+        ("lock", (1, [(1, "11.4", "utf8mb4")])),
         ("SELECT 1 FROM sqla_shard_ledger", (1, [(1,)])),
         ("SELECT version_num", (1, [("other",)])),
         ("SELECT version_num", (2, [("a",), ("other",)])),
         ("SELECT version_num", (0, [])),
     ],
-    ids=["locked", "open entries", "another", "two", "no revision"],
+    ids=[
+        "locked",
+        "other defaults",
+        "open entries",
+        "another",
+        "two",
+        "no revision",
+    ],
 )
 def test_another_state_is_left_to_alembic(
     given: Given, beginning: str, result: Result

@@ -31,6 +31,11 @@ _ALLOWED = "sqla_shard.several_statements"
 NO_SUCH_TABLE = 1146
 #: The command of the protocol that allows several statements, or one.
 _COM_SET_OPTION = 0x1B
+# One column: the client parses a description of each.
+_DEFAULTS = (
+    "CONCAT_WS(' ', @@version, @@sql_mode, @@default_storage_engine, "
+    "@@character_set_database, @@collation_database)"
+)
 _NAMES = (
     "SELECT table_name FROM information_schema.tables "
     "WHERE table_schema = DATABASE()"
@@ -95,14 +100,17 @@ class MySQLBatch(Batch):
         info[_ALLOWED] = several
 
     def enter(self, schema: str, seconds: float) -> list[Statement]:
-        """Send ``USE``, and take the lock with ``GET_LOCK``."""
+        """Send ``USE``, take the lock with ``GET_LOCK``, read variables."""
         dialect = self._connection.dialect
         quoted = dialect.identifier_preparer.quote(schema)
         # Otherwise inspect() and has_table() would read the previous database.
         dialect.default_schema_name = schema
         return [
             (f"USE {quoted}", ()),
-            ("SELECT GET_LOCK(%s, %s)", (lock_name(schema), seconds)),
+            (
+                f"SELECT GET_LOCK(%s, %s), {_DEFAULTS}",
+                (lock_name(schema), seconds),
+            ),
         ]
 
     def leave(self, schema: str) -> list[Statement]:
@@ -115,6 +123,10 @@ class MySQLBatch(Batch):
     def names(self) -> Statement:
         """Read only the names, which opens no table."""
         return _NAMES, ()
+
+    def defaults(self) -> Statement:
+        """Read the version, ``sql_mode``, and how tables are stored."""
+        return f"SELECT {_DEFAULTS}", ()
 
     def definition(self, table: str) -> Statement:
         """Read ``SHOW CREATE TABLE``."""
