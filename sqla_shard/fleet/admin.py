@@ -48,10 +48,10 @@ _KILLED = 10.0
 _TRIES = 5
 _NO_SUCH_THREAD = 1094
 _LOCK_WAIT_TIMEOUT = 1205
-_LONGEST = (
+_LONG_STATEMENTS = (
     "SELECT id, user, time FROM information_schema.processlist"
-    " WHERE command = 'Query' AND time > 0 AND id <> CONNECTION_ID()"
-    " AND user <> 'system user' ORDER BY time DESC LIMIT 3"
+    " WHERE command = 'Query' AND time > %s AND id <> CONNECTION_ID()"
+    " AND user <> 'system user' ORDER BY time DESC"
 )
 _GONE = 2006
 
@@ -190,13 +190,10 @@ class Admin:
 
     def _blocked(self, error: FleetServerError) -> FleetServerError:
         """Return an error that names what a lock has waited for."""
-        named = [
-            f"session {number} of {user!r} runs a statement for {seconds} s"
-            for number, user, seconds in self.rows(_LONGEST)
-        ]
         # LOCK TABLES, or a transaction that has read the table of a DDL.
         found = (
-            ", ".join(named) or "a session without a statement holds a lock"
+            ", ".join(self.long_statements(0)[:3])
+            or "a session without a statement holds a lock"
         )
         return FleetServerError(
             server=error.server,
@@ -204,6 +201,13 @@ class Admin:
             reason=f"{error.reason}; in its way: {found}; end it with KILL, "
             "or wait, then try again",
         )
+
+    def long_statements(self, seconds: float) -> list[str]:
+        """Return a clause about each longer statement, the longest first."""
+        return [
+            f"session {number} of {user!r} runs a statement for {taken} s"
+            for number, user, taken in self.rows(_LONG_STATEMENTS, seconds)
+        ]
 
     def run_many(self, sql: str, rows: list[tuple[object, ...]]) -> None:
         """Run a statement once for each tuple of parameters."""

@@ -230,11 +230,6 @@ def bypass_problems(accounts: Accounts, server: Replication) -> list[Problem]:
 
 def long_work(server: Replication) -> list[str]:
     """Return sentences about statements and transactions of over 1 s."""
-    statements = server.admin.rows(
-        "SELECT id, user, time FROM information_schema.processlist"
-        " WHERE command = 'Query' AND time > %s AND user <> 'system user'",
-        _LONG,
-    )
     transactions = server.admin.rows(
         "SELECT trx_mysql_thread_id,"
         " TIMESTAMPDIFF(SECOND, trx_started, NOW()) AS seconds"
@@ -243,9 +238,9 @@ def long_work(server: Replication) -> list[str]:
         _LONG,
     )
     return [
-        f"{server.admin}: session {number} of {user!r} runs a statement for "
-        f"{seconds} s; if it writes, the fence gives up after 1 s"
-        for number, user, seconds in statements
+        f"{server.admin}: {statement}; if it writes, the fence gives up after "
+        "1 s"
+        for statement in server.admin.long_statements(_LONG)
     ] + [
         f"{server.admin}: session {number} has a transaction of {seconds} s, "
         "which the fence rolls back if it writes"

@@ -249,12 +249,11 @@ class FleetMetrics:
                         continue
                     key = name, role, url
                     read = partial(self._server, name, role, url)
-                    of = name if role == "primary" else f"{name} ({role})"
                     wanted[key] = self._servers.get(key) or _Part(
                         f"{name} {role}",
                         read,
                         0.0,
-                        late=f"{of} unreachable: {_LATE}",
+                        late=partial(self._outage, name, role, why=_LATE),
                     )
         self._servers = wanted
         return wanted
@@ -278,7 +277,10 @@ class FleetMetrics:
         except FleetServerError as error:
             if not error.is_unanswered:
                 raise
-            return _Reading([], [self._outage(name, role, error)])
+            line = self._outage(
+                name, role, why=error.reason, number=error.number
+            )
+            return _Reading([], [line])
         values = {
             "server.round_trip": state.round_trip,
             "server.read_only": state.read_only,
@@ -303,10 +305,12 @@ class FleetMetrics:
             found.append(Observation(metric("server.lag"), state.lag, (name,)))
         return _Reading(found, [])
 
-    def _outage(self, name: str, role: Role, error: FleetServerError) -> str:
+    def _outage(
+        self, name: str, role: Role, *, why: str, number: int | None = None
+    ) -> str:
         """Return the line of a server that does not respond."""
         pair = pair_named(self._cluster.topology, name)
-        return outage_line(pair, role, why=error.reason, number=error.number)
+        return outage_line(pair, role, why=why, number=number)
 
     def _ping(self, name: str, role: str) -> _Reading:
         """Time a statement on a SQLite server: a directory of files.
@@ -437,11 +441,16 @@ class _Part:
     :param name: name of the part, for the log.
     :param read: reads it.
     :param interval: seconds for which it is read once.
-    :param late: its problem while a reading has not ended.
+    :param late: returns its problem while a reading has not ended.
     """
 
     def __init__(
-        self, name: str, read: _Read, interval: float, *, late: str = _LATE
+        self,
+        name: str,
+        read: _Read,
+        interval: float,
+        *,
+        late: Callable[[], str] = lambda: _LATE,
     ) -> None:
         self.name = name
         self._read = read
@@ -501,7 +510,7 @@ class _Part:
     def problems(self) -> list[str]:
         """Why it was not read, or not whole."""
         if self._is_running:
-            return [self._late]
+            return [self._late()]
         return self._reading.problems
 
     def result(self, end: float) -> tuple[list[Observation], bool]:

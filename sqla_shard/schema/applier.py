@@ -327,15 +327,12 @@ class Applier:
     def _plan(self, heads: tuple[str, ...], shard: Shard) -> None:
         """Make a plan of what alembic has sent to a shard."""
         connection, steps = self._connection, self._planned
-        batch = (
-            None
-            if connection is None
-            else shard.place.backend.ddl.batch(connection)
-        )
+        if connection is None:
+            return
+        batch = shard.place.backend.ddl.batch(connection)
         if (
             self.replays
             and steps
-            and connection is not None
             and batch is not None
             and self._fn.__name__ in _CACHED
             and bool(heads) != bool(self._first)

@@ -81,7 +81,8 @@ def test_a_database_with_another_character_set(project):
     arranged(project)
     _, database = project.place(SHARD)
     project.query(SHARD, f"ALTER DATABASE {database} CHARACTER SET latin1")
-    project.alembic(*UP, "head")
+    # A run of several revisions has no plan that the database could refuse.
+    project.alembic(*UP, "0001")
     for shard_id in project.shards:
         (charset,) = {
             text.partition("DEFAULT CHARSET=")[2].split()[0]
