@@ -384,12 +384,19 @@ LIVE = [
 
 #: Pages of many commands, each of which is a program.
 LONG = {
+    DOCS / "explanation" / "configuration.rst",
+    DOCS / "howto" / "cache.rst",
+    DOCS / "howto" / "compress.rst",
+    DOCS / "howto" / "cross-shard.rst",
     DOCS / "howto" / "flask.rst",
+    DOCS / "howto" / "id-layouts.rst",
+    DOCS / "howto" / "jobs.rst",
     DOCS / "howto" / "migrations.rst",
     DOCS / "howto" / "move.rst",
     DOCS / "howto" / "testing.rst",
     DOCS / "reference" / "cli.rst",
     DOCS / "tutorial-migrations.rst",
+    DOCS / "tutorial-port.rst",
 }
 
 

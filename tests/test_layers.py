@@ -271,6 +271,7 @@ def test_the_room_of_classes_registers_their_deletion():
     _printed(program)
 
 
+@pytest.mark.thorough
 def test_each_room_can_be_imported_first():
     # No other import has loaded what it needs.
     program = (

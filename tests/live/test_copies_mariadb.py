@@ -222,6 +222,7 @@ def test_tables_that_change_meanwhile_are_noticed(
     assert (state.owner, state.position) == ("op", None)
 
 
+@pytest.mark.thorough
 def test_a_copy_that_was_interrupted_starts_over(servers, ends, monkeypatch):
     source, target = ends
 
@@ -298,6 +299,7 @@ def test_ways_that_do_not_exist_are_refused(ends, arguments, reason):
     assert reason in problem.message
 
 
+@pytest.mark.thorough
 def test_a_statement_that_runs_is_not_waited_for(servers, ends, monkeypatch):
     source, target = ends
     monkeypatch.setattr("sqla_shard.fleet.admin._TRIES", 2)
@@ -309,6 +311,7 @@ def test_a_statement_that_runs_is_not_waited_for(servers, ends, monkeypatch):
     assert "a session without a statement holds a lock" in str(info.value)
 
 
+@pytest.mark.thorough
 def test_the_statement_in_the_way_is_named(servers, monkeypatch):
     monkeypatch.setattr("sqla_shard.fleet.admin._TRIES", 2)
     primary = servers["server1"].primary

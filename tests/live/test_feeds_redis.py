@@ -165,6 +165,7 @@ def test_pages_after_the_end_of_a_trimmed_feed(cluster, store):
     assert stored(store, ada) == pins[::-1][: store.size]
 
 
+@pytest.mark.thorough
 def test_those_with_many_followers_are_pulled(cluster, store, monkeypatch):
     monkeypatch.setattr(feed, "pull_above", 2)
     monkeypatch.setattr(feeds, "_OVERLAP", 0.0)

@@ -23,6 +23,7 @@ app, _cluster, _db, _board_id = flask_fixtures()
 PATH = "/health/shards"
 
 
+@pytest.mark.thorough
 def test_it_serves_while_zookeeper_is_down(app, tmp_path, zookeeper_installed):
     app.config["SQLA_SHARD_HEALTH"] = PATH
     app.config["SQLA_SHARD_OPTIONS"] = {"snapshot": tmp_path / "last.json"}

@@ -523,6 +523,7 @@ def test_minus_zero_is_zero(pair):
     execute(pair.primary, "DROP TABLE zero", database="db00000")
 
 
+@pytest.mark.thorough
 def test_tables_that_cannot_be_compared(pair, fleet):
     execute(
         pair.primary,
@@ -1042,6 +1043,7 @@ class TestCommand:
         assert found.exit_code == 0
         assert "equal" in found.stdout
 
+    @pytest.mark.thorough
     def test_different(self, run, pair):
         execute(
             pair.standby,

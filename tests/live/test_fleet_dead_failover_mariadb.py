@@ -217,6 +217,7 @@ def test_after_a_timeout_of_semi_sync_the_loss_is_stated(tmp_path, seed, say):
         assert_no_id_names_another(pairs, attempts)
 
 
+@pytest.mark.thorough
 def test_a_standby_that_was_restarted_by_itself_states_the_loss(
     pairs, tmp_path, seed, say
 ):
@@ -289,6 +290,7 @@ def test_a_loss_that_is_unknown_in_the_end_is_not_published(
     assert result.notes["verify"]["loss"].startswith("unknown")
 
 
+@pytest.mark.thorough
 def test_an_applier_that_hangs_is_not_waited_for(pairs, tmp_path, seed):
     fleet = pairs.fleet()
     _, standby = roles(pairs)
@@ -470,6 +472,7 @@ def shared(mariadb_installed, tmp_path_factory):
         yield pairs
 
 
+@pytest.mark.thorough
 def test_a_primary_that_lives_is_not_replaced(shared):
     fleet = shared.fleet()
     primary, standby = roles(shared)
@@ -539,6 +542,7 @@ def test_another_standby_is_not_that_of_the_topology(shared):
             use_semi_sync(primary, standby)
 
 
+@pytest.mark.thorough
 def test_a_commit_that_waits_shortens_the_time(shared):
     primary, standby = roles(shared)
     waiting = threading.Thread(

@@ -755,6 +755,7 @@ def with_unknown(doctor, server):
     return report
 
 
+@pytest.mark.thorough
 def test_a_frozen_standby_is_unknown_and_hides_nothing(doctor, pair, pairs):
     closed = pairs["server2"].primary
     with changed(closed, CLOSE, OPEN):
@@ -793,6 +794,7 @@ def test_a_server_that_is_away(doctor, pair):
     wait_healthy(doctor)
 
 
+@pytest.mark.thorough
 def test_a_status_that_hangs_hides_nothing_else(doctor, pair, monkeypatch):
     # As on a standby whose disk is full.
     status = MariaDBReplication.status

@@ -277,6 +277,7 @@ def test_without_the_fence_acknowledged_writes_are_lost(
         assert len(left) >= 2 * len(gone)
 
 
+@pytest.mark.thorough
 def test_a_statement_in_the_way_undoes_everything(pairs, fleet, monkeypatch):
     monkeypatch.setattr("sqla_shard.fleet.admin._TRIES", 2)
     old, new = roles(pairs)
@@ -408,6 +409,7 @@ def test_a_lost_fence_after_the_commit_point_is_a_problem(pairs, fleet):
     wait_until_equal(new, old)
 
 
+@pytest.mark.thorough
 def test_the_new_primary_stays_closed_while_the_old_one_cannot_be_closed(
     pairs, fleet, monkeypatch
 ):

@@ -95,6 +95,7 @@ class TestHolding(fleet_journal.Holding):
     pass
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("action", ["resume", "undo"])
 @pytest.mark.parametrize("step", ["copy", "fence"])
 def test_a_process_that_slept_does_no_more_step(scene, step, action):
@@ -116,6 +117,7 @@ def test_a_process_that_slept_does_no_more_step(scene, step, action):
     assert scene.state == ({"copy", "tidy"} if action == "resume" else set())
 
 
+@pytest.mark.thorough
 def test_the_lock_of_a_killed_process_ends_by_itself(scene):
     scene = replace(scene, expire=bool)
     scene.killed("open", "begin")

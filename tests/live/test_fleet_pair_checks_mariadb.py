@@ -200,6 +200,7 @@ def test_a_replication_account_that_is_missing(pairs, pair):
         pairs.accounts = accounts
 
 
+@pytest.mark.thorough
 def test_long_work_is_a_warning(pairs, pair):
     def warnings():
         return "\n".join(Failover.planned(pairs.fleet(), "server1").warnings)

@@ -216,6 +216,7 @@ def fences(server):
     )
 
 
+@pytest.mark.thorough
 def test_a_standby_has_the_fences_of_its_primary(scene, load, say):
     primary, _ = scene.roles
     new = scene.new_server()
@@ -266,6 +267,7 @@ def test_a_standby_is_rebuilt(scene, load, say):
     scene.prove(load.stop())
 
 
+@pytest.mark.thorough
 def test_a_server_with_content_is_named_and_rebuilt(scene, load, say):
     primary, former = scene.roles
     scene.without_standby()
@@ -291,6 +293,7 @@ def test_a_server_with_content_is_named_and_rebuilt(scene, load, say):
     scene.prove(load.stop())
 
 
+@pytest.mark.thorough
 def test_a_standby_is_replaced(scene, load, say):
     primary, old = scene.roles
     new = scene.new_server()
@@ -467,6 +470,7 @@ def test_everything_wrong_is_listed_at_once(scene):
     assert scene.roles == (primary, standby)
 
 
+@pytest.mark.thorough
 def test_a_rebuild_that_fails_says_that_its_content_is_gone(
     scene, monkeypatch
 ):
@@ -639,6 +643,7 @@ def invoked(scene, *arguments):
     )
 
 
+@pytest.mark.thorough
 def test_the_commands(scene):
     primary, old = scene.roles
     new, further = scene.new_server(), scene.new_server()

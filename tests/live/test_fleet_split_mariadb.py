@@ -221,6 +221,7 @@ class Stale:
         self.attempts.append(acked)
 
 
+@pytest.mark.thorough
 def test_a_split_loses_nothing(pairs, tmp_path, seed, say):
     for number in range(20 if SOAK else 1):
         fleet = renewed(pairs)
@@ -393,6 +394,7 @@ def test_a_copy_with_other_rows_is_refused(fleet, pairs):
     assert apply(fleet, plan).problems == ()
 
 
+@pytest.mark.thorough
 def test_rows_that_differ_at_the_cutover_are_reported(fleet, pairs):
     with_a_row(pairs, fleet)
 
@@ -941,6 +943,7 @@ def test_the_target_fences_the_orphans_of_the_source(fleet, pairs):
     ) == [(1,)]
 
 
+@pytest.mark.thorough
 def test_rows_that_only_an_orphan_has(fleet, pairs):
     acked_now(pairs, 8)
     acked_now(pairs, 9)
@@ -976,6 +979,7 @@ def test_rows_that_only_an_orphan_has(fleet, pairs):
     assert apply(fleet, accepted).state == "finished"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["orphans", "split"])
 def test_an_undo_while_the_source_is_away(fleet, pairs, kind):
     source = pairs["server1"].primary
@@ -1016,6 +1020,7 @@ def test_a_change_of_orphans_is_not_resumed_after_another_epoch(fleet, pairs):
     assert orphans_on(fleet, "server1") == names
 
 
+@pytest.mark.thorough
 def test_orphans_are_checked_again_when_a_change_is_resumed(fleet, pairs):
     apply(fleet, planned(fleet, pairs))
     plan = change(fleet, "rename")

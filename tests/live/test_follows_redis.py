@@ -141,6 +141,7 @@ def test_changed_by_jobs(cluster, store):
     assert differences(cluster, ada, bob, *others) == {}
 
 
+@pytest.mark.thorough
 def test_equal_to_the_tables_with_jobs_in_any_order(
     cluster, store, rng, monkeypatch
 ):
@@ -269,6 +270,7 @@ def test_an_evicted_key_is_not_an_empty_list(cluster, store):
     assert differences(cluster, star, *fans) == {}
 
 
+@pytest.mark.thorough
 def test_a_list_that_is_too_long_is_read_from_the_tables(
     cluster, store, monkeypatch
 ):

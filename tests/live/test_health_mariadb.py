@@ -163,6 +163,7 @@ def test_a_closed_cluster(cluster: Cluster) -> None:
     assert "ClusterClosedError" in str(health.servers["server1"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("count", "status"), [(1, 200), (SERVERS, 503)])
 def test_the_route_of_flask(
     proxies: list[Proxy], cluster: Cluster, count: int, status: int

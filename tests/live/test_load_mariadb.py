@@ -97,6 +97,7 @@ def load(tmp_path):
     return found, json.loads(found.stdout) if found.stdout else None
 
 
+@pytest.mark.thorough
 def test_a_hot_shard_is_named_in_time(generators, boards, tmp_path):
     # Both have published, and all shards have the same load.
     end = monotonic() + DEADLINE

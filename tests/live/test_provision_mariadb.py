@@ -231,6 +231,7 @@ def test_a_server_that_does_not_answer(world: World) -> None:
     assert world.databases() == [["00"], ["01"]]
 
 
+@pytest.mark.thorough
 def test_killed_in_the_middle_and_run_again(world: World) -> None:
     small = world.topology(1, [[0, 0]], [[1, 1]])
     grown = world.topology(2, [[0, 0], [2, 5]], [[1, 1], [6, 9]])
@@ -266,6 +267,7 @@ def test_killed_in_the_middle_and_run_again(world: World) -> None:
         assert rows == [(1,), (2,)], shard_id
 
 
+@pytest.mark.thorough
 def test_two_at_once(world: World) -> None:
     small = world.topology(1, [[0, 0]], [[1, 1]])
     grown = world.topology(2, [[0, 0], [2, 7]], [[1, 1], [8, 13]])

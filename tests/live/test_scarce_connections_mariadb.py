@@ -29,6 +29,7 @@ fleet = own_fleet()
 ids = own_ids()
 
 
+@pytest.mark.thorough
 def test_other_servers_are_asked_all_the_same(
     fleet: MariaDBFleet, ids: list[int]
 ) -> None:

@@ -286,6 +286,7 @@ def on_terminal(project, *arguments):
     return shown
 
 
+@pytest.mark.thorough
 def test_the_command_line_itself_on_a_pipe_and_on_a_terminal(two):
     command = [sys.executable, "-W", "error", "-m", "alembic", "-c", two.ini]
     done = subprocess.run(

@@ -103,6 +103,7 @@ def test_odd_and_even_numbers(
     assert sorted(sell(cluster, 0) + sell(cluster, 0)) == [1003, 1004]
 
 
+@pytest.mark.thorough
 def test_a_server_is_killed_between_inserts_and_comes_back(
     servers: Servers, cluster: Cluster
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_server_is_killed_between_inserts_and_comes_back(
     assert len(set(ids)) == len(ids) == len(sold)
 
 
+@pytest.mark.thorough
 def test_a_server_that_hangs(servers: Servers, cluster: Cluster) -> None:
     sell(cluster, 1)
     sell(cluster, 1)

@@ -160,6 +160,7 @@ def test_wrong_usage_has_a_status_of_its_own():
         assert done.stderr.startswith("sqla-shard: error: ")
 
 
+@pytest.mark.thorough
 def test_a_worker_removes_no_file_but_its_own(tmp_path, topology):
     left = tmp_path / "killed"
     left.touch()

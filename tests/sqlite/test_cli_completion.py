@@ -222,6 +222,7 @@ def test_a_zookeeper_that_is_gone_completes_nothing(tmp_path: Path) -> None:
         assert imported.isdisjoint({*_SLOW} - {"kazoo"})
 
 
+@pytest.mark.thorough
 def test_after_other_words_the_command_itself_completes(folder: Path) -> None:
     found, _ = completed(folder, "sqla-shard fleet failover --drain")
     assert found == ["--drain-timeout"]

@@ -101,6 +101,7 @@ def test_now(cluster, topology, ids):
     assert "1 applied" in found.stdout
 
 
+@pytest.mark.thorough
 def test_what_is_not_defined_is_reported(cluster, topology, ids, tmp_path):
     token = leave(cluster, ids)
     # A process of its own, which has loaded nothing else.

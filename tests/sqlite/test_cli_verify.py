@@ -77,6 +77,7 @@ def test_dry_first_and_then_for_real(cluster, topology):
         assert AccountEmail.resolve(session, "me@x.org") == user
 
 
+@pytest.mark.thorough
 def test_a_server_that_is_replaced_meanwhile(cluster, topology, tmp_path):
     document = json.loads(topology.read_text())
     server = document["keyspaces"]["objects"]["servers"][0]

@@ -200,6 +200,7 @@ def test_nodes_are_named(tmp_path: Path) -> None:
             assert isinstance(region.store, MemcachedStore)
 
 
+@pytest.mark.thorough
 def test_a_wsgi_server_says_where(tmp_path: Path) -> None:
     program = (
         "import sys\n"

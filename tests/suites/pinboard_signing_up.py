@@ -156,6 +156,7 @@ class SigningUp:
         # The addresses of the others are free for another name at once.
         assert keys(cluster, UserEmail) == emails
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("step", STEPS[:2])
     def test_killed_before_the_user_is_there(
         self, cluster: Cluster, document: Any, step: str
