@@ -290,6 +290,7 @@ _ONE_PYTHON = frozenset(
     [
         "test_docs_claims",
         "test_docs_operate",
+        "test_docstrings",
         "test_layers",
         "test_refusals",
         "test_fleet_messages.test_every_command_of_a_message_exists",

@@ -1,4 +1,4 @@
-"""What applications build on shards: a follow graph and home feeds.
+"""Parts of applications on shards: a follow graph and home feeds.
 
 The modules use the package as an application does, and are meant to be read,
 and copied where another rule is needed.

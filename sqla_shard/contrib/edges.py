@@ -68,7 +68,7 @@ _LISTED = 50
 
 
 class FollowKind(IntEnum):
-    """What an edge between two users means."""
+    """The meaning of an edge between two users."""
 
     NONE = 0
     """Nothing: it has ended."""
@@ -81,7 +81,7 @@ class FollowKind(IntEnum):
 
 
 class BoardChoice(IntEnum):
-    """What an edge between a user and a board means."""
+    """The meaning of an edge between a user and a board."""
 
     NONE = 0
     """Nothing: the relation of the user to the owner decides."""

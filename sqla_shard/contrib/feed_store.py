@@ -49,7 +49,7 @@ class Entry(NamedTuple):
 
 
 class StoredFeed(NamedTuple):
-    """What Redis has of a feed.
+    """The part of a feed that Redis stores.
 
     :ivar entries: the newest entries before a bound, in order.
     :ivar exists: whether the feed is complete.

@@ -53,7 +53,7 @@ _PURGED = 1000
 
 @dataclass
 class RepairedFollows:
-    """What a repair has compared and changed.
+    """Report of a repair: the rows that it compared and changed.
 
     :ivar compared: number of rows that were compared.
     :ivar written: rows of the other shard that were missing or older.

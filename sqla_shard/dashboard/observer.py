@@ -1,4 +1,4 @@
-"""What the pages show: the fleet as one process sees it.
+"""The fleet as one process sees it, for the pages.
 
 An :class:`Observer` reads only while a page is looked at, each value at most
 once in its time, and in a thread of its own.  It changes nothing; the pages

@@ -64,7 +64,7 @@ class PairState:
 
     @property
     def level(self) -> Literal["bad", "warning", "good"]:
-        """How much attention it needs."""
+        """Severity of the problems of its servers."""
         if self.primary.problems:
             return "bad"
         standby = self.standby

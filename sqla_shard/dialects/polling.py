@@ -186,7 +186,7 @@ class Poller:
 
 
 class Pipelining(NamedTuple):
-    """How connections wait for responses.
+    """The way in which connections wait for responses.
 
     :ivar polls: whether one thread waits for several servers.
     :ivar defers: whether the response to a ROLLBACK is read later.

@@ -115,7 +115,7 @@ class BackupEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """What is backed up: all that matches every given attribute.
+    """The shards of a backup: all that match every given attribute.
 
     :ivar server: name of a server, or ``keyspace/name``; None for all.
     :ivar keyspace: name of a keyspace; None for all.

@@ -1,4 +1,4 @@
-"""What a backup, or a copy of binary logs, would read and write.
+"""Dry runs of backups and of copies of binary logs.
 
 Making such a plan only reads.  Sizes of databases are those that the server
 has for rows and indexes; the files are compressed, and smaller.
@@ -18,7 +18,7 @@ __all__ = ["BackupPlan", "BinlogPlan", "ServerPlan", "mebibytes"]
 
 @dataclass(frozen=True, kw_only=True)
 class ServerPlan:
-    """What would be read from one server.
+    """The part of a plan that is read from one server.
 
     :ivar server: name of the server in the topology.
     :ivar source: role and address of the server that is read; None if it
@@ -42,7 +42,7 @@ class ServerPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class BackupPlan:
-    """What a backup would do.
+    """Plan of a backup.
 
     :ivar storage: where it would be written.
     :ivar servers: what it would read; each has a backup of its own.
@@ -66,7 +66,7 @@ class BackupPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class BinlogPlan:
-    """What a copy of binary logs would do.
+    """Plan of a copy of binary logs.
 
     :ivar address: ``host:port`` of the server.
     :ivar place: folder of the logs of that server.

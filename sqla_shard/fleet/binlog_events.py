@@ -139,7 +139,7 @@ class _Event:
 
     @property
     def body(self) -> bytes:
-        """What follows the header, without the checksum."""
+        """The bytes after the header, without the checksum."""
         return self.data[_HEADER_SIZE:]
 
 

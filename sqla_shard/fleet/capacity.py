@@ -75,7 +75,7 @@ class _Counts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSize:
-    """What a virtual shard needs.
+    """Space and load of a virtual shard.
 
     :ivar keyspace: name of its keyspace.
     :ivar shard: its number.
@@ -110,7 +110,7 @@ class ShardSize:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSize:
-    """What the shards of a server need together; see :class:`ShardSize`."""
+    """Space and load of all shards of a server; see :class:`ShardSize`."""
 
     name: str
     shards: int

@@ -65,7 +65,7 @@ class _Database:
 
 @dataclass(kw_only=True)
 class Catalogue:
-    """What both servers have, and what differs.
+    """The tables of two servers, and the differences between them.
 
     :ivar databases: number of databases on both servers.
     :ivar tables: tables whose rows can be compared: database, name, columns.

@@ -114,7 +114,7 @@ class Column:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """What the order of its values depends on."""
+        """The kind, collation and members that its values are ordered by."""
         members = self.full if self.kind in ("enum", "set") else None
         return self.kind, "unsigned" in self.full, self.collation, members
 

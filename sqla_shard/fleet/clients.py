@@ -86,7 +86,7 @@ class Client:
 
     @property
     def remedy(self) -> str:
-        """What to do if it goes on using an old topology."""
+        """The remedy if it goes on using an old topology."""
         if self.file is not None:
             return (
                 f"look at the log of the agent on {self.host} and whether "

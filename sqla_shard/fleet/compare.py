@@ -81,7 +81,7 @@ _Sum = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """How two servers are compared.
+    """Options of a comparison of two servers.
 
     :ivar threads: sessions on each server.
     :ivar rate: rows per second on each server, at most; None: no limit.

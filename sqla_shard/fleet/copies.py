@@ -106,7 +106,7 @@ class Copied:
 
 @dataclass(frozen=True, kw_only=True)
 class CopyState:
-    """What the mark on the target of a copy says.
+    """The state of a copy, as the mark on its target says.
 
     :ivar owner: name of the operation that copies.
     :ivar source: name and address of the source.

@@ -1,4 +1,4 @@
-"""What a comparison of the data of two servers found."""
+"""Differences that a comparison of the data of two servers found."""
 
 from __future__ import annotations
 

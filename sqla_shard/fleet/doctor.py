@@ -53,7 +53,7 @@ _MODULES = [module.__name__ for module in CHECKS]
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorReport:
-    """What the doctor has found.
+    """Report of the doctor.
 
     :ivar epoch: epoch of the topology.
     :ivar servers: number of servers that were looked at.

@@ -59,7 +59,7 @@ _END = b";\n"
 
 @dataclass(frozen=True, kw_only=True)
 class TableContent:
-    """What a table contains.
+    """The content of a table.
 
     :ivar name: its name.
     :ivar definition: SHA-256 of the statement that creates it.

@@ -1,4 +1,4 @@
-"""What a fleet is doing, who does it, and what to do now."""
+"""The operation that a fleet runs, its process, and the next command."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class FleetStatus:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """What to run now, of which one is enough."""
+        """The commands to run now, of which one is enough."""
         if self.pending is None or self.pending.running:
             return ()
         if self.is_published:

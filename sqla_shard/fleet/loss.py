@@ -1,4 +1,4 @@
-"""What is known about acknowledged writes that are lost with a primary.
+"""Acknowledged writes that are lost with a primary.
 
 With semi-synchronous replication a COMMIT is acknowledged when the standby
 has received it.  So none is lost, if at the last look at the primary

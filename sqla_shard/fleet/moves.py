@@ -1,4 +1,4 @@
-"""What moves where: the arguments of a split.
+"""The shards that move, and their targets: the arguments of a split.
 
 Shards are written as ``8-15``, ``8``, or ``objects:8-15`` for a pair with
 shards of several keyspaces.  The target is written as ``host:port``, or
@@ -44,7 +44,7 @@ _SHARDS = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the operator has asked for.
+    """The request of the operator.
 
     :ivar server: name of the server that has the shards.
     :ivar shards: ranges as text; None for all shards of the server.

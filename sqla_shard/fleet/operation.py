@@ -93,7 +93,7 @@ class Result:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What steps after the commit point could not do."""
+        """Problems of steps after the commit point."""
         return tuple(
             str(note["problem"])
             for note in self.notes.values()
@@ -122,7 +122,7 @@ class Result:
 
     @property
     def proofs(self) -> tuple[str, ...]:
-        """What was compared before the cutover, and after it."""
+        """The comparisons before the cutover, and after it."""
         return tuple(
             f"{name}: {note['proof']}"
             for name, note in self.notes.items()

@@ -1,4 +1,4 @@
-"""What must hold before a standby can become the primary.
+"""Conditions for a standby to become the primary.
 
 Each function returns problems, all at once, and changes nothing.
 """

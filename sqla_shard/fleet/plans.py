@@ -46,7 +46,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What an operation will do.
+    """Plan of an operation.
 
     :ivar kind: the operation, such as ``"failover"``.
     :ivar title: a phrase, such as ``"failover of sharddb001"``.

@@ -73,7 +73,7 @@ class SemiSync:
 
 @dataclass(frozen=True, kw_only=True)
 class TableSize:
-    """What a table needs, as the server estimates it.
+    """The size of a table, as the server estimates it.
 
     :ivar bytes: of rows and indexes.
     :ivar rows: number of rows, an estimate that may be wrong by half.

@@ -88,7 +88,7 @@ class ServerState:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What an operator has to look at, in a few words each."""
+        """Problems for an operator to look at, in a few words each."""
         if self.error is not None:
             return (f"does not respond: {self.error}",)
         if self.role == "primary":

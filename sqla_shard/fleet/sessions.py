@@ -68,7 +68,7 @@ class AppSession:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What a client has said about itself when it connected.
+    """The attributes that a client has sent when it connected.
 
     :ivar name: name of the program, or else of the driver.
     :ivar pid: number of the process on its host; None if it is not known.

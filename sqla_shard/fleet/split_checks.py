@@ -1,4 +1,4 @@
-"""What must hold before shards can move to another pair.
+"""Conditions for shards to move to another pair.
 
 Each function returns problems, all at once, and changes nothing.
 """

@@ -163,7 +163,7 @@ class Backup:
 
 
 class Listing(NamedTuple):
-    """What a folder contains.
+    """The content of a folder of backups.
 
     :ivar backups: the finished backups, the oldest first.
     :ivar problems: those that cannot be read.

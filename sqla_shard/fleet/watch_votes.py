@@ -1,4 +1,4 @@
-"""What watchers see of the primaries, and who of them leads, in ZooKeeper.
+"""Sights of primaries and the leader of the watchers, in ZooKeeper.
 
 Below the path of the topology, ``/fleet/watch/votes/ID`` is what one watcher
 sees, and ``/fleet/watch/leader`` names the one that acts.  Both end with the
@@ -60,7 +60,7 @@ _TEXT = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Sight:
-    """What a watcher sees of a primary.
+    """The state of a primary as a watcher sees it.
 
     :ivar lost_for: seconds since the first look that failed; None if the
         last look succeeded.

@@ -85,7 +85,7 @@ _FORMER = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class WatchPolicy:
-    """When a watcher acts.
+    """The conditions under which a watcher acts.
 
     :ivar watchers: number of watchers that are run; a majority of them must
         agree.
@@ -113,7 +113,7 @@ class WatchPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchReport:
-    """What one look has found and done.
+    """Report of one look: its findings and actions.
 
     :ivar is_leader: whether this watcher leads.
     :ivar lines: what is wrong, and what was done about it.

@@ -1,4 +1,4 @@
-"""Which servers take jobs, as this process has seen it lately.
+"""Health of the servers that take jobs, as this process has seen it lately.
 
 For each server there is a window of the last outcomes of enqueueing, claiming
 and acknowledging.  With too many failures the server has a rest; after that

@@ -1,4 +1,4 @@
-"""How many jobs each queue has, by state and by task.
+"""Numbers of jobs of each queue, by state and by task.
 
 Counts end at :data:`MOST_COUNTED` jobs of a shard, so they take as long for a
 backlog of millions as for one of thousands.  The queues of all shards are

@@ -63,7 +63,7 @@ _VALID = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class QueueLimit:
-    """What was set for a queue.
+    """The settings of a queue.
 
     :ivar queue: its name.
     :ivar is_paused: whether no jobs are claimed.
@@ -227,7 +227,7 @@ def take_tokens(session: ShardSession, queue: str, wanted: int) -> int:
 
 
 class LimitedQueues:
-    """What a worker may claim.
+    """The queues and numbers of jobs that a worker may claim.
 
     :param queues: names of its queues.
     """

@@ -45,7 +45,7 @@ __all__ = [
 
 
 class Ending(Enum):
-    """How the run of a job has ended."""
+    """The outcome of the run of a job."""
 
     SUCCEEDED = "to be acknowledged"
     WRITTEN = "acknowledged, or continued, by a transaction of the task"

@@ -1,4 +1,4 @@
-"""Where a worker claims next, and when it looks for work again.
+"""The shards that a worker claims from next, and the time of its next look.
 
 Shards are taken in a random order.  On a shard the queues are taken in a
 random order, and the priority that comes first is drawn: 1 in seven of ten

@@ -67,7 +67,7 @@ DELETABLE = (JobState.PENDING, JobState.DONE, JobState.FAILED)
 
 @dataclass(kw_only=True)
 class ChangeReport:
-    """What was changed.
+    """Report of a change of stored jobs.
 
     :ivar changed: number of jobs that were changed; in a dry run, that would
         be.

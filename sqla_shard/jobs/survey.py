@@ -1,4 +1,4 @@
-"""Which shards have jobs that are due: one statement for a server.
+"""Survey of the shards with jobs that are due: one statement for a server.
 
 A statement reads up to 256 shards.  On each of them it reads, for each queue
 and priority, the first entry of the index with the state: not the backlog,

@@ -80,7 +80,7 @@ _LONGEST_LEASE = 86400
 
 @dataclass(kw_only=True)
 class RunReport:
-    """What a worker has done.
+    """Report of a worker's run.
 
     :ivar succeeded: number of jobs that have succeeded.
     :ivar failed: number of failed attempts.

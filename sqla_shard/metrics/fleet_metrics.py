@@ -1,4 +1,4 @@
-"""What the servers of a fleet report, each part within a time limit.
+"""Metrics of the servers of a fleet, each part within a time limit.
 
 A part that has not ended in time is read further in its thread, and left out;
 the next reading does not start it a second time.  So a server that hangs costs
@@ -68,7 +68,7 @@ _log = logging.getLogger("sqla_shard.exporter")
 
 
 class _Reading(NamedTuple):
-    """What a part has read.
+    """The result of a part.
 
     :ivar problems: a line for each problem.
     :ivar databases: servers, and shards of each that have no database there.

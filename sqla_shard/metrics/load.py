@@ -57,7 +57,7 @@ OTHERS = -1
 
 
 class Cell(NamedTuple):
-    """What the samples of a snapshot are counted by.
+    """The key that the samples of a snapshot are counted by.
 
     :ivar keyspace: name of the keyspace.
     :ivar shard_id: the virtual shard; None for all of them, by

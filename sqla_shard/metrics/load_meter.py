@@ -199,7 +199,7 @@ def _count(counts: Counter[Any], one: Any) -> None:
 
 
 class _Reading:
-    """How to find the table and the ids of a statement.
+    """The way to find the table and the ids of a statement.
 
     :ivar table: name of the table; empty if there is none.
     :ivar is_list: whether the table has several rows for an id.

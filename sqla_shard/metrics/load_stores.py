@@ -1,4 +1,4 @@
-"""Where the processes of an application put their samples of load.
+"""Stores of the samples of load of the processes of an application.
 
 Each process writes its :class:`.LoadSnapshot` every two seconds, and any of
 them, or ``sqla-shard load`` on another machine, reads all::
@@ -60,7 +60,7 @@ _SUFFIX = ".load"
 
 
 class LoadStore(Protocol):
-    """Where processes put snapshots, and read those of the others."""
+    """Base of stores, where processes put and read snapshots."""
 
     def put(self, snapshot: LoadSnapshot) -> None:
         """Replace the snapshot of a process.

@@ -1,4 +1,4 @@
-"""What a process reports about a cluster, to any library of metrics.
+"""Metrics of a cluster in one process, for any library of metrics.
 
 :class:`Recorder` listens to the events of a cluster and passes measurements to
 a :class:`Sink`; :func:`observations` reads what has a state, such as pools.

@@ -234,7 +234,7 @@ def record_images(source: Part, images: Mapping[Key, Image]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Claimed:
-    """How far the claims of a backfill are.
+    """Progress of the claims of a backfill.
 
     :ivar key: the last key of the page before; None at the start.
     :ivar is_past_rows: whether that page had rows that were deleted.

@@ -1,4 +1,4 @@
-"""What the tables of an unsharded application will be on virtual shards.
+"""Declaration of the tables of an unsharded application on virtual shards.
 
 A declaration names tables and columns of the application as they are, and
 changes nothing.  Shadow mode plans statements by it, and so will the tools

@@ -1,4 +1,4 @@
-"""What a move will do, and how far it is."""
+"""Plan and progress of a move."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PlannedTable:
 
 @dataclass(frozen=True, kw_only=True)
 class MovePlan:
-    """What a move will do.
+    """Plan of a move.
 
     :ivar tables: its tables, parents first.
     :ivar lookups: names of the lookup classes, by column.
@@ -166,7 +166,7 @@ def _problems_of_keys(move: Move, table: Table) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class MoveStatus:
-    """How far a move is.
+    """Progress of a move.
 
     :ivar progress: the stage.
     :ivar fences_behind: number of databases that do not have the last change.

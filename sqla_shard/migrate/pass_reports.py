@@ -151,7 +151,7 @@ class Pass:
 
 @dataclass(kw_only=True)
 class PassPosition:
-    """How far a pass is.
+    """Progress of a pass.
 
     :ivar step: index of the step.
     :ivar after: key of the last row of the last page of the step, as the step

@@ -65,7 +65,7 @@ class Writes:
 
 @dataclass(frozen=True)
 class _Placing:
-    """What the placement of rows reads of a session."""
+    """The attributes of a session that the placement of rows reads."""
 
     places: ShadowPlaces
     log: TransactionLog

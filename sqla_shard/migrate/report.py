@@ -77,7 +77,7 @@ class Site:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What is equal in two reports for the same line and form."""
+        """The key that the same line and form have in two reports."""
         return (
             self.file,
             self.line,
@@ -113,7 +113,7 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What shadow mode has seen.
+    """Report of shadow mode.
 
     :ivar outcomes: statements by outcome.
     :ivar refused: statements that the cluster would refuse as they are.

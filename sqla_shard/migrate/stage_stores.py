@@ -1,4 +1,4 @@
-"""Where the stage of a move is stored: with the topology.
+"""Stores of the stage of a move: with the topology.
 
 Next to a topology file is the directory ``topology.toml.moving``, and below a
 path in ZooKeeper the node ``/moving``.  It has one entry for each change of

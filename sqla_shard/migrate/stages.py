@@ -190,7 +190,7 @@ FIRST = "legacy"
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a move is.
+    """The stage of a move, and the share of reads.
 
     :ivar number: number of changes so far; each change raises it by one, so
         it orders them, and distinguishes two visits of a stage.

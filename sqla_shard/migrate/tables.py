@@ -73,7 +73,7 @@ COPYING = "sqla_shard_copying"
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """How the rows of a table become objects.
+    """Conversion of the rows of a table into objects.
 
     :ivar cls: the object class.
     :ivar names: attributes by name of column, where they differ; None for a
@@ -95,7 +95,7 @@ class Moved:
 
 
 class AnyConversion(Protocol):
-    """What :class:`Conversion` and that of a mapping table have."""
+    """Interface of :class:`Conversion` and of that of a mapping table."""
 
     @property
     def left(self) -> tuple[str, ...]:

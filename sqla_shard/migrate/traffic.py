@@ -1,4 +1,4 @@
-"""What a form of statement says about the owners of rows.
+"""Owners of rows, as the forms of statements name them.
 
 :func:`reduced` reads a statement as the router does, and returns its tables,
 the columns that are compared with values, and the pairs of columns that are

@@ -1,4 +1,4 @@
-"""What would become of a statement on virtual shards."""
+"""Verdicts on statements: how they would run on virtual shards."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What would become of a statement.
+    """The way in which a statement would run on virtual shards.
 
     :ivar outcome: see :data:`Outcome`.
     :ivar error: the class of the error that the cluster would raise for the

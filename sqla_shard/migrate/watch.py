@@ -71,7 +71,7 @@ class Transaction:
 
 
 class _Known:
-    """What is known of a connection.
+    """The state of a connection.
 
     :ivar identity: ``id()`` of SQLAlchemy's transaction, which may be that of
         a later one as well.

@@ -1,4 +1,4 @@
-"""Where the ids of new objects come from.
+"""Sources of the ids of new objects.
 
 The attribute ``id_source`` of a class says it, usually of the declarative
 base:

@@ -1,4 +1,4 @@
-"""Where the rows of a list are that is spread over several virtual shards.
+"""Places of the rows of a list that is spread over several virtual shards.
 
 A list of a class with ``spread=16`` has 16 pieces, each on another virtual
 shard.  The id of a target determines the piece of its row, so that two rows

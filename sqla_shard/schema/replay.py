@@ -53,7 +53,7 @@ class NotAsPlannedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedStep:
-    """What a static revision sends to every shard.
+    """The statements that a static revision sends to every shard.
 
     :ivar statements: the statements of the revision.
     :ivar versions: those of alembic that record its revision.
@@ -74,7 +74,7 @@ class PlannedStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a command sends to every shard that is at the same revisions.
+    """The statements that a command sends to all shards at the same revisions.
 
     :ivar first: the statements that create alembic's table, if it is new.
     :ivar defaults: the row of :meth:`.Batch.defaults` where it was made.

@@ -1,4 +1,4 @@
-"""Where a function is defined, to tell two functions of one name apart."""
+"""The place where a function is defined, to distinguish two of one name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a run reads rows, while the application runs."""
+"""The rate at which a run reads rows, while the application runs."""
 
 from __future__ import annotations
 

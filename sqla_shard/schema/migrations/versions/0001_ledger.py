@@ -1,4 +1,4 @@
-"""What was done of a revision, statement by statement."""
+"""Statements of a revision that were executed, one row for each."""
 
 from __future__ import annotations
 

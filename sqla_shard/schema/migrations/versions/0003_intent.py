@@ -1,4 +1,4 @@
-"""What transactions have left to be done on other shards."""
+"""Operations that transactions have left for other shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was done here for transactions of other shards."""
+"""Operations that were applied here for transactions of other shards."""
 
 from __future__ import annotations
 
