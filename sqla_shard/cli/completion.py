@@ -80,7 +80,7 @@ COMPLETED: Mapping[str, Mapping[str, Kind]] = {
         "--server": "server",
     },
 }
-"""What options and arguments are completed with, by command."""
+"""Completions of options and arguments, by command."""
 
 #: Commands on the shards of the keyspace that ``alembic.ini`` names.
 _BY_INI = frozenset(

@@ -34,7 +34,7 @@ COLOURINGS: Mapping[Colouring, str] = {
     "load": "Load",
     "revision": "Revision",
 }
-"""What shards can be coloured by, with the text of the choice."""
+"""Attributes to colour shards by, with the text of the choice."""
 
 
 @dataclass(frozen=True, kw_only=True)

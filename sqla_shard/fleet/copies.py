@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 Way = Literal["rows", "command", "clone"]
-"""How content is copied."""
+"""A way to copy content."""
 
 WAYS: tuple[str, ...] = get_args(Way)
 

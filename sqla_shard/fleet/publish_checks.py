@@ -49,7 +49,7 @@ _Key = tuple[str, Role]
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFault:
-    """Why a topology must not be published because of one server.
+    """A server because of which a topology must not be published.
 
     :ivar server: name of the server, such as ``server2 (standby)``.
     :ivar address: ``host:port``, or the directory of SQLite files.

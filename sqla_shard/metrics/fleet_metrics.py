@@ -508,7 +508,7 @@ class _Part:
 
     @property
     def problems(self) -> list[str]:
-        """Why it was not read, or not whole."""
+        """The reason why it was not read, or not whole."""
         if self._is_running:
             return [self._late()]
         return self._reading.problems

@@ -97,7 +97,7 @@ class LookupMixin:
         """The token of the claim, in the column ``claim``; it remains when
         the key is confirmed, and is None in rows of older versions."""
         expires_at: Mapped[datetime | None]
-        """When a claim expires; None if it is confirmed."""
+        """Time at which a claim expires; None if it is confirmed."""
         __sqla_shard_lookup__: LookupDefinition
 
     def __init_subclass__(
