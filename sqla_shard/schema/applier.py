@@ -10,8 +10,10 @@ import re
 import threading
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import contextmanager
 from functools import wraps
 from time import monotonic
 from typing import Any
@@ -21,8 +23,10 @@ from alembic.runtime.migration import RevisionStep
 from sqlalchemy import Connection
 from sqlalchemy import Engine
 from sqlalchemy import event
+from sqlalchemy import Table
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.util import OrderedSet
 
 from sqla_shard.dialects import Backend
 from sqla_shard.dialects import Failure
@@ -53,6 +57,7 @@ __all__ = [
     "Applier",
     "Watchdog",
     "is_relative",
+    "ordered_indexes",
 ]
 
 
@@ -451,7 +456,7 @@ class Applier:
                 ],
             }
         )
-        with self._context.begin_transaction():
+        with self._context.begin_transaction(), ordered_indexes():
             self._context.run_migrations()
         journal.check_finished("this command does not resume it")
         self._plan(version.heads, version.shard)
@@ -634,6 +639,26 @@ class Applier:
         connection.commit()
         shard.place.backend.ddl.release(connection, shard.database)
         connection.commit()
+
+
+@contextmanager
+def ordered_indexes() -> Iterator[None]:
+    """Create the indexes of a new table in the order of their names.
+
+    SQLAlchemy has them in a set: each process would send them in an order of
+    its own, and an interrupted revision could not be resumed by another.
+    """
+    event.listen(Table, "before_create", _order_indexes)
+    try:
+        yield
+    finally:
+        event.remove(Table, "before_create", _order_indexes)
+
+
+def _order_indexes(table: Table, *details: Any, **more: Any) -> None:
+    table.indexes = OrderedSet(
+        sorted(table.indexes, key=lambda index: str(index.name))
+    )
 
 
 def _texts(journal: Journal) -> tuple[str, ...]:

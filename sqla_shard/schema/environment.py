@@ -36,6 +36,7 @@ from sqla_shard.exc import SchemaError
 from sqla_shard.exc import SchemaOptionError
 from sqla_shard.exc import ShardError
 from sqla_shard.schema.applier import Applier
+from sqla_shard.schema.applier import ordered_indexes
 from sqla_shard.schema.progress import progress_on
 from sqla_shard.schema.reports import RunReport
 from sqla_shard.schema.revisions.autogenerate import comparing
@@ -528,7 +529,7 @@ class Environment:
             f"-- The same for each of {len(shards)} databases: "
             f"{_databases(shards)}"
         )
-        with self._context.begin_transaction():
+        with self._context.begin_transaction(), ordered_indexes():
             self._context.run_migrations()
 
 
