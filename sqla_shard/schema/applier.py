@@ -524,6 +524,8 @@ class Applier:
         assert journal is not None  # noqa: S101 - of _connected()
         versions = _texts(journal)
         journal.close()
+        # What alembic sends for the next revision follows this UPDATE.
+        journal.apart.clear()
         verb = "stamp"
         if not step.is_stamp:
             verb = "upgrade" if step.is_upgrade else "downgrade"

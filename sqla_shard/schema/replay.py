@@ -6,9 +6,9 @@ are at the same revisions the plan is sent in packets of several statements:
 
 1. the lock, the defaults of the database, the open entries of the ledger, the
    revisions, and the definition of the first table;
-2. the entry of a statement and the statement itself; with the last one, the
-   new version, and the end of the entries;
-3. COMMIT and the release of the lock.
+2. the entry of a statement and the statement itself; with the last one of a
+   revision, the new version, and the end of the entries;
+3. COMMIT, and after the last revision the release of the lock.
 
 The server executes the same statements, in the same order, as without a plan,
 and stops at the first that fails.  The definition of a table that exists is
@@ -126,12 +126,16 @@ class Replay:
         """
         self._journal.start([])
         self._position(version, version_table)
+        commit, release = self._batch.leave(version.shard.database)
         for step in self._plan.steps:
             self._send(step)
+            self._add(commit)
+            if step is self._plan.steps[-1]:
+                self._add(release)
+            # Otherwise a failure of the next revision would roll back the
+            # version, and leave two revisions with open entries.
+            self._flush()
             self._applied(step)
-        for statement in self._batch.leave(version.shard.database):
-            self._add(statement)
-        self._flush()
 
     def _position(self, version: Version, version_table: str) -> None:
         shard = version.shard
@@ -155,7 +159,8 @@ class Replay:
             self._add(self._batch.names(), partial(self._check_names, absent))
         last, check = self._trip.pop()
         self._add(last, partial(self._found, check))
-        if not statements or statements[0].creates_table or not heads:
+        beginning = self._plan.steps[0].statements[:1]
+        if not heads or all(read(one).creates_table for one in beginning):
             self._flush()
         # Otherwise the definition of the first table is read with these.
         for statement in self._plan.first:

@@ -72,6 +72,22 @@ NEXT = Plan(
     ),
 )
 
+#: The revision of NEXT after one without statements.
+SEVERAL = Plan(
+    first=(),
+    defaults=NEXT.defaults,
+    steps=(
+        PlannedStep(
+            direction="upgrade",
+            revision="b0",
+            statements=(),
+            versions=(f"UPDATE {VERSIONS} SET version_num = 'b0'",),
+            title="upgrade of b0",
+        ),
+        *NEXT.steps,
+    ),
+)
+
 Result = tuple[int, Sequence[Any]]
 
 
@@ -232,6 +248,43 @@ def test_a_definition_is_read_right_before_the_entry_that_needs_it(
         "close entries",
     ]
     assert end == ["commit", "unlock"]
+
+
+def test_each_revision_is_committed_before_the_next(given: Given) -> None:
+    given.run(SEVERAL, "a")
+    position, *packets = given.packets.sent
+    # No version is written before the lock and the revision are known.
+    assert position[-1] == f"SELECT version_num FROM {VERSIONS}"
+    assert packets[:3] == [
+        [f"UPDATE {VERSIONS} SET version_num = 'b0'"],
+        ["commit"],
+        ["define pins"],
+    ]
+    assert packets[-1] == ["commit", "unlock"]
+    assert given.applied == ["upgrade of b0", "upgrade of b"]
+
+
+def test_another_state_is_seen_before_a_version_is_written(
+    given: Given,
+) -> None:
+    given.packets.results["lock"] = 1, [(0, "10.11", "utf8mb4")]
+    with pytest.raises(NotAsPlannedError):
+        given.run(SEVERAL, "a")
+    assert len(given.packets.sent) == 1
+    assert given.applied == []
+
+
+def test_a_stop_between_two_revisions(given: Given) -> None:
+    def stop(statement: str) -> None:
+        given.journal.stop |= statement.startswith(f"UPDATE {VERSIONS}")
+
+    given.packets.on_result = stop
+    with pytest.raises(Interrupted):
+        given.run(SEVERAL, "a")
+    assert given.applied == ["upgrade of b0"]
+    assert _all(given)[-1] == "define pins"
+    assert "commit" in _all(given)
+    assert LIKES not in _all(given)
 
 
 def test_a_table_that_is_there_already_is_read_too(given: Given) -> None:
