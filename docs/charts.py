@@ -37,7 +37,7 @@ text { font: 14px system-ui, sans-serif; fill: #1b1f24 }
 
 
 class Chart(NamedTuple):
-    """What is drawn of a table.
+    """A bar chart of a table.
 
     :ivar title: what the bars compare.
     :ivar columns: numbers of the columns with a bar.

@@ -1,4 +1,4 @@
-"""How the documentation is built: ``make docs``.
+"""Configuration of Sphinx for ``make docs``.
 
 Warnings are errors, and every name in ``:class:`...``` and the like has to
 exist.  Names that have a place in the documentation become links.  Others,

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class ReleaseError(Exception):
-    """What is tagged cannot be released."""
+    """The tag cannot be released."""
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:

@@ -1,4 +1,4 @@
-"""Which suite runs on which backends.
+"""The backends of each suite.
 
 Each line names a module of ``tests/suites``.  The first backends are those
 of the smaller runs, see ``tests/tiers.py``.

@@ -291,7 +291,7 @@ class Runner:
 
 @pytest.fixture(scope="module")
 def python():
-    """What the programs of all pages are run with."""
+    """Return the interpreter that runs the programs of all pages."""
     with WarmPython() as warm:
         yield warm
 

@@ -1,4 +1,4 @@
-"""What the pages for operators quote is in the package and its examples."""
+"""Quotations on pages for operators are in the package and its examples."""
 
 from __future__ import annotations
 

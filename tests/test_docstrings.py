@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("sqla_shard",)
+FOLDERS = ("sqla_shard", "examples", "tests", "docs")
 _QUESTION = re.compile(r'"""(?:What|Which|Who|Whose|How|Where|When|Why)\b.*')
 
 

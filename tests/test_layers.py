@@ -1,4 +1,4 @@
-"""Which module may import which.
+"""The imports that each module may have.
 
 Imports inside functions count.  Imports under ``if TYPE_CHECKING:`` do not:
 they are never executed, so an annotation may name a class of a higher layer.

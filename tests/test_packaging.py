@@ -1,4 +1,4 @@
-"""What is published, what its metadata promises, and what it is built with."""
+"""The published files, their metadata, and the tools that build them."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ LOCKS = {
 
 
 def requirements_of(extras: list[str], groups: list[str]) -> list[Requirement]:
-    """What pyproject.toml asks for, of this Python."""
+    """Return the requirements of pyproject.toml for this Python."""
     extra = PROJECT["project"]["optional-dependencies"]
     texts = list(PROJECT["project"]["dependencies"])
     for name in extras:

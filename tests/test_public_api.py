@@ -1,4 +1,4 @@
-"""What the package exports, and that it is what it says."""
+"""The names that the package exports, and ``__all__``."""
 
 from __future__ import annotations
 

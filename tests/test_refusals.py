@@ -1,4 +1,4 @@
-"""What is refused is on the page about it.
+"""Refused constructs are on the page about refusals.
 
 The names of constructs are read from the source: whoever adds a refusal has
 to write down, in docs/explanation/refusals.rst, which wrong answer it spares.

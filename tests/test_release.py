@@ -35,7 +35,7 @@ def git(directory: Path, *arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is here, tagged as three releases, of which one is complete."""
+    """Return a repository of these files with tags of three releases."""
     directory = tmp_path_factory.mktemp("repository")
     for path in find_tracked():
         (directory / path).parent.mkdir(parents=True, exist_ok=True)

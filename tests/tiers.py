@@ -1,4 +1,4 @@
-"""What each test needs, and which runs it belongs to.
+"""Requirements of each test, and the tiers that it belongs to.
 
 There are three tiers, each with all of the ones before it but the suites
 that the next one runs on another backend:

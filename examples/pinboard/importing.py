@@ -35,7 +35,7 @@ _UNSORTED = "Unsorted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """What an import will write.
+    """The boards and pins that an import will write.
 
     :ivar boards: in the order of the file, each with its pins.
     :ivar skipped: why links were left out, a line for each.
@@ -46,7 +46,7 @@ class Upload:
 
     @property
     def total(self) -> int:
-        """How many pins."""
+        """Number of pins."""
         return sum(len(pins) for _, pins in self.boards)
 
 

@@ -1,4 +1,4 @@
-"""What users may enter: links to web pages, and texts of bounded length.
+"""Checks of user input: links to web pages, and texts of bounded length.
 
 A link is stored as it was entered, and shown to others: ``javascript:`` would
 run in their browsers, and a password in an address would no longer be one.

@@ -199,7 +199,7 @@ class UserEmail(
     normalize=normalization.email,
     field="email",
 ):
-    """Whose a mail address is."""
+    """The user of a mail address."""
 
 
 class UserName(
@@ -209,7 +209,7 @@ class UserName(
     normalize=normalization.casefold,
     field="name",
 ):
-    """Whose a name is: "Ada" and "ada" are one."""
+    """The user of a name, regardless of case: "Ada" and "ada" are one name."""
 
 
 #: Who follows which users and boards.

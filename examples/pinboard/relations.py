@@ -1,4 +1,4 @@
-"""Who follows whom, and which boards hold a pin: two shards each.
+"""Relations between objects of two shards: following users, saving pins.
 
 What is written is on one of them: the row of the user who follows, and of
 the board that a pin is saved on.  The library writes the other one, so that
@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 LISTED = 100
-"""How many of a list are shown, the latest."""
+"""Rows of a list that are shown, newest first."""
 _MOMENT = 2.0
 """Seconds that a page waits for the server of another user."""
 

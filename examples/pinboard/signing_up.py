@@ -24,7 +24,7 @@ from sqla_shard.exc import KeyTakenError
 __all__ = ["LIFETIME", "sign_up"]
 
 LIFETIME = timedelta(minutes=15)
-"""How long a key stays claimed after an interrupted sign-up."""
+"""Time that a key stays claimed after an interrupted sign-up."""
 _FIELDS = {UserEmail.__name__: "email", UserName.__name__: "name"}
 
 

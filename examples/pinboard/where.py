@@ -121,7 +121,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Where the rows of a table are that belong to an object.
+    """Location of the rows of a table that belong to an object.
 
     :ivar why: what says so.
     """

@@ -1,4 +1,4 @@
-"""How far it is, on stderr."""
+"""A progress bar on stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What thousands of virtual shards cost one server, in tables and files.
+"""The cost of thousands of virtual shards on one server: tables and files.
 
 One MariaDB server has 4,096 databases with two object tables each.  Every
 table is read once, with caches that have room for all of them, and with the

@@ -1,4 +1,4 @@
-"""What sampling the load per shard costs, compared to ``session.get``."""
+"""The cost of sampling the load per shard, compared to ``session.get``."""
 
 from __future__ import annotations
 

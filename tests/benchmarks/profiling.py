@@ -1,4 +1,4 @@
-"""Where the time of one way goes.
+"""A breakdown of the time that one way of doing something takes.
 
 Three clocks tell waiting from working: the time that passes, the time that
 the session's thread works, and what other threads of the process work.  Then

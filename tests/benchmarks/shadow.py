@@ -1,4 +1,4 @@
-"""What shadow mode costs an application on one database.
+"""The cost of shadow mode to an application on one database.
 
 The same work on engines with and without it, in turns.  On SQLite a statement
 costs the least, so that the share of shadow mode is the highest.  The times

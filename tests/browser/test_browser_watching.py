@@ -1,4 +1,4 @@
-"""What visitors notice; tests that see nothing would all pass."""
+"""Checks that visitors notice errors; without, other tests always pass."""
 
 from __future__ import annotations
 

@@ -310,7 +310,7 @@ def test_a_node_that_fails_is_a_miss_and_no_error(fault):
 
 
 def test_a_lock_of_a_dead_node_does_not_take_that_of_a_thread(servers):
-    """Who could not have it releases it nevertheless, as dogpile does."""
+    """A caller whose acquire() failed calls release() too, as dogpile does."""
     with nodes(1) as own:
         backend = region_on(
             own, timeout=TIMEOUT, retry=0.05, lock_timeout=ENDS

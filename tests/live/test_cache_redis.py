@@ -130,7 +130,7 @@ def test_everything_there_ends(server, mark):
 
 
 def test_the_token_of_a_dead_process_ends_by_itself(server, mark):
-    """Who writes the key again and again must not renew it."""
+    """Writes of other processes to the same key must not renew it."""
     with client_of(server) as client:
         store = RedisStore(client, timeout=5.0)
         assert store.block([mark], b"dead" * 4, 1) == set()

@@ -223,7 +223,7 @@ def test_nothing_is_stale_after_commits_that_take_long(scene, say):
 
 @pytest.fixture
 def on_pair(scene, databases):
-    """What is on the pair, whose roles may have changed."""
+    """Limit the scene to the shards of the pair; return the pair."""
     scene.narrow(range(SHARDS // 2))
     pair, _ = databases
     pair.wait_caught_up()

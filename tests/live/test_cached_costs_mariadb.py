@@ -1,4 +1,4 @@
-"""What cached reads and writes cost, on MariaDB with memcached."""
+"""The cost of cached reads and writes, on MariaDB with memcached."""
 
 from __future__ import annotations
 

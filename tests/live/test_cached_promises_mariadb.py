@@ -1,4 +1,4 @@
-"""What readers of a cache may rely on while its node cannot be reached.
+"""Guarantees to readers of a cache while its node cannot be reached.
 
 The writer goes through proxies, to its servers and to its node; the reader
 does not, and goes on finding what the node has.
@@ -536,7 +536,7 @@ async def by_block(cluster: Cluster, user: int) -> None:
 def test_a_commit_that_is_longer_than_a_tombstone(
     cluster: Cluster, slow: Any, users: list[int], commit: Any, cancel: bool
 ) -> None:
-    """What is acknowledged is read from then on."""
+    """An acknowledged write is read from then on."""
     user = users[0]
 
     async def main() -> None:

@@ -76,7 +76,7 @@ def old(node: MemcachedServer) -> None:
 
 
 def test_threads(cluster: Cluster, rng: random.Random) -> None:
-    """What each of them has committed, each of them sees."""
+    """Each thread sees the commits of all threads."""
     users = [stored(cluster, User(name="u"), i) for i in range(3)]
     board = stored(cluster, Board())
     seeds = [rng.getrandbits(32) for _ in range(THREADS)]

@@ -1,4 +1,4 @@
-"""What the doctor finds on real pairs, and that its remedies are remedies."""
+"""Findings of the doctor on real pairs, and their remedies."""
 
 from __future__ import annotations
 

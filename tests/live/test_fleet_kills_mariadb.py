@@ -399,7 +399,7 @@ def test_a_killed_change_of_orphans(
 
 @pytest.mark.thorough
 def test_a_killed_fencing_of_orphans(two_pairs, monkeypatch, say):
-    """What is fenced stays so: an undo does not open an orphan."""
+    """An undo does not open an orphan that is fenced."""
     fleet, pair = two_pairs.fleet(), two_pairs["server1"]
     accounts = two_pairs.accounts
     users = {accounts.operator.user, accounts.for_replication().user}

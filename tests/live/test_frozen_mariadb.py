@@ -1,4 +1,4 @@
-"""What an application does ends when one of its servers hangs."""
+"""Operations of an application end when one of its servers hangs."""
 
 from __future__ import annotations
 
@@ -362,7 +362,7 @@ def test_another_attempt(scene: Scene) -> None:
 
 
 def test_closing_the_cluster(scene: Scene) -> None:
-    """What waits for the server takes no longer than its limit."""
+    """close() waits for the frozen server only until its timeout."""
     with scene.opened(connect_args={}) as cluster:  # 30 seconds
         cluster.warm()
         scene.freeze()

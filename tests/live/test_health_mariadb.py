@@ -1,4 +1,4 @@
-"""What health() says of servers that hang, and what it leaves behind."""
+"""health() with servers that hang: its report, threads and sockets."""
 
 from __future__ import annotations
 

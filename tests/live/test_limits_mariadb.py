@@ -1,4 +1,4 @@
-"""How long a server is waited for that takes connections and is silent."""
+"""Timeouts for a server that accepts connections and does not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs with mysqlclient: faults, threads, and what it must not do."""
+"""Differences with mysqlclient: faults, threads, and refused statements."""
 
 from __future__ import annotations
 

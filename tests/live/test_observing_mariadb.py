@@ -1,4 +1,4 @@
-"""What is reported of statements on real servers; the linter there."""
+"""Traces of statements on real servers, and the linter there."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class TestDeadlocks(Suite):
 
     @pytest.mark.parametrize("nested", [False, True])
     def test_of_the_transaction(self, cluster, ids, mark, nested):
-        """Who catches it and commits has lost what was before."""
+        """Catching the error and committing loses the operations before it."""
         lose = self.lose(cluster, ids[NEAR], mark)
         with cluster.begin(cross_shard="logged") as session:
             intend(session, ids[NEAR], ids[FAR], f"{mark} lost")

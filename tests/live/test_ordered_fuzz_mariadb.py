@@ -54,7 +54,7 @@ def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a session reported of a transaction.
+    """The outcome of a transaction, as its session reported it.
 
     :ivar token: its elements'.
     :ivar written: the shards that it has written.

@@ -50,7 +50,7 @@ def publisher(location):
 
 @pytest.fixture
 def client(location):
-    """What writes by hand."""
+    """Return a plain client of ZooKeeper, which edits nodes by hand."""
     hosts, _, path = location.removeprefix("zookeeper://").partition("/")
     found = KazooClient(hosts)
     found.start()
@@ -624,7 +624,7 @@ def test_open_nodes_are_protected(location, client, monkeypatch):
 
 
 def test_the_history_is_protected_as_the_topology_is(location, client, as_me):
-    """Which keeps the ACL that somebody gave it, as does a closed folder."""
+    """An ACL of the topology and one of a restricted folder do not change."""
     with Publisher(location) as publisher:
         publisher.publish(topology(1))
     client.add_auth("digest", f"me:{SECRET}")
@@ -804,7 +804,7 @@ def test_another_name_of_the_same_machine(publisher):
 
 
 def test_what_was_raised_can_be_published_again(publisher):
-    """Who has lost the answer repeats it as it is."""
+    """A publication whose answer was lost is repeated without changes."""
     publisher.publish(topology(1, generation=1))
     again = topology(2, hosts=("one", "three"), generation=1)
     first = publisher.publish(again)

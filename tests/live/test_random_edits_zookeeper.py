@@ -223,7 +223,7 @@ def ids(mariadb_fleet: MariaDBFleet) -> Iterator[list[int]]:
 
 
 class Used:
-    """What a process uses at one moment."""
+    """The resources that a process uses at one moment."""
 
     def __init__(self, cluster: Cluster) -> None:
         gc.collect()

@@ -1,4 +1,4 @@
-"""How many statements reach each server, by the servers' own logs."""
+"""The number of statements that reach each server, by the servers' logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be told after an interruption is asked, never guessed."""
+"""Unknown outcomes after an interruption: the user is asked."""
 
 from __future__ import annotations
 

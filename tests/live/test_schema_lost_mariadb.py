@@ -1,4 +1,4 @@
-"""What a run says of connections, servers and statements that it loses."""
+"""Reports of a run about lost connections, servers and statements."""
 
 from __future__ import annotations
 

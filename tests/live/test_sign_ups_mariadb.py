@@ -71,7 +71,7 @@ class CrashError(Exception):
 
 
 class SignUps:
-    """What those who sign up do, and what became of them."""
+    """Sign-ups of users, and a count of their outcomes."""
 
     def __init__(
         self, cluster: Cluster, lookup: Any = UserEmail, new: Any = new_user

@@ -1,4 +1,4 @@
-"""What readers and writers of the cache of sessions share: few rows."""
+"""Models of the readers and writers in tests of the sessions' cache."""
 
 from __future__ import annotations
 

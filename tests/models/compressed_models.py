@@ -43,7 +43,7 @@ class Base(DeclarativeBase):
 
 
 class Fields:
-    """What both classes have."""
+    """Fields of both classes."""
 
     link: Mapped[str] = blob_field()
     title: Mapped[str] = blob_field(default="")

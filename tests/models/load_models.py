@@ -1,4 +1,4 @@
-"""What the writers of a load write through a cluster."""
+"""Models of a load, and functions that write them through a cluster."""
 
 from __future__ import annotations
 

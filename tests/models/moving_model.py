@@ -28,7 +28,7 @@ _SIDES = {"legacy": LEGACY, "shards": SHARDS}
 
 @dataclass(frozen=True)
 class Rules:
-    """Which parts of the protocol are followed.
+    """The parts of the protocol that are followed.
 
     :ivar fenced: a transaction reads the fence of the database it writes.
     :ivar held: it holds the lock on the fence until it has ended.

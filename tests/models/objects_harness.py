@@ -1,4 +1,4 @@
-"""What gives the suites a cluster, and looks past it."""
+"""Fixtures that give the suites a cluster, and reads that bypass it."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ Ask = Callable[[ShardSession, Data], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is refused, what the message says, and what works instead.
+    """A refused statement, its message, and the statement that works instead.
 
     What they write is rolled back.
 

@@ -58,7 +58,7 @@ def topology(values: dict[str, Any]) -> Topology:
 
 
 class Memory:
-    """What Python has allocated since some moment."""
+    """The memory that Python has allocated since this was made."""
 
     def __init__(self) -> None:
         gc.collect()

@@ -29,7 +29,7 @@ _WRITES = ("write", "add", "remove")
 
 @dataclass
 class Report:
-    """What the checker has found.
+    """Report of the checker.
 
     :ivar counts: of events by kind, and of reads that were ``"cached"``.
     :ivar exempt: keys of which nothing was promised in the end.

@@ -1,4 +1,4 @@
-"""What processes note of what they do with a cache, for the checker."""
+"""Events that processes log of their work with a cache, for the checker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Kind = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """What a process has done, and between which two times.
+    """An action of a process, with the times before and after it.
 
     :ivar kind: see below.
     :ivar version: that was written or read; 0 for the other kinds.

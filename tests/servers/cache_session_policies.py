@@ -93,7 +93,7 @@ class Policy(Protocol):
 
     @property
     def hits(self) -> int:
-        """How often it did without the database."""
+        """The number of reads without the database."""
 
     def look(
         self, session: Any, subject: Subject, ids: list[int]

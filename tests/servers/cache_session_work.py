@@ -1,4 +1,4 @@
-"""What readers and writers do with a session, on a few rows.
+"""Work of readers and writers with a session, on a few rows.
 
 A subject is what is read or written: a pin, whose version grows; the items of
 a shard, or the targets of a list, which come and go; a list with a target
@@ -44,7 +44,7 @@ _NUMBERS = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is read or written.
+    """A thing that is read or written.
 
     :ivar kind: ``"pin"``, ``"items"``, ``"bag"``, ``"marks"`` or ``"sum"``.
     :ivar number: an id, or that of a shard; see :func:`sum_of`.
@@ -64,7 +64,7 @@ class Subject:
 
 @dataclass
 class Change:
-    """What a transaction has done to a subject.
+    """The change of a subject by a transaction.
 
     :ivar version: that it has written; 0 for none.
     :ivar came: ids that it has put there.

@@ -49,7 +49,7 @@ def stale_sets(
 
 
 class _Known:
-    """What is known of a set at some time.
+    """Knowledge of a set at some time.
 
     :ivar there: have been there, and are not known to be gone.
     :ivar maybe: somebody has begun to put them there.

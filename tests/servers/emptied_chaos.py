@@ -116,7 +116,7 @@ def twice(writers: list[Writer]) -> list[int]:
 
 
 class Databases:
-    """What becomes of the databases of a project.
+    """Destroys, moves and restores the databases of a project.
 
     :ivar document: the topology that says where they are now.
     """

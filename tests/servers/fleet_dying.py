@@ -66,7 +66,7 @@ _TIMEOUTS = {"connect_timeout": 3, "read_timeout": 3, "write_timeout": 3}
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """How a primary was lost, and what was stated about it.
+    """The loss of a primary, and the statement of the failover about it.
 
     :ivar statement: of the result of the failover.
     :ivar waited: how long the writers waited.

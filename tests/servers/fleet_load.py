@@ -1,4 +1,4 @@
-"""What tests of fleet operations under load share.
+"""Topology, tables and checks of tests of fleet operations under load.
 
 The topology has one pair, ``server1``, with :data:`SHARDS` virtual shards.
 """

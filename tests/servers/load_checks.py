@@ -1,4 +1,4 @@
-"""What was acknowledged, compared with what the servers have.
+"""Compares acknowledged writes with the rows of the servers.
 
 Pure functions over values, but for :func:`rows_at`, which reads them.
 """
@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """What one virtual shard has.
+    """The rows of one virtual shard.
 
     :ivar pins: local id and token.
     :ivar notes: local id of the pin, and token.
@@ -49,7 +49,7 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Pauses:
-    """How long writers waited, in seconds.
+    """The times that writers waited, in seconds.
 
     :ivar gap: the longest time in which nothing was acknowledged.
     :ivar worst: from the first attempt of a token to its acknowledgement,

@@ -1,4 +1,4 @@
-"""What writers note of each attempt, one JSON object for each line."""
+"""The log of writers: one JSON object per line and attempt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ACKNOWLEDGED", "Attempt", "LogReader", "Outcome", "line_of"]
 Outcome = Literal[
     "acked", "already", "unknown", "abandoned", "missing", "failed"
 ]
-"""What an attempt has ended with.
+"""The outcome of an attempt.
 
 ``"already"``
     An earlier attempt has committed, with an id that is not known.

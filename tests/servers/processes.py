@@ -1,4 +1,4 @@
-"""What the system knows of a process."""
+"""The state of processes and their sockets, as read from ``/proc``."""
 
 from __future__ import annotations
 

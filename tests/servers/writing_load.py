@@ -65,7 +65,7 @@ _SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 
 @dataclass(frozen=True, kw_only=True)
 class _Orders:
-    """What a process is given at its start.
+    """The arguments of a process.
 
     :ivar give_up: seconds after which a token is left unacknowledged.
     """

@@ -1,4 +1,4 @@
-"""What is counted of the cache, and that it adds up."""
+"""Counters of the cache, and their sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sessions do with a cache in rare cases, as they do without one."""
+"""Rare uses of sessions, which work with a cache as they do without."""
 
 from __future__ import annotations
 

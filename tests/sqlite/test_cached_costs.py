@@ -1,4 +1,4 @@
-"""What cached reads and writes cost, on SQLite."""
+"""The cost of cached reads and writes, on SQLite."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def test_asked_wrongly(topology, arguments, said):
     "number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"]
 )
 def test_until_it_is_ended(cluster, topology, ids, file, number):
-    """What stays as it is has been reported once."""
+    """Invalidations that stay pending are reported once."""
     leave(cluster, ids[1], [("pins", "a")])
     arguments = ("cache", "repair", "--cache", str(file), "--interval", "0.1")
     with subprocess.Popen(

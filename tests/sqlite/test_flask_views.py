@@ -1,4 +1,4 @@
-"""What views ask the Flask extension for, and how errors are answered."""
+"""Helpers of the Flask extension for views, and responses to errors."""
 
 from __future__ import annotations
 

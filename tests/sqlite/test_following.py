@@ -911,7 +911,7 @@ def test_a_child_process_follows(places: Places, used: bool) -> None:
 def test_the_first_health_of_a_child_process(
     places: Places, used: bool, asynchronous: bool
 ) -> None:
-    """What the source says is waited for: a child begins without an answer."""
+    """It waits for the source: a child process starts without an answer."""
     file = places.base / "topology.json"
     file.write_bytes(to_json(with_files(places.topology(1, 1, 2))))
 

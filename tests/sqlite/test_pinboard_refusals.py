@@ -1,4 +1,4 @@
-"""What the pinboard refuses: strangers, other people's boards, bad input."""
+"""Refusals of the pinboard: no login, other users' boards, bad input."""
 
 from __future__ import annotations
 

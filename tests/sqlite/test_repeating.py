@@ -1,4 +1,4 @@
-"""What ``cluster.run`` must not do a second time."""
+"""Cases in which ``cluster.run`` must not retry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an application gives run_env() for alembic, and alembic.ini."""
+"""Settings for alembic that run_env() and alembic.ini pass on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of runs, and what command lines of schema changes take."""
+"""Output of runs, and the command line of schema changes."""
 
 from __future__ import annotations
 

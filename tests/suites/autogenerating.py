@@ -1,4 +1,4 @@
-"""What ``alembic revision --autogenerate`` writes, and what it finds.
+"""Tests of ``alembic revision --autogenerate``.
 
 A test module has a fixture ``database``, which makes empty databases, and
 takes the suites::
@@ -132,7 +132,7 @@ class Creating:
 
 
 class Generating(Creating):
-    """What is and what is not in a revision."""
+    """The content of a generated revision."""
 
     def test_can_be_printed(
         self, database: MakeDatabase, tmp_path: Path
@@ -403,7 +403,7 @@ BLIND: list[tuple[Any, Any]] = [
 
 
 class Finding:
-    """What has changed since, and nothing else."""
+    """A revision contains the changes since the last one, and nothing else."""
 
     changes = CHANGES
     #: Whether the server can do all of it to a table that is there.

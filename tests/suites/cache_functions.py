@@ -641,7 +641,7 @@ class Lists(Suite):
 
 
 class Telling(Suite):
-    """What is invalidated by whom."""
+    """Invalidation by sessions and by transactions that commit."""
 
     def is_invalid(self, cluster, one):
         self.took()

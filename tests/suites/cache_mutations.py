@@ -64,7 +64,7 @@ RAW = [
 
 
 class Shown(NamedTuple):
-    """What was read, and whether it might be so."""
+    """A value that was read, and whether it is plausible."""
 
     value: Any
     is_plausible: bool

@@ -1,4 +1,4 @@
-"""What every store of the cache does, whatever it keeps its items in."""
+"""The behaviour that all stores of the cache have in common."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def token() -> bytes:
 
 
 class Suite:
-    """What the suites share: ``harness`` comes from who runs them."""
+    """Base of the suites; the test module provides ``harness``."""
 
     @pytest.fixture
     def store(self, harness):

@@ -1,4 +1,4 @@
-"""When the cache is not asked; and that a read flushes as without it."""
+"""Reads that bypass the cache; cached reads flush like others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reads and writes cost: statements, and requests to the cache."""
+"""The cost of reads and writes: statements, and requests to the cache."""
 
 from __future__ import annotations
 

@@ -285,7 +285,7 @@ class State(Suite):
         assert (found.tags, found.city) == (["a", "b"], "Oslo")
 
     def test_two_writers_on_old_values(self, cluster, user):
-        """What was changed of it alone is written, from the cache too."""
+        """An update writes only changed fields, of a cached object too."""
         with cluster.session() as one, cluster.session() as other:
             first, second = one.get(User, user), other.get(User, user)
             first.city = "Oslo"
@@ -349,7 +349,7 @@ class State(Suite):
         assert calls
 
     def test_who_listens_to_all_engines(self, cluster, user):
-        """What he does on their connections is nothing for a cache."""
+        """The cache must not see statements of a listener on connections."""
         calls = []
 
         def listen(connection, record):
@@ -523,7 +523,7 @@ class Absent(Suite):
             self.check(cluster, user_id)
 
     def test_an_insert_elsewhere(self, cluster, absent):
-        """What is known of other shards stays."""
+        """Cached absences on other shards stay."""
         stored(cluster, User(name="new"), shard_id=4)
         with sent() as statements:
             assert seen(cluster, User, absent) is None

@@ -98,7 +98,7 @@ class Scene:
 
     @property
     def state(self) -> set[str]:
-        """Which files are there that stand for servers."""
+        """The names of the files that stand for servers."""
         return {path.name for path in (self.folder / "state").iterdir()}
 
     @property

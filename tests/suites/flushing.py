@@ -291,7 +291,7 @@ class Pending(_Writing):
 
 
 class Colocation(_Writing):
-    """What cannot live where it is asked to; nothing is sent then."""
+    """Refused placements of rows; no statement is sent then."""
 
     @pytest.fixture
     def pins(self, cluster):

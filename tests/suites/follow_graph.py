@@ -84,7 +84,7 @@ def audience(cluster: Cluster, board: int, owner: int) -> list[int]:
 
 
 class Rules(Suite):
-    """What following, unfollowing and blocking mean."""
+    """The effects of following, unfollowing and blocking."""
 
     def test_a_user_with_all_boards(self, cluster):
         ada, bob = users(cluster, 2)
@@ -507,7 +507,7 @@ def _rows(cluster: Cluster) -> dict[tuple[str, int, int], int]:
 
 
 class Model:
-    """Who follows whom, in two dictionaries."""
+    """A model of the follow graph: two dictionaries."""
 
     def __init__(self, owners: dict[int, int]) -> None:
         self.owners = owners

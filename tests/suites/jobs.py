@@ -207,7 +207,7 @@ class Enqueueing(Suite):
 
 
 class Defining:
-    """What can be a task, and what cannot."""
+    """Valid and invalid definitions of tasks."""
 
     @pytest.mark.parametrize("name", ["", "x" * 201, 3])
     def test_names(self, name):
@@ -413,7 +413,7 @@ class Late(Suite):
 
 
 class Upkeep(Suite):
-    """What every worker does for the shards."""
+    """Maintenance of the shards by every worker."""
 
     def test_surveys(self, cluster, near):
         other = counter(cluster, 4)

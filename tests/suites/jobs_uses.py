@@ -1,4 +1,4 @@
-"""What uses jobs: re-spacing of lists, and tests of applications.
+"""Uses of jobs: re-spacing of lists, and tests of applications.
 
 Each class is a suite; a test module has a fixture ``cluster``.
 """
@@ -134,7 +134,7 @@ class Respacing:
 
 
 class Testing:
-    """What tests of applications use."""
+    """Functions for tests of applications."""
 
     def test_what_was_enqueued(self, cluster, board_id):
         with cluster.session() as session:

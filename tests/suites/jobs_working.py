@@ -228,7 +228,7 @@ class Running(Suite):
 
 
 class Tasks(Suite):
-    """What a task may do with its job."""
+    """Tasks that use their job."""
 
     def test_a_lost_claim_undoes_what_was_written(
         self, cluster, near, defined

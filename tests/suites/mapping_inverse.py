@@ -96,7 +96,7 @@ def agree(cluster: Cluster, some: list[int], others: list[int]) -> bool:
 
 
 class Following:
-    """What is changed on one side is changed on the other."""
+    """Changes of one side are made on the other side too."""
 
     @pytest.fixture(autouse=True)
     def patient(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +292,7 @@ class Racing:
 
 
 class Refused:
-    """What the other side would not follow, and classes that do not fit."""
+    """Refusals: changes that the other side cannot follow, unfit classes."""
 
     def test_changes_of_the_reverse(self, cluster: Cluster) -> None:
         (board,), (pin,) = boards(3), pins(3)

@@ -1,4 +1,4 @@
-"""What is made of several aggregates, against one database."""
+"""Expressions of several aggregates, compared with one database."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class MergedTypes:
 
 
 class MergedTypesOfMariaDB:
-    """What MariaDB alone has."""
+    """Types that only MariaDB has."""
 
     def test_its_own_uuids_are_sorted_in_an_order_of_its_own(
         self, cluster, filled

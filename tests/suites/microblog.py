@@ -1,4 +1,4 @@
-"""What a visitor of the microblog does and sees, on one database or many.
+"""The microblog as a visitor uses it, on one database or many.
 
 A test module has a fixture ``app``, set up and with its tables, and takes the
 suite::

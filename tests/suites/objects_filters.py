@@ -255,7 +255,7 @@ class RandomFilterSuite(Suite):
 
     @pytest.mark.parametrize("field", POOLS)
     def test_values(self, session, ids, field):
-        """What is selected has the value and the type of the field."""
+        """A selected column has the value and the type of the field."""
         things = session.get_many(Thing, ids)
         expected = {t.id: getattr(t, field) for t in things}
         column = getattr(Thing, field)

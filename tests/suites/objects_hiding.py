@@ -175,7 +175,7 @@ class HidingSuite(Suite):
         assert part.thing_id == new
 
     def test_hidden_parent_in_the_session(self, cluster, session):
-        """What was asked for is there, for its children too."""
+        """A hidden object in the session is the parent of its children."""
         new = hidden(cluster)
         with cluster.begin() as other:
             other.add(Part(name="p", thing_id=new))

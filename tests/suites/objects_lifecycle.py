@@ -136,7 +136,7 @@ class TransactionSuite(Suite):
         assert raw(cluster, Thing, new.id)["tags"] == ["x", "y"]
 
     def test_flush_that_fails_after_an_update(self, cluster, session):
-        """What the failed flush had sent is not taken for written."""
+        """Changes sent by a failed flush do not count as written."""
         one = thing(cluster, text="a", shard_id=1)
         found = session.get(Thing, one)
         board = Board(title="t", shard_id=1)

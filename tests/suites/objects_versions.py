@@ -282,7 +282,7 @@ class VersionSuite(Suite):
 
 
 class TriggerSuite(Suite):
-    """Who tests has no right to make a trigger on a server."""
+    """Triggers, on SQLite only: accounts of servers may not create them."""
 
     metadata = VersionBase.metadata
 

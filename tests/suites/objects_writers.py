@@ -354,7 +354,7 @@ class WriterSuite(Suite):
         assert raw(cluster, Thing, a.id)["count"] == 3
 
     def test_repeatable_read(self, cluster, two):
-        """What was read first stays; what is written is put together."""
+        """A read repeats the first value; concurrent changes are merged."""
         one, a, other, b = two(text="x", note="n", tags=["t"])
         a.text = "one"
         a.tags.append("one")

@@ -1,4 +1,4 @@
-"""What a COMMIT says that has left operations, and what became of them.
+"""Outcomes of operations that were pending after a COMMIT.
 
 Each class is a suite; a test module has a fixture ``cluster``.
 """
@@ -40,7 +40,7 @@ class Outcomes(Suite):
     """Errors on the way."""
 
     def test_what_could_not_be_left_is_not_done(self, cluster, ids, mark):
-        """Who catches that error, and commits, has not left it."""
+        """Catching the error and committing does not enqueue the operation."""
         with cluster.session() as session:
             place = session.place_for(shard_id=NEAR)
             session.execute(

@@ -1,4 +1,4 @@
-"""What a transaction leaves to be done on other shards, and what it may not.
+"""Operations that a transaction enqueues for other shards.
 
 Each class is a suite; a test module has a fixture ``cluster``.
 """
@@ -95,7 +95,7 @@ class Suite:
 
 
 class Intending(Suite):
-    """Where it is done, and when."""
+    """The shard on which an operation is applied, and the time."""
 
     def test_done_after_commit(self, cluster, ids, mark):
         with cluster.begin(cross_shard="logged") as session:
@@ -638,7 +638,7 @@ class Failing(Suite):
     def test_one_that_ends_its_transaction(
         self, cluster, ids, defined, mark, how
     ):
-        """What it writes then is without the token, and would be twice."""
+        """Its writes after that lack the token, and might be repeated."""
 
         def ending(session, account_id):
             getattr(session, how)()

@@ -124,7 +124,7 @@ class Outbox(Suite):
         assert points(cluster, [ids[2]]) == [1]
 
     def test_the_session_gives_no_connection_by_then(self, cluster, ids):
-        """Why there is a way of its own."""
+        """The reason why write_pending() exists."""
         before = Commits._commit_all
         raised = []
 
@@ -289,7 +289,7 @@ class Outbox(Suite):
         assert drain(cluster, {"t": s}).ok
 
     def test_after_the_commit(self, cluster, ids, mark):
-        """What is not committed is not seen, nor taken out."""
+        """Uncommitted rows are neither seen nor removed."""
         store = Failing()
         with cluster.session() as session:
             change(session, ids[4])

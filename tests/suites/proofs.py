@@ -1,4 +1,4 @@
-"""What the session promises, proven by what reaches the servers."""
+"""Guarantees of the session, checked by the statements on the servers."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ PARENT = """
 
 @dataclass(frozen=True)
 class Definition:
-    """What is refused, what the message says, and what works instead.
+    """A refused class, its message, and the class that works instead.
 
     :ivar refused: code that raises.
     :ivar names: what is in the message, in this order: what is the matter,

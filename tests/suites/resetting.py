@@ -1,4 +1,4 @@
-"""What is left of a transaction on a connection that goes back."""
+"""Reset of a connection with a transaction that returns to the pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the id column means, for ids of every shard.
+"""Semantics of the id column, for ids of every shard.
 
 The 49 checks of the research that the column type came from.  Each passes,
 or is refused with a typed error; :data:`REFUSED` is the list of those.

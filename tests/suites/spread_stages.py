@@ -83,7 +83,7 @@ def copy_only(cluster: Any, cls: Any, rows: int) -> None:
 
 
 class Model:
-    """What the lists must contain, and the reads that compare them."""
+    """The expected content of the lists, and reads that compare it."""
 
     def __init__(self, cluster: Any, rng: Any, owners: list[int]) -> None:
         self.cluster, self.rng = cluster, rng

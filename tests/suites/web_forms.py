@@ -1,4 +1,4 @@
-"""What web applications ask of a database, form by form.
+"""Forms of statements that web applications use.
 
 ``python -m tests.suites.web_forms`` writes the table of
 docs/reference/forms.rst; the suite runs each form on shards and on one

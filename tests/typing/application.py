@@ -1,4 +1,4 @@
-"""What a type checker sees of an application; checked by test_typing.py."""
+"""An application for type checkers; checked by test_typing.py."""
 
 from __future__ import annotations
 

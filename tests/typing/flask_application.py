@@ -1,4 +1,4 @@
-"""What a type checker sees of a Flask application."""
+"""A Flask application for type checkers."""
 
 from __future__ import annotations
 

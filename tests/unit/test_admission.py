@@ -1,4 +1,4 @@
-"""What a new topology may not do to the one that it follows."""
+"""Changes that a new topology may not make."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ def test_an_empty_blob_that_is_assigned_again(session):
 
 
 def test_source_of_an_assigned_blob(session):
-    """What is overwritten is still what the database holds."""
+    """After an assignment, source is still the value in the database."""
     row = Row(data={"a": 1})
     session.add(row)
     session.commit()

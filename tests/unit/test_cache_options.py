@@ -1,4 +1,4 @@
-"""What is said to ``configure_cache``, and makes no sense."""
+"""Invalid arguments of ``configure_cache``."""
 
 from __future__ import annotations
 

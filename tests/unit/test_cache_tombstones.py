@@ -1,4 +1,4 @@
-"""What a tombstone says: whose it is, and until when."""
+"""The content of a tombstone: the tokens of its owners, and their ends."""
 
 from __future__ import annotations
 

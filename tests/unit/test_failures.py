@@ -1,4 +1,4 @@
-"""What the errors of MariaDB and MySQL say about a transaction."""
+"""Errors of MariaDB and MySQL: the state of the transaction after them."""
 
 from __future__ import annotations
 

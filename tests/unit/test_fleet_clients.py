@@ -1,4 +1,4 @@
-"""How sessions and processes are named."""
+"""Names of sessions and processes in messages."""
 
 from __future__ import annotations
 

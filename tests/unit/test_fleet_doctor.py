@@ -1,4 +1,4 @@
-"""What the doctor says of facts that cannot be made on real servers."""
+"""Findings of the doctor that cannot be provoked on real servers."""
 
 from __future__ import annotations
 

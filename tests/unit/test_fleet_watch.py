@@ -1,4 +1,4 @@
-"""What watchers conclude from what they see, and what may be lost."""
+"""Decisions of watchers, and estimates of lost transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a follower accepts, what it says, and what it outlives."""
+"""Topologies that a follower accepts, its messages, and its recovery."""
 
 from __future__ import annotations
 
@@ -734,7 +734,7 @@ def test_a_child_begins_with_a_snapshot_that_is_newer(
 def test_a_fork_while_callbacks_run(
     tmp_path: Path, begun: Callable[..., Follower]
 ) -> None:
-    """What the parent's thread was about to say is said in the child."""
+    """Callbacks that the parent's thread had pending run in the child."""
     feed = Feed(topology(1))
     follower = begun(feed)
     inside, go = threading.Event(), threading.Event()

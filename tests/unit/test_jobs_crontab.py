@@ -1,4 +1,4 @@
-"""When periodic tasks are due."""
+"""Due times of periodic tasks."""
 
 from __future__ import annotations
 

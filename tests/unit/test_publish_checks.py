@@ -1,4 +1,4 @@
-"""What a refused publication says about the databases of a server."""
+"""Messages of refused publications about the databases of a server."""
 
 from __future__ import annotations
 

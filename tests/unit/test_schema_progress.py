@@ -1,4 +1,4 @@
-"""What shows the progress of a run: lines, and bars on a terminal."""
+"""Progress of a run: lines, and bars on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent again to other shards: packets, and when a plan does not suit.
+"""Replay of plans on other shards: packets, and plans that do not fit.
 
 The server is replaced by a list of packets; the same on real servers is in
 tests/live/test_schema_kill_mariadb.py and its neighbours.

@@ -23,7 +23,7 @@ signal.pause()
 
 
 class ImpatientError(Exception):
-    """What a test is interrupted with."""
+    """Raised to interrupt a test."""
 
 
 @pytest.fixture

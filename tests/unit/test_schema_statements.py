@@ -1,4 +1,4 @@
-"""What the text of a statement says about it."""
+"""The effect of a statement, as read from its text."""
 
 from __future__ import annotations
 

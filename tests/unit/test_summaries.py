@@ -1,4 +1,4 @@
-"""What logs and traces say of an error."""
+"""Summaries of errors in logs and traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where ZooKeeper and Java are looked for."""
+"""Places that are searched for ZooKeeper and Java."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What servers for tests have in common, without a server."""
+"""The common part of servers for tests, without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is different between two topologies."""
+"""Differences between two topologies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may not be published next, though a process may come to it."""
+"""Topologies that may be followed later, but not be published next."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def message(found: Topology | TopologyError) -> str:
 
 
 class TestOptions:
-    """What a URL may say of connections, and what only the application."""
+    """Connection options that a URL may and may not have."""
 
     @pytest.mark.parametrize(
         "url",

@@ -1,4 +1,4 @@
-"""Where objects and shards are, by the topology; none of it tells secrets."""
+"""Locations of objects and shards; no output contains passwords."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every topology, on topologies that nobody thought of."""
+"""Properties of all topologies, checked on random ones."""
 
 from __future__ import annotations
 

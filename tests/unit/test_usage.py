@@ -1,4 +1,4 @@
-"""Who uses a session: what interruptions and forks leave of it."""
+"""The lock on the use of a session, after interruptions and forks."""
 
 from __future__ import annotations
 

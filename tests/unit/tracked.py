@@ -1,4 +1,4 @@
-"""What the tests of tracked containers have in common."""
+"""Helpers of the tests of tracked containers."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ _PATIENCE = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a process is to do.
+    """Settings of a process.
 
     :ivar policy: ``"ours"``; ``"plain"`` (get, set, delete) or ``"dogpile"``
         (its ``get_or_create``, and delete); or one that breaks ours, see

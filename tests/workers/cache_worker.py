@@ -54,7 +54,7 @@ _REFUSED = {ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK}
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a process is to do.
+    """Settings of a process.
 
     :ivar policy: ``"protocol"``, ``"plain"`` (get, set, delete) or
         ``"dogpile"`` (its ``get_or_create``, and delete).

@@ -44,7 +44,7 @@ class RunnerError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """How a command has ended, as :class:`subprocess.CompletedProcess`."""
+    """The result of a command, as :class:`subprocess.CompletedProcess`."""
 
     returncode: int
     stdout: str

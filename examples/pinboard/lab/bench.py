@@ -1,4 +1,4 @@
-"""What can be broken: servers, and the row cache.
+"""Faults that the lab can cause: stopped servers, and no row cache.
 
 :class:`Bench` has no server that could be stopped: on SQLite servers are
 folders, and those of ``--topology`` belong to others.  :mod:`.mariadb` has.
@@ -100,7 +100,7 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """What follows from the state of a server.
+    """The users and virtual shards that the state of a server affects.
 
     :ivar people: names of the users that are on it.
     :ivar others: names of those that are elsewhere.

@@ -27,7 +27,7 @@ __all__ = ["Lab"]
 
 
 class Lab:
-    """What the demo shows of sharding.
+    """The part of the demo that shows how sharding works.
 
     A context manager, which ends what it has started.
 

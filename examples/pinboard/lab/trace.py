@@ -185,7 +185,7 @@ class Traces:
 
     @property
     def now(self) -> Trace:
-        """What the request has done so far."""
+        """The trace of this request so far."""
         if "lab_trace" not in g:
             # Refused before the first of our functions, such as for a token.
             self._begin()

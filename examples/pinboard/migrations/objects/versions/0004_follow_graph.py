@@ -1,4 +1,4 @@
-"""Who follows whom, and the pins of home pages.
+"""Tables of the follow graph, and of the pins of home pages.
 
 It runs once for each virtual shard of its keyspace, on MariaDB and on SQLite.
 The rows of ``user_follows_boards`` are moved by ``tables.py``: the owner of a
