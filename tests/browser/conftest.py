@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 _MARK = "pinboard: no browser: "  # counted by ../conftest.py
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_NAMES = (
+    *("chromium-headless-shell", "chromium", "chromium-browser"),
+    "google-chrome",
+)
 _ARGUMENTS = [
     "--headless",
     "--no-sandbox",
