@@ -27,6 +27,8 @@ from sqla_shard.metrics.load_stores import LoadStore
 
 __all__ = ["load_command", "load_options", "open_load_store"]
 
+_PUBLISH = "call publish_load(measure_load(cluster), ...) in the application"
+
 load_options = with_options(
     click.option(
         "--directory",
@@ -131,11 +133,17 @@ def load_command(
                 "name the place in which the processes publish their "
                 "samples: --directory PATH or --cache FILE"
             )
-        snapshots = store.snapshots()
+        try:
+            snapshots = store.snapshots()
+        except FileNotFoundError as error:
+            raise click.ClickException(
+                f"no process has published its load in {directory!r}, which "
+                f"does not exist; {_PUBLISH}"
+            ) from error
     if not snapshots:
         raise click.ClickException(
-            "no process has published its load in the last 10 seconds; call "
-            "publish_load(measure_load(cluster), ...) in the application"
+            f"no process has published its load in the last 10 seconds; "
+            f"{_PUBLISH}"
         )
     report = report_load(snapshots, settings.topology(), top=top)
     print_report(report, as_data)

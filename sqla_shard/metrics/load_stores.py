@@ -60,7 +60,7 @@ _SUFFIX = ".load"
 
 
 class LoadStore(Protocol):
-    """Base of stores, where processes put and read snapshots."""
+    """Interface of stores of snapshots."""
 
     def put(self, snapshot: LoadSnapshot) -> None:
         """Replace the snapshot of a process.

@@ -84,7 +84,8 @@ def test_load_of_no_process(topology, tmp_path):
     missing = tmp_path / "missing"
     found = invoke("-t", topology, "load", "--directory", missing)
     assert found.exit_code == 1
-    assert "missing" in found.stderr
+    assert f"{str(missing)!r}, which does not exist" in found.stderr
+    assert "publish_load" in found.stderr
 
 
 def test_load_of_a_cache_without_a_prefix(topology, tmp_path):
