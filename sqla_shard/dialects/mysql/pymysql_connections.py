@@ -7,14 +7,17 @@ They differ from those of the driver:
 * ``connect_timeout`` includes the handshake: a server that hangs accepts
   connections, and the wait for its greeting would not end;
 * all connections of a process share a TLS context;
+* results are read in less time; see
+  :mod:`sqla_shard.dialects.mysql.pymysql_results`;
 * clear-text passwords are sent only to verified servers.
 
 The tests have run with PyMySQL 1.2.0 and 1.2.4.  Besides documented
 attributes, these classes use ``_read_timeout``, ``_secure``,
 ``_create_ssl_ctx``, ``_execute_command`` and ``_read_ok_packet``, and
-``connect()`` with a socket.  If a version lacks one
-of them, its connections are those of the driver in this respect, and threads
-wait for the servers.
+``connect()`` with a socket; for results, ``_rfile``, ``_next_seq_id``,
+``_read_query_result``, ``_result`` and ``MySQLResult``.  If a version lacks
+one of them, its connections are those of the driver in this respect, and
+threads wait for the servers.
 """
 
 from __future__ import annotations
@@ -22,9 +25,13 @@ from __future__ import annotations
 import socket
 import ssl
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from sqla_shard.dialects.mysql.driver import refuse_clear_passwords
+from sqla_shard.dialects.mysql.pymysql_results import can_read
+from sqla_shard.dialects.mysql.pymysql_results import Received
+from sqla_shard.dialects.mysql.pymysql_results import result_class
 from sqla_shard.dialects.polling import CAN_POLL
 from sqla_shard.dialects.polling import Pipelining
 from sqla_shard.dialects.polling import PolledConnection
@@ -78,10 +85,17 @@ def _class_of(
     polls = pipelining.polls and CAN_POLL
     if polls and all(hasattr(base, name) for name in _INTERNAL):
         bases.insert(0, _Polled)
+    # Each class has its own context.
+    attributes: dict[str, Any] = {
+        "shared_context": None,
+        "defers": pipelining.defers,
+    }
+    module = import_module(base.__module__)
+    if hasattr(base, "_rfile") and can_read(module):
+        bases.insert(0, _Reading)
+        attributes["result_class"] = result_class(module)
     if hasattr(base, "connect"):
         bases.insert(0, _OneTimeout)
-    # Each class has its own context.
-    attributes = {"shared_context": None, "defers": pipelining.defers}
     return type("Connection", tuple(bases), attributes)
 
 
@@ -97,6 +111,30 @@ class _OneTimeout:
             super().connect(sock)  # type: ignore[misc]  # PyMySQL's
         finally:
             self._read_timeout = own
+
+
+class _Reading:
+    result_class: type[Any]
+    server_status: int
+    _rfile: Any
+    _result: Any
+
+    def connect(self, sock: Any = None) -> None:
+        super().connect(sock)  # type: ignore[misc]  # PyMySQL's
+        self._rfile = Received(self._rfile)
+
+    def _read_query_result(self, unbuffered: bool = False) -> Any:
+        """Read a result as PyMySQL does, with another class."""
+        if unbuffered:
+            plain: Any = super()
+            return plain._read_query_result(unbuffered)
+        self._result = None
+        result = self.result_class(self)
+        result.read()
+        self._result = result
+        if result.server_status is not None:
+            self.server_status = result.server_status
+        return result.affected_rows
 
 
 class SharedContext:
