@@ -402,6 +402,22 @@ class BlobField:
         if self.aliases:
             self._drop_aliases(data)
 
+    def write_new(self, data: Blob, value: Any) -> None:
+        """Write a value to the blob of a new object; see :meth:`write`.
+
+        The object is flagged as changed since it got the blob.
+        """
+        if (
+            not self._is_checked
+            or self.aliases
+            or self.name in data
+            or data.has_decoded
+        ):
+            self.write(data, value)
+            return
+        encode = self.codec.encode if self.refers is None else self.encode
+        dict.__setitem__(data, self.name, encode(value))
+
     def _store(self, data: Blob, encoded: Any) -> None:
         if self._is_checked:
             data._store(self.name, encoded)

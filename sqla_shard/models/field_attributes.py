@@ -204,7 +204,10 @@ class _FieldImpl(_ScalarImpl):  # type: ignore[misc]  # of two versions
             value = self.fire_replace_event(
                 state, dict_, value, self._before(blob), initiator
             )
-        self.field.write(blob, value)
+        if blob.from_fields and "data" in state.committed_state:
+            self.field.write_new(blob, value)
+        else:
+            self.field.write(blob, value)
 
     def delete(self, state: Any, dict_: Any) -> None:
         """Remove the value; reads then return the default."""

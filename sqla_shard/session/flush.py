@@ -318,16 +318,7 @@ def _place_objects(session: ShardSession) -> None:
             _place(session, state, collections, written)
     for state in unmodified:
         _log_collections(session, state)
-    keyspaces: dict[Mapper[Any], Keyspace | None] = {}
-    for state in roots:
-        mapper = state.mapper
-        if mapper not in keyspaces:
-            keyspaces[mapper] = _keyspace_of_roots(session, mapper)
-        keyspace = keyspaces[mapper]
-        if keyspace is None or state in session.placed:
-            _place(session, state, collections, written)
-        else:
-            written.add(state, _place_root(session, state, keyspace))
+    _place_roots(session, roots, collections, written)
     for child, attribute, parent in collections:
         # A child that is not in the session is not written.
         if child.session is not None:
@@ -369,17 +360,32 @@ def _has_own_shard(
     return True
 
 
-def _keyspace_of_roots(
-    session: ShardSession, mapper: Mapper[Any]
-) -> Keyspace | None:
-    """Return the keyspace of a class whose objects have no parent.
-
-    :returns: None for any other class.
-    """
-    if not links_of(mapper).is_root:
-        return None
-    spec = spec_of(mapper.local_table)
-    return session.places.keyspace(spec.keyspace, spec.kind, spec.layout)
+def _place_roots(
+    session: ShardSession,
+    roots: Iterable[InstanceState[Any]],
+    collections: Collections,
+    written: _Written,
+) -> None:
+    """Place new objects whose shard is not determined by an id or a parent."""
+    # The roots of a transaction share a shard: find it once for each class.
+    known: dict[Mapper[Any], Place] = {}
+    placed = session.placed
+    for state in roots:
+        mapper = state.mapper
+        place = known.get(mapper)
+        if state in placed:
+            _place(session, state, collections, written)
+        elif place is not None:
+            placed[state] = place
+        elif links_of(mapper).is_root:
+            spec = spec_of(mapper.local_table)
+            keyspace = session.places.keyspace(
+                spec.keyspace, spec.kind, spec.layout
+            )
+            place = known[mapper] = _place_root(session, state, keyspace)
+            written.add(state, place)
+        else:
+            _place(session, state, collections, written)
 
 
 class _Written:
