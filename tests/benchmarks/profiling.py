@@ -4,7 +4,8 @@ Three clocks tell waiting from working: the time that passes, the time that
 the session's thread works, and what other threads of the process work.  Then
 the work of the session's thread is divided among those who do it.  A profile
 slows down what makes many calls; so it gives shares, which are applied to the
-time that was measured without one.
+time that was measured without one.  At the end are shares of the time that
+passes, by those who have the cost.
 """
 
 from __future__ import annotations
@@ -24,53 +25,92 @@ __all__ = ["show"]
 
 _TURNS = 500
 
+# Those who have the cost, in the order of a statement's way.
+_SERVER = "server and sockets"
+_DRIVER = "driver, or memcached client"
+_CORE = "SQLAlchemy Core"
+_ORM = "SQLAlchemy ORM"
+_JSON = "JSON"
+_OURS = "sqla_shard"
+_PARTIES = (_SERVER, _DRIVER, _CORE, _ORM, _JSON, _OURS)
+
 # The first that is part of a file's path, or of what a built-in is called.
-_GROUPS = {
-    "driver: PyMySQL and its sockets": ("pymysql", "socket", "_struct"),
-    "memcached client": ("pymemcache", "sqla_shard/cache/stores"),
-    "JSON": ("/json/", "json.", "orjson", "sqla_shard/util/json_values"),
+_GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "sockets": (
+        _SERVER,
+        ("_socket.socket", "PolledSocket", "select.poll", "BufferedReader"),
+    ),
+    "driver: PyMySQL, and its results": (
+        _DRIVER,
+        ("pymysql", "/socket.py", "_struct"),
+    ),
+    "memcached client": (_DRIVER, ("pymemcache", "sqla_shard/cache/stores")),
+    "JSON": (
+        _JSON,
+        ("/json/", "json.", "orjson", "sqla_shard/util/json_values"),
+    ),
     "union text and parameters": (
-        "sqla_shard/engine/rendering",
-        "sqla_shard/engine/preparation",
-        "sqla_shard/types/shard_bound",
+        _OURS,
+        (
+            "sqla_shard/engine/rendering",
+            "sqla_shard/engine/preparation",
+            "sqla_shard/types/shard_bound",
+        ),
     ),
     "lanes: handing over and waiting": (
-        "sqla_shard/engine",
-        "/concurrent/futures",
-        "/threading.py",
-        "_thread",
-        "/queue.py",
-        "_queue",
+        _OURS,
+        (
+            "sqla_shard/engine",
+            "sqla_shard/dialects/polling",
+            "/concurrent/futures",
+            "/threading.py",
+            "_thread",
+            "/queue.py",
+            "_queue",
+        ),
     ),
-    "routing and merging": ("sqla_shard/routing", "sqla_shard/merging"),
+    "routing and merging": (
+        _OURS,
+        ("sqla_shard/routing", "sqla_shard/merging"),
+    ),
     "blob fields and ids of the rows": (
-        "sqla_shard/models",
-        "sqla_shard/types",
-        "sqla_shard/ids",
-        "sqlalchemy/ext/mutable",
+        _OURS,
+        (
+            "sqla_shard/models",
+            "sqla_shard/types",
+            "sqla_shard/ids",
+            "sqlalchemy/ext/mutable",
+        ),
     ),
-    "cache: keys, checks and protocol": ("sqla_shard/cache",),
-    "sqla_shard, the rest": ("sqla_shard",),
+    "cache: keys, checks and protocol": (_OURS, ("sqla_shard/cache",)),
+    "sqla_shard, the rest": (_OURS, ("sqla_shard",)),
     "loading and flushing (sqlalchemy.orm)": (
-        "sqlalchemy/orm/loading",
-        "sqlalchemy/orm/identity",
-        "sqlalchemy/orm/state",
-        "sqlalchemy/orm/instrumentation",
-        "sqlalchemy/orm/attributes",
-        "sqlalchemy/orm/strategies",
-        "sqlalchemy/orm/path_registry",
-        "sqlalchemy/orm/persistence",
-        "sqlalchemy/orm/unitofwork",
-        "sqlalchemy/orm/mapper",
-        "weakref",
+        _ORM,
+        (
+            "sqlalchemy/orm/loading",
+            "sqlalchemy/orm/identity",
+            "sqlalchemy/orm/state",
+            "sqlalchemy/orm/instrumentation",
+            "sqlalchemy/orm/attributes",
+            "sqlalchemy/orm/strategies",
+            "sqlalchemy/orm/path_registry",
+            "sqlalchemy/orm/persistence",
+            "sqlalchemy/orm/unitofwork",
+            "sqlalchemy/orm/mapper",
+            "weakref",
+        ),
     ),
+    "sessions and statements (sqlalchemy.orm)": (_ORM, ("sqlalchemy/orm",)),
     "rows and results (sqlalchemy.engine)": (
-        "sqlalchemy/engine/result",
-        "sqlalchemy/engine/_result",
-        "sqlalchemy/engine/row",
-        "sqlalchemy/engine/cursor",
+        _CORE,
+        (
+            "sqlalchemy/engine/result",
+            "sqlalchemy/engine/_result",
+            "sqlalchemy/engine/row",
+            "sqlalchemy/engine/cursor",
+        ),
     ),
-    "statement and execution (sqlalchemy)": ("sqlalchemy",),
+    "statement and execution (sqlalchemy)": (_CORE, ("sqlalchemy",)),
 }
 _OTHER = "built-ins and the rest"
 
@@ -87,8 +127,16 @@ def show(
     print(f"  {'time that passes':<48}{passed:>8.0f} us")
     print(f"  {'work of the session thread':<48}{own:>8.0f} us")
     print(f"  {'work of the threads of other servers':<48}{others:>8.0f} us")
-    for name, share in _shares(way, turns):
+    shares = _shares(way, turns)
+    for name, share in shares:
         print(f"    {name:<46}{share * own:>8.0f} us {share:>6.0%}")
+    print("  shares of the time that passes")
+    work = own / passed
+    for party in (*_PARTIES, _OTHER):
+        part = work * sum(s for name, s in shares if _party_of(name) == party)
+        # For the rest of the time the server is awaited.
+        part += 1 - work if party == _SERVER else 0
+        print(f"    {party:<46}{part:>18.0%}")
 
 
 def _clocks(
@@ -130,8 +178,12 @@ def _shares(way: Callable[[], object], turns: int) -> list[tuple[str, float]]:
     return [(name, time / total) for name, time in times.most_common()]
 
 
+def _party_of(group: str) -> str:
+    return _OTHER if group == _OTHER else _GROUPS[group][0]
+
+
 def _group_of(path: str) -> str:
-    for name, parts in _GROUPS.items():
+    for name, (_, parts) in _GROUPS.items():
         if any(part in path for part in parts):
             return name
     return _OTHER
