@@ -85,7 +85,7 @@ class Invoice(Base):
 
 
 def fill_old_database(directory: Path) -> None:
-    """Do what the application did for years, without any of this."""
+    """Fill and read the old database, with plain SQLAlchemy."""
     directory.mkdir(parents=True, exist_ok=True)
     engine = create_engine(f"sqlite:///{directory / 'shop.sqlite'}")
     Base.metadata.create_all(engine)
@@ -139,11 +139,11 @@ class Visit(ObjectMixin, Objects, type_id=2, colocate_with="profile_id"):
 
 
 def profile_id(customer_id: int) -> int:
-    """Compute the new id from the old one; there is nothing to look up."""
+    """Compute the new id from the old one; no lookup is needed."""
     return pack(customer_id % SHARDS, 1, customer_id)
 
 
-# -- how --------------------------------------------------------------------
+# -- the migration ----------------------------------------------------------
 
 
 def show_old_models(cluster: Cluster) -> None:
@@ -200,7 +200,7 @@ def copy_all(cluster: Cluster) -> int:
 
 
 def differences(cluster: Cluster) -> list[int]:
-    """Return the customers whose profile is missing or says otherwise."""
+    """Return the customers whose profile is missing or different."""
     with cluster.session() as session:
         customers = session.scalars(select(Customer)).all()
         profiles = session.get_many(
@@ -214,7 +214,7 @@ def differences(cluster: Cluster) -> list[int]:
 
 
 def show_copy(cluster: Cluster) -> None:
-    """Copy, see what a late writer changed, and copy again."""
+    """Copy, verify after a write by an old process, and copy again."""
     assert len(differences(cluster)) == CUSTOMERS
     copied = copy_all(cluster)
     with cluster.begin() as session:
@@ -260,7 +260,7 @@ def show_columns(cluster: Cluster) -> None:
 def refusal(
     cluster: Cluster, attempt: Callable[[ShardSession], object]
 ) -> ShardError:
-    """Return the error of what must not succeed."""
+    """Return the error of a call that must not succeed."""
     try:
         cluster.run(attempt)
     except ShardError as error:
@@ -272,7 +272,7 @@ def refusal(
 
 
 def show_refusals(cluster: Cluster) -> None:
-    """Try what old and new cannot do together."""
+    """Show the limits: joins and transactions of old and new together."""
 
     def join(session: ShardSession) -> object:
         both = select(Customer, Profile).where(
@@ -299,7 +299,7 @@ def main() -> None:
     """Run the example on SQLite: the old database and 16 virtual shards."""
     with TemporaryDirectory() as name:
         directory = Path(name)
-        # The global keyspace is the database that is there already.
+        # The global keyspace is the existing database.
         topology = sqlite_topology(
             directory, servers=2, shards=SHARDS, main="shop"
         )

@@ -167,8 +167,8 @@ def show_refusals(
 ) -> None:
     """Try to write two shards as one, and to move an object."""
 
-    # The servers have nothing to do with it.  Two shards of one server are
-    # refused too: one of them will be moved one day.
+    # Two shards of one server are refused too: one of them may be moved to
+    # another server later.
     def two_shards(session: ShardSession) -> None:
         rename(session, ada_id, "nobody")
         rename(session, grace_id, "nobody")
@@ -193,18 +193,18 @@ def show_refusals(
 
 
 def show_instead(cluster: Cluster, ada_id: int, grace_id: int) -> None:
-    """Write two shards all the same, in the two ways there are."""
-    # The first way, and nearly always the better one: a transaction for
-    # each, in an order in which a crash between them does no harm.
+    """Write to two shards, in both ways that are possible."""
+    # The first way, and nearly always the better one: one transaction per
+    # shard, in an order in which a crash between them does no harm.
     with StatementLog() as log:
         cluster.run(rename, ada_id, "Ada")
         cluster.run(rename, grace_id, "Grace")
     print("\nA transaction for each:", log.count("commit"), "COMMITs.")
     assert log.count("commit") == 2
 
-    # The second: both are written, or neither, as long as no server dies
-    # between the first COMMIT and the last.  That raises
-    # PartialCommitError, with the outcome on each shard.
+    # The second: both are written, or neither, unless a server fails between
+    # the first COMMIT and the last.  That raises PartialCommitError, with
+    # the outcome on each shard.
     with (
         StatementLog() as log,
         cluster.begin(cross_shard="unordered") as session,

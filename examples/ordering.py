@@ -111,7 +111,7 @@ def show_pages(cluster: Cluster, board_id: int, pins: dict[str, int]) -> None:
     print(f"  page 1: {names}   with a bookmark: {first.next[:20]}...")
 
     def change(session: ShardSession) -> None:
-        # One that was shown goes to the end, another is taken out.
+        # A pin that was shown moves to the end, another is removed.
         a_id = pins["a"]
         BoardHasPins.move(session, board_id, pins["j"], before=a_id)
         assert BoardHasPins.remove(session, board_id, pins["k"])
@@ -131,7 +131,7 @@ def show_pages(cluster: Cluster, board_id: int, pins: dict[str, int]) -> None:
             after = page.next
         print(f"  page {number}: {names}")
         seen += names
-    # Those that stood still were shown once each.
+    # Pins that were not moved were shown once each.
     assert seen == "lkjihgfedcbaj"
 
     def again(session: ShardSession) -> tuple[bool, bool]:
@@ -166,7 +166,7 @@ def show_moves(cluster: Cluster, board_id: int, pins: dict[str, int]) -> None:
     found = cluster.run(move, "d", after="k")
     print(f"d ahead of k:           {found}")
     assert found == "dkclihgfebaj"
-    # The page that the user looks at is old: c is between k and l by now.
+    # The user's page is out of date: c is between k and l now.
     found = cluster.run(move, "e", before="k", after="l")
     print(f"e between k and l:      {found}   next to k, where c was")
     assert found == "dkeclihgfbaj"

@@ -2,7 +2,7 @@
 
 ::
 
-    python -m examples.starlette_app                      # see it work
+    python -m examples.starlette_app                      # run it once
     uvicorn --factory examples.starlette_app:create_app   # serve it
 
 It takes ``starlette``, ``aiosqlite`` and, for one or the other, ``httpx`` or
@@ -68,7 +68,7 @@ class BoardHasPins(MappingMixin, Base, source=Board, target=Pin):
     """The list of a board, on the shard of the board."""
 
 
-# -- what is done in a transaction, repeated when that is safe
+# -- functions that run in a transaction, retried when that is safe
 
 
 async def new_board(session: AsyncShardSession, title: str) -> int:
@@ -150,7 +150,7 @@ async def existing(session: AsyncShardSession, board_id: int) -> Board:
 
 
 async def not_found(request: Request, error: Exception) -> JSONResponse:
-    """Answer to what is no id or bookmark, and to shards that are not open."""
+    """Answer invalid ids and bookmarks, and shards that are not open."""
     return JSONResponse({"error": str(error)}, status_code=404)
 
 
@@ -185,11 +185,11 @@ def create_app(cluster: Cluster | None = None) -> Starlette:
     return app
 
 
-# -- seeing it work
+# -- a demonstration
 
 
 async def show(cluster: Cluster) -> None:
-    """Fill a board by many requests at once, and leaf through it."""
+    """Fill a board by many requests at once, and read its pages."""
     app = create_app(cluster)
     async with (
         app.router.lifespan_context(app),

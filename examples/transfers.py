@@ -62,7 +62,7 @@ def transfer(
 ) -> None:
     """Take points from one user, and schedule giving them to another.
 
-    Conditions are checked here, on the shard of the giver: an operation runs
+    Conditions are checked here, on the shard of the sender: an operation runs
     later, when it cannot be refused any more.
     """
     giver = session.get_one(User, giver_id, with_for_update=True)
@@ -112,7 +112,7 @@ def crash(topology: dict[str, Any], ids: list[int]) -> None:
 
 
 def show_crash(cluster: Cluster, ids: list[int]) -> None:
-    """Lose a process after COMMIT, and repair what it has left."""
+    """Lose a process after COMMIT, and repair its pending operation."""
     process = multiprocessing.get_context("spawn").Process(
         target=crash, args=(cluster.topology.to_mapping(), ids)
     )
@@ -125,7 +125,7 @@ def show_crash(cluster: Cluster, ids: list[int]) -> None:
     print(f"It has left {left.operation!r} with {left.arguments['points']}.")
 
     # A worker, `sqla-shard repair --models examples.transfers`, does it half
-    # a minute later: it gives the process that wrote it the time to.
+    # a minute later: it leaves time to the process that wrote it.
     report = cluster.repair(now=True)
     assert report.applied == 1
     assert points_of(cluster, ids) == [50, 50]

@@ -33,7 +33,7 @@ NAMES = tuple(f"mysql00{pair}{role}" for pair in (1, 2, 3) for role in "ab")
 """Names of the servers on the page: primaries end with a, standbys with b."""
 
 _HERE = Path(__file__).parent
-#: Those that differ between servers.
+#: Settings that differ between servers.
 _OWN = ("server_id", "gtid_domain_id")
 
 

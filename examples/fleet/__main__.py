@@ -1,4 +1,4 @@
-"""The command; the package says what it does."""
+"""The command; see the docstring of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command; the package says what it does."""
+"""The command; see the docstring of the package."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _TOLD = (CommandError, ModuleNotFoundError, OSError, SQLAlchemyError)
 def port(text: str) -> int:
     """Return the number of a TCP port; argparse reports a ValueError."""
     number = int(text)
-    # A larger one would be cut to its lowest 16 bits without a word.
+    # A larger one would be truncated to its lowest 16 bits silently.
     if not 0 <= number <= 65535:
         raise ValueError(text)
     return number
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return what the command line says."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.pinboard",
         description="Serve boards of links, with sample users, on 127.0.0.1.",
@@ -107,7 +107,7 @@ def opened(
 ) -> Iterator[tuple[Cluster, Bench, str]]:
     """Open the cluster that the command line asks for.
 
-    :returns: the cluster, what can be broken, and the nodes of the cache.
+    :returns: the cluster, its faults for the lab, and the cache's nodes.
     """
     with ExitStack() as stack:
         cache = MEMORY
@@ -162,7 +162,7 @@ def run(chosen: argparse.Namespace) -> None:
     with opened(chosen) as (cluster, bench, where):
         bring_up_to_date(cluster)
         keep(cluster, where)
-        cluster.repair()  # what the last run has left, if it was killed
+        cluster.repair()  # left by the last run, if it was killed
         made = add_samples(cluster)
         keyspace = cluster.topology.sole("objects")
         print(

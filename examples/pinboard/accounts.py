@@ -1,4 +1,4 @@
-"""Users: finding one by a mail address, and what signing up writes.
+"""Users: finding one by a mail address, and creating one.
 
 There are no passwords: an address is enough to sign in with.  It is shown to
 nobody but the user.
@@ -38,5 +38,5 @@ def add_user(
     user = User(name=entered.name, about=entered.about, email=entered.email)
     user.shard_id = shard_id
     session.add(user)
-    session.flush()  # now it has its id
+    session.flush()  # assigns its id
     return user.id

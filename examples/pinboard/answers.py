@@ -1,4 +1,4 @@
-"""Errors as the browser gets them: a page, or JSON below ``/api/``."""
+"""Responses to errors: a page, or JSON below ``/api/``."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def _looks_at_page() -> bool:
 
 
 def _bad_token(error: CSRFError) -> ResponseReturnValue:
-    # The user's doing only when the server was restarted, or another
-    # user was chosen in another tab.
+    # Not only of an attack: also after a restart of the server, or a sign-in
+    # as another user in another tab.
     return _answer(
         400,
         "csrf",

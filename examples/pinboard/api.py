@@ -51,7 +51,7 @@ blueprint = Blueprint("api", __name__, url_prefix="/api")
 def _body() -> dict[str, Any]:
     """Return the JSON object of the request.
 
-    :raises MalformedError: when it is something else.
+    :raises MalformedError: when it is not a JSON object.
     """
     try:
         body = request.get_json(silent=True)
@@ -78,7 +78,7 @@ def _id(body: dict[str, Any], name: str) -> int | None:
     value = body.get(name)
     if value is None:
         return None
-    # As a number it may have lost its last digits on the way.
+    # As a JSON number it may have lost its last digits.
     if not isinstance(value, str) or not re.fullmatch("[0-9]{1,19}", value):
         raise MalformedError(f"{name!r} is to be an id, as a string.")
     return int(value)
@@ -119,7 +119,7 @@ def follow_user(user_id: int) -> ResponseReturnValue:
 
 @blueprint.delete("/users/<object_id(3):user_id>/follow")
 def unfollow_user(user_id: int) -> ResponseReturnValue:
-    """Follow nothing of a user."""
+    """Unfollow a user and all boards of the user."""
     _change(relations.unfollow_user, user_id)
     return "", 204
 
@@ -197,13 +197,13 @@ def follow(board_id: int) -> ResponseReturnValue:
 
 @blueprint.delete("/boards/<object_id(2):board_id>/follow")
 def unfollow(board_id: int) -> ResponseReturnValue:
-    """Follow a board no longer."""
+    """Unfollow a board."""
     _change(relations.unfollow, board_id)
     return "", 204
 
 
 def _change(change: Callable[..., None], target_id: int) -> None:
-    """Let the user follow or unfollow."""
+    """Follow or unfollow as the current user."""
     db.run(change, require_user(), target_id, cross_shard="logged")
 
 
@@ -217,7 +217,7 @@ def list_saved(board_id: int) -> ResponseReturnValue:
 
 @blueprint.put("/boards/<object_id(2):board_id>/saved/<object_id(1):pin_id>")
 def save_pin(board_id: int, pin_id: int) -> ResponseReturnValue:
-    """Save a pin on a board of one's own."""
+    """Save a pin on a board of the user."""
     db.run(relations.save_pin, require_user(), board_id, pin_id)
     return "", 204
 
@@ -226,7 +226,7 @@ def save_pin(board_id: int, pin_id: int) -> ResponseReturnValue:
     "/boards/<object_id(2):board_id>/saved/<object_id(1):pin_id>"
 )
 def take_off(board_id: int, pin_id: int) -> ResponseReturnValue:
-    """Take a saved pin off a board of one's own."""
+    """Remove a saved pin from a board of the user."""
     db.run(relations.take_off, require_user(), board_id, pin_id)
     return "", 204
 
@@ -324,7 +324,7 @@ def _pin(pin_id: int) -> Response:
 
 @blueprint.post("/imports")
 def import_file() -> ResponseReturnValue:
-    """Store the bookmark file that is ``file`` for a job to import."""
+    """Store the bookmark file ``file`` for a job to import."""
     user_id = require_user()
     file = request.files.get("file")
     if file is None or not file.filename:

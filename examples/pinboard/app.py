@@ -28,16 +28,16 @@ def create_app(
     hosts: Sequence[str] = ("127.0.0.1", "localhost"),
     lab: Lab | None = None,
 ) -> Flask:
-    """Return the application over a cluster, whose tables are there.
+    """Return the application for a cluster, whose tables exist.
 
     :param cluster: with a keyspace of objects and one of kind mod; the
         caller closes it.
     :param secret_key: signs the cookies; by default random, so that a
         restart signs everybody out.
     :param testing: let errors of the program pass to the test client.
-    :param hosts: names that the application is called by; others are
-        refused, since a page elsewhere could have given itself our address.
-    :param lab: what the demo shows of sharding; not for production.
+    :param hosts: host names of the application; requests for others are
+        refused, since a page of another site could resolve to our address.
+    :param lab: the pages of the demo about sharding; not for production.
     """
     app = Flask(__name__)
     app.config.update(

@@ -1,6 +1,6 @@
-"""Boards and pins: what the application does, each in one transaction.
+"""Boards and pins: operations of the application, one transaction each.
 
-Functions of a session, without a word about HTTP.  Those that write are for
+Functions of a session, independent of HTTP.  Those that write are for
 :meth:`sqla_shard.Cluster.run`, which repeats the victim of a deadlock, so
 they do nothing else, check the owner themselves, and return plain values.
 
@@ -86,7 +86,7 @@ class PinPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardTile:
-    """A board, how many pins it shows, and the first of them."""
+    """A board, the number of its pins, and the first of them."""
 
     board: Board
     count: int
@@ -228,7 +228,7 @@ def add_board(session: ShardSession, user_id: int, entered: BoardInput) -> int:
         user_id=user.id, title=entered.title, details=entered.details
     )
     session.add(board)
-    session.flush()  # now it has its id
+    session.flush()  # assigns its id
     UserHasBoards.append(session, user.id, board.id)
     return board.id
 
@@ -241,7 +241,7 @@ def edit_board(
 ) -> None:
     """Change title or description of a board.
 
-    :param changes: what was entered, by field; the others stay.
+    :param changes: new values by field; the others stay.
     :raises InvalidInputError: when it cannot be stored.
     """
     board = own_board(session, user_id, board_id)
@@ -311,7 +311,7 @@ def edit_pin(
 ) -> int:
     """Change a pin and return the id of its board.
 
-    :param changes: what was entered, by field; the others stay.
+    :param changes: new values by field; the others stay.
     :raises InvalidInputError: when it cannot be stored.
     """
     pin = _own_pin(session, user_id, pin_id)
@@ -337,8 +337,8 @@ def restore_pin(session: ShardSession, user_id: int, pin_id: int) -> int:
 
     One that is not removed stays as it is.
     """
-    # Locked: of one that is removed just now, the list would lose the row
-    # while it stays hidden, and could not be found any more.
+    # Locked: if the pin is being removed now, the list would lose the row
+    # while the pin stays hidden, and it could not be found any more.
     pin = _own_pin(
         session,
         user_id,
@@ -361,8 +361,8 @@ def move_pin(
 ) -> int:
     """Put a pin between two others and return its new position.
 
-    :param before: the pin that is ahead of it then.
-    :param after: the pin that is behind it then.
+    :param before: the pin ahead of its new place.
+    :param after: the pin behind its new place.
     :raises ConflictError: when one of them is no longer where the user saw
         it.
     """

@@ -25,7 +25,7 @@ from sqla_shard.cache import Cached
 __all__ = ["MEMORY", "NONE", "keep"]
 
 MEMORY = "memory"
-"""That of the one process."""
+"""The region for a single process."""
 NONE = "none"
 
 _LISTS = Cached(region="lists", rows=200)
@@ -44,10 +44,10 @@ _CLASSES: dict[Any, str | Cached] = {
 
 
 def keep(cluster: Cluster, where: str) -> None:
-    """Keep rows from now on; to be called before anything is written.
+    """Cache rows from now on; call it before anything is written.
 
     :param where: "memory", the memcached nodes as host:port with commas
-        between them, or "none" to keep nothing.
+        between them, or "none" to cache nothing.
     """
     if where == NONE:
         return

@@ -1,4 +1,4 @@
-"""Clusters for the command: SQLite files, servers of ours, or yours."""
+"""Clusters for the command: SQLite files, test servers, or a fleet."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def topology_cluster(path: Path) -> Iterator[Cluster]:
 def local_fleet() -> LocalFleet:
     """Return two MariaDB servers on 127.0.0.1, not started yet.
 
-    Their data is gone at the end.  They are those of the tests, with which the
-    account of the application has a random password and may make databases.
+    Their data is removed at the end.  They are servers of the tests: the
+    application's account has a random password and may create databases.
     """
     # It needs PyMySQL, which SQLite does not.
     from examples.pinboard.lab.mariadb import LocalFleet

@@ -7,6 +7,6 @@ from sqla_shard.ext.flask import FlaskCluster
 
 __all__ = ["db"]
 
-#: ``db.session`` is for reading, ``db.run`` for writing: it repeats what it
-#: is given after a deadlock, in a transaction of its own.
+#: ``db.session`` is for reading, ``db.run`` for writing: it runs a function in
+#: a transaction, again after a deadlock.
 db = FlaskCluster(metadata=Base.metadata)

@@ -1,7 +1,6 @@
 """Errors, with their HTTP status.
 
-The services raise these; what is shown for them, a page or JSON, is the
-affair of :mod:`.answers`.
+The services raise these; :mod:`.answers` turns them into a page or JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class PinboardError(Exception):
 
 
 class MalformedError(PinboardError):
-    """Raised when a request is not what the API understands."""
+    """Raised when the API cannot parse a request."""
 
     status = 400
     code = "malformed"
@@ -51,7 +50,7 @@ class SignedOutError(PinboardError):
 
 
 class ForbiddenError(PinboardError):
-    """Raised when a user changes what belongs to another."""
+    """Raised when a user changes an object of another user."""
 
     status = 403
     code = "forbidden"
@@ -65,7 +64,7 @@ class NotFoundError(PinboardError):
 
 
 class ConflictError(PinboardError):
-    """Raised when what the user saw is no longer so."""
+    """Raised when the page of the user is out of date."""
 
     status = 409
     code = "conflict"

@@ -1,7 +1,7 @@
 """Fetching the title of a web page that a user has named.
 
-The address is the choice of a user, and this machine may reach servers that
-the user cannot.  So only public addresses are connected to: the host is
+Users choose the address, and this machine may reach servers that they
+cannot.  So only public addresses are connected to: the host is
 resolved once, all its addresses are checked, and one of these is connected
 to, after each redirect again.  An answer is bounded in time and in size.
 """
@@ -96,10 +96,10 @@ def page_title(link: str, allowed: Collection[str] = ()) -> str:
 
 
 def is_public(text: str) -> bool:
-    """Return whether an IP address is one of the Internet.
+    """Return whether an IP address is public.
 
     Loopback, private, link-local, multicast and reserved addresses are not,
-    nor are those of IPv6 that stand for such a one of IPv4.
+    nor are IPv6 addresses that stand for one of these in IPv4.
     """
     address = ip_address(text.partition("%")[0])
     if isinstance(address, IPv6Address):
@@ -171,7 +171,7 @@ def _hang_up(plain: socket.socket, is_late: Event) -> None:
     try:
         plain.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return  # It was closed in this moment.
+        return  # It was closed at this moment.
 
 
 def _request(parts: SplitResult, plain: socket.socket) -> HTTPConnection:

@@ -1,4 +1,4 @@
-"""Imports of bookmark files: by a job, which a killed worker does not end.
+"""Imports of bookmark files, by a job that survives a killed worker.
 
 One transaction stores the links of an upload, in parts of 50, with a job.
 The job writes each part in a transaction that also stores its checkpoint, so
@@ -41,7 +41,7 @@ __all__ = ["QUEUE", "Progress", "progress_of", "run_import", "start_import"]
 
 QUEUE = "imports"
 _BATCH = 50
-"""Pins of a transaction."""
+"""Pins per transaction."""
 _SHOWN = 5
 """Reasons that are shown for links that were left out."""
 
@@ -119,7 +119,7 @@ def start_import(session: ShardSession, user_id: int, upload: Upload) -> int:
 def _parts(
     upload: Upload,
 ) -> Iterator[tuple[BoardInput | None, list[PinInput]]]:
-    """Yield what each transaction writes; a board with its first pins."""
+    """Yield the part of each transaction; a board with its first pins."""
     for board, pins in reversed(upload.boards):
         rest = list(reversed(pins))
         yield board, rest[:_BATCH]

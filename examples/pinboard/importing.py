@@ -1,7 +1,7 @@
 """Reading a bookmark file to its end, before anything is written.
 
-So a file that is refused changes nothing; :mod:`.import_jobs` writes the
-boards and the pins of the others.
+So a refused file changes nothing; :mod:`.import_jobs` writes the boards and
+pins of the others.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Upload:
     """The boards and pins that an import will write.
 
     :ivar boards: in the order of the file, each with its pins.
-    :ivar skipped: why links were left out, a line for each.
+    :ivar skipped: the reason for each link that was left out, a line each.
     """
 
     boards: Sequence[tuple[BoardInput, Sequence[PinInput]]]
@@ -67,7 +67,7 @@ def read_upload(file: IO[bytes]) -> Upload:
             if pins:
                 found.append((folder.line, _board(folder), pins))
                 total += len(pins)
-            # As soon as it is known: the rest may take long to read.
+            # Checked at once: the rest may take long to read.
             if total > MAX_PINS or len(found) > MAX_BOARDS:
                 raise _bad_file(
                     f"This file has too many links. At most {MAX_PINS:,} "

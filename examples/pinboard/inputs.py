@@ -41,8 +41,8 @@ MAX_EMAIL = 254
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _BIDI = re.compile("[\u202a-\u202e\u2066-\u2069]")
-# In a link: spaces, what is no text at all, and what would show another host
-# than the one that is opened.
+# Refused in a link: spaces, control characters, and characters that display
+# another host than the one that is opened.
 _FORBIDDEN = re.compile(
     r"[\s\x00-\x1f\x7f-\x9f\\\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -77,7 +77,7 @@ class UserInput:
 def read_link(text: str) -> str:
     """Return a link to a web page.
 
-    :param text: what was entered; ``https://`` may be missing.
+    :param text: the input; ``https://`` may be missing.
     :raises InvalidInputError: when it is no link to a web page.
     """
     link = text.strip()
@@ -122,7 +122,7 @@ def host_of(link: str) -> str:
 
 
 def read_pin(link: str, title: str, details: str) -> PinInput:
-    """Check what was entered for a pin.
+    """Check the input for a pin.
 
     :raises InvalidInputError: when it cannot be stored.
     """
@@ -135,7 +135,7 @@ def read_pin(link: str, title: str, details: str) -> PinInput:
 
 
 def read_board(title: str, details: str) -> BoardInput:
-    """Check what was entered for a board.
+    """Check the input for a board.
 
     :raises InvalidInputError: when it cannot be stored.
     """
@@ -156,7 +156,7 @@ def read_user(email: str, name: str) -> UserInput:
 def read_email(text: str) -> str:
     """Return a mail address, as it was entered.
 
-    :raises InvalidInputError: when it is none.
+    :raises InvalidInputError: when it is not a mail address.
     """
     email = text.strip()
     try:
@@ -188,7 +188,7 @@ def _name(text: str) -> str:
 
 
 def shorten(text: str, length: int) -> str:
-    """Return a text of a file, without what no text should hold.
+    """Return a text of a file, without control and bidi characters.
 
     :param length: characters at most; a longer one ends in an ellipsis.
     """
@@ -216,7 +216,7 @@ def _text(text: str, field: str) -> str:
 
 
 def _clean(text: str) -> str:
-    # Lone surrogates cannot be encoded.  What turns the direction of text
-    # would do so with what stands around the title, too.
+    # Lone surrogates cannot be encoded.  Characters that reverse the direction
+    # of text would also reverse the text around the title.
     encodable = text.encode("utf-8", "replace").decode("utf-8")
     return _BIDI.sub("", _CONTROL.sub(" ", encodable))

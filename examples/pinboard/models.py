@@ -89,7 +89,7 @@ class Pin(ObjectMixin, Base, type_id=1, colocate_with="board_id"):
 
 
 class Import(ObjectMixin, Base, type_id=4, colocate_with="user_id"):
-    """A bookmark file that a user has uploaded, and how much is stored."""
+    """A bookmark file that a user has uploaded, and its progress."""
 
     __tablename__ = "imports"
 
@@ -137,15 +137,15 @@ class BoardHasPins(MappingMixin, Base, source=Board, target=Pin):
         pin_id: Mapped[int]
 
 
-# A worker re-spaces the pins of a board that is dragged about a lot; without
-# one, a move does it when there is no room left.
+# A worker re-spaces the pins of a board with many moves; without one, a move
+# does it when there is no room left.
 respace_by_job(BoardHasPins, queue=LISTS)
 
 
 class BoardHasRemovedPins(MappingMixin, Base, source=Board, target=Pin):
     """The pins that were removed from a board, the latest first.
 
-    Without it, finding them would mean to read every pin of the shard.
+    Without it, finding them would require reading every pin of the shard.
     """
 
     if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class UserName(
     """The user of a name, regardless of case: "Ada" and "ada" are one name."""
 
 
-#: Who follows which users and boards.
+#: The users and boards that each user follows.
 graph = Follows(Base, user=User, board=Board, owner="user_id")
-#: The pins of those.
+#: The newest pins of these.
 home = Feed(Base, follows=graph, post=Pin)

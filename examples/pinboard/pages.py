@@ -1,4 +1,4 @@
-"""The pages.  Each works without JavaScript, but for dragging."""
+"""The pages.  All but dragging works without JavaScript."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from examples.pinboard.samples import email_of
 from examples.pinboard.samples import reachable_samples
 from examples.pinboard.security import require_user
 from examples.pinboard.signing_up import sign_up
-from examples.pinboard.where import rows_beside
+from examples.pinboard.where import related_rows
 from examples.pinboard.where import where_is
 
 __all__ = ["blueprint"]
@@ -49,7 +49,7 @@ def _form(name: str) -> str:
 
 
 def _to(endpoint: str, **values: Any) -> ResponseReturnValue:
-    # 303: the browser reads, whatever it did before.
+    # 303: the browser sends a GET, whatever it sent before.
     return redirect(url_for(f"pages.{endpoint}", **values), 303)
 
 
@@ -58,7 +58,7 @@ def _to(endpoint: str, **values: Any) -> ResponseReturnValue:
 
 @blueprint.get("/")
 def users() -> ResponseReturnValue:
-    """Show where to sign in, and the sample users to choose from."""
+    """Show the sign-in form, and the sample users to choose from."""
     return _users_page()
 
 
@@ -76,7 +76,7 @@ def _users_page(status: int = 200, **more: Any) -> ResponseReturnValue:
 
 @blueprint.post("/session")
 def choose_user() -> ResponseReturnValue:
-    """Sign in whose the address is."""
+    """Sign in the user of an address."""
     try:
         user = sign_in(db.session, _form("email"))
     except InvalidInputError as error:
@@ -223,7 +223,7 @@ def follow(board_id: int) -> ResponseReturnValue:
 
 @blueprint.post("/boards/<object_id(2):board_id>/unfollow")
 def unfollow(board_id: int) -> ResponseReturnValue:
-    """Follow a board no longer."""
+    """Unfollow a board."""
     _change(relations.unfollow, board_id)
     return _to("board", board_id=board_id)
 
@@ -237,13 +237,13 @@ def follow_user(user_id: int) -> ResponseReturnValue:
 
 @blueprint.post("/users/<object_id(3):user_id>/unfollow")
 def unfollow_user(user_id: int) -> ResponseReturnValue:
-    """Follow nothing of a user."""
+    """Unfollow a user and all boards of the user."""
     _change(relations.unfollow_user, user_id)
     return _to("boards_of", user_id=user_id)
 
 
 def _change(change: Callable[..., None], target_id: int) -> None:
-    """Let the user follow or unfollow."""
+    """Follow or unfollow as the current user."""
     db.run(change, require_user(), target_id, cross_shard="logged")
 
 
@@ -266,7 +266,7 @@ def home() -> ResponseReturnValue:
 
 @blueprint.get("/notifications")
 def notifications() -> ResponseReturnValue:
-    """Show who has followed the user, new ones first."""
+    """Show the followers of the user, newest first."""
     found = relations.notices(db.session, require_user())
     seen = float(cookie.get("seen", 0))
     if found:
@@ -290,8 +290,8 @@ def _own(board_id: int, user_id: int) -> Board:
 def add_pin(board_id: int) -> ResponseReturnValue:
     """Put a pin on top of a board.
 
-    A refused one is answered under this address, which the browser then
-    shows and may ask for again: there is the board.
+    The response to a refused pin has this address, which the browser may
+    request again: a GET shows the board.
     """
     if request.method == "GET":
         return _to("board", board_id=board_id)
@@ -323,7 +323,7 @@ def pin(pin_id: int) -> ResponseReturnValue:
 
 @blueprint.post("/pins/<object_id(1):pin_id>/save")
 def save_pin(pin_id: int) -> ResponseReturnValue:
-    """Save a pin on a board of one's own."""
+    """Save a pin on a board of the user."""
     user_id, board = require_user(), _form("board")
     if not re.fullmatch("[0-9]{1,19}", board):
         raise MalformedError("Choose a board.")
@@ -336,7 +336,7 @@ def save_pin(pin_id: int) -> ResponseReturnValue:
     "/boards/<object_id(2):board_id>/saved/<object_id(1):pin_id>/remove"
 )
 def take_off(board_id: int, pin_id: int) -> ResponseReturnValue:
-    """Take a saved pin off a board."""
+    """Remove a saved pin from a board."""
     db.run(relations.take_off, require_user(), board_id, pin_id)
     flash("Removed from this board. It is still on its own board.")
     return _to("board", board_id=board_id)
@@ -393,7 +393,7 @@ def restore_pin(pin_id: int) -> ResponseReturnValue:
 
 @blueprint.get("/boards/<object_id(2):board_id>/removed")
 def removed(board_id: int) -> ResponseReturnValue:
-    """Show what was removed from a board."""
+    """Show the pins that were removed from a board."""
     found = _own(board_id, require_user())
     return render_template(
         "removed.html",
@@ -445,7 +445,7 @@ def import_progress(import_id: int) -> ResponseReturnValue:
     return _import_page(progress=progress)
 
 
-# -- where
+# -- locations
 
 
 @blueprint.get("/where/<object_id:object_id>")
@@ -467,7 +467,7 @@ def where(object_id: int) -> ResponseReturnValue:
         where=found,
         object=instance,
         position=_place(instance),
-        rows=rows_beside(db.session, instance, security.current_user()),
+        rows=related_rows(db.session, instance, security.current_user()),
     )
 
 

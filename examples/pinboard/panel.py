@@ -40,7 +40,7 @@ def _cache() -> Cache:
 
 @blueprint.get("/cache")
 def cache() -> ResponseReturnValue:
-    """Show what was counted."""
+    """Show the counters of the cache."""
     return render_template("cache.html", regions=_cache().stats())
 
 

@@ -1,11 +1,11 @@
 """Relations between objects of two shards: following users, saving pins.
 
-What is written is on one of them: the row of the user who follows, and of
-the board that a pin is saved on.  The library writes the other one, so that
-both can be read in one place.
+A transaction writes one of them: the row of the user who follows, or of the
+board that a pin is saved on.  The library writes the row on the other shard,
+so that each direction can be read on one shard.
 
 Functions of a session, for reading and for :meth:`sqla_shard.Cluster.run`;
-those that follow need its ``cross_shard="logged"``.
+functions that follow users or boards need its ``cross_shard="logged"``.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedBoard:
-    """A board, and whose it is."""
+    """A board and its owner."""
 
     board: Board
     owner: User
@@ -81,7 +81,7 @@ class OwnedBoard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HomePin:
-    """A pin on the home page, its board, and whose it is."""
+    """A pin on the home page, its board and its owner."""
 
     pin: Pin
     board: Board
@@ -93,8 +93,8 @@ class Home:
     """A page of the newest pins of all that a user follows.
 
     :ivar next: bookmark of the next page.
-    :ivar hidden: how many people's pins are not shown, since their servers do
-        not answer.
+    :ivar hidden: number of users whose pins are not shown, since their servers
+        do not respond.
     :ivar silent: the names of these servers.
     """
 
@@ -106,9 +106,9 @@ class Home:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """That a user has followed.
+    """A follow of the user by another one.
 
-    :ivar boards: how many single boards; 0 for all.
+    :ivar boards: number of single boards; 0 for all.
     :ivar at: when it was, in UTC.
     """
 
@@ -120,22 +120,22 @@ class Notice:
 def reachable(
     session: ShardSession, cls: type[T], ids: Iterable[int]
 ) -> list[T]:
-    """Return the objects that exist, of the servers that answer.
+    """Return the objects that exist, from servers that respond.
 
-    For what a page shows in addition to its own board: without the server of
-    another user it shows less, and nobody waits for long.
+    For the parts of a page in addition to its own board: without the server of
+    another user it shows less, and does not wait for long.
     """
     wanted = list(ids)
     try:
         found = session.get_many(cls, wanted)
     except (OperationalError, PendingRollbackError):
-        # In another session: in this one a rollback would expire all that the
-        # page has read, and a lost connection stays as it is without one.
+        # In another session: in this one a rollback would expire all objects
+        # of the page, and without one a lost connection stays unusable.
         partial = scatter(on_error="partial", timeout=_MOMENT)
         with session.cluster.session() as other:
             try:
                 found = other.get_many(cls, wanted, options=[partial])
-            except ScatterFailedError:  # none of their servers has answered
+            except ScatterFailedError:  # none of their servers has responded
                 return []
     return [one for one in found if one is not None]
 
@@ -157,7 +157,7 @@ def _with_owners(
 
 
 def follow(session: ShardSession, user_id: int, board_id: int) -> None:
-    """Let a user follow a board; again does no harm.
+    """Follow a board; idempotent.
 
     :raises ConflictError: when it is the user's own.
     """
@@ -167,13 +167,13 @@ def follow(session: ShardSession, user_id: int, board_id: int) -> None:
 
 
 def unfollow(session: ShardSession, user_id: int, board_id: int) -> None:
-    """Let a user follow a board no longer; again does no harm."""
+    """Unfollow a board; idempotent."""
     if find(session, Board, board_id).user_id != user_id:
         graph.unfollow_board(session, user_id, board_id)
 
 
 def follow_user(session: ShardSession, user_id: int, other_id: int) -> None:
-    """Let a user follow all boards of another, now and later.
+    """Follow all boards of another user, now and later.
 
     :raises ConflictError: when the two are the same.
     """
@@ -184,7 +184,7 @@ def follow_user(session: ShardSession, user_id: int, other_id: int) -> None:
 
 
 def unfollow_user(session: ShardSession, user_id: int, other_id: int) -> None:
-    """Let a user follow nothing of another; again does no harm."""
+    """Unfollow a user and all boards of the user; idempotent."""
     find(session, User, other_id)
     if user_id != other_id:
         graph.unfollow_user(session, user_id, other_id)
@@ -203,12 +203,12 @@ def follows_user(session: ShardSession, user_id: int, other_id: int) -> bool:
 
 
 def followers(session: ShardSession, board: Board) -> int:
-    """Return how many users follow a board; its shard is asked."""
+    """Return the number of followers of a board, read on its shard."""
     return graph.count_audience(session, board.id, board.user_id)
 
 
 def counts(session: ShardSession, user_id: int) -> tuple[int, int]:
-    """Return how many follow a user, and how many the user follows."""
+    """Return the number of followers of a user, and of followed users."""
     return (
         sum(graph.count_followers(session, user_id).values()),
         sum(graph.count_followees(session, user_id).values()),
@@ -216,7 +216,7 @@ def counts(session: ShardSession, user_id: int) -> tuple[int, int]:
 
 
 def followed_boards(session: ShardSession, user_id: int) -> list[OwnedBoard]:
-    """Return the boards that a user follows by themselves, latest first."""
+    """Return the boards that a user follows one by one, latest first."""
     page = graph.followed_boards(session, user_id, LISTED)
     found = reachable(session, Board, [one.id for one in page])
     return _with_owners(session, found)
@@ -234,7 +234,7 @@ def home_page(
 ) -> Home:
     """Return the newest pins of all that a user follows.
 
-    Those of people whose server does not answer are left out.
+    Pins of users whose server does not respond are left out.
 
     :raises InvalidBookmarkError: when ``after`` belongs to another list.
     """
@@ -250,7 +250,7 @@ def home_page(
 def _rest_of_home(
     session: ShardSession, user_id: int, after: str | None
 ) -> Home:
-    """Return a page with the pins of people whose servers answer.
+    """Return a page with the pins of users whose servers respond.
 
     :raises OperationalError: when the server of the user does not.
     """
@@ -289,7 +289,7 @@ def _home_pins(
 
 
 def notices(session: ShardSession, user_id: int) -> list[Notice]:
-    """Return who has followed a user lately, the latest first."""
+    """Return the latest followers of a user, the latest first."""
     page = graph.followers(session, user_id, LISTED)
     found = reachable(session, User, [one.id for one in page])
     users = {one.id: one for one in found}
@@ -310,7 +310,7 @@ def notices(session: ShardSession, user_id: int) -> list[Notice]:
 def save_pin(
     session: ShardSession, user_id: int, board_id: int, pin_id: int
 ) -> None:
-    """Put a pin of another board on one's own; again does no harm.
+    """Save a pin of another board on one of the user; idempotent.
 
     :raises ConflictError: when the board is the one that the pin is of.
     """
@@ -323,7 +323,7 @@ def save_pin(
 def take_off(
     session: ShardSession, user_id: int, board_id: int, pin_id: int
 ) -> None:
-    """Take a saved pin off one's own board; again does no harm.
+    """Remove a saved pin from a board of the user; idempotent.
 
     The pin also stays on its own board.
     """

@@ -1,4 +1,4 @@
-"""Sample users with boards, made once.
+"""Sample users with boards, created once.
 
 They are in ``samples.html``, a bookmark file like any other: outer folders
 are users, the folders in them boards.
@@ -53,7 +53,7 @@ _FILE = Path(__file__).with_name("samples.html")
 
 
 def email_of(name: str) -> str:
-    """Return the address that a sample user has signed up with."""
+    """Return the mail address of a sample user."""
     return f"{name.lower().replace(' ', '.')}@example.com"
 
 
@@ -70,7 +70,7 @@ def add_user(
 
 
 def sample_users(session: ShardSession) -> list[User]:
-    """Return the sample users that are there, by name."""
+    """Return the sample users that exist, by name."""
     emails = [email_of(name) for name in NAMES]
     found = UserEmail.resolve_many(session, emails)
     ids = [found[email] for email in emails if email in found]
@@ -80,8 +80,8 @@ def sample_users(session: ShardSession) -> list[User]:
 def reachable_samples(session: ShardSession) -> tuple[list[User], list[str]]:
     """Return the sample users that can be read, and the servers that hang.
 
-    For a page that is of use without one of its servers: none is waited for
-    longer than a moment, and what the others have is shown.
+    For a page that is useful without one of the servers: it waits for each
+    server for a moment only, and shows the users of the others.
 
     :returns: the users by name, and the names of servers.
     """
@@ -93,7 +93,7 @@ def reachable_samples(session: ShardSession) -> tuple[list[User], list[str]]:
         result = session.scalars(statement)
         errors = scatter_errors(result)
         users = {user.id: user for user in result}
-    except ScatterFailedError as error:  # none of their servers has answered
+    except ScatterFailedError as error:  # none of their servers has responded
         errors = dict(error.errors)
     silent |= {session.place_for(User, shard).server for shard in errors}
     return [users[one] for one in found if one in users], sorted(silent)
@@ -109,12 +109,12 @@ def _reachable_ids(session: ShardSession) -> tuple[list[int], set[str]]:
         by_server.setdefault(place.server, []).append(email)
     found: dict[str, int] = {}
     silent = set()
-    # One server after another: of those that answer nothing is lost.
+    # One server after another: no response of the others is lost.
     for server, some in by_server.items():
         try:
             ids = UserEmail.resolve_many(session, some, timeout=_MOMENT)
         except (ServerUnreachableError, ScatterTimeoutError):
-            # Nothing was written; what comes next begins again.
+            # Nothing was written; the next statement begins a transaction.
             session.rollback()
             silent.add(server)
         else:
@@ -123,10 +123,10 @@ def _reachable_ids(session: ShardSession) -> tuple[list[int], set[str]]:
 
 
 def add_samples(cluster: Cluster) -> int:
-    """Make the sample users that are not there, and return how many.
+    """Create the sample users that are missing, and return their number.
 
     A user's boards are one transaction, and the address is confirmed after
-    it: whoever can be chosen has all of them.
+    it: every user who can be chosen has all boards.
     """
     with cluster.session() as session:
         there = {user.name for user in sample_users(session)}
@@ -142,7 +142,7 @@ def add_samples(cluster: Cluster) -> int:
     for name, group in groupby(boards, lambda one: one.path[0]):
         if name in there:
             continue
-        # The first shard of the server whose turn it is would do; the last
+        # The first shard of the next server would do; the last
         # one shows that it is not always shard 0.
         shard_id = servers[made % len(servers)].shards[-1].last - made
         entered = UserInput(email=email_of(name), name=name, about=about[name])
@@ -152,14 +152,14 @@ def add_samples(cluster: Cluster) -> int:
                 continue
             sign_up(cluster, entered, _add_filled, list(group), shard_id)
         except TakenError:
-            continue  # By one who was killed: free again in some minutes.
+            continue  # claimed by a killed process; free in some minutes
         made += 1
     _relate(cluster)
     return made
 
 
 def _without_address(cluster: Cluster) -> dict[str, int]:
-    """Return the sample users of a version that knew no addresses."""
+    """Return the sample users of a version without mail addresses."""
     named = select(User).where(User.name.in_(NAMES)).options(scatter())
     with cluster.session() as session:
         found = session.scalars(named)
@@ -194,7 +194,7 @@ def _read(folder: Folder) -> tuple[BoardInput, list[PinInput]]:
 
 
 def _relate(cluster: Cluster) -> None:
-    """Let each follow a board of each other, and save a pin of it."""
+    """Follow a board of each other sample user, and save a pin of it."""
     first = {}
     with cluster.session() as session:
         for user in sample_users(session):

@@ -25,13 +25,13 @@ __all__ = [
 ]
 
 MAX_REQUEST = 64 * 1024
-"""Bytes of a request, but for uploads."""
+"""Bytes of a request, except for uploads."""
 MAX_UPLOAD = 4 * 1024 * 1024
 
 _UPLOADS = ("pages.import_file", "api.import_file")
 
-# Only what comes from here: no inline script or style either, so that a text
-# that got past the escaping would do nothing.
+# Only files of this site: no inline script or style either, so that a text
+# that is not escaped has no effect.
 _POLICY = "; ".join(
     [
         "default-src 'none'",
@@ -57,14 +57,14 @@ _HEADERS = {
 
 
 def protect(app: Flask) -> None:
-    """Give an application its limits, CSRF tokens and headers."""
+    """Add limits, CSRF tokens and headers to an application."""
     app.config.update(
         MAX_CONTENT_LENGTH=MAX_REQUEST,
         MAX_FORM_PARTS=50,
         SESSION_COOKIE_NAME="pinboard",
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Lax",
-        # As long as the session: a board is left open for days.
+        # As long as the session: a board stays open for days.
         WTF_CSRF_TIME_LIMIT=None,
         WTF_CSRF_HEADERS=["X-CSRF-Token"],
     )
@@ -89,7 +89,7 @@ def _add_headers(response: Response) -> Response:
 
 
 def choose(user_id: int, name: str) -> None:
-    """Sign a user in, with a session that has nothing of the one before."""
+    """Sign a user in, with a new, empty session."""
     session.clear()
     # As a string: cookies are JSON.
     session["user_id"] = str(user_id)

@@ -22,14 +22,14 @@ __all__ = [
 ]
 
 HUES = 24
-"""Colours that ``hues.css`` has, one for each host."""
+"""Number of colours in ``hues.css``; a host has one of them."""
 TONES = 4
-"""Kinds of each colour, so that many pages of one host look livelier."""
+"""Variants of each colour, so that pins of one host look different."""
 
 
 def hue_of(text: str) -> int:
     """Return the colour of a host: always the same, 0 to 23."""
-    # Not hash(), which is another in each process.
+    # Not hash(), which differs between processes.
     return zlib.crc32(text.encode()) % HUES
 
 
@@ -80,5 +80,5 @@ def owned_json(owned: OwnedBoard) -> dict[str, Any]:
 
 
 def user_json(user: User) -> dict[str, Any]:
-    """Return a user for the API: what everybody may know."""
+    """Return the public attributes of a user, for the API."""
     return {"id": str(user.id), "name": user.name, "about": user.about}

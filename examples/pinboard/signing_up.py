@@ -1,8 +1,8 @@
 """Sign up with a unique mail address and a unique name.
 
-Address, name and user are on three shards, so that it takes several
-transactions; :func:`sqla_shard.lookup.sign_up` is right whichever of them
-fails.  There are no passwords, and no mail is sent: this is a demonstration.
+Address, name and user are on three shards, so it takes several transactions;
+:func:`sqla_shard.lookup.sign_up` is correct whichever of them fails.  There
+are no passwords, and no mail is sent: this is a demonstration.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def sign_up(
     create: Callable[..., int] = add_user,
     *args: Any,
 ) -> int:
-    """Make a user who can sign in, and return its id.
+    """Create a user who can sign in, and return its id.
 
     :param create: called with a session, ``entered`` and ``args``.
     :raises TakenError: when the address or the name is taken.

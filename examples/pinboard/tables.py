@@ -1,8 +1,8 @@
 """The tables of both keyspaces, by the revisions in ``migrations/``.
 
-:func:`bring_up_to_date` is for the demo, which makes its databases itself and
-is one process.  Elsewhere ``sqla-shard schema`` does it before the new program
-is started.
+:func:`bring_up_to_date` is for the demo, which creates its databases itself
+and is one process.  Elsewhere ``sqla-shard schema`` does it before the new
+program is started.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ __all__ = ["bring_up_to_date", "configs", "move_follows"]
 _INI = Path(__file__).with_name("alembic.ini")
 #: Sections of it, one for each keyspace.
 _SECTIONS = ("alembic", "lookup")
-#: What a version without revisions made, in the first of them.
+#: Tables of a version without revisions, which are in the first of them.
 _OLD = (
     *(User, Board, Pin),
     *(UserHasBoards, BoardHasPins, BoardHasRemovedPins),
 )
 _FIRST = "0001"
 _MISSING = "no such database"
-#: For each server; each of these processes is forked.
+#: Forked processes per server.
 _JOBS = 1
 
 
 def configs(cluster: Cluster) -> dict[str, Config]:
     """Return the configurations of alembic, by section.
 
-    :param cluster: what its commands work on.
+    :param cluster: the cluster that its commands upgrade.
     """
     found = {}
     for section in _SECTIONS:
@@ -59,9 +59,9 @@ def configs(cluster: Cluster) -> dict[str, Config]:
 
 
 def bring_up_to_date(cluster: Cluster) -> None:
-    """Make the databases that are missing, and the newest tables in all.
+    """Create missing databases, and upgrade the tables of all databases.
 
-    To be called by one process, before any request: it forks others.
+    Call it in one process, before any request: it forks others.
 
     :raises sqla_shard.exc.SchemaError: when it could not be done everywhere,
         or databases may belong to another application.
@@ -112,5 +112,5 @@ def _are_old(cluster: Cluster) -> bool:
             try:
                 session.scalar(rows)
             except (OperationalError, ProgrammingError):
-                return False  # As SQLite and as MariaDB call it.
+                return False  # The names of SQLite and of MariaDB.
     return True

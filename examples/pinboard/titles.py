@@ -35,7 +35,7 @@ QUEUE = "titles"
     retry=Linear(2).then(Exponential(2)),
 )
 def fetch_title(pin_id: int) -> None:
-    """Give a pin the title of its page."""
+    """Set the title of a pin to that of its page."""
     job = current_job()
     with job.cluster.session() as session:
         pin = session.get(Pin, pin_id)
@@ -51,14 +51,14 @@ def _write(
     session: ShardSession, job: RunningJob, pin_id: int, link: str, title: str
 ) -> None:
     pin = session.get(Pin, pin_id, with_for_update=True)
-    # Of one whose link was changed meanwhile, the job is run again.
+    # If the link was changed meanwhile, the job runs again.
     if pin is not None and pin.link == link and not pin.title:
         pin.title = title
     job.ack_with(session)
 
 
 def enqueue_title(session: ShardSession, pin: Pin) -> None:
-    """Let a worker fetch the title of a pin that has none.
+    """Enqueue a job that fetches the title of a pin without one.
 
     :param pin: has its id; the transaction of the session writes it.
     """

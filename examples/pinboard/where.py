@@ -2,7 +2,7 @@
 
 All of it is in the id and the topology; nothing is looked up.  The panel also
 shows the location of related rows: lists are on the shard of the
-object that has them, and lookups where the hash of a key says.
+object that has them, and lookups on the shard of the hash of a key.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from sqla_shard.ids import SHARD_SHIFT
 from sqla_shard.ids import TYPE_SHIFT
 from sqla_shard.ids import unpack
 
-__all__ = ["Bits", "Row", "Where", "rows_beside", "where_is"]
+__all__ = ["Bits", "Row", "Where", "related_rows", "where_is"]
 
-#: Those that have a page; uploaded files are for their users only.
+#: Classes that have a page; uploaded files are for their users only.
 _CLASSES: dict[int, Any] = {
     cls.__sqla_shard__.type_id: cls for cls in (User, Board, Pin)
 }
@@ -74,11 +74,11 @@ class Where:
 
     :ivar parts: of the id, the highest first; 64 bits together.
     :ivar kind: name of its class.
-    :ivar table: that its row is in.
+    :ivar table: table of its row.
     :ivar server: name of the physical server; never its address.
     :ivar ranges: the virtual shards of that server.
     :ivar database: on the server; on SQLite folder and file.
-    :ivar epoch: version of the topology that says so.
+    :ivar epoch: version of the topology that this is derived from.
     """
 
     object_id: int
@@ -96,7 +96,7 @@ class Where:
     epoch: int
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for the API; the id exceeds 2**53, so as a string."""
+        """Return it for the API; the id is a string, as it exceeds 2**53."""
         return {
             "id": str(self.object_id),
             "kind": self.kind,
@@ -123,7 +123,7 @@ class Where:
 class Row:
     """Location of the rows of a table that belong to an object.
 
-    :ivar why: what says so.
+    :ivar why: the reason for this location.
     """
 
     table: str
@@ -171,12 +171,12 @@ def where_is(cluster: Cluster, object_id: int) -> Where:
     )
 
 
-def rows_beside(
+def related_rows(
     session: ShardSession, instance: Any, viewer_id: int | None
 ) -> list[Row]:
-    """Return where the rows are that belong to an object.
+    """Return the locations of the rows that belong to an object.
 
-    :param viewer_id: who is to see it; a mail address is for its user alone.
+    :param viewer_id: user who sees it; a mail address is for its user alone.
     """
     found = []
     if isinstance(instance, User):

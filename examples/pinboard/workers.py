@@ -25,8 +25,7 @@ __all__ = ["QUEUES", "working"]
 
 QUEUES = (models.LISTS, titles.QUEUE, import_jobs.QUEUE)
 _STOP = 5.0
-"""Seconds that running jobs have at the end; others are run at the next
-start."""
+"""Seconds that running jobs have at the end; others run at the next start."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ def working(cluster: Cluster) -> Iterator[None]:
 
 
 def _log_error(running: Future[RunReport]) -> None:
-    # Now: pages and pins go on, and the jobs of users wait.
+    # Logged at once: the pages still work, and the jobs of users wait.
     error = running.exception()
     if error is not None:
         _log.error("no more jobs are run: %s", error)

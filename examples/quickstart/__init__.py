@@ -13,13 +13,13 @@ file to look into: ``data/server1/db00007.sqlite``.
 In the order to read:
 
 ``models.py``
-    Three classes; all that a model says about sharding.
+    Three classes, with all that models declare about sharding.
 ``pinboard.py``
     Writes them and reads them again: all calls of the library.
 ``bookmarks.py``, ``links.py``, ``tags.py``
     From an export to folders and links; independent of databases.
 ``showing.py``, ``progress.py``, ``__main__.py``
-    What is printed, and the command.
+    The output, and the command.
 
 Each run adds objects: after two runs there are two imports with different
 ids.  A file that is refused leaves everything as it was, since it

@@ -1,4 +1,4 @@
-"""The command; the package says what it does."""
+"""The command; see the docstring of the package."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RefusedError(Exception):
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return what the command line says."""
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.quickstart",
         description="Import a browser's bookmarks, and see where each "
@@ -140,7 +140,7 @@ def run(chosen: argparse.Namespace) -> None:
     show_topology(topology)
     with Cluster.from_topology(topology, placement=Deal()) as cluster:
         imported = store(cluster, folders)
-    # Another one, as another process would have: it remembers nothing.
+    # Another cluster, as in another process: nothing is in memory.
     with Cluster.from_topology(topology) as cluster:
         check(cluster, imported)
         show_objects(cluster, imported)

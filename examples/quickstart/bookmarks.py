@@ -12,8 +12,8 @@ Every browser exports the format that Netscape had::
     </DL><p>
 
 :func:`read_folders` holds no more of it in memory than the folders that are
-open.  What browsers export besides links to web pages (``javascript:``,
-``place:``) is reported as skipped.  Another kind of file, or a truncated
+open.  Entries that are not links to web pages (``javascript:``,
+``place:``) are reported as skipped.  Another kind of file, or a truncated
 one, is refused with the line and the reason.  That may be its last line:
 take all folders before you use the first.
 """
@@ -34,14 +34,14 @@ from examples.quickstart.tags import TagParser
 __all__ = ["BookmarkError", "Folder", "Link", "Skipped", "read_folders"]
 
 MAX_DEPTH = 100
-"""Lists inside each other."""
+"""Maximum depth of nested lists."""
 MAX_TEXT = 500_000
 """Characters of a title or a description: a pin can hold both."""
 MAX_PATH = 10_000
 """Characters of the titles of folders inside each other: each of them is
 named by all of these, so that long ones would be written again and again."""
 MAX_ENTRIES = 200_000
-"""Links and folders of a file."""
+"""Maximum number of links and folders of a file."""
 
 _CHUNK = 1 << 18
 _DOCTYPE = ["doctype", "netscape-bookmark-file-1"]
@@ -68,8 +68,8 @@ class Folder:
     """A folder, without the folders in it.
 
     :ivar line: of the file, counted from 1.
-    :ivar path: titles from the outermost folder to this one; empty for what
-        is outside of all folders.
+    :ivar path: titles from the outermost folder to this one; empty for links
+        outside of all folders.
     """
 
     line: int
@@ -82,8 +82,8 @@ class Folder:
 def read_folders(file: BinaryIO) -> Iterator[Folder]:
     """Yield every folder of an export, empty ones too.
 
-    A folder comes after those inside it; what is outside of all folders
-    comes last.
+    A folder comes after those inside it; links outside of all folders come
+    last.
 
     :param file: opened for reading bytes.
     :raises BookmarkError: when the file is not a whole export.
@@ -131,13 +131,13 @@ class _Parser(TagParser):
         self._has_doctype = self._has_list = False
         # A folder whose list has not started yet.
         self._heading: Folder | None = None
-        # What text belongs to; None where it belongs to nothing.
+        # The element that text belongs to; None outside of all elements.
         self._entry: Link | Folder | None = None
         self._text: list[str] | None = None
         self._size = 0
         self._limit = MAX_TEXT
         self._is_title = False
-        # Of what text belongs to; put together once, when it is complete.
+        # Text of that element; joined once, when it is complete.
         self._details: list[str] = []
         self._details_size = 0
         self._entries = 0
@@ -155,7 +155,7 @@ class _Parser(TagParser):
     def _folder(self) -> Folder:
         return self._lists[-1][1] if self._lists else self._root
 
-    # -- what TagParser calls
+    # -- methods that TagParser calls
 
     def declaration(self, text: str) -> None:
         self._has_doctype |= text[:100].lower().split() == _DOCTYPE
@@ -284,7 +284,7 @@ class _Parser(TagParser):
         lines = [" ".join(s.split()) for s in "".join(text).splitlines()]
         if not self._is_title:
             self._details += filter(None, lines)
-            # With the ends of lines.
+            # Including the ends of lines.
             self._details_size = self._size + len(lines)
         elif isinstance(entry, Folder):
             entry.path += (" ".join(filter(None, lines)),)
@@ -292,7 +292,7 @@ class _Parser(TagParser):
             entry.title = " ".join(filter(None, lines))
 
     def _leave(self) -> None:
-        """Complete what text belongs to."""
+        """Complete the element that text belongs to."""
         if self._entry is not None and self._details:
             self._entry.details = "\n".join(self._details)
         self._details = []

@@ -1,7 +1,7 @@
-"""From the tag ``<A HREF=... ADD_DATE=...>`` to a link.
+"""Parse the tag ``<A HREF=... ADD_DATE=...>`` into a link.
 
-Browsers write ``&`` into HREF as it is: ``?a=1&copy=2`` has no copyright
-sign, which references without a semicolon would make of it.
+Browsers write ``&`` into HREF as it is: ``?a=1&copy=2`` is not a reference to
+the copyright sign, which HTML allows without a semicolon.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def read_link(tag: str, line: int) -> Link | Skipped:
     """Return the link of a tag, still without its title.
 
     :param tag: the text of the tag, from ``<A`` to ``>``.
-    :param line: where it is.
+    :param line: its line.
     :raises ValueError: when no browser would write it.
     """
     attributes = dict(_attributes(tag))
@@ -81,7 +81,7 @@ def read_link(tag: str, line: int) -> Link | Skipped:
 
 
 def _attributes(tag: str) -> Iterator[tuple[str, str]]:
-    """Yield name and value of those that are of use."""
+    """Yield name and value of the attributes that are used."""
     for match in _ATTRIBUTE.finditer(tag, len("<a")):
         name, value = match[1].lower(), match[2] or ""
         if name not in _NAMES:
@@ -109,7 +109,7 @@ def _time(text: str) -> datetime | None:
     if not re.fullmatch(r"[0-9]{1,20}", text):
         return None
     seconds = int(text)
-    # Some count in thousandths or millionths of a second.
+    # Some browsers write milliseconds or microseconds.
     while seconds >= 10**11:
         seconds //= 1000
     return datetime.fromtimestamp(seconds, timezone.utc) if seconds else None

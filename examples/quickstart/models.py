@@ -1,6 +1,6 @@
 """Users have boards, and boards have pins.
 
-Plain SQLAlchemy models, but for three things: ``ObjectMixin`` gives them
+Plain SQLAlchemy models, except for three things: ``ObjectMixin`` gives them
 64-bit ids that contain the shard, ``type_id`` is part of these ids, and
 ``colocate_with`` stores an object on the shard of its parent.
 """

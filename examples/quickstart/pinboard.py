@@ -1,8 +1,8 @@
 """Write objects, and read them again: all calls of the library.
 
-Everything goes through a :class:`~sqla_shard.Cluster`.  Its sessions are
-SQLAlchemy's, so is what is done with them; which shard an object is written
-to, or read from, is nowhere said.
+Everything goes through a :class:`~sqla_shard.Cluster`.  Its sessions are used
+as those of SQLAlchemy; no call names the shard that an object is written to
+or read from.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEFAULT_BOARD = "Unsorted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A folder, and the ids of what was made of it."""
+    """A folder, and the ids of the board and the pins made of it."""
 
     folder: Folder
     user_id: int
@@ -79,11 +79,11 @@ def add_board(session: ShardSession, user_id: int, folder: Folder) -> Stored:
 def import_folders(
     cluster: Cluster, folders: Sequence[Folder], names: Sequence[str]
 ) -> Iterator[Stored]:
-    """Make boards of folders, one transaction each, and yield what is stored.
+    """Store folders as boards, one transaction each, and yield the results.
 
     :param names: of new users, who get the boards in turn.
     """
-    # run() opens a session, commits, and does it again after a deadlock.
+    # run() opens a session, commits, and retries after a deadlock.
     users = [cluster.run(add_user, name) for name in names[: len(folders)]]
     for user_id, folder in zip(cycle(users), folders, strict=False):
         yield cluster.run(add_board, user_id, folder)
@@ -92,7 +92,7 @@ def import_folders(
 def check(cluster: Cluster, imported: Sequence[Stored]) -> None:
     """Read everything by id and compare it with the folders.
 
-    :raises AssertionError: when something is not where its id says.
+    :raises AssertionError: when an object is missing or different.
     """
     ids = [pin_id for stored in imported for pin_id in stored.pin_ids]
     links = [link for stored in imported for link in stored.folder.links]
@@ -110,17 +110,17 @@ def check(cluster: Cluster, imported: Sequence[Stored]) -> None:
             assert user is not None
             assert board is not None
             assert board.user_id == user.id
-            # Objects that belong together are together.
+            # Objects that belong together are on one shard.
             together = {user.shard_id, board.shard_id}
             together |= {cluster.explain(i).shards[0] for i in stored.pin_ids}
             assert len(together) == 1
 
 
 class Deal:
-    """A placement policy that deals new users to the servers in turn.
+    """A placement policy that assigns new users to the servers in turn.
 
-    The default, a random shard, spreads many users evenly.  These few would
-    all be on one of two servers in every eighth import.
+    The default, a random shard, spreads many users evenly.  The few of an
+    import would all be on one of two servers in every eighth import.
     """
 
     def __init__(self) -> None:

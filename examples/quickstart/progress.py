@@ -14,8 +14,8 @@ _WIDTH = 30
 class Progress:
     """A bar on a terminal; elsewhere, such as in a log, a line per quarter.
 
-    :param label: what is being done.
-    :param total: when it is done; 1 or more.
+    :param label: name of the task.
+    :param total: number of steps; 1 or more.
     :param stream: stderr by default.
     """
 
@@ -38,7 +38,7 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # What is printed next would stand behind the bar.
+        # The next line would be printed behind the bar.
         if self._is_terminal:
             print(file=self._stream)
 

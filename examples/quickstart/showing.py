@@ -83,7 +83,7 @@ def _printable(text: str) -> str:
 
 
 def show_explanation(cluster: Cluster, imported: Sequence[Stored]) -> None:
-    """Print what happened, and where to look."""
+    """Print a summary, and commands to look at the result."""
     pin_id = imported[0].pin_ids[0]
     where = cluster.explain(pin_id)
     (target,) = where.targets

@@ -2,8 +2,8 @@
 
 :mod:`html.parser` looks at an unfinished tag again with each piece, and makes
 a list of all attributes of all tags: a file of a few megabytes may take it
-minutes, or a gigabyte.  What is done here for a file takes time in proportion
-to its length, and no more memory than its longest tag.
+minutes, or a gigabyte.  This parser takes time in proportion to the length of
+a file, and no more memory than its longest tag.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import re
 __all__ = ["MAX_TAG", "TagParser", "unescape"]
 
 MAX_TAG = 1 << 20
-"""Characters of a tag or a comment; some have an icon in them."""
+"""Maximum size of a tag or a comment; some contain an icon."""
 
-#: What may follow an ampersand that a piece ends with.
+#: Characters of an incomplete reference at the end of a piece.
 _MAX_REFERENCE = 40
-#: A character that there is not; Python refuses numbers of 4,301 digits.
+#: A character that does not exist; Python refuses numbers of 4,301 digits.
 _NO_CHARACTER = re.compile(r"&#(?:[0-9]{8,}|[xX][0-9A-Fa-f]{7,});?")
 _STOP = re.compile(r"[=>]")
 _SPACE = re.compile(r"\s*")
@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z][^\s/>]*")
 
 
 def unescape(text: str) -> str:
-    """Return a text with characters in the place of their references."""
+    """Return a text with its character references replaced."""
     if "&" not in text:
         return text
     return html.unescape(_NO_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", text))
@@ -47,18 +47,18 @@ class TagParser:
         # that is looked at when it is twice as long takes twice the time.
         self._enough = 0
 
-    # -- what a subclass has
+    # -- methods of a subclass
 
     def error(self, reason: str) -> Exception:
-        """Return what is raised for a tag that cannot be read."""
+        """Return the error for a tag that cannot be parsed."""
         raise NotImplementedError
 
     def declaration(self, text: str) -> None:
-        """Handle what is between ``<!`` and ``>``."""
+        """Handle the text between ``<!`` and ``>``."""
         raise NotImplementedError
 
     def start(self, name: str, tag: str) -> None:
-        """Handle a tag that begins something.
+        """Handle a start tag.
 
         :param name: in lower case.
         :param tag: all of it, from ``<`` to ``>``.
@@ -66,7 +66,7 @@ class TagParser:
         raise NotImplementedError
 
     def end(self, name: str) -> None:
-        """Handle a tag that ends something."""
+        """Handle an end tag."""
         raise NotImplementedError
 
     def text(self, text: str) -> None:
@@ -93,7 +93,7 @@ class TagParser:
         self._enough = min(2 * len(rest), MAX_TAG + 1)
 
     def _read(self, buffer: str, is_last: bool) -> int:
-        """Read what is whole; return where the rest begins."""
+        """Parse complete tags and texts; return the start of the rest."""
         at, length = 0, len(buffer)
         while at < length:
             if buffer[at] == "<":
@@ -115,7 +115,7 @@ class TagParser:
         return at
 
     def _tag(self, buffer: str, at: int) -> int:
-        """Read a tag, or a ``<`` that begins none; return its end.
+        """Parse a tag, or a ``<`` that begins none; return its end.
 
         :returns: -1 where it is not whole.
         """
@@ -155,7 +155,7 @@ class TagParser:
 
 
 def _end(buffer: str, at: int) -> int:
-    """Return where a tag ends; -1 where it does not."""
+    """Return the end of a tag; -1 if it is incomplete."""
     while (stop := _STOP.search(buffer, at)) is not None:
         at = stop.end()
         if stop[0] == ">":
@@ -177,7 +177,7 @@ def _name(tag: str, at: int) -> str:
 
 
 def _whole(buffer: str, at: int) -> int:
-    """Return the end of text that no reference is cut off in."""
+    """Return the end of the text before an incomplete reference."""
     reference = buffer.rfind("&", max(at, len(buffer) - _MAX_REFERENCE))
     if reference < 0 or ";" in buffer[reference:]:
         return len(buffer)

@@ -1,17 +1,17 @@
-"""The lab of the demo: what it shows of sharding, and lets one try.
+"""The lab of the demo: pages that show sharding, and faults to try.
 
 Only the command of the pinboard has it; :mod:`examples.pinboard.wsgi` does
-not.  The pages of the pinboard know nothing of it but two lines of
+not.  The pages of the pinboard contain two lines for it, in
 ``base.html``.
 
 ``lab.py``
-    What it consists of, and how it is added to the application.
+    Its parts, and the function that adds it to an application.
 ``trace.py``
     The strip of each page: its statements, by events of the cluster.
 ``fleet_map.py``
     The servers and their virtual shards in the top bar.
 ``bench.py``, ``mariadb.py``
-    What can be broken, stopped and grown; and servers that can be.
+    Faults and growth, without servers of its own and on MariaDB.
 ``writers.py``, ``writing.py``
     200 writers for 30 seconds: their process, and its figures.
 ``newest.py``

@@ -16,7 +16,7 @@ from sqla_shard import Cluster
 
 __all__ = ["SLOW", "Bench", "Effect", "Growth", "effects", "end"]
 
-#: Seconds to wait for a program that is to end.
+#: Seconds to wait for a program to end.
 _PATIENCE = 10.0
 
 SLOW = 0.2
@@ -48,14 +48,14 @@ class Bench:
     environ: Mapping[str, str] = {}
     """Variables that a process needs to open the cluster."""
     growth: Growth | None = None
-    """The move of shards to a new server, once it was asked for."""
+    """The move of shards to a new server, once it was started."""
 
     def __init__(self, why: str, *, may_write: bool = True) -> None:
         self.why = why
         self.may_write = may_write
 
     def opening(self, cluster: Cluster) -> dict[str, Any]:
-        """Return what opens the cluster in another process.
+        """Return the arguments that open the cluster in another process.
 
         See :mod:`.writing`.
         """
@@ -64,7 +64,7 @@ class Bench:
     def grow(self, cluster: Cluster) -> None:
         """Start another server, and move shards to it.
 
-        Does nothing while it happens, or when it has happened.
+        Does nothing during the move, or after it.
 
         :raises KeyError: if there is no other server.
         """
@@ -118,9 +118,9 @@ class Effect:
 def effects(
     cluster: Cluster, states: Mapping[str, str], people: Mapping[str, int]
 ) -> list[Effect]:
-    """Return who is affected by each server that is not up.
+    """Return the users affected by each server that is not up.
 
-    An id and the topology say it; no server is asked.
+    Computed from ids and the topology; no server is queried.
 
     :param people: shards of users, by name.
     """

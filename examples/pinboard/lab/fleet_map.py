@@ -1,6 +1,6 @@
 """The map of the top bar: servers, and a cell for each virtual shard.
 
-The drawing is that of the dashboard: one path of SVG for the cells of a level.
+It is drawn as in the dashboard: one path of SVG for the cells of a level.
 """
 
 from __future__ import annotations

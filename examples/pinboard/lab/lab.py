@@ -1,4 +1,4 @@
-"""The lab: what it consists of, and how an application gets it."""
+"""The lab: its parts, and its installation in an application."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ __all__ = ["Lab"]
 class Lab:
     """The part of the demo that shows how sharding works.
 
-    A context manager, which ends what it has started.
+    A context manager, which stops everything that it started.
 
     :param cluster: the cluster of the application.
-    :param bench: what can be broken.
+    :param bench: the faults that it can cause.
     :param cache: nodes of the row cache, as for
         :func:`examples.pinboard.caching.keep`.
     """
@@ -98,7 +98,7 @@ class Lab:
         )
 
     def effects(self) -> list[Effect]:
-        """Return whom it affects that servers are stopped or slow."""
+        """Return the users affected by stopped and slow servers."""
         people = dict(self._people)
         user_id = current_user()
         if user_id is not None:

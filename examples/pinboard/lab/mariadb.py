@@ -1,4 +1,4 @@
-"""Real servers on 127.0.0.1: two that serve, and a third one to grow by.
+"""Real servers on 127.0.0.1: two in use, and a third one to grow to.
 
 Their data is in memory where the system has room for it.  Each MariaDB is
 behind a proxy of :mod:`sqla_shard.testing`, which adds 0.2 ms to a round trip,
@@ -44,7 +44,7 @@ __all__ = ["LocalFleet", "SplitCommand"]
 
 _FIRST = ("server1", "server2")
 _NEW = "server3"
-#: What the new server gets: the second half of the last one.
+#: Shards of the new server: the second half of those of the last one.
 _FROM = "server2"
 _PASSWORD = "MYSQL_PASSWORD"  # noqa: S105  # the name of a variable
 
@@ -85,7 +85,7 @@ class SplitCommand:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            # Ctrl-C is for the demo, which ends it.
+            # Ctrl-C goes to the demo, which ends it.
             start_new_session=True,
         )
         self._thread = threading.Thread(target=self._read)
@@ -99,7 +99,7 @@ class SplitCommand:
         self.status = self._process.wait()
 
     def close(self) -> None:
-        """End the command; it undoes what it has not published."""
+        """End the command; it undoes changes that it has not published."""
         end(self._process)
         self._thread.join()
 
@@ -246,7 +246,7 @@ class LocalFleet(Bench):
     def grow(self, cluster: Cluster) -> None:
         """Start the third server, and move shards to it.
 
-        Does nothing while it happens, or when it has happened.
+        Does nothing during the move, or after it.
         """
         with self._lock:
             if not self._may_grow(cluster):
@@ -264,7 +264,7 @@ class LocalFleet(Bench):
                     f"objects:{last.first + len(last) // 2}-{last.last}",
                     *("--to", _NEW),
                     *("--primary", f"{proxy.host}:{proxy.port}"),
-                    # Of the sockets of these servers; nothing else uses it.
+                    # The account of the sockets; nothing else uses it.
                     *("--allow-user", system_user() or "root", "--yes"),
                 ],
                 self.environ,

@@ -1,8 +1,8 @@
 """The newest pins of all users, and the same statement when it is refused.
 
-Each server sorts its own pins, all at the same time; what they return is
-merged.  Without ``scatter()`` no shard can be told from the statement, and it
-is refused: nobody asks all servers by mistake.
+Each server sorts its own pins, all at the same time; their rows are merged.
+Without ``scatter()`` the statement names no shard, and it is refused: no
+statement goes to all servers by mistake.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from sqla_shard.exc import ScatterFailedError
 
 __all__ = ["Newest", "newest_pins", "refusal"]
 
-#: How many pins are shown.
+#: Number of pins that are shown.
 _LIMIT = 24
-#: Seconds that a server may take; without one that takes longer, the others'
-#: pins are shown.
+#: Seconds that a server may take; the pins of slower servers are not shown.
 _MOMENT = 2.0
 
 _STATEMENT = select(Pin).order_by(Pin.ts.desc(), Pin.id.desc()).limit(_LIMIT)
@@ -39,7 +38,7 @@ _STATEMENT = select(Pin).order_by(Pin.ts.desc(), Pin.id.desc()).limit(_LIMIT)
 class Newest:
     """The newest pins.
 
-    :ivar silent: names of servers that have not answered.
+    :ivar silent: names of servers that have not responded.
     """
 
     pins: Sequence[HomePin]
@@ -47,7 +46,7 @@ class Newest:
 
 
 def newest_pins(session: ShardSession) -> Newest:
-    """Return the newest pins of all users, of the servers that answer."""
+    """Return the newest pins of all users, from servers that respond."""
     wanted = scatter(on_error="partial", timeout=_MOMENT)
     try:
         result = session.scalars(_STATEMENT.options(wanted))

@@ -1,6 +1,6 @@
 """The statements of a page, for the strip at its bottom.
 
-They come from the events of the cluster, and the cache hits from
+Statements come from events of the cluster, and cache hits from
 :func:`sqla_shard.cache.counting`: nothing is estimated.  A redirect after a
 write has no page, so the next page of the same browser shows it, too.
 """
@@ -100,7 +100,7 @@ class Trace:
 
     @property
     def seconds(self) -> float:
-        """Time for which statements and COMMITs were waited for."""
+        """Time spent waiting for statements and COMMITs."""
         spent = sum(one.seconds for one in self.statements)
         return spent + sum(one.seconds for one in self.commits)
 
@@ -177,9 +177,9 @@ class Traces:
         app.teardown_request(self._end)
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         for name, listener in self._listeners.items():
-            # There are none if no application was made.
+            # There are none if no application was created.
             if event.contains(self._cluster, name, listener):
                 event.remove(self._cluster, name, listener)
 
@@ -187,7 +187,7 @@ class Traces:
     def now(self) -> Trace:
         """The trace of this request so far."""
         if "lab_trace" not in g:
-            # Refused before the first of our functions, such as for a token.
+            # Refused before our first function ran, such as for a CSRF token.
             self._begin()
         trace: Trace = g.lab_trace
         trace.cache = g.lab_counts()
@@ -221,7 +221,7 @@ class Traces:
         if stack is not None:
             stack.close()
 
-    # -- events of the cluster; those of other threads are not of a page
+    # -- events of the cluster; other threads do not belong to a page
 
     def _statement(self, cluster: Cluster, report: StatementReport) -> None:
         if has_request_context() and "lab_trace" in g:

@@ -1,7 +1,7 @@
 """The pages of the lab, on the loopback interface only.
 
-There is no sign-in here.  What changes something is a form with the CSRF token
-of the application, as everywhere else.
+There is no sign-in here.  Changes are made by forms with the CSRF token of the
+application, as everywhere else.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _lab() -> Lab:
 
 @blueprint.get("/")
 def page() -> ResponseReturnValue:
-    """Show what can be broken, grown and measured."""
+    """Show the controls for faults, growth and load."""
     lab = _lab()
     objects = lab.cluster.topology.sole("objects")
     is_growing = (
@@ -69,7 +69,7 @@ def page() -> ResponseReturnValue:
         states=lab.bench.states(),
         slow=SLOW,
         is_growing=is_growing,
-        # Without JavaScript, too, the page follows what happens.
+        # The page is updated without JavaScript, too.
         refresh=is_growing or (lab.run is not None and lab.run.is_running),
         writers=WRITERS,
         seconds=SECONDS,
@@ -78,7 +78,7 @@ def page() -> ResponseReturnValue:
 
 @blueprint.get("/newest")
 def newest() -> ResponseReturnValue:
-    """Show the newest pins of all users, and how long each server took."""
+    """Show the newest pins of all users, and the time of each server."""
     lab = _lab()
     found = newest_pins(db.session)
     # The first statement of this page.
@@ -130,7 +130,7 @@ def grow() -> ResponseReturnValue:
 
 @blueprint.post("/writers")
 def start_writers() -> ResponseReturnValue:
-    """Let 200 writers write."""
+    """Start a run of 200 writers."""
     lab = _lab()
     if not lab.bench.may_write:
         raise ConflictError(lab.bench.why)

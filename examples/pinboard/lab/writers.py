@@ -27,14 +27,14 @@ SECONDS = 30.0
 
 
 class Run:
-    """One run, started when it is made.
+    """One run, started by the constructor.
 
     :param cluster: the cluster of the pages.
-    :param bench: says how the process opens a cluster.
+    :param bench: provides the arguments that open a cluster.
     :param cache: the nodes of the row cache.
 
     :ivar state: ``"preparing"``, ``"running"``, ``"done"`` or ``"failed"``.
-    :ivar error: what the process has said at last, or what has failed here.
+    :ivar error: last line of the process's stderr, or the error here.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class Run:
             env={**os.environ, **bench.environ},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # In the same pipe a warning would be in the midst of a line.
+            # In the same pipe a warning could be in the middle of a line.
             stderr=self._stderr,
             text=True,
-            # Ctrl-C is for the demo, which ends it.
+            # Ctrl-C goes to the demo, which ends it.
             start_new_session=True,
         )
         self._thread = threading.Thread(target=self._read, args=(job,))
@@ -96,7 +96,7 @@ class Run:
                         self.state, self.report = "running", found
             self._invalidate(boards)
         except (OSError, ValueError, SQLAlchemyError) as error:
-            # It was ended within a line, or a server is stopped.
+            # It was killed while writing a line, or a server is stopped.
             self.error = str(error)
         with self._stderr as stderr:
             status = process.wait()

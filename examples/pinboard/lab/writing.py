@@ -6,9 +6,9 @@ Each line of the output is one, too: first ``boards``, then twice a second
 ``at`` and, for each server, ``writes``, ``failed``, ``p50`` and ``p99``.
 
 A write is :func:`examples.pinboard.boards.add_pin`, one transaction on one
-virtual shard, with what :meth:`sqla_shard.Cluster.run` repeats.  Its time is
-that until it has returned, with the wait for one of the connections and for
-Python, which runs one thread at a time.
+virtual shard, including retries of :meth:`sqla_shard.Cluster.run`.  Its
+duration includes the wait for a connection of the pool and for Python, which
+runs one thread at a time.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ __all__ = ["main"]
 
 #: Users whose boards are written to, evenly on the virtual shards.
 _USERS = 16
-#: Seconds that a writer waits whose write has failed: the server of a
-#: refused connection answers at once.
+#: Seconds that a writer waits after a failed write: connections are refused
+#: at once.
 _WAIT = 0.2
 _EVERY = 0.5
 #: Connections to each server.

@@ -1,4 +1,4 @@
-"""From mail addresses and names to users.
+"""Lookups from mail addresses and names to users.
 
 It runs once for each mod shard of its keyspace, on MariaDB and on SQLite.
 """

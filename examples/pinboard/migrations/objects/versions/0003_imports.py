@@ -14,7 +14,7 @@ from sqlalchemy.ext.compiler import compiles
 
 
 class UpdatedAt(sa.ColumnElement[Any]):
-    """The time of a row's last change, which the server keeps."""
+    """The time of a row's last change, updated by the server."""
 
     inherit_cache = True
 
@@ -45,7 +45,7 @@ def downgrade() -> None:
 
 
 def _create_objects(name: str) -> None:
-    # What MariaDB's TIMESTAMP does by itself takes a trigger on SQLite.
+    # MariaDB updates a TIMESTAMP by itself; SQLite needs a trigger.
     trigger = sa.DDL(
         'CREATE TRIGGER IF NOT EXISTS "%(name)s_ts" AFTER UPDATE ON %(table)s '
         "FOR EACH ROW WHEN NEW.ts IS OLD.ts BEGIN UPDATE %(table)s SET ts = "
