@@ -35,7 +35,7 @@ from tests.tiers import TIERS
 # Hypothesis chooses a profile of its own where CI is set, with one fixed
 # seed for all time; we want a new one for each change, printed.
 hypothesis.settings.register_profile("default", max_examples=50, deadline=None)
-# What `all` looks for with 50.
+# Fewer examples than the 50 of the tier `all`.
 hypothesis.settings.register_profile("few", max_examples=15, deadline=None)
 hypothesis.settings.register_profile(
     "soak", max_examples=2000, deadline=None, print_blob=True

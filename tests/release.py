@@ -1,9 +1,9 @@
 """Build what a tag releases, and try it where nothing else is installed.
 
-``make release TAG=v1.0`` needs the tag alone: what it names is cloned, and
-what lies about in the directory is not published.  In ``dist/`` are then a
+``make release TAG=v1.0`` needs the tag alone: its commit is cloned, and
+other files of the directory are not published.  In ``dist/`` are then a
 wheel and a source distribution, each of which was installed in a new virtual
-environment, beside the versions of ``requirements/demo.txt``, and has run the
+environment, with the versions of ``requirements/demo.txt``, and has run the
 program and an example there.
 """
 

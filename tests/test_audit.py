@@ -42,7 +42,7 @@ class Service:
                 self.wfile.write(body)
 
             def log_message(self, *arguments: Any) -> None:
-                """Nothing: what was asked is noted."""
+                """Log nothing; requests are recorded."""
 
         self.server = http.server.ThreadingHTTPServer(
             ("127.0.0.1", 0), Handler

@@ -48,7 +48,7 @@ def test_every_option_has_a_help(path):
 def lines_of_help(
     group: LazyGroup, path: str
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield each command, what its group shows of it, and its own line."""
+    """Yield each command, its line in the group, and its own line."""
     context = click.Context(group)
     for name, lazy in group.commands_by_name.items():
         command = group.get_command(context, name)

@@ -158,7 +158,7 @@ def test_the_demo_on_sqlite(tmp_path: Path) -> None:
     assert len(files) == 64
     assert {path.parent.name for path in files} == {"server1", "server2"}
 
-    # Again: what was there is there, and the samples are made once.
+    # Again: all data is there, and the samples are created once.
     size = {path: path.stat().st_size for path in files}
     with demo(tmp_path, "--data", "pins") as (address, _):
         browse(address)

@@ -1,4 +1,4 @@
-"""The documentation says what is so: its code runs, and it is complete.
+"""The documentation is correct: its code runs, and it is complete.
 
 Every code block of Python in README.md and docs/ is executed, in order, in
 one namespace per page, in an empty directory, on SQLite.  The blocks around
@@ -244,8 +244,8 @@ class Runner:
             elif program != "ls":
                 pytest.fail(f"{block.where}: {program} is not run in tests")
             environ = {**os.environ, "PYTHONWARNINGS": "error"}
-            # What a reader sees at his desk: where it is set, pytest says
-            # things twice.
+            # As readers see it: where it is set, pytest prints some lines
+            # twice.
             environ.pop("CI", None)
             wanted, printed = "", self._printed(program, arguments, environ)
         self._same(block, wanted, printed)

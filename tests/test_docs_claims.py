@@ -1,7 +1,7 @@
 """Statements of the pages that the code has made untrue.
 
-Each was true when it was written, and stood there long after it was not.
-What a page says is missing is looked for in the package.
+Each was true when it was written, and stayed long after it was not.  Features
+that a page calls missing are looked for in the package.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def parameters(function: Any) -> Any:
     return inspect.signature(function).parameters
 
 
-#: What no page may say, and what in the package makes it untrue.
+#: Statements that no page may contain, and the code that makes them untrue.
 UNTRUE: dict[str, Fact] = {
     r"(finding|find) an? (row|object)[^.]* (is|are) not there yet": (
         lambda: sqla_shard.LookupMixin.resolve
@@ -117,8 +117,8 @@ def test_every_extra_is_listed() -> None:
     assert listed == set(PYPROJECT["project"]["optional-dependencies"])
 
 
-#: What the pages say is missing, by the words of the README's table and of
-#: the landing page; each with the name that it would have.
+#: Features that the pages call missing, by the words of the README's table and
+#: of the landing page; each with the name that it would have.
 MISSING = {
     "online schema changes": "schema/online",
 }

@@ -19,7 +19,7 @@ OPERATE = ROOT / "docs" / "operate"
 MESSAGES = (OPERATE / "messages.rst").read_text("utf-8")
 MONITORING = (OPERATE / "monitoring.rst").read_text("utf-8")
 ALERTS = (ROOT / "examples" / "monitoring" / "alerts.yml").read_text("utf-8")
-#: What is between the fixed parts of a message, and between two messages.
+#: Separators of the fixed parts of a message, and of two messages.
 VALUE, END = "\0", "\1"
 
 

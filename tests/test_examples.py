@@ -30,7 +30,7 @@ from sqla_shard.testing.topology_documents import topology_document
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
-# What prints at most three boards of a user prints all of these six.
+# An example that prints at most three boards of a user prints all these six.
 OBJECT = re.compile(
     r" (user|board|pin) .* (\d+) = shard (\d+), type (\d+), local (\d+)"
 )

@@ -57,7 +57,7 @@ LAYERS = {
     "cli": "alembic click kazoo rich sqlalchemy",
 }
 
-# What a room must not import, although it is above.
+# Rooms that a room must not import, although they are above it.
 APART = {
     "ext": {"schema", "verify", "contrib", "fleet", "migrate", "dashboard"},
     "dashboard": {"verify", "contrib", "migrate"},
@@ -122,7 +122,7 @@ OPTIONAL = (
     "zstandard",
 )
 
-# What Python 3.10 does not have yet is imported by version.
+# Modules that Python 3.10 lacks are imported by version.
 STDLIB = sys.stdlib_module_names | {"tomllib"}
 
 

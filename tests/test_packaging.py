@@ -45,7 +45,7 @@ def tracked() -> list[str]:
     return find_tracked()
 
 
-#: What lies about where people work.
+#: Untracked files of a working directory.
 PLANTED = [
     ".env",
     "notes.txt",
@@ -117,7 +117,7 @@ def test_the_source_distribution_has_what_is_tracked_alone(built, tracked):
             for member in archive.getmembers()
             if member.isfile()
         }
-    # What is built for PyPI, and what belongs to the repository.
+    # Except for metadata of PyPI, and files of the repository only.
     assert found - {"PKG-INFO"} == set(tracked) - {".ci/run"}
 
 

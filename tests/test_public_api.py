@@ -47,7 +47,7 @@ def test_the_front_door_is_small() -> None:
 
 
 def test_public_methods_say_what_they_raise() -> None:
-    # The classes that users call; what they raise of ours is documented.
+    # The classes that users call; their errors of ours are documented.
     for cls in (sqla_shard.Cluster, sqla_shard.ShardSession):
         for name, value in vars(cls).items():
             if name.startswith("_") or not inspect.isfunction(value):

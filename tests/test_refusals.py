@@ -1,7 +1,7 @@
 """Refused constructs are on the page about refusals.
 
-The names of constructs are read from the source: whoever adds a refusal has
-to write down, in docs/explanation/refusals.rst, which wrong answer it spares.
+The names of constructs are read from the source: every new refusal has to be
+in docs/explanation/refusals.rst, with the wrong answer that it prevents.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FOLDERS = (
     "types",
 )
 
-#: What is called with the name of a construct as its first argument.
+#: Callables that take the name of a construct as their first argument.
 _CALLS = {"Cut", "Problem", "_refuse", "_refused"}
 
 

@@ -1,7 +1,7 @@
 """Asynchronous sessions, in the tables of ``scatter``.
 
-Each call is one ``run_until_complete()`` of an event loop that is there
-already; what that costs is in the figures.
+Each call is one ``run_until_complete()`` of an existing event loop; the
+figures include its cost.
 """
 
 from __future__ import annotations

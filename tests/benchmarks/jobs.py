@@ -1,4 +1,4 @@
-"""Jobs: what an enqueue adds to a transaction, and claims against bare SQL."""
+"""Jobs: the cost of an enqueue in a transaction, and claims versus SQL."""
 
 from __future__ import annotations
 

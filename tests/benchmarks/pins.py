@@ -101,7 +101,7 @@ def unions(
     """Read with a UNION ALL for each server, by hand and in threads.
 
     :param branches: a SELECT for each shard.
-    :param around: what follows the last of a server.
+    :param around: SQL after the last SELECT of a server.
     :param driver: the module to connect with.
     """
     keyspace = cluster.topology.keyspace("objects")

@@ -21,8 +21,8 @@ def test_look_and_switch(site: Site, visitor: Callable[..., Visitor]) -> None:
     one = visitor(site)
     page = one.page
     one.enter_as(name)
-    # What was read in a transaction before is not put into the cache: each
-    # look fills some more.
+    # Rows read in an earlier transaction are not cached: each request fills
+    # some more.
     for _ in range(8):
         page.goto(f"/boards/{board_id}")
         one.at("board")

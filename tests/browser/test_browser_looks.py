@@ -29,7 +29,7 @@ LONG = PinInput(
     details="w" * 300 + " and words " * 40,
 )
 
-# What stands out to the right although the page as a whole does not scroll.
+# Elements that overflow to the right although the page does not scroll.
 WIDE = """() => [...document.querySelectorAll("main *")].filter((element) => {
     const box = element.getBoundingClientRect();
     if (!box.width || element.closest(".sr")) return false;
@@ -91,7 +91,7 @@ def device(request: pytest.FixtureRequest) -> Any:
     return request.param, DEVICES[request.param]
 
 
-# What can be used but has no name that a screen reader could say.
+# Controls without an accessible name.
 NAMELESS = """() => [...document.querySelectorAll(
     "a[href], button, input:not([type=hidden]), textarea, select"
 )].filter((element) => {
@@ -100,7 +100,7 @@ NAMELESS = """() => [...document.querySelectorAll(
     return !texts.some(Boolean) && !element.getAttribute("aria-label");
 }).map((element) => element.outerHTML.slice(0, 100))"""
 
-# What a finger could miss: smaller than 24 by 24 pixels (WCAG 2.5.8).
+# Targets smaller than 24 by 24 pixels (WCAG 2.5.8).
 SMALL = """() => [...document.querySelectorAll(
     "button, main a[href]:not(h2 a), input:not([type=hidden]), [data-handle]"
 )].filter((element) => {

@@ -22,7 +22,7 @@ def test_sign_up_follow_and_save(
     one.at("users")
     page.get_by_role("link", name="Sign up").first.click()
     one.at("sign-up")
-    # Somebody has the name; what was entered is still there.
+    # The name is taken; the form still has the input.
     one.expected = {409}
     one.fill("sign-up", email="newcomer@example.com", name=name)
     alert = page.locator('[role="alert"]:visible')

@@ -119,7 +119,7 @@ def test_a_link_that_is_a_program_is_refused(board: Any, link: str) -> None:
     one.fill("add-pin", link=link, title="A trap")
     alert = one.page.locator('[role="alert"]:visible')
     expect(alert.first).to_contain_text(re.compile("http|link"))
-    # What was entered is still there to be corrected.
+    # The form still has the input, to be corrected.
     title = one.page.locator('form[data-form="add-pin"] [name="title"]')
     expect(title).to_have_value("A trap")
     one.expect_order(before)

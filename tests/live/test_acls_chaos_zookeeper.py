@@ -1,4 +1,4 @@
-"""A protected topology stays protected, whoever is killed while pushing."""
+"""A protected topology stays protected when processes are killed in a push."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_an_agent_shows_the_epoch_of_its_file(
     assert (one.file, one.epoch) == (str(folder / "topology.json"), 1)
     publisher.publish(topology(2))
     assert wait_until(lambda: clients(location)[0].epoch == 2, seconds=SECONDS)
-    # What cannot be written is not used by the processes that read the file.
+    # A topology that cannot be written is not used by readers of the file.
     folder.rename(tmp_path / "moved")
     folder.write_text("not a folder")
     publisher.publish(topology(3))

@@ -59,7 +59,7 @@ RULES = {"[5m]": "[30s]"}
 
 
 class Scene:
-    """Two servers, one behind a proxy, one with a standby; what runs there."""
+    """Two servers, one behind a proxy, one with a standby, and exporters."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -492,7 +492,7 @@ def test_each_alert_is_raised_by_its_fault_and_by_no_other(scene, alert):
         # It ends after a failed test, too: otherwise all others would fail.
         stack.callback(fault.__exit__, None, None, None)
         wait_for(scene, {alert})
-        # What else the fault raises, it raises by now.
+        # All other alerts of the fault are raised by now.
         threading.Event().wait(SETTLED)
         wait_for(scene, {alert})
     wait_for(scene, set())

@@ -163,7 +163,7 @@ def test_closing_waits_for_sessions(
         assert await cluster.aclose(timeout=0.05) is False
         closing = asyncio.ensure_future(cluster.aclose(timeout=TIMEOUT))
         await asyncio.sleep(0)
-        # What runs goes on, and ends.
+        # The running session continues to its end.
         session.expunge_all()
         assert None not in await session.get_many(Pin, ids)
         assert not closing.done()

@@ -1,4 +1,4 @@
-"""Nodes that fail: what it costs, and what may be read afterwards."""
+"""Nodes that fail: the delay, and the values that may be read afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Redis servers that fail: what it costs, and what may be read afterwards."""
+"""Redis servers that fail: the delay, and values that may be read after it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_old_values_that_are_back_are_not_served(how):
         assert store.block(["c"], ours, 60) == set()
         if how == "saved":
             server.save()
-            # What comes after it is forgotten.
+            # Later writes are lost.
             assert store.block(["a"], token(), 60) == set()
         server.kill()
         server.start()

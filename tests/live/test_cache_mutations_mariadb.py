@@ -41,7 +41,7 @@ class TestControl(cache_mutations.Mutated):
             super().test_reads(cluster, cases, items, rng)
 
 
-#: What neither a value, nor a lease, nor a tombstone has.
+#: Items that are neither a value, nor a lease, nor a tombstone.
 _STRANGE = [
     (0, b"not empty"),
     (1, b""),

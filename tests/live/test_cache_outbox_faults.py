@@ -1,7 +1,7 @@
-"""Keys that wait, while nodes of the cache and servers fail.
+"""Pending keys, while nodes of the cache and servers fail.
 
-The writer has lost its way to a node that keeps what it has: what is there
-stays old until the key was taken out.
+The writer cannot reach a node that goes on serving its values: these stay
+stale until the key was deleted.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def server(redis_installed):
 
 @pytest.fixture(params=["as bytes", "as text"])
 def harness(server, request):
-    """Return one over a client of either kind: what is read is bytes."""
+    """Return a harness with a client of either kind; both read bytes."""
     decode = request.param == "as text"
     with redis.Redis(port=server.port, decode_responses=decode) as client:
         harness = OnRedis(server, client)

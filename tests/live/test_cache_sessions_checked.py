@@ -258,8 +258,8 @@ def test_nothing_is_stale_after_a_failover(scene, on_pair, say):
             old, new = pair.primary, pair.standby
 
             def publish(old=old, new=new):
-                # Whoever has the old topology cannot read there; what the
-                # cache has is all that is left to be old.
+                # Processes with the old topology cannot read there; only the
+                # cache can have old values.
                 allow(new, may=True)
                 allow(old, may=False)
                 number = scene.document["epoch"] + 1
@@ -333,7 +333,7 @@ def test_nothing_is_left_of_what_a_failover_has_lost(
         while not lost_pins(scene, since, since) and not over.is_set():
             over.wait(0.1)
         old.root_execute("SET GLOBAL read_only = 1")
-        # What was being committed may have taken them out again.
+        # Transactions in their COMMIT may have deleted them again.
         fenced = monotonic()
         while not lost_pins(scene, since, fenced) and not over.is_set():
             over.wait(0.1)

@@ -68,7 +68,7 @@ def state_of(cluster: Cluster, user: int) -> State:
 
 @pytest.fixture
 def users(cluster: Cluster) -> list[int]:
-    """Return users of two servers, who are in the cache."""
+    """Return users on two servers; both are in the cache."""
     return [
         stored(cluster, User(name="u", city="Rome"), shard_id, warm=True)
         for shard_id in (0, 7)

@@ -366,7 +366,7 @@ def test_a_list_that_two_have_changed(
         else:
             BoardHasPins.move(session, board, first, after=second)
             after = [first, second]
-    # What was there before; the key waits.
+    # The cache has the old list; the key is pending.
     assert ids_of(cluster, board) == (before, 2)
     cluster.run(BoardHasPins.append, board, fourth)
     expected = [fourth, *after]
@@ -407,9 +407,9 @@ def test_a_server_that_is_lost_after_commit(
 
 
 class Gated:
-    """A store that ends a transaction when it may.
+    """A store that holds up the end of a transaction.
 
-    :ivar at: the method that waits: what comes after COMMIT.
+    :ivar at: the method that waits, which is called after COMMIT.
     :ivar reached: set when it is called.
     :ivar go: to be set then.
     """

@@ -204,8 +204,8 @@ def test_a_node_that_hangs_holds_up_no_other_task(
         # A busy machine keeps everybody from running; a node that is waited
         # for does so for all of its time.
         assert worst < HUNG
-        # What could not be announced is written down, and taken out as soon
-        # as the node is asked again.
+        # Invalidations that failed are in the outbox, and are applied as soon
+        # as the node is used again.
         assert wait_until(
             lambda: impatient.repair_cache().ok, seconds=PATIENCE
         )

@@ -172,7 +172,7 @@ def test_no_secret_can_be_seen_from_outside(fleet, directory):
     with process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        # It is the same process: what we were has become the client.
+        # It is the same process: our program has executed the client.
         command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
         process.send_signal(signal.SIGKILL)
     program, first, *_ = command.decode().split("\0")

@@ -1,8 +1,8 @@
-"""COMMITs that are cut: what is reported of each shard is what is there.
+"""COMMITs that are cut: the reported state of each shard is the actual one.
 
 A proxy before each server cuts the connection on which COMMIT comes, before
-the server has got it or when it has done it.  What the servers have is read
-past the proxies.
+the server receives it or after its execution.  The rows of the servers are
+read without the proxies.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def on_server(shard_id: int) -> WrittenShard:
 
 @pytest.fixture(scope="module")
 def there(fleet: MariaDBFleet, ids: list[int]) -> Iterator[Truth]:
-    """Return a function: what each shard has, without the proxies."""
+    """Return a function that reads each shard, without the proxies."""
     with contextlib.ExitStack() as stack:
         cursors = [
             stack.enter_context(server.root_connect()).cursor()
@@ -150,7 +150,7 @@ def check(
     for shard in reported.get("committed", ()):
         expected[shard.shard_id] = new
     for shard in reported.get("unknown", ()):
-        # What shares a server is there together, or not.
+        # Shards of one server are committed together, or not at all.
         assert after[shard.shard_id] in (before[shard.shard_id], new)
         expected[shard.shard_id] = after[shard.shard_id]
     assert list(after) == expected
@@ -389,7 +389,7 @@ def test_a_server_that_refuses_to_commit(
     try:
         with pytest.raises((ServerFencedError, PartialCommitError)) as caught:
             session.commit()
-        # What is left is not committed by trying once more.
+        # A second attempt does not commit the rest.
         with pytest.raises(InvalidRequestError):
             session.commit()
         session.close()

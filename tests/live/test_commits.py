@@ -130,7 +130,7 @@ def test_half_of_a_commit(cluster: Cluster, fleet: MariaDBFleet) -> None:
     error = caught.value
     assert {*error.committed, error.failed} == {"server1", "server2"}
     assert error.unknown
-    # What is said is what the servers hold.
+    # The error agrees with the rows of the servers.
     homes = {"server1": 1, "server2": 7}
     (done,) = error.committed
     assert counted(cluster, homes[done]) == before[homes[done]] + 1

@@ -1,7 +1,7 @@
-"""First connections that are lost while the dialect still asks questions.
+"""First connections that are lost while the dialect is being initialized.
 
-Each statement of the first connection of an engine is cut once: what drivers
-send by themselves, and what the dialect of SQLAlchemy asks the server.
+Each statement of the first connection of an engine is cut once: those of the
+drivers, and the queries of SQLAlchemy's dialect.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def test_a_server_lost_after_the_view_does_not_lose_the_answer(
     assert "ServerUnreachableError: server server2" in record.getMessage()
     assert busy(cluster) == 0
 
-    # What is left works, and the other comes back.
+    # The other server works, and the lost one comes back.
     assert title_of(cluster, here) == "Boats"
     done = app.test_cli_runner().invoke(args=["shard", "health"])
     assert done.exit_code == 1

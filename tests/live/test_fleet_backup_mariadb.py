@@ -237,7 +237,7 @@ def test_a_shard_is_restored_to_a_moment(scene, say, request):
     assert scene.plan.problems == ()
     assert scene.result.state == "finished"
     assert same_content(scene.content, scene.read(f"restored_{LIVE}")) == []
-    # What was wrong in the live database is so still.
+    # The live database is unchanged, with its errors.
     assert same_content(scene.content, scene.read(LIVE)) != []
     scene.pair.wait_caught_up()
     restored = scene.read(f"restored_{LIVE}", scene.pair.standby)
@@ -664,7 +664,7 @@ def test_a_program_that_hangs_is_ended(scene, tmp_path, monkeypatch):
         with pytest.raises(BackupFailedError, match="written nothing for"):
             copy_binlogs(scene.fleet, storage, "server1")
     assert archives_of(storage) == ([], [])
-    # What a killed process has left is removed by the next.
+    # Files left by a killed process are removed by the next one.
     (folder,) = (tmp_path / "backups" / "binlogs").iterdir()
     left = folder / ".partial"
     left.mkdir()

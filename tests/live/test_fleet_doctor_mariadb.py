@@ -36,7 +36,7 @@ from tests.servers.remedies import follow
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
 
-#: What the documentation asks of every server.
+#: The options that the documentation requires of every server.
 DOCUMENTED = (
     "--read-only=1",
     "--sync-binlog=1",

@@ -156,9 +156,9 @@ def prove(pairs, attempts):
 
 
 class Stale:
-    """Writes to the old home of the shards that move, whatever happens.
+    """Writes to the old server of the shards that move, regardless of errors.
 
-    :ivar attempts: what was acknowledged.
+    :ivar attempts: acknowledged writes.
     """
 
     def __init__(self, pairs):
@@ -239,7 +239,7 @@ def test_a_split_loses_nothing(pairs, tmp_path, seed, say):
         for name, shards in (("staying", STAYING), ("moving", MOVING)):
             say(f"  {name}: {pauses(attempts, shards=shards)}")
         assert (result.state, result.epoch) == ("finished", 2)
-        # What was written since the cutover is no difference.
+        # Writes since the cutover are not reported as differences.
         assert result.problems == ()
         assert stale.attempts
         prove(pairs, [*attempts, *stale.attempts])

@@ -276,7 +276,7 @@ def test_partitioned_watchers_do_nothing(scene):
 
 
 def test_nothing_is_done_without_zookeeper(scene, ensemble):
-    # What is lost would be unknown when ZooKeeper is back.
+    # The lost transactions would be unknown when ZooKeeper is back.
     scene.primary.root_execute(
         "SET GLOBAL rpl_semi_sync_master_timeout = 600000"
     )

@@ -1,6 +1,6 @@
 """A real ZooKeeper that fails in every way, under an application's load.
 
-Not one request fails, and whatever was before: what is published next is used.
+No request fails, and the next published topology is used after every failure.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ def test_changes_while_a_list_is_built(cluster, store):
     run(cluster, follows.follow_user, ada, eve)
     run_jobs(cluster)
     assert store.count(table.name, ada) is None
-    # What was read before is older than what the jobs have added.
+    # The edges were read before the jobs added theirs.
     assert store.finish(table.name, ada, token, edges.items()) is True
     assert store.finish(table.name, ada, token, edges.items()) is False
     assert store.count(table.name, ada) == {1: 1, 2: 0, 3: 0}

@@ -96,7 +96,7 @@ def test_a_killed_parent_holds_nothing_though_its_child_lives(
     )
     assert process.stdin
     assert process.stdout
-    # What neither says nor dies is a fault, too.
+    # A process that neither responds nor ends is a failure, too.
     watchdog = threading.Timer(60, kill_all, [process.pid])
     watchdog.start()
     try:

@@ -44,8 +44,8 @@ SCHEMA = ("schema", "-c", str(ROOT / "examples/pinboard/alembic.ini"))
 #: A user of shard 5, which is on the server that hangs.
 USER = str(5 << 46 | 3 << 36 | 1)
 
-#: What each command is given, and what it says.  The second of two servers
-#: hangs, and the node of the cache.
+#: Arguments of each command, its exit status and output.  The second of two
+#: servers hangs, and the node of the cache.
 DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "repair": (("repair", "--once", *MODELS), NOT_READ, "server2"),
     "worker": (

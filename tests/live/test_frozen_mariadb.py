@@ -424,7 +424,7 @@ def test_an_event_loop_ends(scene: Scene) -> None:
 
 @pytest.mark.usefixtures("memcached_installed")
 def test_a_cache(scene: Scene) -> None:
-    """Its node hangs, too: what is on the good server is read there."""
+    """Its node hangs, too: rows of the other server are read there."""
     with MemcachedServer() as node:
         scene.cluster.configure_cache(
             {

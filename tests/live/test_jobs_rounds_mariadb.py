@@ -194,7 +194,7 @@ def test_workers_that_are_killed_or_stopped(
         until_some_are_taken(last)
         last.send_signal(signal.SIGKILL)
         final = stack.enter_context(worker(path, servers.environ))
-        # What the stopped one holds is recovered, but for what it has locked.
+        # Claims of the stopped worker are recovered, except for locked rows.
         until_some_are_taken(final)
         stopped.send_signal(signal.SIGCONT)
         wait_until(load.is_done, seconds=SECONDS)

@@ -154,7 +154,7 @@ class Fault:
         try:
             until(lambda: self._proxy.counts.swallowed > self._before)
         finally:
-            # In this order: who connects again in between would hang.
+            # In this order: a client that reconnects in between would hang.
             self._proxy.restore()
             self._proxy.cut()
 

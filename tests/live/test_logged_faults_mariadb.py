@@ -84,7 +84,7 @@ class TestCuts(Suite):
     def test_of_the_transaction_with_a_key(
         self, cluster, proxied, lines, ids, mark, when
     ):
-        """Whether it took effect is found out; what it left is done."""
+        """Its outcome is looked up, and its operations are applied."""
 
         def write(session: Any) -> None:
             intend(session, ids[NEAR], ids[FAR], mark)
@@ -189,7 +189,7 @@ class TestServers(Suite):
     def test_down_while_it_is_written(
         self, cluster, proxied, lines, ids, mark
     ):
-        """The transaction commits; what it has left is done later."""
+        """The transaction commits; its operations are applied later."""
         lines[TARGET].refuse()
         lines[TARGET].cut()
         with proxied.begin(cross_shard="logged") as session:

@@ -121,7 +121,7 @@ def test_all_or_nothing_once(
             fleet, rng, KILLS, partial(written, log), processes.kill_some
         )
     for server in fleet.servers:
-        # What was sent by those that were killed is done by now, or never.
+        # Statements sent by killed processes are executed by now, or never.
         server.kill()
         server.start()
     left, repaired = repair_all(fleet)

@@ -95,7 +95,7 @@ def filled(request, cluster):
 
 
 def calls(length, board, some):
-    """Yield names of calls, what they do, and how many rows they return."""
+    """Yield names of calls, the calls, and the number of rows they return."""
     middle, quarter = some[length // 2], some[length // 4]
     new, *more = pins(20)
     move = BoardHasPins.move

@@ -36,7 +36,7 @@ class TestOutcomes(operation_outcomes.Outcomes):
 
 
 class TestDeadlocks(Suite):
-    """A server that ends one rolls back all, what was left as well."""
+    """A server that ends a deadlock rolls back all, pending operations too."""
 
     def lose(
         self, cluster: Any, first: int, mark: str

@@ -110,7 +110,7 @@ def test_who_is_not_affected_by_a_stopped_or_slow_server(
     page = ada.get("/boards")
     assert "server2 is stopped." in page
     assert re.findall(r"data-unaffected>(.*?)<", page) == ["Ada (you)"]
-    # Less of it: what is on the other server.
+    # Pins of the other server are missing.
     assert "Harbours" not in page
     assert "data-unaffected" in grace.get("/boards", 503)
     assert "server2 did not answer" in ada.get("/lab/newest")

@@ -1,4 +1,4 @@
-"""The pinboard on MariaDB: who signs up, what is related, what meets."""
+"""The pinboard on MariaDB: sign-ups, relations, and concurrent requests."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_a_pin_removed_while_it_is_restored_can_be_found(
     removed = threading.Event()
 
     def meeting(*args: Any, **options: Any) -> Any:
-        # Whoever restores has seen the pin, which is not removed yet, and
-        # would let the other go first.
+        # The thread that restores has read the pin, which is not removed yet;
+        # it would let the other thread go first.
         if threading.current_thread().name.startswith(REMOVER):
             return own_pin(*args, **options)
         found = own_pin(*args, **options)

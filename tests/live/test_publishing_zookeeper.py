@@ -1,4 +1,4 @@
-"""Publishing in a real ZooKeeper: what is refused, races, what is lost."""
+"""Publishing in a real ZooKeeper: refusals, races, and lost connections."""
 
 from __future__ import annotations
 
@@ -421,7 +421,7 @@ def test_a_reset_reaches_those_who_have_the_highest_epoch(
         assert follower.topology.version == (1, 42)
         assert follower.report().state == "current"
         assert [one.epoch for one in publisher.history()] == [42, 41]
-        # What the files of operators have goes on from there.
+        # Epochs of the operators' files continue from there.
         publisher.publish(topology(43))
         assert follower.wait(42, 30)
         publisher.rollback(to=41)
@@ -947,7 +947,7 @@ def test_a_server_that_stops_answering():
 
         def lose(write):
             server.pause()
-            # Not before: what comes first has to be answered.
+            # Not earlier: the first requests need responses.
             answers_within(publisher, 0.5)
             try:
                 return write()

@@ -106,7 +106,7 @@ def test_a_server_of_copies(
     rest = {there[turn], *there[turn + 1 :]}
     assert set(error.done) == set(range(SHARDS)) - rest
 
-    # What cannot be asked is not said to be right.
+    # Shards that cannot be read are not reported as correct.
     report = verify_references(cluster, [Country])
     assert [one.shard_id for one in report.unread] == there
     assert not report.ok

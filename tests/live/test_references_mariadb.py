@@ -40,7 +40,7 @@ class TestRefused(reference_writing.Refused):
     def test_two_keys_that_are_one_to_the_server(
         self, cluster: Cluster
     ) -> None:
-        # Whose collations ignore spaces at the end.
+        # Its collations ignore trailing spaces.
         before = contents(cluster, Country)
         rows = [{"code": "a", "name": "A"}, {"code": "a ", "name": "B"}]
         with pytest.raises(ReferenceRowsError, match="equal to another") as e:

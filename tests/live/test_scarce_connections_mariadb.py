@@ -60,6 +60,6 @@ def test_other_servers_are_asked_all_the_same(
         with cluster.session() as session:
             assert len(session.execute(both).all()) == SHARDS
         start = time.monotonic()
-    # What waits for a connection is not waited for until its pool gives up.
+    # The statement ends before the timeout of the pool.
     assert time.monotonic() - start < TIMEOUT / 2
     assert busy(cluster) == 0

@@ -150,7 +150,7 @@ def test_one_statement_for_each_server(
         assert set(by_server(log).values()) == {1}
         assert len(by_server(log)) == SERVERS
         log.clear()
-        # What the session holds is not asked for again.
+        # Objects in the session are not read again.
         assert session.get_many(Pin, ids) == pins
         assert not by_server(log)
         statement = select(Pin.id, Pin.title).where(Pin.id.in_(ids))

@@ -27,7 +27,7 @@ project = on_mariadb("schchaos")
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 TIMES = 15 if SOAK else 1
 
-# What keeps an upgrade from making tables where others were.
+# Prevents an upgrade from creating tables where others were.
 GUARD = "run_env(context, MetaData())"
 WITHOUT_GUARD = f"""
 from sqla_shard.schema import environment

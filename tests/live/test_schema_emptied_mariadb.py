@@ -82,7 +82,7 @@ op.create_table(
         for remedy in re.findall(
             r"sqla-shard schema (\w+)", str(caught.value)
         ):
-            # What it advises makes no empty tables there.
+            # The advised command creates no empty tables there.
             if remedy == "status":
                 assert not schema.status(project.config()).ok
             elif remedy == "upgrade":

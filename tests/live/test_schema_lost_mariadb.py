@@ -110,7 +110,7 @@ def test_a_ledger_that_was_dropped_is_reported(project: Project) -> None:
         "no ledger",
         *["nothing to do"] * 2,
     ]
-    # What it advises makes another.
+    # The advised commands create another ledger.
     project.query(1, "DROP TABLE {db}sqla_shard_version")
     project.alembic("upgrade", "head")
     assert schema.status(project.config()).ok

@@ -93,9 +93,9 @@ def wrong_claims(
     *,
     one_is_enough: bool = False,
 ) -> tuple[list[list[int]], Counter[str]]:
-    """Upgrade again and again, while something happens.
+    """Upgrade again and again, during other events.
 
-    :param whats: what happens to each.
+    :param whats: the event during each upgrade.
     :param one_is_enough: end when shards were behind.
     :returns: the shards that were behind where all were said to be done; and
         how the runs have ended.

@@ -146,7 +146,7 @@ class Application:
         mine = self.expected[number][owner]
         change = fans.remove if fan in mine else fans.append
         if rng.random() < 0.2:
-            # What is in the list already, or is not.
+            # An append of a member, or a removal of a non-member.
             change = fans.append if fan in mine else fans.remove
             assert not self.cluster.run(change, owner, fan, timeout=PATIENCE)
             return

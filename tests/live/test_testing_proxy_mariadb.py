@@ -55,7 +55,7 @@ def test_statements_take_the_delay_longer(server, proxy):
         direct = median(connection)
         proxy.delay = 0.05
         times.clear()
-        # What a machine that is busy adds differs from moment to moment.
+        # A busy machine adds a varying delay.
         assert wait_until(
             lambda: median(connection) < direct + 0.1, seconds=PATIENCE
         )

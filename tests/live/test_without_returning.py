@@ -39,7 +39,7 @@ def cluster(mariadb_fleet: Any) -> Iterator[Cluster]:
     ) as cluster:
         cluster.create_all(Base.metadata)
         for engine in {p.engine for _, p in cluster.places.servers()}:
-            # What SQLAlchemy finds of a MySQL 8 server.
+            # As SQLAlchemy sets it for a MySQL 8 server.
             engine.dialect.insert_returning = False
             engine.dialect.use_insertmanyvalues = False
         yield cluster

@@ -103,7 +103,7 @@ class Clusters:
     :param lookup: shards of the keyspace ``lookup``; 0 for none.
     :param more: further keyspaces of objects, and the layouts of their ids.
     :param options: for :class:`sqla_shard.Cluster`.
-    :param prepare: of a new cluster; what it enters ends before it.
+    :param prepare: of a new cluster; contexts that it enters end before it.
     """
 
     metadata: MetaData

@@ -82,7 +82,7 @@ def flask_fixtures() -> tuple[Any, Any, Any, Any]:
 
     @pytest.fixture
     def app() -> Iterator[Flask]:
-        """An application that is not set up; what it opens is closed."""
+        """Return an application that is not set up; close what it opens."""
         app = Flask("shop")
         app.testing = True
         yield app

@@ -21,13 +21,13 @@ from tests.models.merged_models import WARE
 
 __all__ = ["SAMPLES", "Rows", "make_rows", "store"]
 
-#: Case, accents, spaces at the end, what sorts before a space, letters of
-#: two bytes and of four, digits, and none at all.
+#: Case, accents, trailing spaces, characters that sort before a space, letters
+#: of two bytes and of four, digits, and the empty text.
 _TEXTS = (
     *("", " ", "a", "A", "a ", "a  ", "a\t", "a\x01", "a b", "ab", "AB"),
     *("b", "B", "ä", "Ä", "á", "ae", "e", "é", "É", "s", "ß", "ss", "SS"),
     *("z", "Z", "ö", "oe", "10", "9", "_", "日本", "日", "😀", "😁"),
-    # Of several weights, or of none; of other scripts; what ends in NUL.
+    # Of several weights, or of none; of other scripts; with NUL at the end.
     *("日本語", "日本國", "½", "1/2", "œ", "ǆ", "dž", "ﷺ", "ﷺa", "ﷻ", "ch"),
     *("กเ", "เก", "ไทย", "لا", "שׁ", "ж", "Ё", "е\u0308", "a\u0301", "がが"),
     *("a\u00a0", "\u3000", "a\0", "\0", "a\0b", "a \t", "\u00ad", "각", "𝔸"),
@@ -52,7 +52,7 @@ _MOMENTS = tuple(
     for day, second, micro in ((1, 0, 0), (1, 0, 7), (2, 59, 999999))
 )
 
-#: By kind of column, what a row may have beside NULL.
+#: Values other than NULL, by kind of column.
 SAMPLES: dict[str, tuple[Any, ...]] = {
     "number": _NUMBERS,
     "big": (-(2**63), 2**62, 2**63 - 1, 5),

@@ -24,7 +24,7 @@ __all__ = ["FreeGrammar"]
 class FreeGrammar(Grammar):
     """Makes a statement that must be answered, and adds something to it."""
 
-    # What is distinct stays so, whatever is shown in its place.
+    # Distinct rows stay distinct, whatever columns are selected.
     kinds = ("rows", "objects", "aggregates", "groups")
     additions = (
         *("having", "counted", "computed", "window", "concatenated", "inner"),

@@ -68,7 +68,7 @@ class Value:
 
 @dataclass
 class Made:
-    """A statement, and what has to be known to compare its answers.
+    """A statement, and the properties needed to compare its results.
 
     :ivar keys: what it is sorted by, spelled out.
     :ivar order: the same, by the position of the column and its direction;

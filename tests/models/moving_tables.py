@@ -233,7 +233,7 @@ class Move:
             raise
 
     def _step(self, names: list[str], random: Random) -> None:
-        # What it has to do follows from the store.
+        # The step follows from the store.
         position = self.store.read().number
         self._write_fences(random)
         if position == len(names):

@@ -166,10 +166,10 @@ class Case:
     What they write is rolled back.
 
     :ivar refused: raises.
-    :ivar names: what is in the message, in this order: what is the matter,
-        and the way that works.
-    :ivar remedy: that way.
-    :ivar answer: what it returns.
+    :ivar names: parts of the message, in this order: the problem, and the
+        statement that works.
+    :ivar remedy: that statement.
+    :ivar answer: its result.
     """
 
     refused: Ask

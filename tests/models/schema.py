@@ -363,7 +363,7 @@ class Project:
 
 
 def runner_fixture() -> Any:
-    """Return a fixture: what starts alembic quickly."""
+    """Return a fixture for a runner, which starts alembic quickly."""
 
     @pytest.fixture(scope="module")
     def runner(tmp_path_factory: Any) -> Iterator[Runner]:
@@ -396,7 +396,7 @@ def on_mariadb(prefix: str, shards: int = 4, **more: Any) -> Any:
         project = Project(tmp_path, document, mariadb_fleet.servers, runner)
         yield project
         project.close()
-        # What a test that failed has left would keep the databases locked.
+        # Processes left by a failed test would keep the databases locked.
         runner.end_if_busy()
         mariadb_fleet.drop_databases(document)
 

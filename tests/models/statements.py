@@ -120,7 +120,7 @@ class Maker(Tables):
     def froms(
         self, depth: int, outer: list[Source] | None = None
     ) -> tuple[list[Source], list[Any], list[Any]]:
-        """Return sources, what stands in FROM, and what ties them."""
+        """Return sources, the elements of FROM, and conditions of joins."""
         used: set[str] = set()
         if outer:
             sources = [self.fitting(depth, used, outer)]

@@ -72,7 +72,7 @@ class Country(ReferenceMixin, Base):
 
 
 def fill(cluster: Cluster) -> list[int]:
-    """Insert a user with a key on every shard, who likes the next one."""
+    """Insert on every shard a user with a key, which likes the next user."""
 
     def add(session: ShardSession, shard_id: int) -> int:
         user = User(email=f"{shard_id}@example.org")

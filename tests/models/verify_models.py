@@ -108,7 +108,7 @@ class AccountHandle(
     previous=normalization.casefold,
     field="handle",
 ):
-    """Has become exact: what it was before has lost its capitals."""
+    """Has become case-sensitive: older keys are in lower case."""
 
 
 ALL = [AccountEmail, AccountTag, AccountName, AccountLogin, AccountHandle]

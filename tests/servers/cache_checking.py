@@ -43,11 +43,11 @@ class Report:
 def check(events: Iterable[Event], *, reads_tell: bool = True) -> Report:
     """Look for reads that are stale.
 
-    Each life of the data by itself: what one has written is not known to
-    the next, which must not see it.
+    Each life of the data by itself: writes of one are not known to the next,
+    which must not see them.
 
-    :param reads_tell: whether a read has to know what others have found; else
-        only what was acknowledged.
+    :param reads_tell: whether a read must not be older than other reads; else
+        it must only not be older than acknowledged writes.
     """
     report = Report()
     by_key: dict[tuple[str, int], list[Event]] = defaultdict(list)

@@ -184,7 +184,7 @@ class Scene:
                 self._wait(doing, enough)
             finally:
                 over.set()
-                # What it does is to be done before the last steps.
+                # The action has to end before the last steps.
                 wait([doing])
                 self.stop.touch()
         doing.result()
@@ -296,7 +296,7 @@ class Scene:
     def finish(self) -> None:
         """Drain the outboxes, and read everything through the cache."""
         for database in self.databases:
-            # Of processes that were killed: what they have sent is done.
+            # Ends connections of killed processes, after their statements.
             kill_application(database)
         over = {event.txn for event in self.events if event.kind == "over"}
         lost = {e.txn for e in self.events if e.kind == "exempt"} - over

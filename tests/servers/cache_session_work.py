@@ -2,7 +2,7 @@
 
 A subject is what is read or written: a pin, whose version grows; the items of
 a shard, or the targets of a list, which come and go; a list with a target
-that moves up, whose place is a version; what a function says of two pins.
+that moves up, whose place is a version; the result of a function of two pins.
 """
 
 from __future__ import annotations

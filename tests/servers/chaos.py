@@ -150,7 +150,7 @@ def data_on_both(fleet: MariaDBFleet, shards: int = SHARDS) -> Iterator[Any]:
     """Put the same objects on two servers; yield their ids."""
     ids = [pack(shard, 1, k) for shard in range(shards) for k in (1, 2, 3)]
     documents = [both_ways(fleet, epoch, shards=shards) for epoch in (1, 2)]
-    # Of all shards on each: who is called what changes with the epoch.
+    # All shards on each server: their names change with the epoch.
     held = {f"server{n}": ("", [0, shards - 1]) for n in (1, 2)}
     every = document(1, held, database=DATABASE)
     fleet.drop_databases(every)

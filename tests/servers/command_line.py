@@ -74,7 +74,7 @@ MOVE_COMMANDS = {
     "verify": _NO_MOVE,
 }
 
-#: What a command of the group ``fleet`` is given, by the form in its help.
+#: Arguments of commands of the group ``fleet``, by their form in the help.
 _GIVEN = {
     "FILE": "same.json",
     "HOST:PORT": "127.0.0.1:1",
@@ -117,7 +117,7 @@ def fleet_commands() -> dict[str, str]:
 
 
 def invoke(*arguments: object, env: Mapping[str, str] | None = None) -> Result:
-    """Run a command in this process; what nobody catches is raised."""
+    """Run a command in this process; uncaught errors are raised."""
     found = CliRunner().invoke(
         program,
         [str(one) for one in arguments],

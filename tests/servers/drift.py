@@ -82,7 +82,7 @@ def drop(server: Any, shard: int) -> None:
         )
 
 
-#: Whose shard ALTERED has been altered.
+#: The servers whose shard ALTERED was changed.
 touched: list[Any] = []
 
 

@@ -70,7 +70,7 @@ class FleetScene:
     :param seed: of everything that is random.
     :param writers: number of processes that write.
     :ivar fleet: the fleet.
-    :ivar attempts: what writers have attempted, of the loads that have ended.
+    :ivar attempts: attempts of the writers of the loads that have ended.
     :ivar late: the stale applications, while a load runs.
     :ivar servers: all servers.
     """

@@ -63,7 +63,7 @@ _TIMEOUT = 5
 class Failed(Exception):  # noqa: N818 - an outcome, not always an error
     """An attempt did not return an id.
 
-    :param outcome: what is known of the transaction.
+    :param outcome: the known state of the transaction.
     """
 
     def __init__(self, outcome: Outcome, error: BaseException) -> None:
@@ -84,10 +84,10 @@ def create_tables(
 
 @dataclass(frozen=True, kw_only=True)
 class RawWriter:
-    """Writes with PyMySQL, where a topology file says.
+    """Writes with PyMySQL, to the servers of a topology file.
 
-    It keeps the topology that it has until an attempt fails: whoever does
-    not make the old server refuse will have it write there for ever.
+    It uses its topology until an attempt fails: unless the old server
+    refuses writes, it writes there for ever.
 
     :ivar path: of the topology, see :mod:`tests.servers.published`.
     :ivar selects: whether its connections have a default database, whose

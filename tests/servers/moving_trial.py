@@ -342,7 +342,7 @@ class Rows:
     :ivar posts: by title: name of the author, changes, title of the post that
         it replies to, and time.
     :ivar messages: by content: names of the sender and the recipient.
-    :ivar follows: who follows whom.
+    :ivar follows: pairs of a follower and a followed user.
     :ivar doubled: names that several rows have.
     """
 

@@ -54,7 +54,7 @@ def moved(document: Any, *servers: dict[str, Any]) -> dict[str, Any]:
 
 
 def publish_to(path: Path, document: Any) -> None:
-    """Replace the file; who reads it sees the old one or the new one."""
+    """Replace the file atomically; readers see the old one or the new one."""
     draft = path.with_suffix(".draft")
     # It has passwords.
     draft.touch(mode=0o600)

@@ -14,8 +14,8 @@ __all__ = ["Swaps", "moved"]
 class Swaps:
     """Lets a cluster ask the test for newer topologies.
 
-    :ivar asked: how often it has asked.
-    :ivar next: what it gets when it asks the next time.
+    :ivar asked: the number of its requests.
+    :ivar next: the response to its next request.
     """
 
     is_live = True

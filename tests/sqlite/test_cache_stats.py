@@ -87,7 +87,7 @@ def test_hits_and_misses_are_the_keys_asked(cluster, cache, pins):
     assert stats.hit_ratio == stats.hits / asked
     assert 0 < stats.bytes_written < stats.bytes_read
     assert 0 < stats.seconds < 10
-    # What a session holds already is not asked for.
+    # Objects in the session are not requested.
     with cluster.session() as session:
         held = [session.get(Pin, pins[0]) for _ in range(3)]
     assert held[0] is held[2]

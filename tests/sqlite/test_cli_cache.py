@@ -141,7 +141,7 @@ def test_a_server_that_cannot_be_asked(
     leave(cluster, ids[1], [("pins", "a")])
     cluster.close()
     (broken,) = tmp_path.rglob("db00007.sqlite")
-    # What stands beside it could be read in its place.
+    # Its journal could be read in its place.
     for one in broken.parent.glob("db00007.sqlite-*"):
         one.unlink()
     broken.write_bytes(b"this is no database " * 100)

@@ -53,7 +53,7 @@ keyspace = objects
 topology = %(here)s/migrated.toml
 keyspace = %(nobody)s
 """
-#: What a second of the shell must not be spent on.
+#: Modules that a completion must not import, as they take a second.
 _SLOW = ("sqlalchemy", "alembic", "pymysql", "MySQLdb", "kazoo")
 
 

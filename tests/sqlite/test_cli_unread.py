@@ -47,7 +47,7 @@ def whole(tmp_path_factory):
 
 class TestWithoutFiles(unread.Unread):
     OTHERWISE: ClassVar[dict[str, dict[str, Any]]] = {
-        # What is missing is what it looks for.
+        # It looks for missing databases.
         "schema verify": {"status": FAILED, "most": 0},
         # It makes files, beside those that are missing.
         "schema -c {dir}/alembic.ini provision --topology {dir}/new.json": {

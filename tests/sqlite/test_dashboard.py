@@ -1,4 +1,4 @@
-"""The pages of the dashboard: what they show, and who may change what."""
+"""The pages of the dashboard: their content, and permissions of changes."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def test_close_waits_for_what_is_in_use(tmp_path: Path) -> None:
     thread = threading.Thread(target=close)
     thread.start()
     assert begun.wait(60)
-    # What is running goes on, and ends.
+    # The running session continues to its end.
     session.connection({"shard_id": 1}).execute(text("SELECT 1"))
     session.close()
     thread.join(60)

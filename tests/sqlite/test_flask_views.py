@@ -146,7 +146,7 @@ def test_errors_have_a_status(app, cluster, error, status, after):
     response = app.test_client().get("/")
     assert response.status_code == status
     assert ("own page" in response.text) is (status == 503)
-    # What an error says is for the log.
+    # Messages of errors are for the log only.
     assert "server s" not in response.text
     if status != 503:
         assert "Retry-After" not in response.headers

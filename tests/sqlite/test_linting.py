@@ -1,4 +1,4 @@
-"""The linter by itself: what it finds, and which line it names."""
+"""The linter by itself: its findings, and the lines that it names."""
 
 from __future__ import annotations
 

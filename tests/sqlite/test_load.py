@@ -1,4 +1,4 @@
-"""Samples of statements: what is counted, and which shard is hot."""
+"""Samples of statements: the counters, and hot shards."""
 
 from __future__ import annotations
 

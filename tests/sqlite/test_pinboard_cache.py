@@ -164,7 +164,7 @@ def test_classes_are_switched(visitor: Visitor, cache: Cache) -> None:
     assert (after.hits, after.misses) == (before.hits, before.misses)
     visitor.post("/cache/Board", to="on")
     assert cache.is_enabled(Board)
-    # What was written meanwhile was announced.
+    # Writes of the meantime were invalidated.
     assert "<h1>Renamed</h1>" in visitor.get(f"/boards/{board_id}")
 
 

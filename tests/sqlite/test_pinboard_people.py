@@ -83,7 +83,7 @@ def test_what_is_taken(nobody: Visitor, visitor: Visitor) -> None:
         error = nobody.api("POST", "/users", form, 409)["error"]
         assert (error["code"], error["field"]) == ("taken", field)
         assert str(visitor.user_id) not in error["message"]
-    # What was not taken is free still.
+    # The value that was not taken is still free.
     form = {"email": "free@example.com", "name": "Somebody"}
     assert nobody.api("POST", "/users", form, 201)["name"] == "Somebody"
 

@@ -276,7 +276,7 @@ def test_users_that_are_none(visitor: Visitor) -> None:
     for email in ("", "nobody", nobody, "x" * 300 + nobody, "\u0000@x"):
         message = visitor.refused(422, "/session", email=email)
         assert "address" in message
-    # Who was signed in still is.
+    # The user is still signed in.
     assert visitor.name in visitor.get("/boards")
 
 

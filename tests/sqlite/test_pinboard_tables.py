@@ -97,7 +97,7 @@ def test_the_commands_see_the_data_of_the_demo(
     )
     assert "16 at 0001 (head)" in result.output
 
-    # What alembic.ini names is what the command makes.
+    # The command uses the topology that alembic.ini names.
     text = (PINBOARD / "topology.toml").read_text("utf-8")
     path = tmp_path / "topology.toml"
     path.write_text(text.replace("sqlite:///", f"sqlite:///{tmp_path}/"))

@@ -27,9 +27,9 @@ def test_every_refusal_has_a_remedy_that_is_run(
             messages.append(refusal(session, data, case))
     found = [str(s) for s in sites() if not any(map(s.wrote, messages))]
     known = [begin for listed in ELSEWHERE.values() for begin in listed]
-    # Whoever adds a refusal adds a case, whose remedy is run.
+    # Every new refusal needs a case, whose remedy is run.
     assert [one for one in found if not one.startswith(tuple(known))] == []
-    # What has a case by now is listed no longer.
+    # Refusals with a case are not listed any more.
     assert [k for k in known if not any(f.startswith(k) for f in found)] == []
 
 

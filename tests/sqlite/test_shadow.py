@@ -386,7 +386,7 @@ def test_reports_of_several_processes(engine: Engine, tmp_path: Path) -> None:
         select_often(engine, 2)
         child = os.fork()
         if child == 0:
-            # What the parent has counted is in its own report.
+            # Counters of the parent are in its own report.
             select_often(engine, 3)
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0

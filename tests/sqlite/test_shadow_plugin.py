@@ -141,7 +141,7 @@ def test_shadow_command(reports: Path) -> None:
     document = json.loads(shown.output)
     assert document["processes"] == 2
     assert document["outcomes"]["single_shard"]["statements"] == 6
-    # What it prints is a report itself.
+    # Its output is a report itself.
     merged = reports / "merged.json"
     merged.write_text(shown.output)
     again = invoke("migrate", "shadow", str(merged), "--json")

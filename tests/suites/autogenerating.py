@@ -204,7 +204,7 @@ def _colours(*names: str) -> Enum:
     return Enum(*names, name="colour")
 
 
-#: What was, what is, and the beginning of what a revision then says.
+#: The old table, the new one, and the beginning of the revision.
 CHANGES: list[tuple[Any, Any, str]] = [
     (table(), column(Integer), "op.add_column('things', sa.Column('c', "),
     (column(Integer), table(), "op.drop_column('things', 'c')"),
@@ -383,7 +383,7 @@ def together(cases: Iterable[MetaData]) -> MetaData:
     return metadata
 
 
-#: What alembic does not look at; the documentation says so.
+#: Changes that alembic does not detect, as documented.
 BLIND: list[tuple[Any, Any]] = [
     (
         table(Column("c", Integer, nullable=False, primary_key=True)),

@@ -188,7 +188,7 @@ class Sessions:
 
         asyncio.run(main())
 
-    # What SQLAlchemy was about to await.
+    # The coroutine that SQLAlchemy was about to await.
     @pytest.mark.filterwarnings("ignore:coroutine .*:RuntimeWarning")
     def test_lazy_loads_are_missing_greenlets(
         self, cluster: Cluster, data: Any

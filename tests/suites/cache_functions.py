@@ -38,7 +38,7 @@ from tests.servers.memcached import nodes
 
 __all__ = ["Awaited", "Lists", "Objects", "Telling"]
 
-#: What the functions were called with, and what happens while they run.
+#: Arguments of calls of the functions, and actions while they run.
 calls: list[Any] = []
 meanwhile: list[Callable[[Any], None]] = []
 
@@ -328,13 +328,13 @@ class Objects(Suite):
             held = session.get_one(User, ids[0])
             session.commit()
             self.rename(cluster, ids[0], "new")
-            # What it holds is what it knows, and is no news for others.
+            # The object in the session is old, and is not cached for others.
             assert names(session, ids[:1]) == {held.id: "user 0"}
         assert self.ask(cluster, names, ids[:1]) == {ids[0]: "new"}
 
     def test_read_after_waiting(self, cluster, cache, ids):
-        # What others did not fill is read where the snapshot is older than
-        # the lease: it must not be kept.
+        # A value that others did not fill is read from a snapshot that is
+        # older than the lease: it must not be cached.
         store = cache.region("values").store
         key = f"{cache.prefix}:f:t:user:{ids[0]}"
         store.fetch([key], 5)
@@ -380,8 +380,8 @@ class Objects(Suite):
         first = self.ask(cluster, names, ids)
         second = other_version(names, version=2, of=User)
         assert self.ask(cluster, second, ids) == first
-        # Which has taken away what the other one has left, and not kept its
-        # own: that is for who comes next.
+        # The second call has deleted the value of the first version, and not
+        # cached its own: the next call does.
         assert self.ask(cluster, second, ids) == first
         assert self.ask(cluster, second, ids) == first
         assert self.took() == [ids] * 3
@@ -717,7 +717,7 @@ class Telling(Suite):
                     session.get_one(User, user_id).name = "new"
                 cached.invalidate(session, one)
                 session.commit()
-        # What is there is old, and that is written down.
+        # The cached value is old, and its invalidation is pending.
         self.took()
         assert self.ask(cluster, cached, [one])
         assert self.took() == []

@@ -455,7 +455,7 @@ def _warm(of: Items, case: Case, read: Callable[[Case], Shown]) -> bytes:
 class WrongCells(Suite):
     """A cell of another type, in the row of an object or of a list."""
 
-    #: By the name of a column: what no driver returns for it.
+    #: Values that no driver returns, by the name of a column.
     WRONG: ClassVar[dict[str, list[Any]]] = {
         "local_id": [None, 206158430286.0, "7", True, [], 7, 2**63, {}],
         "data": [None, 7, True, [], {}, {"b": "eA=="}, "7", "[]", '{"n":"x"}'],

@@ -230,7 +230,7 @@ class Leases(Suite):
 
     def test_ends_by_a_delete_of_somebody_else(self, store, mark):
         lease = leased(store, [mark])[mark]
-        # Who finds no tombstone of its own cannot know what is there.
+        # A caller that finds no tombstone of its own does not know the value.
         assert store.unblock([mark], token()) == set()
         assert store.fill({mark: (lease, b"old")}, 60) == set()
         assert state(store, mark) is State.LEASED

@@ -134,7 +134,7 @@ class Bypass(_Users):
             with sent() as statements:
                 seen(cluster, Pin, pin)
             assert statements == []
-            # What is written is taken out all the same.
+            # Writes still invalidate.
             with cluster.begin() as session:
                 session.get(User, user).name = "written"
             assert not value_of(cluster, key_of(cluster, User, user))
@@ -252,7 +252,7 @@ class Savepoints(_Users):
         inner.rollback()
         assert session.get(User, user).name == "kept"
         session.commit()
-        # What was taken back was announced all the same.
+        # A rolled back change was invalidated nevertheless.
         assert not value_of(cluster, key_of(cluster, User, other))
         assert seen(cluster, User, other).city is None
 

@@ -468,8 +468,8 @@ class Absent(Suite):
     @pytest.fixture
     def absent(self, cluster, rng):
         new = pack(5, USER, rng.randrange(10**6, 10**9))
-        # What the test before has inserted on this shard in an event loop
-        # may be announced still: nothing is kept of absences until then.
+        # An insert of the previous test on this shard, in an event loop, may
+        # still be invalidated: absences are not cached until then.
         settled(lambda: seen(cluster, User, new))
         with sent() as statements:
             assert seen(cluster, User, new) is None

@@ -48,7 +48,7 @@ def _go_off() -> None:
     Bomb.went_off = True
 
 
-#: What may stand after the tag of a value.
+#: Contents after the tag of a value.
 BODIES: dict[str, bytes] = {
     "nothing": b"",
     "text": b"what?",
@@ -149,7 +149,7 @@ class Garbage(Suite):
 
     @pytest.mark.parametrize("name", BODIES)
     def test_lists_that_are_appended_to(self, cluster, name):
-        """Whoever puts the longer list there has read the old one."""
+        """A process that stores the longer list has read the old one."""
         board = stored(cluster, Board())
         pins = [stored(cluster, Pin(title="p")) for _ in range(3)]
         changed(cluster, BoardHasPins.append_many, board, pins[:2])
@@ -171,7 +171,7 @@ class Damage(Suite):
     """Of what is there, and of what tells that there is nothing."""
 
     def test_absences(self, cluster):
-        """Of no use, what is there in their place is never believed."""
+        """Poisoned values in the place of absences are never used."""
         absent = stored(cluster, User(name="x"))
         with cluster.begin() as session:
             session.delete(session.get(User, absent))

@@ -349,7 +349,7 @@ class Deleting:
             cluster, User, Scene(cluster).user, scatter=True, batch=2
         )
         after = everything(cluster)
-        # What is left is the other user of that scene, with what it has.
+        # The other user of that scene stays, with its rows.
         assert after.pop("users") == before.pop("users") + 1
         assert len(plan.parts) > 15
         with cluster.session() as session:
@@ -370,7 +370,7 @@ class Deleting:
         with cluster.session() as session:
             assert UserSavesPins.count(session, scene.other) == 1
             assert UserName.resolve(session, scene.name) == scene.user
-        # What is left can still be found, without the object.
+        # The remaining rows can still be found, without the object.
         for entity, key, name in (
             (User, scene.user, "UserName"),
             (Pin, scene.pins[0], "UserSavesPins"),
@@ -429,7 +429,7 @@ class Deleting:
                 except Ended:
                     ended += 1
         assert ended > 3
-        # What has ended after a COMMIT is left to the worker.
+        # Deletions that ended after a COMMIT are left to the worker.
         assert cluster.repair(now=True).ok
         assert cluster.pending() == []
         self.rest(cluster, scene)

@@ -1,4 +1,4 @@
-"""The unit of work: what a flush writes, and where."""
+"""The unit of work: the statements of a flush, and their shards."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class Flushing(_Writing):
             log.take()
             assert pin.title == "a"
             assert log.take() == {4: 1}
-            # What the last transaction wrote binds the next one no more.
+            # The shard of the last transaction does not bind the next one.
             session.add(at(5, Pin(title="b")))
             session.commit()
             session.delete(pin)

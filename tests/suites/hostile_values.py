@@ -76,7 +76,7 @@ def nested(levels: int) -> str:
     return '{"free": {"a": ' + "[" * levels + "]" * levels + "}}"
 
 
-#: What a blob may hold that another program has written.
+#: Contents of blobs that another program may have written.
 STORED = [
     f'{{"whole": {DIGITS}}}',
     f'{{"free": {{"a": {DIGITS}}}}}',
@@ -118,7 +118,7 @@ def _add(session: Any, item: Item) -> None:
     session.flush()
 
 
-#: What no shard has as its number.
+#: Invalid numbers of shards.
 NO_SHARDS = [True, 1.0, Decimal(1), "1", [1], {1: 2}, {1}, HUGE, -HUGE, -1]
 
 

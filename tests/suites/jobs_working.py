@@ -1,4 +1,4 @@
-"""Workers: what they run, and what becomes of it.
+"""Workers: the jobs that they run, and the outcomes.
 
 Each class is a suite; a test module has a fixture ``cluster``.
 """

@@ -89,7 +89,7 @@ class Faulty:
             raise KilledError
         with pytest.MonkeyPatch.context() as patched:
             if self._how == "killed":
-                # What follows COMMIT is not done either.
+                # The steps after COMMIT are skipped, too.
                 patched.setattr(
                     operations,
                     "apply_after_commit",

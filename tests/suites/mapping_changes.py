@@ -1,4 +1,4 @@
-"""Adding to lists, taking out of them and moving: what it does and costs."""
+"""Appends to lists, removals and moves: their effects and costs."""
 
 from __future__ import annotations
 

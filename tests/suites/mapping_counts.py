@@ -1,4 +1,4 @@
-"""Stored lengths of lists: what keeps them equal to the rows."""
+"""Stored lengths of lists, which stay equal to the number of rows."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ class Deferred:
                 change(cluster, BoardHasPins.remove, board, pin)
                 given.append((board, pin, None))
             if rng.random() < 0.2:
-                # Whoever has them applies them now, or once more.
+                # Another process applies them now, or once more.
                 for pair in rng.sample(given, rng.randrange(len(given))):
                     cluster.run(self._settle, [pair])
         rng.shuffle(given)
@@ -282,8 +282,8 @@ class Racing:
         for job in jobs:
             job.result()
 
-        # What has lost against others too often is tried again, and at once:
-        # it may be left for half a minute to those who wrote it.
+        # Operations that lost against others too often are retried, at once:
+        # by default they are left to their writers for half a minute.
         def is_repaired() -> bool:
             return cluster.repair(now=True).ok and not cluster.pending()
 

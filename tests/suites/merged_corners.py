@@ -175,8 +175,8 @@ _ANSWERED: dict[str, _Made] = {
 }
 
 
-#: What one database would answer otherwise than shards; each was once
-#: answered wrongly.
+#: Statements with another result on one database than on shards; each once
+#: returned a wrong one.
 _REFUSED: dict[str, tuple[str, _Made]] = {
     "DISTINCT by another alias": (
         "DISTINCT",
@@ -254,7 +254,7 @@ _HAVING: dict[str, Callable[[Any], Any]] = {
     "arithmetic": lambda w: func.count() + 1 > 2,
 }
 
-#: What servers compute with otherwise than they show it.
+#: Values that servers compute with in another form than they return.
 _NO_HAVING: dict[str, Callable[[Any], Any]] = {
     "a quotient": lambda w: func.max(w.price / 3) > 1,
     "a text": lambda w: func.max(w.uca) > "a",

@@ -357,8 +357,8 @@ class NumberGrammar:
         found = getattr(func, name)(value)
         if self.rng.randrange(4) == 0:
             other = self.rng.choice([0, 1, Decimal("0.5"), 0.5, "n/a"])
-            # As the server answers: what SQLAlchemy makes of it, it makes
-            # of both.
+            # As the server returns it: SQLAlchemy converts both results
+            # alike.
             found = func.coalesce(found, other, type_=NullType())
         return found
 
@@ -381,7 +381,7 @@ class NumberGrammar:
         return statement
 
 
-#: What one database and shards answer alike, on every server.
+#: Statements with the same result on one database and on shards.
 _NAMED: dict[str, Callable[[Any], Any]] = {
     "sum of quotients": lambda c: select(func.sum(c.number / 3)),
     "avg of quotients": lambda c: select(func.avg(c.n2 / 7)),
@@ -478,7 +478,7 @@ _ON_SERVERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-#: What is refused where only the server knows a last digit.
+#: Statements that are refused if only the server knows a last digit.
 _OPEN: dict[str, Callable[[Any], Any]] = {
     "avg of what is equal": lambda c: select(
         func.avg((c.n32 - c.n32) - c.n18), func.avg(c.n5 - (c.n23 - c.n23))
@@ -632,8 +632,8 @@ def _in_other_orders(
 ) -> list[list[tuple[Any, ...]]]:
     """Return the answers of the one database to rows in other orders.
 
-    Sums of doubles depend on it: where they cancel each other out, what is
-    left may have hardly a digit in common.
+    Sums of doubles depend on the order: where they cancel each other out, the
+    results may have hardly a digit in common.
     """
     id_ = PlainCoin.id
     found = []
@@ -655,8 +655,8 @@ def _alike(
 ) -> bool:
     """Compare answers.
 
-    :param others: of the one database, to rows in other orders: what they
-        differ by is allowed, too.
+    :param others: of the one database, to rows in other orders: their
+        differences are allowed, too.
     """
     if len(got) != len(want):
         return False

@@ -333,7 +333,7 @@ class Merging:
             session.rollback()
 
     def test_a_page_of_rows_and_their_number(self, session):
-        # What Flask-SQLAlchemy's paginate() sends.
+        # The statements of Flask-SQLAlchemy's paginate().
         wares = select(Ware).where(Ware.number >= 3).order_by(Ware.number)
         wares = wares.options(scatter(max_offset=100))
         page = session.scalars(wares.limit(4).offset(8)).all()
@@ -453,7 +453,7 @@ class Merging:
         for limited in (locked.limit(1), skipping.limit(1)):
             with pytest.raises(ScatterUnsupportedError, match="one shard at"):
                 session.execute(limited)
-        # What the message names.
+        # The remedy that the message names.
         on_shard = {"shard_id": 17}
         found = session.scalars(skipping.limit(2), bind_arguments=on_shard)
         assert found.all() == [2, 6]

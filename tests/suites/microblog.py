@@ -23,9 +23,9 @@ CONFIG = {"SECRET_KEY": "test", "TESTING": True, "WTF_CSRF_ENABLED": False}
 
 
 class Visitor:
-    """A browser without eyes.
+    """A browser without a display.
 
-    :param settle: what is called after each form, before the next page.
+    :param settle: called after each form, before the next page.
     """
 
     def __init__(self, app: Flask, settle: Callable[[Flask], None]) -> None:

@@ -208,7 +208,7 @@ ELSEWHERE: dict[str, Any] = {
 class NamedKeyspaces:
     @pytest.fixture
     def session(self, cluster: Cluster) -> Iterator[ShardSession]:
-        # What is written is undone.
+        # Closed without a commit: writes are rolled back.
         with cluster.session() as session:
             yield session
 

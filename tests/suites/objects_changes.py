@@ -191,7 +191,7 @@ class InPlaceSuite(Suite):
     def test_default_is_one_container(
         self, cluster, session, field, put, one, two, three, how
     ):
-        """Whoever holds it, changes of all who do are kept."""
+        """Changes by all holders of a value are stored."""
         if how == "new":
             found = Thing()
         else:

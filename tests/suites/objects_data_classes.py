@@ -186,7 +186,7 @@ class DataclassSuite(Suite):
         one.tags.append("x")
         one.frame.width = 5
         assert (other.tags, other.frame) == ([], Frame(4))
-        # What is not given is not a value.
+        # A missing argument is not a value.
         assert other.data == {"title": "b"}
         with pytest.raises(BlobValueError, match=r"Sketch\.title"):
             Sketch(7, maker=maker)

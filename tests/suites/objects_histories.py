@@ -190,7 +190,7 @@ class Side:
     def change(self, action: str, number: int) -> Any:
         """Change the object.
 
-        :returns: what was seen of it.
+        :returns: the observed state.
         """
         self.held = self.session.get(self.cls, self.key)
         if self.held is None:

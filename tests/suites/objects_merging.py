@@ -1,4 +1,4 @@
-"""``session.merge()``: what was changed is taken over, nothing else."""
+"""``session.merge()`` copies changed fields, and nothing else."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class MergeSuite(Suite):
         assert raw(cluster, Thing, new)["text"] == "theirs"
 
     def test_over_changes_of_the_session(self, cluster, session):
-        """SQLAlchemy's own rule: what is merged overwrites them."""
+        """As in SQLAlchemy, merged values overwrite them."""
         new = thing(cluster, text="a", note="n")
         given = detached(cluster, new)
         given.text = "given"

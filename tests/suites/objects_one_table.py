@@ -1,8 +1,8 @@
-"""Object classes that share a table, beside plain SQLAlchemy.
+"""Object classes that share a table, compared with plain SQLAlchemy.
 
 Each script runs twice: with object classes on shards, and with ordinary
 classes of the same form, whose blob fields are columns, in one database.
-What it returns is the same.
+It returns the same.
 """
 
 from __future__ import annotations

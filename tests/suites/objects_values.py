@@ -1,4 +1,4 @@
-"""Values of fields: what is assigned comes back, or is refused."""
+"""Values of fields: an assigned value is read back, or is refused."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ class TriggerSuite(Suite):
     metadata = VersionBase.metadata
 
     def test_versions_of_the_server(self, cluster):
-        """A trigger counts; what it made of the version is read again."""
+        """A trigger counts; the version that it set is read again."""
         key = stored(cluster, Manual, title="a", shard_id=3)
         there = {"shard_id": 3}
         with cluster.begin() as session:

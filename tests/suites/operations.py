@@ -368,7 +368,7 @@ class Arguments(Suite):
         assert len(heard) == len(given)
 
     def test_as_they_were_when_it_was_left(self, cluster, ids, defined):
-        """Whoever changes a list afterwards changes nothing of it."""
+        """Later changes of a list do not change the arguments."""
         heard: list[Any] = []
 
         def keep(session, account_id, values):

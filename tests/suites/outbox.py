@@ -260,7 +260,7 @@ class Outbox(Suite):
         store, ours = MemoryStore(), token()
         store.block([mark], ours, 10)
         leave(cluster, ids[5], [("r", mark)])
-        # What was there is gone: what comes will be read after the COMMIT.
+        # The old value is deleted: the next one is read after the COMMIT.
         assert drain(cluster, {"r": store}).removed == 1
         assert state(store, mark) is State.BLOCKED
         store.unblock([mark], ours)

@@ -1,4 +1,4 @@
-"""Signing up: who wins, and what is left of those who are killed.
+"""Signing up: concurrent users, and processes that are killed.
 
 A test module has a fixture ``cluster`` with the tables of the pinboard, and
 ``document`` with its topology, and takes the suite::

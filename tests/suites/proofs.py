@@ -291,7 +291,7 @@ class Proofs:
                     pytest.raises(CrossShardWriteError) as caught,
                 ):
                     second(session)
-                # What still has the mark was refused on its way out.
+                # Statements that still have the mark were refused when sent.
                 sent = [
                     statement
                     for statement in log.statements
@@ -342,7 +342,7 @@ class Proofs:
         assert len(seen) > 3
 
     def test_a_rolled_back_object_keeps_its_id(self, cluster: Any) -> None:
-        """As in SQLAlchemy: what was flushed once is inserted as it was."""
+        """As in SQLAlchemy, a flushed object is inserted again as it was."""
         pin = Pin(title="again")
         ids = []
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Reading: what it returns, and exactly how many statements each shard gets.
+"""Reading: its results, and the exact number of statements of each shard.
 
 ``{17: 2}`` means two statements on shard 17 and none on any other.
 """

@@ -88,7 +88,7 @@ class Alone(Suite):
                 session.get(User, user)
                 for code in ("de", "fr", "no"):
                     session.get(Country, code)
-                # What an SQLite file is, a server is on MariaDB.
+                # One connection per file on SQLite, per server on MariaDB.
                 assert len(session._connections) <= self.connections
 
     #: At most, of a session that reads one shard and reference tables.

@@ -29,7 +29,7 @@ FOLDERS = (
     "types",
 )
 
-#: What is called with a message, and the numbers of the arguments with it.
+#: Callables that take a message, and the positions of its arguments.
 _CALLS: dict[str, tuple[int, ...]] = {
     "BlobError": (0,),
     "BlobValueError": (0,),

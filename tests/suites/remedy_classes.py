@@ -90,8 +90,8 @@ class Definition:
     """A refused class, its message, and the class that works instead.
 
     :ivar refused: code that raises.
-    :ivar names: what is in the message, in this order: what is the matter,
-        and the way that works.
+    :ivar names: parts of the message, in this order: the problem, and the
+        class that works.
     :ivar remedy: the code as the message says.
     """
 

@@ -174,7 +174,7 @@ class Repairing(Suite):
         assert again.as_dict()["applied"] == 0
 
     def test_now(self, cluster, ids, mark):
-        """Whoever wants to have it all done does not wait."""
+        """``now=True`` applies recent operations, too."""
         with after_crash(), cluster.begin(cross_shard="logged") as session:
             intend(session, ids[NEAR], ids[FAR], mark)
         assert cluster.repair().applied == 0

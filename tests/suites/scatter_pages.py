@@ -146,7 +146,7 @@ def forged(session: Any, statement: Any, values: Any) -> str:
 
 
 _GOOD = ("i", str(_ID))
-#: What to order by, and values that its rows cannot have.
+#: Columns to order by, and values that their rows cannot have.
 _FORGED: list[tuple[Any, list[tuple[str, str]]]] = [
     *(
         ((Thing.n,), [wrong, _GOOD])
@@ -477,7 +477,7 @@ class ScatterPages:
                     session.scatter_page(
                         made, 5, forged(session, made, values)
                     )
-            # What makes sense is taken.
+            # Valid values are accepted.
             made = select(Thing).order_by(Thing.n)
             some = forged(session, made, [("i", "2"), _GOOD])
             assert session.scatter_page(made, 5, some)

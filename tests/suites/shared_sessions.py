@@ -144,7 +144,7 @@ class SharedByThreads:
         session.close()
         assert wrong == []
         assert any(isinstance(one, ConcurrentUseError) for one in refused)
-        # What each of them reads in a session of its own is there.
+        # A session of one thread reads all rows.
         with cluster.session() as session:
             assert [one.id for one in session.get_many(Pin, ids)] == ids
 

@@ -25,7 +25,7 @@ from tests.models.layouts import pack
 __all__ = ["SCRIPTS", "Texts", "TextsBase", "Title", "planted", "random_text"]
 
 #: Letters with accents and of several weights, contractions, and of several
-#: scripts; marks that are combined; what is not seen; digits.
+#: scripts; combining marks; invisible characters; digits.
 SCRIPTS = (
     *("aAbBcCzZ", "äÄáéÉßœŒæ½ǆĳöÖ", "chCHllLLngdz", "ÅåØøŁłÞþðĐđİıIi"),
     *("日本中国語漢字", "가각힣ᄀ", "ｱアあｶが゙ﾞー", "กขคเแไาำ"),

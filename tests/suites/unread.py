@@ -53,7 +53,7 @@ class Scene:
 
     :ivar project: with its topology and alembic's files.
     :ivar ids: of an object on each shard.
-    :ivar reasons: what a line of the outage has in it.
+    :ivar reasons: parts of a line about the outage.
     :ivar environ: the environment of programs.
     :ivar options: of the program.
     """
@@ -96,13 +96,13 @@ def prepared(directory: Path, document: Any, runner: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """A command, and how it ends.
+    """A command, its exit status and its output.
 
     :ivar arguments: ``{}`` is an object on the server that answers, ``{lost}``
         one on the other, ``{dir}`` the directory.
     :ivar status: at the end.
     :ivar most: lines about the outage at most.
-    :ivar says: what is in the output.
+    :ivar says: part of the output.
     :ivar makes: whether it makes files.
     """
 
@@ -237,7 +237,7 @@ CASES: dict[str, list[Case]] = {
         Case("queue delete objects/7/1 --dry-run", says="shard 7"),
     ],
     "sqla-shard dashboard": [
-        # What it serves is in the tests of the dashboard.
+        # Its pages are tested in the tests of the dashboard.
         _quiet("dashboard --host 192.0.2.1", "without a login", status=2)
     ],
     "sqla-shard worker": [

@@ -43,8 +43,8 @@ class Form:
 
     :ivar code: an expression: a statement, or its answer.
     :ivar verdict: ``S``, ``M`` or ``R``.
-    :ivar also: what is to be said of it; of ``R`` the expression that gives
-        the answer instead, if there is one.
+    :ivar also: a remark on it; for ``R`` the expression that gives the
+        answer instead, if there is one.
     :ivar limits: of ``scatter()``, where it needs some.
     :ivar only: the one dialect that has it.
     """

@@ -343,7 +343,7 @@ class Savepoints:
             session.get(Pin, pins[1]).title = "undone"
             session.flush()
             inner.rollback()
-            # What came before the savepoint still binds.
+            # Statements before the savepoint still bind.
             with pytest.raises(exc.CrossShardWriteError):
                 session.execute(
                     update(Pin).where(Pin.id == pins[0]).values(n=1)

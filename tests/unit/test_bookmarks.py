@@ -1,4 +1,4 @@
-"""The parser of the quickstart: what browsers write, and what is refused."""
+"""The parser of the quickstart: files of browsers, and refused files."""
 
 from __future__ import annotations
 
@@ -499,6 +499,6 @@ def test_any_text_is_read_or_refused(pieces: list[str], count: int) -> None:
     except BookmarkError as error:
         line = error.line
     assert line in lines
-    # What is outside of all folders is always there, and comes last.
+    # The folder for links outside of all folders always comes last.
     assert not folders or folders[-1].path == ()
     assert all(link.url for folder in folders for link in folder.links)

@@ -61,7 +61,7 @@ def test_no_attack_takes_long_or_much_memory() -> None:
 
 
 def test_pieces_of_attacks(rng) -> None:
-    """In any order; what is not refused is imported."""
+    """Pieces in any order; files that are not refused are imported."""
     seed = f"{rng.random()}"
     count, size = (3000, MAX_UPLOAD) if SOAK else (60, 300_000)
     found = child(seed, count, size)

@@ -254,7 +254,7 @@ def test_threads_at_once(cluster):
 
 
 def test_it_costs_next_to_nothing(cluster):
-    """Some 0.2 microseconds; what is allowed here is for busy machines."""
+    """Some 0.2 microseconds; the limit here is for busy machines."""
     places = cluster.places
     keyspace = cluster.topology.keyspace("objects")
     place = places.place(keyspace, 3)

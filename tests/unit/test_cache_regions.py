@@ -1,4 +1,4 @@
-"""Regions: what may be said of them, and what comes of it."""
+"""Regions: their options, and the effects."""
 
 from __future__ import annotations
 

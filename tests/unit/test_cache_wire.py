@@ -163,7 +163,7 @@ def test_leases_cut_anywhere(node_of):
 
 def _until_asked_again(store):
     (node,) = store._nodes
-    # What it answers from now on is good.
+    # Its responses from now on are valid.
     node._timeout = PATIENT
     done = threading.Event()
     while monotonic() < node.breaker._skipped_until:
@@ -330,7 +330,7 @@ def test_all_processes_find_a_key_on_the_same_node():
     assert all(900 < nodes.count(name) < 1100 for name in servers)
     # The table must not change from release to release.
     assert [name[-1] for name in nodes[:12]] == list("213321322211")
-    # A node more takes its share from the others, who keep the rest.
+    # An additional node takes its share of the keys; the rest do not move.
     more = MemcachedStore([*servers, "10.0.0.4"])
     moved = [
         key

@@ -1,4 +1,4 @@
-"""Containers of fields: what they notice, and what they let in."""
+"""Containers of fields: tracked changes, and checked values."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_what_is_taken_out_of_a_typed_container_is_not_for_others():
     blob["n"]["x"].append(1)
     value.append(taken)
     assert value[0] is taken
-    # And the other way: what was free JSON has to be checked.
+    # And the other way: free JSON has to be checked.
     free = TrackedList([1])
     with pytest.raises(BlobValueError):
         value.append(free)

@@ -34,7 +34,7 @@ VALID = [
     "delete(Pin).where(and_(Pin.id == 7, or_(Pin.ts > 1, true())))",
     "select(case((Pin.id > 1, 'a'), else_='b')).where(Pin.ts.is_(None))",
 ]
-#: What would run code, read attributes of objects, or take all memory.
+#: Texts that would run code, read attributes of objects, or take all memory.
 HOSTILE = [
     "__import__('os').system('id')",
     "open('/etc/passwd')",

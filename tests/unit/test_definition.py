@@ -302,7 +302,7 @@ def test_dataclass_bases(base):
 
     assert is_clean(base)
 
-    # What the message says.
+    # The remedy of the message.
     class Made(MappedAsDataclass, ObjectMixin, Data, base, type_id=1):
         __tablename__ = "pins"
         title: Mapped[str] = blob_field(default="a")

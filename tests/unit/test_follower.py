@@ -518,7 +518,7 @@ def test_begin_with_a_snapshot_that_cannot_be_used(
     snapshot(path).save(SAME)
     spoil(path)
     follower = Follower(Feed(DOWN), snapshot=snapshot(path))
-    # What is the matter with the source is said, not with the file.
+    # The error is that of the source, not that of the file.
     with pytest.raises(TopologyUnavailableError, match="it is down"):
         follower.begin()
     quiet = spoil is spoil_place
@@ -544,7 +544,7 @@ def test_begin_with_nothing(answer: BaseException) -> None:
             environ=None,
         )
     assert caught.value is answer
-    # What it had open is not left behind.
+    # It closes the source.
     assert feed.stopped == 1
 
 
@@ -603,7 +603,7 @@ def test_a_file_is_followed_through_everything(
         other.write_bytes(to_json(topology(2)))
         os.replace(other, path)
         assert follower.wait(1, TIMEOUT)
-        # Written where it is: whoever looks meanwhile sees a part of it.
+        # Written in place: a reader may see a part of it.
         whole = to_json(topology(3))
         with path.open("wb") as file:
             file.write(whole[:50])
@@ -832,7 +832,7 @@ def test_a_callback_that_blocks_is_said(
     follower.report()
     said = [one for one in caplog.messages if "has not returned" in one]
     assert len(said) == 1
-    # What is published meanwhile is found when it has returned.
+    # A topology of the meantime is found when it has returned.
     feed.tell(topology(5))
     leave.set()
     assert follower.wait(4, TIMEOUT)

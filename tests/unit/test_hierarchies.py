@@ -208,7 +208,7 @@ def test_what_tells_the_shard(base, item):
 
     assert "owner_id" not in item.__table__.c
 
-    # What tells no shard may be in any class.
+    # Columns that name no shard may be in any class.
     class Film(item):
         seen_by: Mapped[int | None] = mapped_column(ObjectRef(3))
         __mapper_args__ = BOOK

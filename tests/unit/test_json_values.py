@@ -221,8 +221,8 @@ def test_damaged_rows_of_the_cache(texts: list[str]) -> None:
     if fast == "refused":
         assert standard == "refused"
         return
-    # Both read the same values; what a driver would not return, such as a
-    # list, is refused by the checks of rows, whatever it contains.
+    # Both read the same values; values that a driver would not return, such
+    # as a list, are refused by the checks of rows, whatever they contain.
     assert [key for key, _ in fast] == [key for key, _ in standard]
     for (_, one), (_, other) in zip(fast, standard, strict=True):
         if not any(isinstance(cell, list) for cell in other[2:]):

@@ -76,7 +76,7 @@ def test_two_roots(base):
     error = refused()
     assert (error.class_name, error.relationship) == ("User", "boards")
     assert "neither has colocate_with" in str(error)
-    # What it says can be written.
+    # The code in the message is valid.
     exec(  # noqa: S102  # what the message says
         code_of(error),
         {

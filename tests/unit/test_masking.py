@@ -88,7 +88,7 @@ def read(values: object) -> object:
     return read_document(json.dumps(values).encode(), "json", source="test")
 
 
-#: What takes a text, and shows something of it.
+#: Functions that take a text, and display a part of it.
 SURFACES: dict[str, Callable[[str], object]] = {
     "redact": redact,
     "masked": masked,

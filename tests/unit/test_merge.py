@@ -244,7 +244,7 @@ def test_texts_that_end_are_padded() -> None:
     ]
     want = ["", "a\t", "a         \t", "a", "a ", "aa"]
     assert _by_weights(*rows) == want
-    # Without padding, what ends comes first.
+    # Without padding, the shorter text comes first.
     bare = [(weights, b"", shown) for weights, _, shown in rows]
     want = ["", "a", "a\t", "a ", "a         \t", "aa"]
     assert _by_weights(*bare) == want

@@ -20,7 +20,7 @@ from sqla_shard.schema.reports import State
 #: Escape sequences of the colours of complete bars.
 COLOURS = {"31": "red", "32": "green", "33": "yellow", "36": "cyan"}
 _STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-# What rich writes before it draws over the lines of the last time.
+# Sequences of rich that erase the previous lines.
 _OVER = re.compile(r"(?:\r\x1b\[2K(?:\x1b\[1A\x1b\[2K)*)+")
 
 
@@ -234,7 +234,7 @@ def test_without_colours_the_text_says_it_all(monkeypatch: pytest.MonkeyPatch):
         "server1 1/4",
         "server2 1/4 1 failed",
     ]
-    # What is to do is blank.
+    # Remaining shards are blank.
     assert [line.count("━") for line in terminal.lines()] == [10, 10, 10]
 
 

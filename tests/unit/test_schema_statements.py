@@ -203,7 +203,7 @@ def test_rows_that_a_statement_returns_may_be_read():
         ("CREATE TRIGGER t BEFORE INSERT ON a FOR EACH ROW SET @a = 1", True),
         ("create definer=`app`@`%` procedure p() BEGIN SELECT 1; END", True),
         ("CREATE EVENT e ON SCHEDULE EVERY 1 DAY DO DELETE FROM a", True),
-        # What it replaces may be gone.
+        # The object that it replaces may be lost.
         ("CREATE OR REPLACE TRIGGER t BEFORE INSERT ON a", False),
         ("CALL fill()", False),
         ("DROP FUNCTION f", False),

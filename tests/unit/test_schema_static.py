@@ -251,7 +251,7 @@ DYNAMIC = [
     "op.execute('')",
 ]
 
-#: What stands in a module beside an upgrade() that is static.
+#: Code in a module in addition to a static upgrade().
 MODULES = [
     "op.get_bind()",
     "print('x')",
@@ -485,7 +485,7 @@ def test_function_without_its_class(tmp_path: Path) -> None:
 
 
 def test_source_in_another_encoding(tmp_path: Path) -> None:
-    # What is a comment in UTF-8 is a line of its own in UTF-7.
+    # A comment in UTF-8 that is a line of code in UTF-7.
     hidden = "# +AAo-    op.get_bind()".encode("ascii")
     plain = module(ADD).encode() + b"    " + hidden + b"\n"
     assert proven(tmp_path, plain)

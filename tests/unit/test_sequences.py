@@ -50,7 +50,7 @@ def test_there_and_back(value):
     for dialect in (mysql.dialect(), sqlite.dialect()):
         stored = bound(value, dialect)
         assert kind.process_result_value(stored, dialect) == value
-    # What drivers have for DECIMAL.
+    # The type of drivers for DECIMAL.
     back = kind.process_result_value(Decimal(value), mysql.dialect())
     assert (back, type(back)) == (value, int)
 

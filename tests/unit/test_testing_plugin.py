@@ -129,8 +129,7 @@ def test_says_nothing_in_a_project_that_does_not_use_it(pytester):
 
 
 def test_importing_it_imports_no_driver_and_no_sqlalchemy():
-    # What the package itself imports is its own affair; the plugin adds
-    # nothing to it.
+    # Imports of the package itself do not count; the plugin adds none.
     program = (
         "import sys, pytest, sqla_shard\n"
         "before = set(sys.modules)\n"

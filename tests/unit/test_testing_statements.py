@@ -1,4 +1,4 @@
-"""StatementLog on SQLite: what it hears, and that it leaves no trace."""
+"""StatementLog on SQLite: its records, and removal of its listeners."""
 
 from __future__ import annotations
 

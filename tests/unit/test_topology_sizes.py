@@ -1,4 +1,4 @@
-"""Large topologies: what a process keeps, and how the work grows.
+"""Large topologies: memory of a process, and growth of the work.
 
 Work is counted in calls of functions, which no other process on the machine
 has an influence on.
@@ -69,7 +69,7 @@ def test_the_map_of_a_process_takes_less_than_5_mb(
     opened: Callable[[Topology], Cluster],
 ) -> None:
     data = json.dumps(document(ranges=2000)).encode()
-    # What is made once, such as dialects and caches of patterns.
+    # Created once, such as dialects and caches of patterns.
     small = opened(topology(document(shards=8, servers=1, ranges=1)))
     for server, _ in small.places.servers():
         assert server.startswith("sharddb")

@@ -28,8 +28,8 @@ from sqla_shard.types.tracking import TrackedList
 
 # -- every mutator ----------------------------------------------------------
 
-# What cannot change the container.  A method that is in neither this list
-# nor overridden fails the test: we have forgotten it, or Python is newer.
+# Methods that cannot change the container.  A method that is neither in this
+# list nor overridden fails the test: it was forgotten, or Python is newer.
 READING = {
     *dir(object),
     *("__class_getitem__", "__contains__", "__getitem__", "__getstate__"),
@@ -38,7 +38,7 @@ READING = {
     *("__add__", "__mul__", "__rmul__", "count", "index"),
 } - {"__init__"}
 
-# By method: calls of it, as (before, what is done).
+# Calls of each method, as (value before, call).
 DICT_CALLS = {
     "__init__": [],
     "__setitem__": [
@@ -211,7 +211,7 @@ def test_shallow_copies_are_plain():
         assert type(duplicate) is list
         duplicate.append(1)
     assert listener.calls == 0
-    # As with any shallow copy, what is inside is the same.
+    # As with any shallow copy, the members are the same.
     assert root.copy()["a"] is root["a"]
     assert root == {"a": [1], "b": {}}
 

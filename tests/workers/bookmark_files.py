@@ -1,4 +1,4 @@
-"""Bookmark files that are meant to take long, or much memory.
+"""Bookmark files that are designed to take long, or much memory.
 
 ``python -m tests.workers.bookmark_files SEED COUNT BYTES`` reads so many
 random
@@ -23,10 +23,10 @@ from examples.pinboard.importing import read_upload
 __all__ = ["ATTACKS", "hostile", "read"]
 
 DOCTYPE = "<!DOCTYPE NETSCAPE-Bookmark-file-1>\n<DL>\n"
-#: What the process may take beside what it has when it begins.
+#: Memory that the process may take in addition to that at its start.
 MEMORY = 256 << 20
 
-#: What a file is filled with: before, again and again, and after.
+#: Content of a file: a prefix, a repeated part, and a suffix.
 ATTACKS: dict[str, tuple[str, str, str]] = {
     "tags in tags": ("", "<a ", ""),
     "a tag of tags": ("", "<a " * 340_000 + "href=x>", ""),
@@ -132,7 +132,7 @@ def main(seed: str, count: int, size: int) -> dict[str, Any]:
             name, data = files.popitem()
         outcome, seconds = read(data)
         outcomes[name] = outcome[:200]
-        # What is there for each file, however short, does not count.
+        # The constant part of each file does not count.
         worst = max(worst, (seconds / (len(data) + 100_000), name))
     return {"outcomes": outcomes, "worst": worst}
 

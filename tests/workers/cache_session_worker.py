@@ -200,7 +200,7 @@ class Worker:
         subject = self._rng.choice(self._subjects)
         ids = self._worth_asking(subject)
         policy = self._policy
-        # Some have read there before: what they see is as old as that.
+        # Some have a snapshot of an earlier read.
         begun = policy.has_cache and self._rng.random() < 0.3
         past = self._rng.random() < 0.15
         start = monotonic()
@@ -350,7 +350,7 @@ def _say(what: object) -> None:
 
 
 if __name__ == "__main__":
-    # What is refused and repeated is no news.
+    # Refusals that are retried are not reported.
     logging.disable(logging.ERROR)
     configure_mappers()
     for line in sys.stdin:

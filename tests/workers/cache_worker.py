@@ -254,7 +254,7 @@ class Worker:
         some = self._rng.randint(1, 3)
         keys = self._rng.sample(self._settings.keys, some)
         asked = self._database.asked
-        # Who looks past the cache sees what nobody has acknowledged.
+        # A read that bypasses the cache sees unacknowledged writes.
         past = self._rng.random() < 0.2
         start = monotonic()
         found = (self._database.load if past else self._cache.read)(keys)

@@ -34,7 +34,7 @@ def say(word: object) -> None:
 def fork(port: int) -> None:
     say("open")
     sys.stdin.readline()
-    # As gunicorn's users do: what the parent has is not looked at again.
+    # As with gunicorn: objects of the parent are not traversed again.
     gc.disable()
     gc.freeze()
     if os.fork() == 0:

@@ -43,7 +43,7 @@ ENDLESS = {
 }
 #: With them others run until they are ended, too.
 ENDLESS_OPTIONS = {"--follow", "--watch"}
-#: What makes the others end.
+#: Options that make the other commands end.
 ENDING = {
     ("repair",): ["--once"],
     ("worker",): ["--once"],

@@ -103,7 +103,7 @@ def check_fuzzed(
         f"{found['slowest']:.2f} s of processor and {found['megabytes']} MB",
     )
     assert not found["findings"], "\n".join(found["findings"])
-    # It has tried both: what is refused, and what is not.
+    # It has tried both refused and accepted values.
     assert found["outcomes"]["accepted"] > count / 50
     assert found["outcomes"]["accepted"] < count * 0.9
 
@@ -370,7 +370,7 @@ class _Values(_Fuzzer):
             return not (
                 isinstance(error, ShardError) or error.connection_invalidated
             )
-        # What is of a type that a column's type does not know.
+        # A value whose type the column's type does not handle.
         return (
             isinstance(error, StatementError)
             and isinstance(error.orig, (TypeError, ValueError))
@@ -385,7 +385,7 @@ class _Values(_Fuzzer):
 
     def _decode(self, document: str) -> None:
         blob = decode_blob(document)
-        # What was read can be written.
+        # A value that was read can be written.
         if _levels(blob) < 30:
             encode_blob(dict(blob), 2**24)
         json.dumps(blob, allow_nan=False, ensure_ascii=False).encode()
@@ -403,7 +403,7 @@ class _Values(_Fuzzer):
     def _set(self, field: str, value: Any) -> None:
         with self.cluster.session() as session:
             item = session.get(Item, self._id)
-            # What a driver makes of a list is a matter of its own.
+            # Drivers handle lists in different ways.
             if not isinstance(value, _CONTAINERS):
                 field = self.rng.choice([field, "n", "name"])
             setattr(item, field, value)

@@ -34,9 +34,9 @@ KINDS += ["follow", "unfollow"]
 
 
 class Writer:
-    """Writes, and remembers what it was acknowledged.
+    """Writes, and records acknowledged writes.
 
-    :param seed: what distinguishes it from the one that was killed before.
+    :param seed: distinguishes it from the killed one before it.
     """
 
     def __init__(self, folder: Path, number: str, seed: int) -> None:

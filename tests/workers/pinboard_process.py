@@ -34,7 +34,7 @@ def stop(*_: Any) -> None:
 
 def main(when: str, email: str, name: str) -> None:
     signing_up.LIFETIME = LIFETIME
-    # What is left by one that was killed is to be finished at once.
+    # Operations of a killed process are finished at once.
     operations._LEASE = 0.0
     if when == "user":
         # After the COMMIT, before its intent is applied.

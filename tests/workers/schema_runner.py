@@ -275,7 +275,7 @@ def _alembic(arguments: list[str]) -> int:
         main(argv=arguments, prog="alembic")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 1
-    # What Python's own main program does with it.
+    # As Python's main program handles it.
     except BaseException:
         traceback.print_exc()
         return 1

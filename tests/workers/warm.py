@@ -63,8 +63,8 @@ class WarmPython:
     ) -> str:
         """Run ``python`` in the current directory.
 
-        :param output: a file for all that it prints.
-        :returns: what it has printed.
+        :param output: a file for its output.
+        :returns: its output.
         """
         assert self._server.stdin
         assert self._server.stdout
