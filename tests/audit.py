@@ -1,4 +1,4 @@
-"""Look for known vulnerabilities of what requirements/ names: ``make audit``.
+"""Look for known vulnerabilities of the packages of requirements/.
 
 The advisories are those of https://osv.dev, and pip-audit asks for them, of
 the packages that this version of Python would get.  A service that cannot be
@@ -45,7 +45,7 @@ def find_silence(url: str) -> str | None:
 
 
 def audit(path: str, url: str) -> bool:
-    """Print what is known of the packages in a file; say if it is nothing."""
+    """Print the known vulnerabilities of the packages in a file, if any."""
     sys.stdout.write(f"audit: {path}: ")
     sys.stdout.flush()
     done = subprocess.run(

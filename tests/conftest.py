@@ -328,7 +328,7 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
 
 @pytest.fixture
 def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Tell a line to whoever watches the run.
+    """Return a function that prints a line during the run.
 
     Written past the capturing, it would be lost where processes of
     pytest-xdist run the test.

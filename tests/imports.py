@@ -121,7 +121,7 @@ def _bound(body: list[ast.stmt]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Print what is missing; return the exit status."""
+    """Print missing names; return the exit status."""
     found = [
         message
         for folder in _FOLDERS

@@ -1,4 +1,4 @@
-"""Build what a tag releases, and try it where nothing else is installed.
+"""Build the packages of a tag, and try them in empty environments.
 
 ``make release TAG=v1.0`` needs the tag alone: its commit is cloned, and
 other files of the directory are not published.  In ``dist/`` are then a
@@ -48,7 +48,7 @@ def run(*command: str | Path, cwd: Path = ROOT) -> str:
 
 
 def check(source: Path, tag: str) -> None:
-    """Compare a tag with the version and the changelog of what it names."""
+    """Compare a tag with the version and the changelog of its commit."""
     with open(source / "pyproject.toml", "rb") as file:
         version = tomllib.load(file)["project"]["version"]
     if tag != f"v{version}":
@@ -80,7 +80,7 @@ def python(*arguments: str | Path) -> list[str | Path]:
 
 
 def smoke(source: Path, packages: list[Path], directory: Path) -> None:
-    """Install each package where nothing else of ours is, and use it."""
+    """Install each package in a new environment, and use it."""
     environment = directory / "environment"
     run(*python("-m", "venv", environment))
     programs = environment / "bin"
@@ -100,7 +100,7 @@ def smoke(source: Path, packages: list[Path], directory: Path) -> None:
 
 
 def release(tag: str, output: Path) -> None:
-    """Build what a tag names, try it, and put it into a directory."""
+    """Build the packages of a tag, try them, and copy them to a directory."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         source = directory / "source"

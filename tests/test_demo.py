@@ -60,7 +60,7 @@ def test_what_make_runs(arguments: list[str], module: str) -> None:
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """Return what a process has started, and what that has: id and name."""
+    """Return id and name of all descendants of a process."""
     parents = {}
     names = {}
     for path in PROC.glob("[0-9]*"):

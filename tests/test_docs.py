@@ -166,7 +166,7 @@ def _markdown(page: Path, lines: list[str]) -> Iterator[Block]:
 
 
 def _comment(lines: list[str], number: int, pattern: str) -> str | None:
-    """Return what the comment before a line says."""
+    """Return the text of the comment before a line."""
     before = [line for line in lines[:number] if line.strip()][-1:]
     match = re.fullmatch(pattern, before[0]) if before else None
     return match[1] if match else None
@@ -602,7 +602,7 @@ def test_examples_in_docstrings_are_true(name):
     assert not found.failed
 
 
-# -- what the page on TLS says ---------------------------------------------
+# -- the page on TLS -------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

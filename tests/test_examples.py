@@ -97,7 +97,7 @@ def counts(data: Path) -> Counter[str]:
     ],
 )
 def test_small_examples(tmp_path: Path, name: str, said: list[str]) -> None:
-    """They assert what they show; here it is that they run to the end."""
+    """They contain assertions; this test runs them to the end."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", f"examples.{name}"],
         cwd=tmp_path,

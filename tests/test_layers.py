@@ -273,7 +273,7 @@ def test_the_room_of_classes_registers_their_deletion():
 
 @pytest.mark.thorough
 def test_each_room_can_be_imported_first():
-    # No other import has loaded what it needs.
+    # No other import has loaded its requirements.
     program = (
         "import os, sys, sqlalchemy.orm\n"
         f"for room in {sorted(set(LAYERS) - {'__init__'})!r}:\n"

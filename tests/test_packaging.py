@@ -240,5 +240,5 @@ def test_the_lowest_versions_are_the_lower_bounds():
             if bound.operator == ">=":
                 version = Version(bound.version)
                 bounds[name] = max(version, bounds.get(name, version))
-    # A bound that no release has would be tested by nobody.
+    # A bound without a release would never be tested.
     assert {k: Version(pins[k]) for k in bounds} == bounds

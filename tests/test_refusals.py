@@ -33,7 +33,7 @@ _CALLS = {"Cut", "Problem", "_refuse", "_refused"}
 
 
 def constructs() -> Iterator[str]:
-    """Yield the names of what is refused, where they are written out."""
+    """Yield the names of refused constructs that are literals."""
     package = ROOT / "sqla_shard"
     for path in (p for f in _FOLDERS for p in (package / f).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):

@@ -1,4 +1,4 @@
-"""Moving rows to shards: the backfill and a pass, and what a write costs.
+"""Moving rows to shards: the backfill, a pass, and the cost of a write.
 
 The rows are those of the trial's application.  The backfill is compared with
 ``INSERT .. SELECT`` of the same rows into a table on the same server.

@@ -118,7 +118,7 @@ _OTHER = "built-ins and the rest"
 def show(
     title: str, way: Callable[[], object], *, turns: int = _TURNS
 ) -> None:
-    """Print what a call costs, and who has the cost."""
+    """Print the cost of a call, and its parts."""
     for _ in range(turns // 10):
         way()
     gc.collect()
@@ -171,7 +171,7 @@ def _shares(way: Callable[[], object], turns: int) -> list[tuple[str, float]]:
         if found != _OTHER:
             times[found] += own
             continue
-        # A built-in without a home works for whoever called it.
+        # A built-in function counts for its caller.
         for (caller, _, name), (_, _, part, _) in callers.items():
             times[_group_of(name if caller == "~" else caller)] += part
     total = sum(times.values())

@@ -128,7 +128,7 @@ class _Run:
 
     def _revision(self, title: str, prepare: Callable[[], str]) -> None:
         target = prepare()
-        # One shard tells the statements.
+        # The statements are recorded on one shard.
         self._sqla_shard("upgrade", target, "--shards", "0", *self.new)
         statements = self._statements()
         half = range(self.half), range(self.half, _SHARDS)

@@ -1,4 +1,4 @@
-"""A real browser for the pinboard, and what it must never do.
+"""A real browser for the pinboard, and errors that fail a test.
 
 It is Chromium of the system (``SQLA_SHARD_CHROMIUM`` names another), driven
 by Playwright, without a window and with a new profile.  Without it the tests

@@ -1,4 +1,4 @@
-"""The pinboard behind a port of 127.0.0.1, and what is in its database."""
+"""The pinboard on a port of 127.0.0.1, and the content of its database."""
 
 from __future__ import annotations
 

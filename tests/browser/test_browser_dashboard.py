@@ -231,7 +231,7 @@ def test_explaining_draws_each_server(enter: Callable[..., Visitor]) -> None:
 
 @pytest.fixture(scope="module")
 def largest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A dashboard of 65,536 shards on 32 servers that nobody has."""
+    """A dashboard of 65,536 shards on 32 servers that do not exist."""
     path = tmp_path_factory.mktemp("largest") / "topology.json"
     servers = [
         {

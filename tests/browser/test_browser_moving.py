@@ -66,7 +66,7 @@ def last_site(
 
 
 class Board:
-    """A board with six pins, and somebody who looks at it."""
+    """A board with six pins, and a visitor of it."""
 
     def __init__(
         self, enter: Callable[..., Visitor], site: Site, **options: Any

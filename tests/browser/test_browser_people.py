@@ -1,4 +1,4 @@
-"""Somebody signs up, follows a board and saves a pin of it."""
+"""A visitor signs up, follows a board and saves a pin of it."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_where_a_pin_lives(site: Site, board: Any) -> None:
 
 
 def scroll(one: Visitor, count: int) -> None:
-    """Scroll down until so many cards are shown, as somebody would.
+    """Scroll down until so many cards are shown, as a user would.
 
     Again and again: "down" is further away when a page has arrived.
     """

@@ -1,4 +1,4 @@
-"""Somebody with a browser, and everything that went wrong in it."""
+"""A visitor with a browser, and all errors in it."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class Visitor:
     # -- pictures
 
     def picture(self, name: str, *, full_page: bool = True) -> None:
-        """Store what the page looks like, where pictures are asked for.
+        """Store a screenshot of the page, if they are requested.
 
         They take half of the time of these tests, and only people see
         anything in them.

@@ -69,7 +69,7 @@ WAYS = [_get_many, _select, _streamed]
 
 
 async def _seen_waiting(server: Any) -> None:
-    """Return when somebody waits for a lock there; start no thread."""
+    """Return when a session waits for a lock there; start no thread."""
     for _ in range(TIMEOUT * 10):
         if server.root_execute(
             "SELECT 1 FROM information_schema.processlist "
@@ -255,7 +255,7 @@ def test_the_time_of_a_scatter(
     number: int,
     connected: bool,
 ) -> None:
-    """The event loop watches the clock, and cuts who has not answered."""
+    """The event loop cuts connections without a response in time."""
     # Time to connect to the others, too, when the machine is busy.
     limits = scatter(timeout=1 if connected else 2, on_error=on_error)
     statement = select(Pin.id).options(limits)
@@ -293,7 +293,7 @@ def test_the_time_of_a_scatter(
 def test_a_server_that_cannot_be_connected_to(
     fleet: MariaDBFleet, ids: list[int]
 ) -> None:
-    """Its kernel takes connections, and nobody answers on them."""
+    """Its kernel accepts connections, and no process responds."""
 
     async def main(cluster: Cluster) -> None:
         fleet.servers[0].pause()
@@ -394,7 +394,7 @@ def _kill_all(server: Any) -> None:
 
 
 def test_cancelled_during_commit(fleet: MariaDBFleet, ids: list[int]) -> None:
-    """COMMIT is waited for; then the task is cancelled all the same."""
+    """The task waits for COMMIT, and is cancelled then."""
     server = fleet.servers[0]
 
     async def write(cluster: Cluster) -> None:

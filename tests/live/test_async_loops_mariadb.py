@@ -219,7 +219,7 @@ def test_fork(fleet: MariaDBFleet, ids: list[int]) -> None:
             assert None not in await session.get_many(Pin, ids)
         await all_work(cluster, ids)
 
-    # Or what a child has taken away would be waited for.
+    # Otherwise it would wait for events taken by a child process.
     with opened(fleet, connect_args={"read_timeout": 5}) as cluster:
         asyncio.run(main(cluster))
 

@@ -288,7 +288,7 @@ def test_a_node_that_fails_is_a_miss_and_no_error(fault):
         region.delete_multi(["k", "l"])
         assert not mutex.locked()
         mutex.release()
-        # Nobody has it, and nobody waits for it.
+        # The lock is not acquired, and callers do not wait for it.
         assert not mutex.acquire()
         mutex.release()
         assert region.get_or_create("k", lambda: 7) == 7

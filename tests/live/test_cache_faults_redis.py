@@ -77,7 +77,7 @@ store = RedisStore(redis.Redis(port=int(sys.argv[1])), timeout=5.0)
 
 @pytest.mark.parametrize("how", ["saved", "appended"])
 def test_old_values_that_are_back_are_not_served(how):
-    """Those of a dump, and those of a log that somebody has cut off."""
+    """Items of a dump, and of a truncated append-only file."""
     append = ["--appendonly", "yes", "--appendfsync", "always"]
     with (
         old_server(append if how == "appended" else []) as server,

@@ -1,4 +1,4 @@
-"""Keys that could not be taken out of a cache, on MariaDB."""
+"""Keys that could not be deleted from a cache, on MariaDB."""
 
 from __future__ import annotations
 

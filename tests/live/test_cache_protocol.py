@@ -205,7 +205,7 @@ def scene_on_redis(database, redis_installed, tmp_path, rng):
 
 
 def nothing_stale(scene, say, *kinds, **settings):
-    """Run until so much was done that it says something.
+    """Run until enough was done for a meaningful check.
 
     :returns: the keys of which nothing was promised in the end.
     """

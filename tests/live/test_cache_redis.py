@@ -90,7 +90,7 @@ def test_what_others_keep_there_is_theirs(server, mark):
 
 
 def test_an_item_that_is_no_text_is_a_miss(server, mark):
-    """Of somebody else; the server is not taken for one that is down."""
+    """An item of another program does not count as a server that is down."""
     with client_of(server) as client:
         store = RedisStore(client, timeout=5.0)
         for there in ("fetched", "blocked", "unblocked", "filled"):

@@ -107,7 +107,7 @@ def shown(scene, report):
 
 
 def nothing_stale(scene, say, *kinds, also=lambda: True, **settings):
-    """Run until so much was done that it says something."""
+    """Run until enough was done for a meaningful check."""
 
     def enough(report):
         return also() and all(report.counts[kind] > 10 for kind in kinds)
@@ -181,7 +181,7 @@ def line(databases):
 
 
 def on_both(scene, line):
-    """Read and write what is on both servers, one of them by the line."""
+    """Read and write rows of both servers, of one through the proxy."""
     first, second = scene.document["keyspaces"]["objects"]["servers"]
     host, port = f"@{line.server_host}:{line.server_port}", line.port
     assert host in second["primary"]
@@ -233,7 +233,7 @@ def on_pair(scene, databases):
 
 
 def allow(server, *, may):
-    """Let the application connect to a server, or not; end what it has."""
+    """Allow or deny connections of the application; end existing ones."""
     how = "UNLOCK" if may else "LOCK"
     with server.root_connect() as connection:
         cursor = connection.cursor()
@@ -285,7 +285,7 @@ def test_nothing_is_stale_after_a_failover(scene, on_pair, say):
 
 
 def rejoin(pair):
-    """Let the other server follow again, without what was lost."""
+    """Let the other server replicate again, without the lost writes."""
     ((position,),) = pair.primary.root_execute("SELECT @@gtid_binlog_pos")
     old = pair.standby
     old.root_execute("STOP SLAVE")
@@ -365,7 +365,7 @@ def test_nothing_is_left_of_what_a_failover_has_lost(
         assert any(one.read.life == 2 for one in report.stale)
 
 
-# -- what it finds --------------------------------------------------------
+# -- findings of the checker ----------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["plain", "dogpile", *BROKEN])

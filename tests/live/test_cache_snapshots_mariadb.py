@@ -37,7 +37,7 @@ def new_user(cluster):
 
 @pytest.fixture
 def at_second_look(cache, monkeypatch):
-    """Have something done while a reader waits for who has a lease."""
+    """Run a function while a reader waits for the holder of a lease."""
     store = cache.region("rows").store
     fetch = store.fetch
     todo = []

@@ -56,7 +56,7 @@ def kill(fleet: MariaDBFleet, connection: Any) -> None:
 
 
 def state_of(cluster: Cluster, user: int) -> State:
-    """Tell what the cache has for somebody who could fill it."""
+    """Return the state of a key for a client that could fill it."""
     key = key_of(cluster, User, user)
     assert cluster.cache is not None
     store = cluster.cache.region("objects").store
@@ -170,7 +170,7 @@ def test_a_listener_that_raises_at_commit(
 
 
 def test_the_victim_of_a_deadlock(cluster: Cluster) -> None:
-    """Its values are used on, and those of the other are taken out."""
+    """Its values are still used, and those of the other are deleted."""
     users = [
         stored(cluster, User(name="u", city="Rome"), 3, warm=True)
         for _ in range(2)
@@ -218,7 +218,7 @@ def test_what_is_left_to_be_done_elsewhere(
 
 
 def test_what_is_repaired(cluster: Cluster) -> None:
-    """Rows of a list that somebody has lost, and of its reverse."""
+    """Lost rows of a list, and of its reverse."""
     board = stored(cluster, Board())
     pin = stored(cluster, Pin(title="p"), 6)
     cluster.run(BoardKeepsPins.append, board, pin)
@@ -241,7 +241,7 @@ def test_what_is_repaired(cluster: Cluster) -> None:
 
 
 def test_a_row_that_comes_to_match(committed: Cluster) -> None:
-    """Between the read that tells which rows are written, and the write."""
+    """Between the read that selects the rows to write, and the write."""
     users = [
         stored(committed, User(name="u", city=city), 2, warm=True)
         for city in ("Rome", "Bonn")

@@ -21,7 +21,7 @@ class TestCosts(cached_costs.Costs):
 
 @pytest.fixture
 def packets(monkeypatch):
-    """Collect what is sent to nodes, each time that something is."""
+    """Collect the data of each packet that is sent to nodes."""
     sent: list[bytes] = []
     send = Stream.sendall
 

@@ -438,7 +438,7 @@ class Gated:
 
 
 def filled(cluster: Cluster, user: int) -> None:
-    """Return when a reader has put there what the database has."""
+    """Return when a reader has cached the value of the database."""
     assert cluster.cache is not None
     store = cluster.cache.region("objects").store
     key = key_of(cluster, User, user)

@@ -375,7 +375,7 @@ def test_nobody_to_ask(location, tmp_path, publisher, how):
 
 
 def answered(answer, *arguments):
-    """Return the status and what is printed where somebody answers."""
+    """Return the status and the output, with an answer to its question."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [*COMMAND, *map(str, arguments)],
@@ -478,7 +478,7 @@ def test_schema_commands_by_alembic_ini(shop, tmp_path):
     done = run(tmp_path, "schema", "status", XDG_STATE_HOME=str(state))
     assert done.returncode == 0, done.stderr
     assert "objects: 4 virtual shards" in done.stdout
-    # A run goes by what is published, and by nothing that was kept.
+    # A run uses the published topology, never a snapshot.
     assert not state.exists()
 
 
@@ -500,7 +500,7 @@ def test_what_is_not_there(location, tmp_path):
 
 
 def test_a_password_that_somebody_wrote_by_hand(location, publisher, tmp_path):
-    """It is in ZooKeeper, and shown by nothing of ours."""
+    """It is in ZooKeeper, and no command displays it."""
     publisher.publish(topology(1))
     hosts, _, path = location.removeprefix("zookeeper://").partition("/")
     client = KazooClient(hosts)

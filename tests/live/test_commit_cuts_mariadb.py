@@ -124,7 +124,7 @@ def check(
     after: Sequence[str],
     new: str,
 ) -> None:
-    """Compare what was reported of each shard with what is there."""
+    """Compare the reported state of each shard with its rows."""
     error = pickle.loads(pickle.dumps(error))
     reported: dict[str, list[WrittenShard]] = {}
     if error is None:
@@ -188,7 +188,7 @@ def test_the_nth_commit(
     after = there()
     check(error, written, before, after, new)
     assert error is not None
-    # The truth that nobody on this side knows.
+    # The actual state, which the client does not know.
     unknown = [on_server(i) for i in sorted(shards_of([cut]))]
     assert list(error.shards_unknown) == unknown
     is_there = {after[s.shard_id] == new for s in unknown}
@@ -375,7 +375,7 @@ def test_a_server_that_refuses_to_commit(
     there: Truth,
     n: int,
 ) -> None:
-    """It is read-only by then, and says so: that is no doubt."""
+    """It is read-only by then, and refuses: the outcome is known."""
     order = (1, 2, 0)
     written = shards_of(order)
     before, new = there(), next(NEW)
@@ -407,7 +407,7 @@ def test_a_server_that_refuses_to_commit(
 def test_one_that_refuses_after_reading_was_written_behind_our_back(
     cluster: Cluster, fleet: MariaDBFleet, ids: list[int]
 ) -> None:
-    """With a cursor of the driver; the refusal tells of it."""
+    """With a cursor of the driver; the message names it."""
     session = cluster.session()
     session.get(Pin, ids[0]).body = "seen"
     session.flush()

@@ -32,7 +32,7 @@ def command(*arguments: str) -> list[str]:
 
 @contextmanager
 def dev_up(folder: Path, *options: str) -> Iterator[dict[str, Any]]:
-    """Run the command, and yield what it prints; terminate it at the end."""
+    """Run the command, and yield its output; terminate it at the end."""
     with (
         (folder / "up.log").open("wb") as log,
         subprocess.Popen(

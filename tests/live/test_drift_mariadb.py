@@ -1,4 +1,4 @@
-"""Tables that somebody has altered by hand: each kind of difference."""
+"""Tables that were altered by hand: each kind of difference."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_as_json(cluster: Cluster, servers: dict[str, Any]) -> None:
     assert "+  `extra` int(11)" in changed["others"][0]["diff"]
 
 
-# With what the driver says when it connects.
+# With the driver's message when it connects.
 READING = r"SELECT|SHOW|ROLLBACK|SET (SESSION|NAMES|AUTOCOMMIT)"
 
 

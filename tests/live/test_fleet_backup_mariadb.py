@@ -173,7 +173,7 @@ class Scene:
         return sum(one.outcome in ACKNOWLEDGED for one in load.attempts())
 
     def record(self):
-        """Return a GTID, and what the live database contains there."""
+        """Return a GTID, and the content of the live database there."""
         with self.admin() as admin:
             admin.run("FLUSH TABLES WITH READ LOCK")
             position = admin.value("SELECT @@gtid_binlog_pos")
@@ -182,7 +182,7 @@ class Scene:
         return position, content
 
     def read(self, database, server=None):
-        """Return what a database contains."""
+        """Return the content of a database."""
         with self.admin(server) as admin:
             for statement in HEAD:
                 admin.run(statement)

@@ -710,7 +710,7 @@ def test_no_false_difference_under_writes(fleet, pair, written, rng, say):
             logged=False,
         )
     assert applies(pair)
-    # The writers have gone: nothing can repair what was changed.
+    # The writers have ended: nothing repairs the changed rows.
     pair.wait_caught_up(600)
     report = verify_data(fleet, "server1", options=options)
     assert {one.table for one in report.differences} == {"w"}

@@ -363,7 +363,7 @@ def test_what_arrives_while_it_stops_is_applied(pairs, monkeypatch):
     assert found == [(LATE,)]
 
 
-# -- a failover that is resumed after somebody else has done something ------
+# -- a failover that is resumed after another change ------------------------
 
 
 def killed_before_publish(pairs):
@@ -441,7 +441,7 @@ def test_what_was_received_meanwhile_is_not_lost_by_resume(pairs):
     standby.root_execute("STOP SLAVE IO_THREAD")
     reason, left = reason_of_resume(fleet)
     assert "it has applied" in reason
-    # Starting it would delete what it has received.
+    # Starting it would delete its relay log.
     assert "stays stopped: it has received more than it has applied" in left
 
 
@@ -462,7 +462,7 @@ def problems_of(plan):
     return "\n".join(map(str, plan.problems))
 
 
-# -- what is refused, on a pair that is as before afterwards ---------------
+# -- refusals, which leave the pair unchanged ------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -406,7 +406,7 @@ def test_semi_sync_that_has_fallen_back(doctor, pair, pairs):
 
 
 class Case(NamedTuple):
-    """A fault of server1, and what the doctor says of it.
+    """A fault of server1, and the finding of the doctor.
 
     :ivar remedy: whether its statements put all right.
     """

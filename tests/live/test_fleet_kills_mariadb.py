@@ -457,7 +457,7 @@ def test_a_killed_closing_of_a_standby(pairs, fleet, load, say):
         assert read_only(standby) == (CLOSED if was_closed else OPEN)
         result = end(fleet)
         assert result.problems == ()
-        # An undo does not open what is better closed.
+        # An undo leaves a former primary fenced.
         stays_open = end is undo and not was_closed
         assert read_only(standby) == (OPEN if stays_open else CLOSED)
         standby.root_execute("SET GLOBAL read_only = 1")

@@ -148,7 +148,7 @@ def verify(scene, load):
 
 
 def back_up_and_restore(scene, load):
-    """Restore a shard beside the live one."""
+    """Restore a shard next to the live one."""
     shard = scene.rng.randrange(16)
     folder = scene.folder / f"backup{time.monotonic_ns()}"
     before = load.attempts()
@@ -397,7 +397,7 @@ def test_random_operations_lose_nothing(ensemble, seed, tmp_path, say):
     assert done
 
 
-# -- what the checks find --------------------------------------------------
+# -- findings of the checks ------------------------------------------------
 
 
 def without_fence(scene, load, monkeypatch):

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
 
 
 class Fault(NamedTuple):
-    """Statements on one server of a pair, and what is said then.
+    """Statements on one server of a pair, and the resulting message.
 
     :ivar on: ``"primary"`` or ``"standby"``; ``{id}`` is the server_id of the
         other one.

@@ -82,7 +82,7 @@ def renewed(pairs):
     """
     source, target = pairs["server1"], pairs["server2"]
     for pair in (source, target):
-        # First the standbys, which would replicate what is dropped.
+        # First the standbys, which would replicate the DROP.
         for server in (*pair.standbys, pair.primary):
             empty_server(server)
         pair.attach(pair.standby)
@@ -128,7 +128,7 @@ def loaded(pairs, folder, seed, processes=8):
 
 
 def rows_on(pairs, server, shards=range(SHARDS)):
-    """Read what a server has, whether it should or not."""
+    """Read all rows of a server, of shards of others too."""
     where = places(pairs.document())
     with server.root_connect() as connection:
         return rows_at(connection, {s: where[s][1] for s in shards})
@@ -361,7 +361,7 @@ def test_kill_9_after_it_is_published(pairs, tmp_path, seed, say):
         prove(pairs, attempts)
 
 
-# -- what is not equal ----------------------------------------------------
+# -- differences ----------------------------------------------------------
 
 
 def with_a_row(pairs, fleet):
@@ -461,7 +461,7 @@ def test_kill_9_in_the_move_of_a_server(pairs, tmp_path, seed, say):
         assert old.root_execute("SELECT @@read_only") == [(1,)]
 
 
-# -- what is not fenced ---------------------------------------------------
+# -- shards that are not fenced -------------------------------------------
 
 
 def open_transaction(server, shard, token):
@@ -542,7 +542,7 @@ def acked_now(pairs, shard):
     )
 
 
-# -- what fails, and what is refused --------------------------------------
+# -- failures and refusals ------------------------------------------------
 
 
 def test_a_statement_in_the_way_undoes_it(fleet, pairs, monkeypatch):

@@ -415,7 +415,7 @@ def test_a_second_failover_is_held_off(scene):
         )
     dry = replace(POLICY, dry_run=True, hold_off=0.0)
     with three(scene, dry) as watching:
-        # They have never seen it, so what is lost is unknown.
+        # They have never seen it, so the loss is unknown.
         assert wait_until(
             lambda: any(
                 one.said("sqla-shard fleet failover server1 --dead")

@@ -53,7 +53,7 @@ def test_counted_again_while_an_edge_is_written(
     (server,) = fleet.servers
 
     def waits() -> bool:
-        # InnoDB shows what it knew before if it is asked within 0.1 seconds.
+        # InnoDB returns cached values if it is queried within 0.1 seconds.
         return bool(
             server.root_execute(
                 "SELECT 1 FROM information_schema.innodb_trx "

@@ -284,7 +284,7 @@ def test_a_child_process(
 def test_a_child_of_a_process_that_publishes(
     zookeeper: ZooKeeperServer, tmp_path: Path
 ) -> None:
-    """Nobody follows anything there; the session is the parent's alone."""
+    """The child follows nothing; the session is the parent's alone."""
     connection = ZooKeeperConnection(zookeeper.hosts)
     try:
         session = connection.client().client_id
@@ -314,7 +314,7 @@ def test_an_ensemble_without_its_leader(
             leader.kill()
             load.goes_on()
             scene.is_followed(cluster)
-            # Without a majority, nobody answers.
+            # Without a majority, no server responds.
             second = ensemble.leader()
             second.kill()
             assert is_stale(cluster)

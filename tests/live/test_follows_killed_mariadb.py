@@ -49,7 +49,7 @@ def topology(mariadb_fleet: Any) -> Iterator[Any]:
 
 
 class Writer:
-    """A process with pairs of its own, and what they may be by now."""
+    """A process with pairs of its own, and their possible states."""
 
     def __init__(
         self,

@@ -256,7 +256,7 @@ def test_an_evicted_key_is_not_an_empty_list(cluster, store):
         assert len(sets) == 1
         client.delete((key, *sets)[number % 2])
         if number > 1:
-            # A job changes what is left.
+            # A job changes the rest.
             run(cluster, follows.follow_user, fans[1], star)
             run_jobs(cluster)
         with cluster.session() as session:

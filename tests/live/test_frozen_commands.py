@@ -255,7 +255,7 @@ def outcomes(
     zookeeper_server: ZooKeeperServer,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[str, Any]]:
-    """Run all of them, and yield what they have said by name."""
+    """Run all of them, and yield their output by name."""
     directory = tmp_path_factory.mktemp("frozen")
     with ExitStack() as stack:
         fleet = stack.enter_context(

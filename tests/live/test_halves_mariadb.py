@@ -108,7 +108,7 @@ def killed(
 
 
 def halves(cluster: Cluster) -> dict[str, int]:
-    """Return how many servers miss what was committed elsewhere."""
+    """Return the number of servers that lack a committed part."""
     with cluster.session() as session:
         statement = select(Pin.title).options(scatter())
         counts = Counter(session.scalars(statement))

@@ -314,7 +314,7 @@ def test_looking_has_an_end(
 def test_a_fenced_server_is_no_place_to_look(
     cluster: Cluster, fleet: MariaDBFleet, proxy: Proxy
 ) -> None:
-    """An old primary would answer from what it has lost."""
+    """An old primary would answer from an outdated state."""
     server = fleet.servers[0]
     swaps = Swaps(cluster)
 

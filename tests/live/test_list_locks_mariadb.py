@@ -128,7 +128,7 @@ def _until_waiting(server: Any) -> None:
             "WHERE trx_state = 'LOCK WAIT'"
         ):
             return
-        # InnoDB shows what it knew before if it is asked within 0.1 seconds.
+        # InnoDB returns cached values if it is queried within 0.1 seconds.
         tick.wait(0.2)
     pytest.fail("nothing waits for the lock")
 

@@ -1,4 +1,4 @@
-"""Operations on other shards, and what may happen to servers meanwhile.
+"""Operations on other shards, during failures of servers.
 
 A proxy before each server cuts the connection on which a COMMIT comes.  What
 is there is read, and repaired, past the proxies.

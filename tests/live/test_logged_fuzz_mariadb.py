@@ -33,7 +33,7 @@ pytestmark = pytest.mark.live
 KILLS = 60 if SOAK else 5
 WRITERS = 4
 WORKERS = 2
-#: Passes until what is left must be done.
+#: Passes until all pending operations must be applied.
 PASSES = 200
 
 fleet = own_fleet()

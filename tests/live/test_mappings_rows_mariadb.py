@@ -43,7 +43,7 @@ FROM board_has_pins
 
 
 class Reads:
-    """Counts what the server reads on the session's connection."""
+    """Counts the rows that the server reads on the session's connection."""
 
     def __init__(self, session):
         self.session = session

@@ -104,7 +104,7 @@ def copied(move):
 
 
 class Waiting(logging.Handler):
-    """Says when a guard has begun to wait, and for what."""
+    """Records the start of a guard's wait, and its reason."""
 
     def __init__(self):
         super().__init__()

@@ -167,7 +167,7 @@ def test_a_write_that_bypasses_the_session_is_found_and_named(scene):
 
 
 class Unfenced(Fence):
-    """The control: a process acts by what it knows of the stage."""
+    """The control: a process acts by its last known stage."""
 
     def __init__(self, known):
         super().__init__()

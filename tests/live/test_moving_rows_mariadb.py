@@ -62,7 +62,7 @@ class TestMarking(moving_rows.Marking):
             ids = {key: 10**15 + key[0] for key in keys}
             posts.claim(connection, keys, number=1, ids=ids)
             connection.execute(text(f"ANALYZE TABLE {posts.table.name}")).all()
-            # Twenty pages; each of which may read what was copied before it.
+            # Twenty pages; each may read rows that were copied before it.
             before, after, found = reads(connection), 0, []
             while page := posts.marked(
                 connection, after=after, limit=100, waits=True

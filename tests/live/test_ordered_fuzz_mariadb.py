@@ -185,7 +185,7 @@ def test_every_divergence_was_reported(
         if there not in (set(), {*outcome.written}):
             assert outcome.error is PartialCommitError, (outcome, there)
         kinds["none" if outcome.error is None else outcome.error.__name__] += 1
-    # Nothing is there that nobody has written.
+    # The servers have no rows that were never written.
     assert has == {}
     assert kinds["none"] > KILLS
     said = ", ".join(f"{n} {name}" for name, n in kinds.most_common())

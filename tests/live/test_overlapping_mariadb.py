@@ -89,7 +89,7 @@ def until_waiting(*servers: Any) -> None:
             for server in servers
         ):
             return
-        # InnoDB shows what it knew before if it is asked within 0.1 seconds.
+        # InnoDB returns cached values if it is queried within 0.1 seconds.
         done.wait(0.2)
     pytest.fail("they do not wait at the same time")
 

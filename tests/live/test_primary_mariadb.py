@@ -385,7 +385,7 @@ def test_a_keyspace_that_is_gone(
 def test_one_of_many_shards_is_missing(
     cluster: Cluster, fleet: MariaDBFleet, shard_id: int
 ) -> None:
-    """Each server is told apart, the first and those after it."""
+    """Each server is identified, the first and those after it."""
     server = "server1" if shard_id == EDGE else "server2"
     with without(fleet, f"db0000{shard_id}"), cluster.session() as session:
         every = select(Pin.title).options(scatter())

@@ -42,7 +42,7 @@ provision(Config(sys.argv[1]), topology, options=RunOptions(jobs=2))
 
 
 class World:
-    """Two servers of the fleet, and what is on them."""
+    """Two servers of the fleet, and their databases."""
 
     def __init__(self, fleet: MariaDBFleet, directory: Path) -> None:
         self.fleet = fleet

@@ -718,10 +718,10 @@ def test_a_failover_and_back(publisher, client):
     assert publisher.current() == publisher.at(2) == done.new
     done = publisher.publish(topology(3, generation=2))
     assert number_of(publisher.current()) == number_of(done.new) == 3
-    # Nothing is said of who has raised it himself.
+    # A publisher that raised it itself gets no message.
     done = publisher.publish(topology(4, hosts=("one", "three"), generation=7))
     assert (number_of(done.new), done.generations) == (7, ())
-    # Nor where nobody counts: the first server.
+    # Nor without a generation: the first server.
     assert done.new.keyspace("objects").servers[0].generation is None
 
 
@@ -734,7 +734,7 @@ def test_a_rollback_brings_no_number_back(publisher):
     assert done.new == topology(4, generation=3)
     (raised,) = done.generations
     assert (raised.given, raised.published) == (1, 3)
-    # The primary is what it was then, and so is the number now.
+    # The primary is the same as then, and so is the number.
     done = publisher.rollback(to=2)
     assert done.new == topology(5, generation=3)
     # Of a time without numbers.
@@ -862,7 +862,7 @@ def test_of_many_who_raise_one_wins(location):
         assert number_of(won.new) == 2
 
 
-# -- what is lost
+# -- lost requests and responses
 
 
 class Cut(Publisher):

@@ -31,7 +31,7 @@ _PATIENCE = 60.0
 
 
 class Rogue:
-    """Asks each client for a plugin, and keeps what it is sent.
+    """Requests a plugin from each client, and records its packets.
 
     :param plugin: such as ``mysql_clear_password``.
     :param context: for TLS; None offers none.

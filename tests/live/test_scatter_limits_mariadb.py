@@ -456,7 +456,7 @@ def test_many_threads_with_timeouts(cluster: Cluster) -> None:
 
 
 def test_closing_with_savepoints(cluster: Cluster, ids: list[int]) -> None:
-    """Each connection is told to end once, whatever runs on it."""
+    """Each connection is killed once, whatever runs on it."""
     for _ in range(5):
         with cluster.session() as session:
             assert len(session.get_many(Pin, ids)) == SHARDS

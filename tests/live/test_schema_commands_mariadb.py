@@ -151,7 +151,7 @@ def test_unknown_targets_and_options_that_are_nearly_ours(two):
             done.stdout
         )
     assert two.tables(0) == {}
-    # One of somebody else's.
+    # One of another application.
     two.alembic("-x", "tenant=5", "upgrade", "head")
 
 
@@ -261,7 +261,7 @@ ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def on_terminal(project, *arguments):
-    """Run alembic's command line on a terminal; return what it showed."""
+    """Run alembic's command line on a terminal; return its output."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "alembic", "-c", project.ini, *arguments],
@@ -277,7 +277,7 @@ def on_terminal(project, *arguments):
         try:
             part = os.read(ours, 65536)
         except OSError:
-            break  # So Linux tells the end of a terminal.
+            break  # Linux reports the end of a terminal in this way.
         if not part:
             break
         shown += part

@@ -26,7 +26,7 @@ TABLES = """
         "SELECT COALESCE(MAX(SLEEP(seconds)), 0) FROM slow"
     )
 """
-# Slow where the table says so, and nowhere else.
+# Slow on shards whose table names a time.
 CALL = 'op.execute("CALL fill()")'
 ARIA = (
     'op.execute("INSERT INTO log_aria '

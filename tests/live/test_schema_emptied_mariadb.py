@@ -1,4 +1,4 @@
-"""Databases that have lost what a revision had put there, on MariaDB."""
+"""Databases that have lost the tables of a revision, on MariaDB."""
 
 from __future__ import annotations
 

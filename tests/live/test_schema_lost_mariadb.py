@@ -45,7 +45,7 @@ def failing(project: Project) -> None:
     project.alembic("upgrade", "head", status=1)
 
 
-# -- what a shard says of a revision that has failed
+# -- messages of a shard about a failed revision
 
 
 def test_a_stamp_does_not_clear_what_has_failed(project: Project) -> None:

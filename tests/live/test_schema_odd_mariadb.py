@@ -1,4 +1,4 @@
-"""Revisions that do odd things, and what it means for other shards."""
+"""Unusual revisions, and their effects on other shards."""
 
 from __future__ import annotations
 

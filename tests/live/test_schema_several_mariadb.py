@@ -80,7 +80,7 @@ def arranged(project: Project) -> None:
 
 
 def check(project: Project) -> None:
-    """Check that all shards have what the first one has."""
+    """Check that all shards have the schema of the first one."""
     wanted = project.tables(0)
     assert sorted(wanted) == ["boards", "notes", "pins"]
     sent = statements(project, 0)

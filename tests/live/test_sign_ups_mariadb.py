@@ -149,7 +149,7 @@ def test_two_hundred_for_twenty_names(cluster, rng, say):
     rows = rows_of(cluster, UserEmail)
     assert set(rows) == keys
     pending = {key for key, row in rows.items() if row.user_id is None}
-    # Each name is somebody's, or was claimed by one who has crashed.
+    # Each name has a user, or was claimed by a sign-up that crashed.
     assert pending == {key.lower() for key, _ in first.left}
     assert len(first.winners) + len(pending) == NAMES
     assert pending, "nobody has crashed; a seed that shows nothing"

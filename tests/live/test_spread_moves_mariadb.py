@@ -171,7 +171,7 @@ class Application:
         assert FIXED - BATCH <= number <= FIXED + WRITERS * OWN + BATCH
 
     def check(self) -> None:
-        """Compare the lists with what was acknowledged."""
+        """Compare the lists with the acknowledged changes."""
         last = self.stages[3]
         for owner in self.owners:
             whole = set(self.fixed)

@@ -62,7 +62,7 @@ def listening(pid):
     return found
 
 
-# -- what the server is ---------------------------------------------------
+# -- properties of the server ---------------------------------------------
 
 
 def test_url_lets_the_application_in(server):
@@ -396,7 +396,7 @@ def test_no_server_outlives_its_program(how, status):
     assert wait_until(lambda: not Path(directory).exists(), seconds=60)
 
 
-# -- what it saw ----------------------------------------------------------
+# -- recorded statements --------------------------------------------------
 
 
 def test_query_log_shows_connections_and_statements(server):

@@ -1,4 +1,4 @@
-"""A pair for tests replicates, and refuses what it says it refuses."""
+"""A pair for tests replicates, and refuses as documented."""
 
 from __future__ import annotations
 

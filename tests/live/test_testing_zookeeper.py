@@ -132,7 +132,7 @@ def test_it_listens_on_the_local_host_alone(zookeeper_server):
 def test_sessions_may_be_short_and_long(
     zookeeper_server, caplog, asked, given
 ):
-    # The only place where kazoo shows what it was given.
+    # The only place where kazoo exposes its arguments.
     caplog.set_level(BLATHER, "kazoo.client")
     with connected(zookeeper_server.hosts, timeout=asked):
         assert f"negotiated session timeout: {given}\n" in caplog.text

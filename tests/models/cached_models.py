@@ -232,7 +232,7 @@ def key_of(cluster: Cluster, cls: Any, object_id: int) -> str:
 
 
 def value_of(cluster: Cluster, key: str, region: str = "objects") -> bytes:
-    """Return what the cache has under a key; empty for nothing."""
+    """Return the cached value of a key; empty if there is none."""
     assert cluster.cache is not None
     store = cluster.cache.region(region).store
     return store.fetch([key], 0)[key].value
@@ -293,7 +293,7 @@ class Suite:
 def _with_a_cache(
     cluster: Cluster, request: pytest.FixtureRequest, on: On
 ) -> Iterator[None]:
-    """Cache in memory on SQLite, on two memcached nodes beside MariaDB."""
+    """Cache in memory on SQLite, on two memcached nodes with MariaDB."""
     if not on.live:
         configure(cluster, MEMORY)
         yield

@@ -97,14 +97,14 @@ def fill(
 
 
 def forget() -> None:
-    """Forget what a process knows of dictionaries, as a new one does."""
+    """Clear the dictionaries of this process, as in a new one."""
     DICTIONARIES._known.clear()
     DICTIONARIES._missing.clear()
     blob_dictionaries._known.clear()
 
 
 def raw(cluster: Cluster, cls: Any, object_id: int) -> Any:
-    """Return what the database holds of a blob, a str or bytes."""
+    """Return the stored form of a blob, a str or bytes."""
     return _raw(
         cluster,
         f"SELECT data FROM {cls.__tablename__} WHERE local_id = :id",

@@ -167,7 +167,7 @@ def store(rows: Rows, models: Any, session: Any) -> None:
 
 
 def _translate(row: dict[str, Any], *, plain: bool) -> None:
-    """Make what a blob stores of a row, or what its mirror does."""
+    """Return the values of a row that a blob stores, or its mirror."""
     if plain and row["rank"] is not None:
         row["rank"] = row["rank"].value
     if not plain and row["moment"] is not None:

@@ -146,7 +146,7 @@ class Grammar:
         made.options += self._route(made)
         return made
 
-    # -- what is read
+    # -- columns and tables
 
     def _sources(self) -> None:
         """Choose tables, joined by the ids of their shard."""

@@ -162,7 +162,7 @@ def __getattr__(name: str) -> Any:
     return open_move(os.environ["MOVING_URL"], os.environ["MOVING_TOPOLOGY"])
 
 
-# -- what the application does, on either side
+# -- actions of the application, on either side
 
 
 class Posts:

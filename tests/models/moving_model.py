@@ -168,7 +168,7 @@ class Model:
     # -- what must be true
 
     def problem(self, state: State) -> str | None:
-        """Return what is wrong in a state."""
+        """Return the violations in a state."""
         open_sides = [
             side
             for side, number in enumerate(state.fences)
@@ -189,7 +189,7 @@ class Model:
         return None
 
     def problem_at_end(self, state: State) -> str | None:
-        """Return what is wrong when nothing is left to do."""
+        """Return the violations in a final state."""
         if state.number != len(self.steps) - 1:
             return f"the move is stuck in {self.stage(state.number).name}"
         if not self.rules.bypass and any(
@@ -316,7 +316,7 @@ class Model:
             yield f"begin on side {side}", state, one
 
     def _known(self, number: int) -> int:
-        """Return what a process remembers of a stage.
+        """Return the state that a process stores of a stage.
 
         With fences it is used only to choose a side, so numbers with the same
         truth are one; that makes the model smaller, and no run is left out.

@@ -261,7 +261,7 @@ class Move:
             self._may_die(random)
 
     def _work(self, random: Random) -> None:
-        """Do what the stage is for."""
+        """Do the work of the stage."""
         progress = self.store.read()
         if progress.rules.copies == "shards":
             legacy = self.sides["legacy"]

@@ -74,7 +74,7 @@ def stored(cluster: Cluster, cls: type[Any], **fields: Any) -> int:
 
 
 def raw_text(cluster: Cluster, cls: type[Any], object_id: int) -> str | None:
-    """Return what the database holds of a blob."""
+    """Return the stored content of a blob."""
     found = _raw(
         cluster,
         f"SELECT data FROM {cls.__tablename__} WHERE local_id = :id",

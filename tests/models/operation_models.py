@@ -1,4 +1,4 @@
-"""Classes and operations for what transactions leave to be done elsewhere."""
+"""Classes and operations for tests of pending operations."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def note(session: ShardSession, account_id: int, *, text: str) -> None:
     },
 )
 def hop(session: ShardSession, ids: list[int], text: str) -> None:
-    """Note it here, and have it noted on the rest, one after another."""
+    """Write a note here, and enqueue notes on the rest, one by one."""
     note(session, ids[0], text=text)
     if ids[1:]:
         hop.intend(session, ids[1:], text)
@@ -164,7 +164,7 @@ def entries(cluster: Cluster) -> Counter[tuple[int, str]]:
 
 
 def intend(session: ShardSession, home: int, target: int, text: str) -> None:
-    """Write an account, and have something noted for another."""
+    """Write an account, and enqueue a note for another."""
     add(session, home, 1)
     assert note.intend(session, target, text=text) is False
 
@@ -181,7 +181,7 @@ def after_crash() -> Iterator[None]:
 
 
 def make_due(cluster: Cluster, but: Container[int] = ()) -> None:
-    """Let the time pass that workers leave intents to those who wrote.
+    """Advance the clock past the delay of workers for new intents.
 
     :param but: shards that have no table of them.
     """

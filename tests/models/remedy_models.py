@@ -1,4 +1,4 @@
-"""The tables of refused statements, with a few rows, and what a case is."""
+"""The tables of refused statements, with a few rows, and cases."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Reply(ObjectMixin, Base, type_id=4, colocate_with="post_id"):
 
 
 class Label(Base):
-    """A row beside a post."""
+    """A row on the shard of a post."""
 
     __tablename__ = "labels"
     post_id: Mapped[int] = mapped_column(

@@ -118,7 +118,7 @@ class Archive(ObjectMixin, Base, type_id=6, max_bytes=100_000_000):
 
 
 class Label(Base):
-    """A row beside an object: a foreign key inside of a shard."""
+    """A row on the shard of an object, with a foreign key to it."""
 
     __tablename__ = "labels"
 

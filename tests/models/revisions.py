@@ -79,7 +79,7 @@ class Revisions:
         (folder / "script.py.mako").write_text(template.read_text())
 
     def generate(self, metadata: MetaData, keyspace: str = "objects") -> str:
-        """Return the text of a new revision with what has changed."""
+        """Return the text of a new revision with the changes."""
         config = self._config(metadata, keyspace)
         script: Any = command.revision(config, "change", autogenerate=True)
         self.path = str(script.path)

@@ -110,7 +110,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 class Project:
-    """An alembic project, and what it is for.
+    """An alembic project and its topology.
 
     :param document: the topology.
     :param servers: connect as root; none for SQLite.
@@ -271,7 +271,7 @@ class Project:
 
     @contextmanager
     def locked(self, shard_id: int, table: str) -> Iterator[None]:
-        """Let nobody change a table, until the block ends."""
+        """Lock a table against changes until the block ends."""
         server, database = self.place(shard_id)
         connection = self.servers[server].root_connect(ssl_disabled=True)
         with closing(connection):

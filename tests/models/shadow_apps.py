@@ -165,7 +165,7 @@ class Shop:
             return list(found)
 
     async def stock(self, order_id: int) -> list[Any]:
-        """Return the stock of what was ordered: a join of two keyspaces."""
+        """Return the stock of ordered products: a join of two keyspaces."""
         async with self._engine.connect() as connection:
             found = await connection.execute(
                 select(products.c.stock)

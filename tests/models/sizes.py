@@ -73,7 +73,7 @@ class Memory:
 
     @property
     def most(self) -> int:
-        """Bytes in use at the worst moment, with what was in passing."""
+        """Bytes in use at the peak, including temporary ones."""
         return tracemalloc.get_traced_memory()[1] - self._before
 
 

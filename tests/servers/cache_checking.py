@@ -1,4 +1,4 @@
-"""Whether what was read is what had been written.
+"""Checks that reads return the written versions.
 
 Processes note what they do on the clock that all of them share
 (``CLOCK_MONOTONIC``).  A read that began after a write was acknowledged, or
@@ -88,7 +88,7 @@ def _windows(
     for (key, _), its in by_key.items():
         exempt = [event for event in its if event.kind == "exempt"]
         lost = {"", *(event.txn for event in exempt)}
-        # Each write of the key removes what the cache has of it.
+        # Each write of the key deletes its cached value.
         written = [
             event
             for event in its

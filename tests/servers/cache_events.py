@@ -74,7 +74,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Stale:
-    """A read that knows less than what was known before, or too much.
+    """A read that is older than earlier reads, or has unwritten values.
 
     :ivar than: the event that knew more; None for a set, or where nobody had
         written yet what was read.
@@ -102,7 +102,7 @@ _DEFAULTS = {f.name: f.default for f in fields(Event)}
 
 
 def events_of(paths: Iterable[Path]) -> list[Event]:
-    """Return what processes have noted; a line that was cut is none."""
+    """Return the events of log files; a truncated line is ignored."""
     return [
         Event(**json.loads(line))
         for path in paths

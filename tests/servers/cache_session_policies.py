@@ -1,4 +1,4 @@
-"""Ways to keep what sessions read: ours, others, and ours broken.
+"""Ways to cache reads of sessions: ours, others, and broken ones.
 
 ===============  ============================================================
 ours             the cache of the cluster
@@ -82,7 +82,7 @@ def region_of(
 
 
 class Policy(Protocol):
-    """A way to keep what was read.
+    """A way to cache values that were read.
 
     :ivar has_cache: whether its sessions look into that of the cluster.
     :ivar txn: the transaction that is being made.
@@ -101,7 +101,7 @@ class Policy(Protocol):
         """Read a subject; return what an event has of it."""
 
     def after(self, subject: Subject, done: Change) -> None:
-        """Tell that a change is committed."""
+        """Report that a change is committed."""
 
 
 def policy_of(
@@ -118,7 +118,7 @@ def policy_of(
 
 
 class Watched:
-    """A store that tells what it could not block.
+    """A store that reports the keys that it could not block.
 
     :param slow: the store.
     :param broken: how it is broken; the name of a policy.
@@ -276,7 +276,7 @@ def _subject_of(key: str) -> Subject:
 
 
 class Theirs:
-    """``get_or_create``, or what it is made of: get, set and delete."""
+    """``get_or_create``, or its parts: get, set and delete."""
 
     has_cache = False
 

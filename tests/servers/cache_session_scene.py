@@ -126,7 +126,7 @@ class Scene:
     def narrow(
         self, shards: Sequence[int], kinds: Collection[str] | None = None
     ) -> None:
-        """Read and write what is on some shards, and of some kinds, only."""
+        """Read and write rows of some shards, and of some kinds, only."""
         self.subjects = [
             one
             for one in self.subjects
@@ -208,7 +208,7 @@ class Scene:
                 return
 
     def noted(self) -> list[Event]:
-        """Return what the processes have noted so far."""
+        """Return the events that the processes have logged so far."""
         return events_of(self.folder.glob("*.log"))
 
     def _settings(
@@ -242,7 +242,7 @@ class Scene:
     def faults(
         self, over: threading.Event, kinds: Sequence[str] = _FAULTS
     ) -> None:
-        """Do things to nodes, one after the other, and drain the outboxes.
+        """Stop and start nodes, one after the other, and drain the outboxes.
 
         :param kinds: of what is done, as often as it stands there.
         """
@@ -273,10 +273,10 @@ class Scene:
                 self.drained(cluster)
                 over.wait(self.rng.uniform(0.1, 0.3))
 
-    # -- what is there ----------------------------------------------------
+    # -- the content of the databases -------------------------------------
 
     def present(self, life: int = 1) -> Iterable[Event]:
-        """Tell what the databases have now, as if it were just written."""
+        """Log the content of the databases as if it were just written."""
         now = time.monotonic()
         with self.cluster() as cluster, cluster.session(cache=False) as asked:
             for subject in self.subjects:

@@ -92,7 +92,7 @@ def subjects(pins: list[int], boards: list[int], shards: int) -> list[Subject]:
 
 
 def sum_of(first: int, second: int) -> Subject:
-    """Return what a function says of two pins."""
+    """Return the result of a function of two pins."""
     return Subject(kind="sum", number=first * 2**64 + second)
 
 

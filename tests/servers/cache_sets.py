@@ -1,4 +1,4 @@
-"""Whether what was read of a set is what had been put there.
+"""Checks that reads of a set return its written members.
 
 Ids come, and go for good.  One that is known to be there must be found until
 its removal begins; one that is known to be gone, or that nobody has begun to
@@ -27,7 +27,7 @@ def stale_sets(
     judged: Callable[[Event], bool],
     reads_tell: bool = True,
 ) -> list[Stale]:
-    """Walk through what is known of one set.
+    """Check the events of one set.
 
     :param moments: beginnings and ends of events, in their order.
     :param judged: tells which reads are judged.
@@ -65,7 +65,7 @@ class _Known:
         self._begun: dict[int, tuple[_Ids, _Ids, _Ids]] = {}
 
     def wrote(self, event: Event, ids: _Ids) -> None:
-        """Take note of what came or went, or is going to."""
+        """Record members that were added or removed, or are going to be."""
         if event.kind == "adding":
             self.maybe |= ids
         elif event.kind == "add":
@@ -80,7 +80,7 @@ class _Known:
         self.there -= ids
 
     def began(self, read: Event) -> None:
-        """Take note of what a read has to find, and must not."""
+        """Record the members that a read has to find, and must not find."""
         there = frozenset(self.there if read.asked is None else read.asked)
         there &= self.there
         gone = frozenset(self.gone if read.ids is None else read.ids)
@@ -88,7 +88,7 @@ class _Known:
         self._begun[id(read)] = there, there - self.leaving, gone
 
     def ended(self, read: Event, *, learns: bool) -> _Ids:
-        """Return what it should have found, or should not have.
+        """Return the members that it should have found, or should not have.
 
         :param learns: whether what it has found is known from now on.
         """

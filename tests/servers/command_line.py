@@ -157,7 +157,7 @@ _STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 def on_a_terminal(
     columns: int, *arguments: object, status: int = 0, **environ: str
 ) -> str:
-    """Return what the program prints on a terminal, without its styles.
+    """Return the output of the program on a terminal, without styles.
 
     :param environ: ``keep="1"`` returns the styles as well.
     """
@@ -180,7 +180,7 @@ def on_a_terminal(
             try:
                 part = os.read(ours, 65536)
             except OSError:
-                # Nobody has the other end any more.
+                # The other end is closed.
                 break
             if not part:
                 break
@@ -192,7 +192,7 @@ def on_a_terminal(
 
 
 def without_progress(text: str) -> str:
-    """Remove what a command prints every 5 s, as on a busy machine."""
+    """Remove the lines that a command prints every 5 s on a busy machine."""
     return _PROGRESS.sub("", text)
 
 

@@ -269,7 +269,7 @@ class Databases:
         )
         connection = self._project.servers[old].root_connect(ssl_disabled=True)
         with closing(connection), connection.cursor() as cursor:
-            # Nobody makes or writes a table meanwhile.
+            # No process creates or writes a table meanwhile.
             cursor.execute("FLUSH TABLES WITH READ LOCK")
             cursor.execute(f"USE {name}")
             cursor.execute("SHOW TABLES")

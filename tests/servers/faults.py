@@ -115,7 +115,7 @@ async def all_work(cluster: Cluster, ids: list[int]) -> None:
 
 @contextmanager
 def locked(server: Any) -> Iterator[None]:
-    """Let nobody read the pins of a server."""
+    """Lock the pins of a server against reads."""
     connection = server.root_connect()
     cursor = connection.cursor()
     cursor.execute("SHOW DATABASES")
@@ -132,7 +132,7 @@ def locked(server: Any) -> Iterator[None]:
 
 
 def until_waiting(server: Any, state: str = "Waiting for table%") -> None:
-    """Return when somebody waits for such a lock."""
+    """Return when a session waits for such a lock."""
     done = threading.Event()
     for _ in range(TIMEOUT * 100):
         if server.root_execute(

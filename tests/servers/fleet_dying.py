@@ -85,7 +85,7 @@ class Loss:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
-    """Mount a small file system; skip the test if nobody may."""
+    """Mount a small file system; skip the test if that is not allowed."""
     mount, umount = shutil.which("mount"), shutil.which("umount")
     if mount is None or umount is None:
         pytest.skip("mount is needed")

@@ -182,7 +182,7 @@ class FleetScene:
         self.servers.append(server)
         return server
 
-    # -- what the topology says -------------------------------------------
+    # -- the topology -----------------------------------------------------
 
     def names(self) -> list[str]:
         """Return the names of the servers of the topology."""
@@ -292,7 +292,7 @@ class FleetScene:
         return rows_of_places(self.places(), has_transfers=True)
 
     def problems(self) -> list[str]:
-        """Compare what was acknowledged with the rows."""
+        """Compare acknowledged writes with the rows."""
         return check(self.attempts, self.rows())
 
     def prove(self) -> None:

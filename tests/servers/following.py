@@ -98,7 +98,7 @@ class Feed:
         self.forks += 1
         self._changed = threading.Condition()
 
-    # -- what a test does
+    # -- methods for tests
 
     def say(self, answer: Topology | BaseException) -> None:
         """Have another answer, without a word."""
@@ -160,7 +160,7 @@ def document(
 def topology(
     epoch: int, *, first: int = 4, port: int = 1, shards: int = SHARDS
 ) -> Topology:
-    """Return a topology of two servers that nobody needs to run.
+    """Return a topology of two servers that need not run.
 
     :param first: how many shards are on the first server.
     :param port: of the first server.

@@ -49,7 +49,7 @@ class InLoop(Cluster):
         return SessionContext(self.session(**kwargs))
 
     async def run(self, test: Any, arguments: dict[str, Any]) -> None:
-        """Run a test function, and end what it has begun, in this loop."""
+        """Run a test function in this loop, and end all that it started."""
         try:
             await greenlet_spawn(test, **arguments)
         finally:

@@ -121,7 +121,7 @@ def rows_of_places(
 
 
 def check(attempts: Sequence[Attempt], rows: Mapping[int, Rows]) -> list[str]:
-    """Return what is wrong, a line for each; nothing if all is well.
+    """Return the errors, a line each; nothing if there are none.
 
     :param attempts: of all writers.
     :param rows: of every shard, from where the topology has it now.

@@ -49,7 +49,7 @@ PINS = (
 NOTES = "token VARCHAR(64) PRIMARY KEY, pin_local BIGINT NOT NULL"
 """The primary key tells a writer that its lost COMMIT was done."""
 
-# After these nobody knows whether a COMMIT was done.
+# After these it is unknown whether a COMMIT was executed.
 _LOST = {
     CR.CR_SERVER_GONE_ERROR,
     CR.CR_SERVER_LOST,
@@ -192,7 +192,7 @@ class _Connections:
 
     def _forget(self, url: str) -> None:
         connection = self.open.pop(url, None)
-        # One that the server has closed cannot be told goodbye.
+        # COM_QUIT fails on a connection that the server has closed.
         with contextlib.suppress(pymysql.err.Error):
             if connection is not None:
                 connection.close()

@@ -436,11 +436,11 @@ def _named(users: Any, posts: Any, messages: Any, follows: Any) -> Rows:
     return found
 
 
-# -- what was acknowledged
+# -- acknowledged writes
 
 
 def journals(folder: Path) -> dict[str, Counter[str]]:
-    """Return the numbers of writes that were begun and acknowledged."""
+    """Return the numbers of writes that were started and acknowledged."""
     found: dict[str, Counter[str]] = {}
     for path in folder.glob("journal-*"):
         for line in path.read_text().splitlines():
@@ -451,7 +451,7 @@ def journals(folder: Path) -> dict[str, Counter[str]]:
 
 
 def check(rows: Rows, folder: Path, size: Size) -> None:
-    """Compare the rows of a side with what was before and was acknowledged."""
+    """Compare the rows of a side with initial rows and acknowledged writes."""
     written = journals(folder)
     assert not rows.doubled
     _check_old(rows, size)

@@ -28,7 +28,7 @@ def sockets_of(pid: int, table: str) -> list[str]:
             inodes.add(os.readlink(link))
     rows = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
     fields = [row.split() for row in rows]
-    # Sockets of TCP that listen, and of UDP that are connected to nobody.
+    # Listening sockets of TCP, and unconnected sockets of UDP.
     return [
         f[1]
         for f in fields
@@ -37,7 +37,7 @@ def sockets_of(pid: int, table: str) -> list[str]:
 
 
 def state_of(pid: int) -> str:
-    """Return what a process does, in a letter; Z when it has ended.
+    """Return the state of a process as a letter; Z when it has ended.
 
     Nobody may be there to ask for the status of one that has.
     """
@@ -76,7 +76,7 @@ def _port_of(descriptor: int) -> int | None:
         return None
 
 
-# -- Which threads a test has begun.
+# -- threads that a test has started
 
 
 def running() -> set[threading.Thread]:

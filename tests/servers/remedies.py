@@ -1,4 +1,4 @@
-"""Runs the statements that a finding of the doctor tells an operator."""
+"""Runs the statements that a finding of the doctor recommends."""
 
 from __future__ import annotations
 

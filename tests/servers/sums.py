@@ -138,7 +138,7 @@ def kill_and_start(
 def found_on(
     fleet: MariaDBFleet, shard_id: int
 ) -> tuple[list[int], Counter[str], Counter[int]]:
-    """Return what a server has of a shard.
+    """Return the rows of a shard on a server.
 
     :returns: its counters, the tokens of its elements, and their sets.
     """

@@ -88,7 +88,7 @@ class Visitor:
         return self.client.post(path, data=data)
 
     def refused(self, status: int, path: str, **form: Any) -> str:
-        """Post and return what the page says about it."""
+        """Post, and return the message of the page."""
         answer = self.post(path, **form)
         assert answer.status_code == status, answer.text
         found = re.search(r'role="alert"[^>]*>([^<]+)<', answer.text)

@@ -1,4 +1,4 @@
-"""Keys that could not be taken out of a cache, on SQLite."""
+"""Keys that could not be deleted from a cache, on SQLite."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_what_is_left_in_json(cluster, topology, ids, file):
 def test_what_another_process_has_in_its_memory(
     cluster, topology, ids, tmp_path
 ):
-    """Nobody can take it out from here."""
+    """It cannot be deleted from here."""
     file = tmp_path / "memory.toml"
     file.write_text(MEMORY, "utf-8")
     leave(cluster, ids[1], [("m", "a")])
@@ -219,7 +219,7 @@ def test_until_it_is_ended(cluster, topology, ids, file, number):
             assert "pins: 1 pending invalidation" in process.stdout.readline()
             leave(cluster, ids[1], [("pins", "b")])
             leave(cluster, ids[2], [("old", "b")])
-            # Two of one region are no news, another region is.
+            # A second one of a region is not reported, another region is.
             assert "0 removed, 2 left, 1 of" in process.stdout.readline()
             assert "pins: 2 pending invalidations" in process.stdout.readline()
             assert "old: 1 pending invalidation" in process.stdout.readline()

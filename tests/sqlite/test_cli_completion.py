@@ -60,7 +60,7 @@ _SLOW = ("sqlalchemy", "alembic", "pymysql", "MySQLdb", "kazoo")
 def completed(
     directory: Path, line: str, **environ: str
 ) -> tuple[list[str], set[str]]:
-    """Return what a line is completed with, and the packages imported."""
+    """Return the completions of a line, and the packages imported."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "sqla_shard.cli"],
         cwd=directory,

@@ -1,4 +1,4 @@
-"""Whatever the command line is given, it says what is wrong and ends."""
+"""The command line reports any invalid input, and ends."""
 
 from __future__ import annotations
 

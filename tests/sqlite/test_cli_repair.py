@@ -155,7 +155,7 @@ def test_discard(cluster, topology, ids):
     assert found.exit_code == 1
     assert found.stdout.startswith(f"discarded {token} tests.note")
     last = found.stdout.splitlines()[-1]
-    # With them somebody can do by hand what nobody does now.
+    # With them the operation can be done by hand.
     assert last.startswith('  arguments: {"')
     assert str(ids[6]) in last
     assert f"{'00' * 16} not found" in found.stderr

@@ -1,4 +1,4 @@
-"""The route of Flask that tells how the cluster is."""
+"""The route of Flask for the health of the cluster."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Places:
         return Topology.from_mapping(self.document(epoch, *servers, **more))
 
     def copy(self, source: int, target: int) -> None:
-        """Copy what a server has, as whoever moves shards would."""
+        """Copy the files of a server, as a move of shards does."""
         there = self.base / f"s{target}"
         there.mkdir(exist_ok=True)
         for file in sorted((self.base / f"s{source}").glob("*.sqlite")):
@@ -980,7 +980,7 @@ def test_a_fork_while_a_server_drains(
 def test_a_fork_while_the_topology_is_updated(
     cluster: Cluster, places: Places
 ) -> None:
-    """The lock that a thread of the parent holds is nobody's in the child."""
+    """A lock that a thread of the parent holds is free in the child."""
     inside, go = threading.Event(), threading.Event()
 
     def listen(cluster: Cluster, old: Topology, new: Topology) -> None:

@@ -117,7 +117,7 @@ def test_no_rows_are_lost(
     session = module.ShardedSession(**Choosers(shards).arguments())
 
     def collect(*_: Any) -> None:
-        # Or what was forgotten is there until Python's next collection.
+        # Otherwise garbage stays until Python's next collection.
         gc.collect()
 
     event.listen(Board, "load", collect)
@@ -477,7 +477,7 @@ def _is_counting(frame: Any) -> bool:
     return bool(frame) and frame.f_code.co_name not in _CLEANED_UP
 
 
-# Python drops what is raised in the callback of a weak reference.
+# Python ignores errors in the callback of a weak reference.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_at_any_time(
     maker: Any, shards: Any, rng: random.Random

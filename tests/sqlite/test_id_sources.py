@@ -81,7 +81,7 @@ class Receipt(ObjectMixin, DataclassBase, type_id=5):
 
 
 class Numbers:
-    """A service that issues what a test says."""
+    """A service that issues the ids of a test."""
 
     def __init__(self, *numbers: int) -> None:
         self.numbers = list(numbers)

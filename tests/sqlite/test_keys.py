@@ -94,7 +94,7 @@ def test_where_a_key_has_committed(cluster: Cluster) -> None:
 
 
 def test_where_a_key_is_when_a_shard_cannot_say(cluster: Cluster) -> None:
-    """Nobody takes that for a no."""
+    """The outcome is not reported as "not committed"."""
     with cluster.begin() as session:
         session.execute(
             text("DROP TABLE sqla_shard_token"),

@@ -1,4 +1,4 @@
-"""The linter in pytest runs: off, on, allowed, and what it shows."""
+"""The linter in pytest runs: off, on, allowed, and its output."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_keys_of_some_of_the_classes(tmp_path):
         for key, object_id in (("a", wheel_id), ("b", part_id)):
             with cluster.begin() as session:
                 WheelBySerial.claim(session, key, object_id)
-        # The row of what is no wheel leads to none.
+        # A row of another class is not a wheel.
         report = verify_lookups(cluster, [WheelBySerial], grace=0)
         (found,) = report.findings
         assert (found.kind, found.row["key"]) == ("dangling", "b")

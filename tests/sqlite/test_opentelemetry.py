@@ -44,7 +44,7 @@ cluster = on_sqlite()
 
 
 class Telemetry:
-    """Providers that keep what they get."""
+    """Providers that store spans and metrics in memory."""
 
     def __init__(self, **options):
         self._spans = InMemorySpanExporter()

@@ -243,7 +243,7 @@ def test_what_was_read_comes_last(cluster: Cluster, way: Any) -> None:
     ids = {n: board_on(cluster, n) for n in (0, 3, 6)}
     with commits(cluster) as seen:
         with cluster.begin(cross_shard=way) as session:
-            # Locks that hold until what they protect is written.
+            # Locks that hold until the protected rows are written.
             session.scalars(
                 select(Board).where(Board.id == ids[6]).with_for_update()
             ).one()

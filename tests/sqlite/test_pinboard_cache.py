@@ -1,4 +1,4 @@
-"""The pinboard with a cache: pages never show what is old, and a panel."""
+"""The pinboard with a cache: pages are never stale; the panel."""
 
 from __future__ import annotations
 

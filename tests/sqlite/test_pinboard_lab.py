@@ -39,7 +39,7 @@ WHY = "There is no process to stop."
 
 
 class Broken(Bench):
-    """Says of servers what a test wants it to say."""
+    """Reports the states of servers that a test sets."""
 
     def __init__(self) -> None:
         super().__init__(WHY)

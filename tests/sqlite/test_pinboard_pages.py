@@ -133,7 +133,7 @@ def test_removing_and_restoring_keep_the_place(visitor: Visitor) -> None:
     assert visitor.pins_on(path) == [first, second, third]
     assert "Nothing was removed" in visitor.get(f"{path}/removed")
     assert "3 pins<" in visitor.get("/boards")
-    # Restoring what is there changes nothing.
+    # Restoring a pin that is not removed changes nothing.
     visitor.post(f"/pins/{second}/restore")
     assert visitor.pins_on(path) == [first, second, third]
 
@@ -187,7 +187,7 @@ def test_where(visitor: Visitor, cluster: Cluster, kind: str) -> None:
     digits = "".join(re.findall(r'<i class="d\d">(\d)</i>', page))
     assert digits == f"{ids[kind]:064b}"
     assert ("data-where-position" in page) == (kind == "pin")
-    # Where the files are is nobody's business.
+    # Paths of files are not disclosed.
     directory = target.database.rsplit("/", 2)[0]
     assert directory not in page
 

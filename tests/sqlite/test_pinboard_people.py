@@ -25,7 +25,7 @@ pytestmark = pytest.mark.sqla_shard_lint
 
 @pytest.fixture
 def nobody(app: Flask) -> Visitor:
-    """A browser in which nobody is signed in."""
+    """A browser without a sign-in."""
     found = Visitor(app.test_client(), 0, "nobody")
     found.read_token()
     return found
@@ -78,7 +78,7 @@ def test_what_is_taken(nobody: Visitor, visitor: Visitor) -> None:
         invalid = re.findall(r'name="(\w+)"[^>]* aria-invalid', answer.text)
         assert invalid == [field]
         assert html.escape(form["email"]) in answer.text
-        # Nobody learns whose it is.
+        # The user of the address is not disclosed.
         assert str(visitor.user_id) not in answer.text
         error = nobody.api("POST", "/users", form, 409)["error"]
         assert (error["code"], error["field"]) == ("taken", field)

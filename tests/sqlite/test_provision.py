@@ -112,7 +112,7 @@ def test_a_revision_since_then_is_applied(
     assert "it is at 0001, not at 0002; run alembic upgrade head" in message
     schema.upgrade(project.config(), options=ONE)
     for state in (State.CHANGED, State.CURRENT):
-        # Its rows of the second revision are not taken for somebody's.
+        # Its rows of the second revision do not count as foreign.
         report = project.provision(grown, options=ONE)
         assert {one.state for one in report.outcomes} == {state}
     rows = execute(path_of(tmp_path, "server2", 3), "SELECT id FROM kinds")
@@ -193,7 +193,7 @@ def test_a_file_in_another_directory(
     execute(path_of(tmp_path, "other", 2))
     execute(path_of(tmp_path, "server1", 3))
     execute(path_of(tmp_path, "copy", 3))
-    # That is what a copy of server1 has by right.
+    # A copy of server1 legitimately has it.
     execute(path_of(tmp_path, "copy", 0))
     with pytest.raises(ProvisionError) as raised:
         project.provision(grown, options=ONE)

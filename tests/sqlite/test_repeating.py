@@ -110,7 +110,7 @@ def test_what_has_committed_nothing_is_repeated(
 def test_another_transaction_whose_outcome_is_unknown(
     cluster: Cluster,
 ) -> None:
-    """The key of this one tells nothing of that one."""
+    """The key of this transaction does not cover the other one."""
     attempts: list[int] = []
 
     def write(session: Any) -> None:

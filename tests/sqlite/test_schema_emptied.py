@@ -1,4 +1,4 @@
-"""Files that have lost what a revision had put there."""
+"""Files that have lost the tables of a revision."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def states(error: Any) -> list[str]:
 
 
 def publish(project: Project, document: dict[str, Any]) -> None:
-    """Do what a move does: the copy has the tables of before."""
+    """Copy as a move does: the copy has the old tables."""
     source = project.file(3)
     project.document = document
     source.rename(project.file(3))

@@ -106,7 +106,7 @@ def invoke(*arguments: str) -> Result:
 
 
 def bars(shown: str) -> list[str]:
-    """Return the last lines of the bars, without what is drawn in them."""
+    """Return the last lines of the bars, without the bars themselves."""
     lines = [
         re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip()
         for line in shown.replace("\r", "\n").splitlines()

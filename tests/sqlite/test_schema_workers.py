@@ -44,7 +44,7 @@ class Planless:
 
 
 class Interrupting(Planless):
-    """Presses Ctrl-C as soon as its process has begun."""
+    """Presses Ctrl-C as soon as its process has started."""
 
     def __init__(self):
         os.kill(os.getppid(), signal.SIGINT)

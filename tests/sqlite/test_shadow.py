@@ -1,4 +1,4 @@
-"""Shadow mode: an asynchronous API, a batch job, and what it must not do."""
+"""Shadow mode: an asynchronous API, a batch job, and side effects."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_no_error_of_it_reaches_the_application(
         select_often(engine, 2)
         report = shadow.report()
     assert report.failures == {"ZeroDivisionError: a bug": 2}
-    # The statements are counted all the same.
+    # The statements are still counted.
     assert report.total.statements == 2
 
 

@@ -136,7 +136,7 @@ def needs_servers(cluster: Cluster) -> None:
 
 
 def counted(cache: Any) -> Any:
-    """Return what the region of the functions has counted."""
+    """Return the counters of the region of the functions."""
     (found,) = [one for one in cache.stats() if one.name == "values"]
     return found
 
@@ -187,7 +187,7 @@ class Suite:
             return function(session, *args)
 
     def took(self) -> list[Any]:
-        """Return what the functions were called with since last asked."""
+        """Return the calls of the functions since the last time."""
         found = list(calls)
         calls.clear()
         return found
@@ -215,7 +215,7 @@ class Objects(Suite):
             {"name": "user 0"},
             {"name": "user 1"},
         ]
-        # Another process has not seen what it returns.
+        # Another process has not seen its result.
         again = other_process(listed)
         assert self.ask(cluster, again, asked) == first
         assert self.took() == [[ids[1], ids[0]]]
@@ -305,7 +305,7 @@ class Objects(Suite):
             session.execute(
                 text("SELECT * FROM users"), bind_arguments={"shard_id": 0}
             ).all()
-            # On MariaDB it goes on seeing what was there.
+            # On MariaDB its snapshot still has the old rows.
             self.rename(cluster, ids[0], "new")
             names(session, ids)
         assert counted(cache).fills == 0
@@ -385,7 +385,7 @@ class Objects(Suite):
         assert self.ask(cluster, second, ids) == first
         assert self.ask(cluster, second, ids) == first
         assert self.took() == [ids] * 3
-        # Each of them makes known what is written.
+        # Each of them invalidates its writes.
         self.rename(cluster, ids[0], "new")
         assert self.ask(cluster, names, ids)[ids[0]] == "new"
         assert counted(cache).unreadable == 5
@@ -525,7 +525,7 @@ class Objects(Suite):
 
 
 def other_process(function: Any) -> Any:
-    """Forget what a process knows of what a function returns."""
+    """Clear what a process has learned about the results of a function."""
     (reads,) = (
         cell.cell_contents
         for cell in function.__closure__
@@ -732,7 +732,7 @@ class Telling(Suite):
         assert self.took() == [[one]]
 
     def test_it_costs_no_server_twice(self, cluster, cache, ids, monkeypatch):
-        # Where the transaction has begun on one, it is not begun on others.
+        # A transaction that has begun on one server is not begun on others.
         needs_servers(cluster)
         with cluster.session() as session:
             session.get(User, ids[2])

@@ -146,7 +146,7 @@ def _text(rng: random.Random, value: str) -> Any:
     return value[:at] + rng.choice(["", "0", "}", '"', "\0", "\ud800"])
 
 
-# -- what is plausible
+# -- plausible values
 
 
 def _is_plain(value: Any) -> bool:
@@ -256,7 +256,7 @@ class MemcachedItems(Items):
         return int(answer.split()[2]) if answer != b"END\r\n" else None
 
 
-# -- what is asked
+# -- reads
 
 
 class Case(NamedTuple):

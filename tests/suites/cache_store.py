@@ -102,7 +102,7 @@ class Values(Suite):
         done = store.fill({k: (leases[k], values[k]) for k in values}, 60)
         assert done == {small}
         assert store.fetch([small], 30)[small].value == b"1"
-        # Nobody waits for the lease that was of no use.
+        # Later readers do not wait for the useless lease.
         assert state(store, large) is State.LEASED
 
     def test_many_keys_at_once(self, store, mark, rng):

@@ -173,7 +173,7 @@ class Bypass(_Users):
             session.rollback()
 
     def test_nothing_is_filled_from_an_old_snapshot(self, cluster):
-        """The transaction goes on seeing what was there when it began."""
+        """The transaction still sees its snapshot."""
         new = stored(cluster, User(name="first"))
         other = stored(cluster, User(name="other"), shard_id=4)
         with cluster.session() as session:
@@ -186,7 +186,7 @@ class Bypass(_Users):
 
 
 class Flushing(Suite):
-    """Reads flush what they flush without a cache."""
+    """Reads flush as they do without a cache."""
 
     @pytest.mark.parametrize("cache", [True, False])
     def test_get_many(self, cluster, cache):

@@ -27,7 +27,7 @@ COUNT = 50
 
 
 class Requests:
-    """A store that counts what it is asked for."""
+    """A store that counts its requests."""
 
     def __init__(self, store: Any, made: list[tuple[str, int]]) -> None:
         self._store = store
@@ -82,7 +82,7 @@ class Costs(Suite):
 
     @pytest.fixture
     def sent(self, cluster) -> Iterator[list[Any]]:
-        """Collect what the cluster says of statements."""
+        """Collect the cluster's reports of statements."""
         records: list[Any] = []
 
         def listen(_: Any, record: Any) -> None:
@@ -166,7 +166,7 @@ class Costs(Suite):
                 update(User).where(User.id == new).values(city="Rome")
             )
         assert taken(asked) == [("block", 1), ("unblock", 1)]
-        # The one that tells which rows these are, and itself.
+        # The SELECT of the rows, and the statement itself.
         assert len(sent) == 2
 
     def test_a_list(self, cluster, asked, sent):

@@ -95,7 +95,7 @@ VALUES: dict[str, dict[str, Any]] = {
 
 
 def attributes(found: Any) -> dict[str, Any]:
-    """Return what is loaded of an object, with the types."""
+    """Return the loaded attributes of an object, with their types."""
     state = inspect(found)
     return {
         name: (type(value), value)
@@ -325,7 +325,7 @@ class State(Suite):
                 event.remove(User, name, listener)
 
     def test_a_listener_that_looks_at_reads(self, cluster, user):
-        """It hears of them, and what it adds to them holds."""
+        """It is called for them, and the conditions that it adds apply."""
         calls = []
 
         def listen(context):

@@ -1,4 +1,4 @@
-"""Values in the cache that are none of ours, or not any more."""
+"""Values in the cache that are foreign, or outdated."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class Garbage(Suite):
 
 
 class Damage(Suite):
-    """Of what is there, and of what tells that there is nothing."""
+    """Of rows, and of absences."""
 
     def test_absences(self, cluster):
         """Poisoned values in the place of absences are never used."""

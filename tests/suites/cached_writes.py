@@ -340,7 +340,7 @@ class Rows(Suite):
 
 
 class Refusals(Suite):
-    """Writes of which nobody could be told; nothing of them is written."""
+    """Writes that cannot be invalidated; they are refused."""
 
     @pytest.fixture
     def user(self, cluster):

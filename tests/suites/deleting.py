@@ -131,7 +131,7 @@ class UserTag(
 class UserName(
     LookupMixin, Base, target=User, normalize=normalization.casefold
 ):
-    """Nothing in a user tells the name."""
+    """No column of a user contains the name."""
 
 
 class Follows(
@@ -168,7 +168,7 @@ class PinLikedBy(MappingMixin, Base, source=Pin, target=User):
 
 
 class UserSavesPins(MappingMixin, Base, source=User, target=Pin):
-    """Without an inverse: nothing at a pin tells who has saved it."""
+    """Without an inverse: no row of a pin names the users who saved it."""
 
 
 MAPPINGS = [Follows, FollowedBy, UserLikesPins, PinLikedBy, UserSavesPins]
@@ -277,7 +277,7 @@ class Scene:
         self.show(cluster)
 
     def show(self, cluster: Cluster) -> None:
-        """Read what a cache would have."""
+        """Read the rows that would be cached."""
         with cluster.session() as session:
             for entity, ids in (
                 (User, [self.user, self.other]),
@@ -300,7 +300,7 @@ class Deleting:
         return Scene(cluster)
 
     def rest(self, cluster: Cluster, scene: Scene) -> None:
-        """Check what is there when the user is not."""
+        """Check the rows that remain after the user."""
         with cluster.session() as session:
             options = {"include_inactive": True}
             for entity, key in (

@@ -92,7 +92,7 @@ class Differential:
             want = [tuple(row) for row in plain.execute(wanted)]
         except (DBAPIError, InvalidRequestError):
             plain.rollback()
-            return "no SQL"  # what the maker made means nothing to anybody
+            return "no SQL"  # the generated statement is invalid
         statement = Maker(random.Random(seed), SHARDED, rows).select()
         try:
             with filled.session() as session:

@@ -350,7 +350,7 @@ class HostileValues:
                 with pytest.raises(UnsupportedStatementError) as caught:
                     session.execute(statement, parameters)
                 assert caught.value.construct == "literal_execute"
-            # As a parameter it is what it is.
+            # As a parameter it is unchanged.
             made = select(literal(value)).where(Item.id == item)
             assert session.scalar(made) == value
             fine = literal("__[schema]", literal_execute=True)

@@ -371,7 +371,7 @@ class Racing(Suite):
             assert owner(cluster, key) == found[0]
 
     def test_swapping_names(self, cluster, mark):
-        # Each wants what another has; nobody ends without a name.
+        # Each wants the name of another; no user ends without a name.
         users = ids(6)
         keys = [f"{i}-{mark}" for i in range(6)]
         for key, user in zip(keys, users, strict=True):

@@ -1,4 +1,4 @@
-"""Finding ids by keys: which keys are equal, and what it costs."""
+"""Finding ids by keys: equal keys, and the cost."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ class Reading(Suite):
             ):
                 call(session)
 
-    # -- what it costs
+    # -- the cost
 
     def test_one_statement_for_each_server(self, cluster, mark):
         keys = [f"{i}-{mark}" for i in range(1000)]

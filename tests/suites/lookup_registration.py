@@ -59,7 +59,7 @@ def unknown() -> exc.CommitUnknownError:
 
 
 class Faulty:
-    """A cluster, of which one transaction fails in some way.
+    """A cluster on which one transaction fails in some way.
 
     :param number: of the transaction, from 0.
     :param how: ``refused``: it is rolled back, and says so; ``lost``: it is
@@ -107,7 +107,7 @@ def named_users(cluster: Cluster, name: str) -> list[int]:
 
 
 def finish(cluster: Cluster) -> None:
-    """Apply all that was left to be done, and what that leaves."""
+    """Apply all pending operations, and those that they enqueue."""
     for _ in range(5):
         if not cluster.pending():
             return

@@ -184,7 +184,7 @@ class Appending(Changes):
         users = [pack(9, USER, 900_000 + i) for i in range(4)]
         for one in users[1:]:
             UserFollowsUser.append(session, users[0], one)
-        # Somebody may follow himself.
+        # A user may follow itself.
         assert UserFollowsUser.append(session, users[0], users[0])
         session.commit()
         assert shown(cluster, UserFollowsUser, users[0]) == [

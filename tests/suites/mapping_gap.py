@@ -1,4 +1,4 @@
-"""Thousands of moves into one gap: order, positions, and how much is written.
+"""Thousands of moves into one gap: order, positions, and rows written.
 
 What a re-spacing costs is counted in rows, on average and at most.
 """

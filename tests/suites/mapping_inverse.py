@@ -42,7 +42,7 @@ class Base(DeclarativeBase):
 
 
 class PinInBoards(MappingMixin, Base, source="Pin", target="Board"):
-    """Stands before what it is the reverse of, and its ends."""
+    """A reverse that is declared before its mapping and its ends."""
 
 
 class Board(ObjectMixin, Base, type_id=BOARD):
@@ -212,7 +212,7 @@ class Deferred:
 
     @pytest.fixture(autouse=True)
     def later(self, monkeypatch: Any) -> None:
-        """Let no process apply what it has left, as if it had died."""
+        """Do not apply operations after COMMIT, as if the process had died."""
         monkeypatch.setattr(operations, "_LEASE", 0.0)
         monkeypatch.setattr(
             operations, "apply_after_commit", lambda *arguments: None

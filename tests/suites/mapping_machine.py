@@ -35,7 +35,7 @@ PLACES = st.integers(0, 2**16)
 
 
 class Reader:
-    """Somebody who reads a list page by page."""
+    """A reader of a list, page by page."""
 
     def __init__(self, order: list[int], limit: int, newest: bool) -> None:
         self.limit = limit
@@ -48,7 +48,7 @@ class Reader:
         #: Where the rows stood that the bookmark remembers.
         self.marks: dict[int, int] = {}
         self.last_and_next: set[int] = set()
-        #: Those of them that somebody has moved.
+        #: Those of them that were moved.
         self.hit: set[int] = set()
 
     def disturbed(self, target_id: int) -> None:

@@ -48,7 +48,7 @@ class Done:
 
 
 class Race:
-    """Threads, their changes, and how often each had to be begun."""
+    """Threads, their changes, and the number of attempts of each."""
 
     def __init__(self, cluster: Any, cls: Any, attempts: int = 10) -> None:
         self.cluster = cluster
@@ -107,7 +107,7 @@ class Race:
         )
 
     def check(self, board: int, start: list[int]) -> None:
-        """Compare with what one after the other leads to."""
+        """Compare with the result of a serial execution."""
         order = list(start)
         for done in sorted(self.history, key=lambda d: d.number):
             if done.board == board:

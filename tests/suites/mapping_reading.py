@@ -1,4 +1,4 @@
-"""Reading lists: pages, bookmarks, targets, and what they cost."""
+"""Reading lists: pages, bookmarks, targets, and the cost."""
 
 from __future__ import annotations
 
@@ -586,7 +586,7 @@ class Bookmarks(Lists):
             self.refused(session, board, wrong)
 
     def test_made_up_by_somebody_who_knows_how(self, session, board, ten, rng):
-        # It has no secret; but what it says must make sense.
+        # It contains no secret, but its values must be valid.
         real = bookmarks_of(List(BoardHasPins, session, board))
 
         def seal(payload):

@@ -78,7 +78,7 @@ def compared_rows() -> Any:
 
 
 class Compared:
-    """Both databases, and what is known of their rows."""
+    """Both databases, and properties of their rows."""
 
     def __init__(self, cluster: Cluster, plain: Session, rows: Rows) -> None:
         self.cluster = cluster
@@ -149,7 +149,7 @@ def compare(compared: Compared, grammar: Any, seed: int) -> str:
         compared.plain.rollback()
         if grammar is Grammar:
             raise
-        return "no SQL"  # what was made means nothing to anybody
+        return "no SQL"  # the generated statement is invalid
     made = made_by(grammar, seed, SHARDED, compared)
     case = f"seed {seed}: {wanted.statement}"
     try:
@@ -169,7 +169,7 @@ def compare(compared: Compared, grammar: Any, seed: int) -> str:
 
 
 def _refused(error: ShardError) -> str:
-    """Name what was refused, whatever its columns are."""
+    """Return the refused construct, without its columns."""
     name = str(getattr(error, "construct", type(error).__name__))
     if name.startswith("a combination"):
         return "tables apart"
@@ -192,7 +192,7 @@ def _wanted(
     :param sorts_nul: whether NUL at the end of a text makes a difference.
     """
     if made.unique:
-        # A rank beside an object would keep what unique() drops.
+        # With a rank the rows that unique() drops would differ.
         return _distinct_objects(compared, made)
     statement = made.statement.order_by(None)
     keys = made.keys
@@ -306,7 +306,7 @@ def _normal(
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """Return a value, or an object with what it has loaded."""
+    """Return a value, or an object with its loaded attributes."""
     state = inspect(value, raiseerr=False)
     if state is not None and hasattr(state, "mapper"):
         name = state.mapper.class_.__name__.removeprefix("Plain")

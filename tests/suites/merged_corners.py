@@ -63,7 +63,7 @@ def _pairs(m: Any, show: Callable[[Any, Any], Any]) -> Any:
 
 
 def _groups(shown: Callable[[Any], Any]) -> _Made:
-    """Return what is shown of each number."""
+    """Return the displayed form of each number."""
     return lambda m: (
         select(m.Ware.number, shown(m.Ware))
         .group_by(m.Ware.number)

@@ -113,7 +113,7 @@ class Merging:
         with cluster.session() as session:
             yield session
 
-    # -- what is sent
+    # -- statements sent
 
     @pytest.mark.parametrize(
         "change",
@@ -444,7 +444,7 @@ class Merging:
             session.execute(made)
         assert word in str(caught.value)
 
-    # -- what is refused, and what stands near to it
+    # -- refusals, and similar statements that work
 
     def test_locking(self, session):
         locked = _BY_NUMBER.with_for_update()

@@ -82,7 +82,7 @@ def promote(app: Flask, version: Any, name: str) -> None:
 
 
 def settle(app: Flask, version: Any) -> None:
-    """Apply what a busy machine has left to a worker."""
+    """Apply operations that a busy machine has left to a worker."""
     with app.app_context():
         while version.db.cluster.pending():
             assert version.db.cluster.repair(now=True).ok
@@ -93,7 +93,7 @@ class Microblog:
     def join(
         self, app: Flask, monkeypatch: pytest.MonkeyPatch
     ) -> Callable[[str], Visitor]:
-        """Return what signs somebody up, without 0.1 s for the password."""
+        """Return a sign-up of a user, without 0.1 s for hashing a password."""
         monkeypatch.setattr(
             generate_password_hash, "__defaults__", ("scrypt:256:8:1", 16)
         )

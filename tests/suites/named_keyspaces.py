@@ -355,7 +355,7 @@ class NamedKeyspaces:
         with cluster.begin() as session:
             session.add(User(country_id=7, shard_id=3))
         with cluster.session() as session:
-            # The option goes on to what is loaded for the user.
+            # The option also applies to objects loaded for the user.
             users = select(User).where(User.country_id == 7)
             user = session.scalars(users.options(set_shard_id(3))).one()
             user_id, country = user.id, user.country

@@ -264,7 +264,7 @@ class AttributeSuite(Suite):
         before = getattr(sheet, name)
         setattr(sheet, name, "x")
         session.flush()
-        # Of another flush it says what that one writes.
+        # In another flush it contains that flush's changes.
         setattr(sheet, name, "y")
         session.flush()
         sheet.older = "o"

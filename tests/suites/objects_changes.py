@@ -44,7 +44,7 @@ FULL = {
     "tree": {"a": {"b": []}},
 }
 
-# The change, the field, and what is then stored.
+# The change, the field, and the value stored then.
 IN_PLACE = {
     "append": (lambda t: t.tags.append("c"), "tags", ["a", "b", "c"]),
     "iadd": (
@@ -421,7 +421,7 @@ class InPlaceSuite(Suite):
         [("tags", "c"), ("times", T1), ("sizes", Size(3))],
     )
     def test_object_that_nobody_holds(self, cluster, session, field, value):
-        """Its list was taken in passing, and is changed all the same."""
+        """Only its list is changed, and the change is stored."""
         new = thing(cluster, **FULL, shard_id=1)
         old = thing(cluster, shard_id=1)
         set_raw(cluster, Thing, old, {})

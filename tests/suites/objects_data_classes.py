@@ -262,7 +262,7 @@ class DataclassSuite(Suite):
             assert [pin.title for pin in left] == ["changed", "twin"]
 
     def test_validators(self):
-        """They see what is given, and no default."""
+        """They see given values, and no default."""
         assert Keyed(name="a").__dict__["checked"] == [("name", "a")]
         new = Keyed(name="a", size=2)
         assert new.__dict__["checked"] == [("size", 2), ("name", "a")]

@@ -1,4 +1,4 @@
-"""Random objects: a filter in SQL finds what the same finds in Python."""
+"""Random objects: a filter in SQL finds the same rows as in Python."""
 
 from __future__ import annotations
 

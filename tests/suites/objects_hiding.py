@@ -217,7 +217,7 @@ class HidingSuite(Suite):
         assert "active" not in raw(cluster, Thing, new.id)
 
     def test_object_that_a_select_has_loaded(self, cluster, session, ids):
-        """It remembers the condition, and can be refreshed all the same."""
+        """It was loaded with the condition, and can still be refreshed."""
         statement = select(Thing).where(Thing.id == ids[0])
         found = session.scalars(statement).one()
         found.deactivate()

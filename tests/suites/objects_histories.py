@@ -1,4 +1,4 @@
-"""Histories of sessions at one row, beside plain SQLAlchemy.
+"""Histories of sessions at one row, compared with plain SQLAlchemy.
 
 Each random history runs twice, step by step: on an object class, and on an
 ordinary class with columns in a database of its own.  Both have a
@@ -223,7 +223,7 @@ class Side:
         return "done"
 
     def shown(self) -> Any:
-        """Return what the object has, as its session knows it."""
+        """Return the state of the object in its session."""
         if self.held is None or self.held not in self.session:
             return None
         try:

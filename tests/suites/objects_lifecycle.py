@@ -234,7 +234,7 @@ class TransactionSuite(Suite):
         assert found.kind == "k"
 
     def test_assigning_the_blob_unread(self, cluster, session):
-        """Even then the flush knows what it overwrites."""
+        """Even then the flush has the old values."""
         new = thing(cluster, text="a")
         found = session.get(Thing, new)
         session.expire(found)

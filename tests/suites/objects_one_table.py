@@ -289,7 +289,7 @@ class OneTableSuite(Suite):
                 for name in NAMES:
                     with world.new() as session:
                         found.append(shown(world.get(session, name, cls)))
-            with world.new() as session:  # what the session has already
+            with world.new() as session:  # already in the session
                 held = [world.get(session, name) for name in NAMES]
                 for cls in world.classes:
                     for name in NAMES:
@@ -363,7 +363,7 @@ class OneTableSuite(Suite):
                 assert session.get_many(cls, wanted) == many
 
     def test_merged_answers(self, cluster, engine):
-        """Of objects on all shards, beside one database."""
+        """Of objects on all shards, compared with one database."""
 
         def answers(world: Any, owners: list[int], option: Any) -> Any:
             found = []

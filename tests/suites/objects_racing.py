@@ -239,7 +239,7 @@ class RacingSuite(Suite):
         assert found == self.writers * self.rounds
 
     def test_each_its_own_field(self, cluster):
-        """Nobody waits for a retry, nothing is lost."""
+        """No retries, and no lost update."""
         new = thing(cluster)
 
         def work(number: int, round_: int) -> None:

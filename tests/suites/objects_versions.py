@@ -60,7 +60,7 @@ class Named(_Draft, type_id=42):
 
 
 class Manual(_Draft, type_id=43):
-    """The version is what the application, or the server, makes of it."""
+    """The version is set by the application, or by the server."""
 
     __tablename__ = "manual"
 

@@ -156,7 +156,7 @@ class Outcomes(Suite):
         assert len(calls) == 9
         (left,) = cluster.pending()
         assert (left.attempts, left.error) == (0, None)
-        # It is none of what the transaction has left itself.
+        # It is not one of the transaction's own operations.
         assert session.pending == ()
         assert cluster.repair(now=True).applied == 1
         assert sum(points(cluster, ids)) == 1 + len(calls)

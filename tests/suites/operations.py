@@ -102,7 +102,7 @@ class Intending(Suite):
             add(session, ids[NEAR], 1)
             assert add.intend(session, ids[FAR], 5) is False
             assert note.intend(session, ids[0], text=mark) is False
-            # Nobody sees it, not even this transaction.
+            # It is not visible, not even to this transaction.
             assert session.get(Account, ids[FAR]).points == 0
             assert cluster.pending() == []
         assert session.pending == ()
@@ -288,7 +288,7 @@ class Intending(Suite):
 
 
 def _conflict(cluster: Cluster) -> DBAPIError:
-    """Return what the driver raises where another was in the way."""
+    """Return the driver's error for a conflict with another transaction."""
     backends = cluster.places.engines.backends()
     if "sqlite" in {type(b).__module__.rpartition(".")[2] for b in backends}:
         import sqlite3
@@ -527,7 +527,7 @@ class Failing(Suite):
     def left(
         self, cluster: Cluster, ids: list[int], op: Any, *args: Any
     ) -> Any:
-        """Leave one, and return what is pending of it."""
+        """Enqueue one, and return the pending operation."""
         with cluster.begin(cross_shard="logged") as session:
             add(session, ids[NEAR], 1)
             assert op.intend(session, ids[FAR], *args) is False
@@ -552,7 +552,7 @@ class Failing(Suite):
         assert one.target == ("objects", FAR)
         assert "tests.shaky" in str(one)
         assert json.loads(json.dumps(one.as_dict()))["error"] == one.error
-        # The COMMIT has succeeded all the same, and nothing else is there.
+        # The COMMIT has succeeded nevertheless, without anything else.
         assert points(cluster, [ids[NEAR]]) == [1]
         assert self.only(cluster, mark) == {}
         assert count_applied(cluster) == 0

@@ -1,4 +1,4 @@
-"""Keys that could not be taken out of a cache, on one server and on several.
+"""Keys that could not be deleted from a cache, on one server and several.
 
 Each class is a suite; a test module has a fixture ``cluster``.
 """
@@ -78,7 +78,7 @@ def change(session: ShardSession, account_id: int) -> None:
 
 
 def leave(cluster: Cluster, account_id: int, entries: Entries) -> None:
-    """Write an account, and keys that could not be taken out."""
+    """Write an account, and keys that could not be deleted."""
     with at_commit(entries), cluster.begin() as session:
         change(session, account_id)
 
@@ -329,7 +329,7 @@ class Outbox(Suite):
 
     @pytest.mark.parametrize("batch", [1, 3, 7, 20, 500])
     def test_in_parts(self, cluster, ids, batch):
-        """Those that stay keep nobody from the others."""
+        """Entries that stay do not block the others."""
         keys = [f"k{n}" for n in range(20)]
         for at in (0, 10):
             # Many have one and the same time.
@@ -355,7 +355,7 @@ class Outbox(Suite):
         assert 3 <= report.removed <= 6
 
     def test_a_key_that_cannot_be_one(self, cluster, ids):
-        """Written by something else; the others are taken out."""
+        """Written by another program; the others are deleted."""
         leave(cluster, ids[6], [("r", "a"), ("r", "bad"), ("r", "c")])
         place = cluster.places.place(
             cluster.places.keyspace(None, "objects"), 6

@@ -222,7 +222,7 @@ class Relations:
         with pytest.raises(NotFoundError):
             cluster.run(relations.save_pin, other, theirs, pin_id + 1000)
         cluster.run(relations.save_pin, other, theirs, pin_id)
-        # That it is on their board lets nobody change the pin.
+        # Users who saved a pin on their board may not change it.
         for change in (boards.remove_pin, boards.restore_pin):
             with pytest.raises(ForbiddenError):
                 cluster.run(change, other, pin_id)

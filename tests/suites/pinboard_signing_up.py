@@ -46,7 +46,7 @@ _numbers = itertools.count(1)
 
 
 def somebody() -> tuple[str, str]:
-    """Return an address and a name that nobody has had."""
+    """Return an unused address and name."""
     number = next(_numbers)
     return f"Somebody.{number}@Example.com", f"Somebody {number}"
 
@@ -68,7 +68,7 @@ def keys(cluster: Cluster, lookup: Any) -> dict[str, int | None]:
 def all_at_once(
     cluster: Cluster, entered: list[tuple[str, str]]
 ) -> tuple[list[int], list[str]]:
-    """Let all sign up; return the users, and what the others did not get."""
+    """Let all sign up; return the users, and the taken fields of the rest."""
     ready = threading.Barrier(len(entered))
 
     def one(email: str, name: str) -> int | str:

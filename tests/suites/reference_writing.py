@@ -193,7 +193,7 @@ class Refused(Suite):
     def test_statements(self, cluster: Cluster, arguments: Any) -> None:
         table = Country.__table__
         row = {"code": "x", "name": "X", "labels": []}
-        # As on MySQL, where it sets columns of what it joins.
+        # As on MySQL, where it sets columns of joined tables.
         mine = update(User.__table__).where(
             User.country_code == table.c.code, User.id == pack(3, 3, 1)
         )

@@ -839,7 +839,7 @@ class Definitions:
 
 
 def in_order(message: str, names: tuple[str, ...]) -> None:
-    """Check that a message says what is the matter, and then the way."""
+    """Check that a message names the problem, and then the remedy."""
     at = 0
     for part in names:
         found = message.find(part, at)

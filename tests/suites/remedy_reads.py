@@ -239,7 +239,7 @@ READS: dict[str, Case] = {
         ).all(),
         answer=lambda s, d: [d.users[3]],
     ),
-    # -- what one shard cannot answer
+    # -- statements that one shard cannot answer
     "a window function": Case(
         refused=lambda s, d: rows(
             s, select(func.row_number().over(order_by=User.age))

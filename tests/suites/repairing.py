@@ -1,4 +1,4 @@
-"""Finishing what was left, by one worker and by several.
+"""Applying pending operations, by one worker and by several.
 
 Each class is a suite; a test module has a fixture ``cluster``.
 """
@@ -237,7 +237,7 @@ class Repairing(Suite):
                 intend(session, ids[NEAR], ids[FAR], mark)
         assert cluster.repair(keep=NEVER).forgotten == 0
         make_due(cluster)
-        # It is found to be done, deleted, and only then forgotten.
+        # It is found applied, deleted, and only then removed from memory.
         assert cluster.repair(keep=NEVER).forgotten == 1
         assert self.only(cluster, mark) == {(ids[FAR], mark): 1}
         assert (cluster.pending(), count_applied(cluster)) == ([], 0)
@@ -333,7 +333,7 @@ class Repairing(Suite):
         assert cluster.pending() == []
 
     def test_one_connection_is_enough(self, cluster, ids, mark, topology):
-        """Nobody waits for a connection that the same thread has."""
+        """No thread waits for a connection that it has itself."""
         options = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 5}
         with Cluster.from_file(
             topology, watch=False, engine_options=options

@@ -45,7 +45,7 @@ def _after_an_error(connection: Connection, row: str) -> None:
 
 
 class Resetting:
-    """Nobody commits what another one has left on a connection."""
+    """A transaction left on a connection is not committed by the next user."""
 
     @pytest.mark.parametrize(
         "leave",

@@ -137,7 +137,7 @@ def _written(values: Sequence[tuple[str, str]]) -> bytes:
 
 
 def forged(session: Any, statement: Any, values: Any) -> str:
-    """Return a bookmark as somebody makes it who has read the code.
+    """Return a forged bookmark, made with knowledge of the code.
 
     :param values: pairs of a form and a text.
     """

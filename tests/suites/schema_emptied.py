@@ -1,4 +1,4 @@
-"""Databases that have lost what a revision had put there."""
+"""Databases that have lost the tables of a revision."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class Model:
             now.clear()
 
     def compare(self, fans: Any) -> None:
-        """Compare what a process with a class reads."""
+        """Compare the reads of a process with a class."""
         for owner, now in self.lists.items():
             with self.cluster.session() as session:
                 found = fans.iterate(session, owner, batch=3)

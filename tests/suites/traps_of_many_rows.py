@@ -114,7 +114,7 @@ def update_to_a_count_of_what_is_not_tied(m, i):
     return update(m.Pin).where(m.Pin.id == i.a).values(n=count)
 
 
-# -- what is right all the same
+# -- statements that are correct nevertheless
 
 
 @accepted(1)

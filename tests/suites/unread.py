@@ -118,7 +118,7 @@ def _quiet(arguments: str, says: str = "", status: int = 0) -> Case:
     return Case(arguments, status=status, most=0, says=says)
 
 
-#: Where nobody listens.
+#: A port without a server.
 _ZOOKEEPER = "zookeeper://127.0.0.1:1/x"
 
 #: By name; each that the program has is among them.
@@ -351,7 +351,7 @@ def _each() -> Iterator[Any]:
 
 
 def check(scene: Scene, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a command, and look whether it tells what it has not read."""
+    """Run a command, and check that it reports what it has not read."""
     before = scene.files
     monkeypatch.chdir(scene.directory)
     # The half minute for which a failover is waited for.

@@ -182,7 +182,7 @@ _REPAIRED = [
 ]
 
 
-# -- damage that only somebody who knows more can repair
+# -- damage that needs an operator's decision
 
 
 def conflicting(cluster: Any) -> str:

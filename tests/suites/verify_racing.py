@@ -1,4 +1,4 @@
-"""Verifying beside an application that goes on."""
+"""Verifying while an application is running."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _CrashError(Exception):
 
 
 class _Application:
-    """People who sign up, change their address and leave; some crash.
+    """Users who sign up, change their address and leave; some crash.
 
     :ivar emails: the address of each account that was confirmed, and has
         not begun to leave.
@@ -49,7 +49,7 @@ class _Application:
         self.ended: Counter[str] = Counter()
 
     def go_on(self, number: int, seed: int, until: float) -> None:
-        """Do things until it is time, and until each was done by somebody.
+        """Run actions until the deadline, and until each was run once.
 
         On a busy machine few come to their end before that.
         """

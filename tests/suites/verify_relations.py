@@ -155,7 +155,7 @@ def everything(cluster: Any) -> set[Any]:
     return found
 
 
-# -- damage: each returns what is found, and the pairs that are left
+# -- damage: each returns the findings, and the remaining pairs
 
 
 def pair(board: int, pin: int) -> set[Any]:

@@ -53,7 +53,7 @@ OLD: dict[str, Any] = {
 
 
 def refused(edit: Callable[[dict[str, Any]], object]) -> list[str]:
-    """Return the places of what is refused after an edit of keyspaces."""
+    """Return the places of refusals after an edit of keyspaces."""
     new = copy.deepcopy(OLD)
     edit(new["keyspaces"])
     problems = refusals(Topology.from_mapping(OLD), Topology.from_mapping(new))

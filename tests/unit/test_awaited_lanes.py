@@ -31,7 +31,7 @@ def test_all_run_at_the_same_time_and_answer_in_order() -> None:
     events = [asyncio.Event() for _ in range(4)]
 
     def job(number: int) -> tuple[int, int]:
-        # Each needs the one after it to have begun.
+        # Each needs the next one to have started.
         events[number].set()
         waits(events[(number + 1) % 4])
         return number, threading.get_ident()

@@ -256,7 +256,7 @@ def test_descriptions_of_what_was_skipped_go_nowhere() -> None:
     assert details == ["", "", "", ""]
 
 
-# -- what is refused
+# -- refusals
 
 
 @pytest.mark.parametrize(

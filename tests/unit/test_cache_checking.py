@@ -1,4 +1,4 @@
-"""The checker of cached reads sees what it is there to see."""
+"""The checker of cached reads finds stale reads."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def counted(start, end, count):
         ([*ADDED, ids_of("read", 3, 4, asked=(8, 9))], {8}),
         # Before they were acknowledged.
         ([*ADDED, ids_of("read", 1, 4)], None),
-        # Nobody has put it there.
+        # It was never added.
         ([*ADDED, ids_of("read", 3, 4, 7, 8, 9)], {9}),
         # It is leaving, or gone.
         ([*ADDED, LEAVING, ids_of("read", 2, 4, 8)], None),
@@ -153,7 +153,7 @@ def test_what_was_only_read_may_be_unknown_to_others():
     ("events", "stale"),
     [
         ([EXEMPT, OVER], 0),
-        # The pass has begun too early.
+        # The pass started too early.
         ([EXEMPT, OVER, drained(4, 6)], 0),
         ([EXEMPT, drained(6, 7)], 0),
         ([EXEMPT, OVER, drained(6, 7)], 1),

@@ -16,7 +16,7 @@ from tests.models.mapping_models import UserFollowsUser
 
 
 def many(session, ids):
-    """Say what it does."""
+    """Describe the function."""
     return {}
 
 

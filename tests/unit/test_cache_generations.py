@@ -114,7 +114,7 @@ def test_what_an_address_says(more):
 
 
 def test_what_a_number_says():
-    """It is told apart by these, and by nothing else."""
+    """It is identified by these, and by nothing else."""
     one = {"number": 1}
     assert text(primary="mysql://other@two:3307", **one) == text(**one)
     assert text(primary="sqlite:///data", **one) == text(**one)

@@ -1,4 +1,4 @@
-"""Answers that are cut, garbled, late, or of somebody else."""
+"""Responses that are truncated, garbled, late, or for another request."""
 
 from __future__ import annotations
 

@@ -603,7 +603,7 @@ class Day(dt.date):
     ],
 )
 def test_checked_codecs_return_plain_scalars(annotation, value, kind):
-    # The blob stores what they return without a check of its own.
+    # The blob stores their result without a check of its own.
     codec = field(annotation)
     assert codec.checked
     assert type(codec.encode(value)) is kind

@@ -245,7 +245,7 @@ def test_statements_have_their_mode_time_and_zone(tmp_path):
     assert parts == [Statement(sql, "x", 8, 1234, "+02:00")] * 2
 
     class Session:
-        """Writes down what it would run."""
+        """Records the statements that it would run."""
 
         def __init__(self):
             self.run_statements = []

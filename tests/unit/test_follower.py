@@ -78,7 +78,7 @@ def levels(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.levelname for record in caplog.records]
 
 
-# -- what is accepted
+# -- accepted topologies
 
 
 def test_newer_topologies_are_taken_in_order(

@@ -1,4 +1,4 @@
-"""Decoding with orjson gives what the standard parser gives."""
+"""Decoding with orjson returns the same as the standard parser."""
 
 from __future__ import annotations
 

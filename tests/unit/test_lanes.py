@@ -198,7 +198,7 @@ def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="this one"):
         lanes.run([error, lambda: ran.append(4), lambda: ran.append(5)])
     monkeypatch.setattr(threading.Thread, "start", start)
-    # The executor has kept what it could not begin.
+    # The executor still has the work that it could not start.
     assert lanes.run([lambda: 7, lambda: 8]) == [7, 8]
     lanes.close()
     assert ran == [0, 1, 2, 3]
@@ -253,7 +253,7 @@ def test_an_interrupt_ends_what_is_running(where: str) -> None:
         lanes.run([first, hangs, lambda: never.append(1)], abort)
     assert seen == [1]
     lanes.close()
-    # It had not begun: nothing touches its connection any more.
+    # It had not started: nothing uses its connection any more.
     assert not never
 
 
@@ -325,7 +325,7 @@ def test_attempts_wait_for_their_own_server_alone() -> None:
         wait([works], TIMEOUT)
         assert works.done()
         assert "hung" not in ran
-        # All of the second server's were begun, and some have ended in time.
+        # All of the second server's were started, and some have ended in time.
         assert ran
     (found,) = lanes.attempt([lambda: 5], TIMEOUT, ["hangs"])
     assert found.result() == 5
@@ -364,7 +364,7 @@ def test_an_error_does_not_wait_for_a_thread_to_be_free() -> None:
 
 
 def test_an_interrupt_in_what_the_own_thread_has_taken_over() -> None:
-    """Nothing is begun after it, and the others are ended."""
+    """Nothing is started after it, and the others are ended."""
     lanes = Lanes(2, per_server=1)
     begun, aborted = threading.Event(), threading.Event()
     never: list[int] = []

@@ -78,7 +78,7 @@ def test_marks_in_literals_are_not_placeholders() -> None:
 def test_percent_signs_stay_escaped() -> None:
     text = "SELECT '100%%' LIKE '%%s' FROM t WHERE x = %s AND id IN (%s)"
     rendered, values = render(text, ("v", slot(pack(1, 1, 9))), place(1), "%s")
-    # The driver formats it once more, with what is left.
+    # The driver formats it once more, with the remaining parameters.
     assert rendered % values == (
         "SELECT '100%' LIKE '%s' FROM t WHERE x = v AND id IN (9)"
     )

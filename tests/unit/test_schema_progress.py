@@ -64,11 +64,11 @@ class Terminal:
         ]
 
     def lines(self) -> list[str]:
-        """Return what the terminal shows."""
+        """Return the content of the terminal."""
         return [_STYLE.sub("", line).rstrip() for line in self.frames()[-1]]
 
     def colours(self) -> list[str]:
-        """Return the colour of each bar that has begun."""
+        """Return the colour of each bar that has started."""
         found = (re.search(r"\x1b\[(\d+)m━", one) for one in self.frames()[-1])
         return [COLOURS.get(one[1], one[1]) if one else "" for one in found]
 

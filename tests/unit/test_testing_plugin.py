@@ -109,7 +109,7 @@ def test_a_variable_that_says_no_promises_nothing(
 
 
 def test_servers_of_others_are_enough_for_the_fleet(pytester, monkeypatch):
-    # Nobody listens on port 1: the fleet is tried, so it was not skipped.
+    # No server listens on port 1: an attempt shows that it is not skipped.
     monkeypatch.setenv("SQLA_SHARD_TEST_SERVERS", "mysql://a:b@127.0.0.1:1")
     pytest.importorskip("pymysql")
     result = run(pytester)

@@ -27,7 +27,7 @@ PATIENCE = 60
 
 
 class Echo:
-    """Sends back what it gets, and notes when it got it."""
+    """Sends received data back, and records the times."""
 
     def __init__(self):
         self.listener = socket.create_server(("127.0.0.1", 0))

@@ -68,7 +68,7 @@ def test_the_first_error_comes_when_all_are_done():
 
 
 class Recorded(Startable):
-    """Says what was done to it."""
+    """Records the calls of its methods."""
 
     def __init__(self, failing=None):
         self.done = []

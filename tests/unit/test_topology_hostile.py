@@ -1,4 +1,4 @@
-"""Documents of somebody who means no good, or of a broken program.
+"""Malicious documents, and those of broken programs.
 
 Whatever is read ends in a topology or in a :exc:`TopologyError`, within
 limits of time and memory by its size.

@@ -149,7 +149,7 @@ def test_mutators_do_what_the_plain_ones_do_and_tell(before, act):
             gone.pop(id(node), None)
         listener.calls = 0
         for node in gone.values():
-            # Only the top of what was taken out has lost its owner.
+            # Only the top of the removed value has lost its owner.
             assert node._owner is None or id(node._owner) in gone
             node.clear()
         assert listener.calls == 0
@@ -292,7 +292,7 @@ def test_trusted_json_makes_the_root_of_the_class_asked():
 
 
 def test_trusted_json_may_be_nested_very_deep():
-    # Below what is left of the stack when a test runs.
+    # Less than the remaining stack when a test runs.
     depth = sys.getrecursionlimit() * 3
     root = TrackedList._trusted(nest(depth))
     listener = root._on_change = Listener()

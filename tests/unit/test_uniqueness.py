@@ -61,7 +61,7 @@ def object_class(base: Any, **attributes: Any) -> Any:
 
 
 def child_class(base: Any, **attributes: Any) -> Any:
-    """Return a class of rows beside users."""
+    """Return a class of rows on the shard of a user."""
     type("User", (ObjectMixin, base), {"__tablename__": "users"}, type_id=3)
     return type(
         "Label",

@@ -286,7 +286,7 @@ class Worker:
             self._note("remove", subject, ids=done.went, **whole)
 
     def _work(self, session: Any, subject: Subject, life: int) -> Change:
-        """Write; tell what is tried before it is committed."""
+        """Write; log each attempt before its COMMIT."""
         if life > 1 and subject.kind == "pin":
             raise RolledBack
         if self._rng.random() < 0.1:

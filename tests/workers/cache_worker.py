@@ -1,4 +1,4 @@
-"""Processes that read or write rows through a cache, and note it.
+"""Processes that read or write rows through a cache, and log that.
 
 Run as a program with the settings of all of them as JSON.  It says until when
 they work, and forks: imports take long.  The work itself is done by children,
@@ -129,7 +129,7 @@ class Database:
 
 
 class Policy(Protocol):
-    """A way to keep what was read."""
+    """A way to cache values that were read."""
 
     def read(self, keys: list[str]) -> Mapping[str, bytes | None]:
         """Return the versions of keys."""
@@ -181,7 +181,7 @@ def _store_of(settings: Settings) -> Store:
 
 
 class Dogpile:
-    """``get_or_create``, or what it is made of: get, set and delete."""
+    """``get_or_create``, or its parts: get, set and delete."""
 
     def __init__(
         self, settings: Settings, database: Database, delays: Delays

@@ -1,4 +1,4 @@
-"""Processes that begin at once, and are killed at any moment.
+"""Processes that start at once, and are killed at any moment.
 
 One process has imported what they need, and is forked for each of them.
 """
@@ -76,7 +76,7 @@ def is_orphan(server: int) -> bool:
 
 def _serve() -> None:
     module = importlib.import_module(sys.argv[1])
-    # Nobody waits for those that have ended.
+    # No process waits for those that have ended.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     server = os.getpid()
     for line in sys.stdin:

@@ -65,7 +65,7 @@ SECONDS_OF_BYTE = 0.001
 def fuzzed(
     kind: str, seed: Any, count: int, topology: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what a process of its own has found.
+    """Return the findings of a process of its own.
 
     :returns: ``outcomes`` by name, ``findings``, and the largest figures.
     """

@@ -21,7 +21,7 @@ def _pause() -> None:
 
 
 def main(topology: str, lease: str, pause: str = "", *options: str) -> None:
-    """Run jobs until there are none; print what was done."""
+    """Run jobs until there are none; print a summary."""
     if pause:
         job_models.pause = _pause
     if pause == "command":

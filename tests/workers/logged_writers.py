@@ -30,7 +30,7 @@ KEEP = timedelta(seconds=60)
 
 
 def hurry() -> None:
-    """Wait for nobody long, so that all meet in a few seconds."""
+    """Short waits, so that all conflict within a few seconds."""
     operations._LEASE = 0.5
     pending._LEASE = 1.0
     apply._LONGEST_PAUSE = 1

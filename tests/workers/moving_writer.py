@@ -177,7 +177,7 @@ def go(switch: Switch, move: Move, stage: str, folder: Path) -> None:
         if order.index(now.stage) > order.index(stage):
             now = switch.back()
         elif now.stage == "copying":
-            # A way back to copying within a round leaves what was found.
+            # A return to copying within a round preserves the findings.
             if switch.met(now) < now.rules.needs:
                 copy(move, folder)
             now = switch.go("reading")
@@ -189,7 +189,7 @@ def go(switch: Switch, move: Move, stage: str, folder: Path) -> None:
 
 def copy(move: Move, folder: Path) -> None:
     assert timed("backfill", backfill, move) == 0
-    # All processes mark what they write, so no pass has to repair.
+    # All processes mark their writes, so no pass has to repair.
     position = folder / "position.json"
     found = timed(
         "reconcile", lambda: reconcile(move, passes=1, position=position)

@@ -1,4 +1,4 @@
-"""Somebody who signs up in a process of its own, and stops on the way.
+"""A sign-up in a process of its own, which stops on the way.
 
 ``python -m tests.workers.pinboard_process WHEN EMAIL NAME``, with a topology
 on the standard input.  It says ``stopped`` after that step and waits, so that
@@ -20,7 +20,7 @@ from sqla_shard.outbox import operations
 
 __all__ = ["LIFETIME", "STEPS"]
 
-#: Of the claims, so that nobody has to wait for long.
+#: Lifetime of claims, so that no sign-up waits for long.
 LIFETIME = timedelta(seconds=1)
 #: After which transaction, in the order of signing up.
 STEPS = ("address", "name", "user")

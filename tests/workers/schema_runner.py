@@ -84,7 +84,7 @@ class Run:
         os.kill(self.pid, how)
 
     def stop_group(self) -> None:
-        """Let nobody do anything more, but live and be connected."""
+        """Stop all processes of the group with SIGSTOP; they stay alive."""
         self.signal_group(signal.SIGSTOP)
         self._until_stopped([self.pid, *self.workers()])
 
@@ -108,7 +108,7 @@ class Run:
         return _children(self.pid)
 
     def said(self) -> str:
-        """Return what it has printed to standard error by now."""
+        """Return its standard error so far."""
         return self._output.with_suffix(".err").read_text("utf-8")
 
     def wait(self, seconds: float = _LONGEST) -> Finished:
