@@ -337,7 +337,7 @@ def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 
 @pytest.fixture
-def nobody_listens(request: pytest.FixtureRequest) -> None:
+def no_listeners(request: pytest.FixtureRequest) -> None:
     """Remove the listener of the run's own linter from all clusters.
 
     It stays after the first test that is linted, in any module that this

@@ -172,7 +172,7 @@ SUITES: dict[str, tuple[On, ...]] = {
         On("mariadb", few={"Racing.seconds": 0.5}),
     ),
     "verify_relations": (
-        On("sqlite", only="Damage BesideWriters"),
+        On("sqlite", only="Damage ConcurrentWriters"),
         On("mariadb"),
     ),
     # The cache.
@@ -286,7 +286,7 @@ WITH_TIME_IDS = {
         "test_what_is_no_id_is_refused test_one_bad_id_and_nothing_is_sent "
         "test_lazy_parent"
     ),
-    "mapping_reading": "test_made_up_by_somebody_who_knows_how",
+    "mapping_reading": "test_forged_bookmarks",
     "mapping_inverse": "",
     "lookup_reading": "test_ids_of_other_classes_are_refused",
     "scatter_pages": "test_forged_values",

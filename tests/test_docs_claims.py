@@ -124,7 +124,7 @@ MISSING = {
 }
 
 
-def test_what_is_said_to_be_missing_is_missing() -> None:
+def test_features_that_are_called_missing_are_missing() -> None:
     text = sentences(ROOT / "docs" / "index.rst")
     said = re.search(r"\*\*Not there yet:\*\* (.*?)\.", text)
     assert said is not None
@@ -192,7 +192,7 @@ def about_the_future(page: str, text: str) -> list[str]:
 @pytest.mark.parametrize(
     "page", PAGES, ids=lambda page: str(page.relative_to(ROOT))
 )
-def test_what_is_not_there_yet_is_said_in_one_place(page: Path) -> None:
+def test_missing_features_are_named_in_one_place(page: Path) -> None:
     name = str(page.relative_to(ROOT))
     assert about_the_future(name, sentences(page)) == []
 

@@ -140,7 +140,7 @@ _LATER = frozenset(
         "spread_stages.test_operations_of_all_stages",
         "test_masking.test_the_time_grows_with_the_length",
         "test_moving.test_a_pass_is_resumed_after_each_page",
-        "test_pinboard_refusals.test_links_that_are_none",
+        "test_pinboard_refusals.test_invalid_links",
         "verify_lookups.test_a_commit_that_is_lost",
     ]
 )

@@ -332,9 +332,7 @@ def test_watch_in_json(program):
     ]
 
 
-def test_watch_tells_when_something_else_is_the_matter(
-    program, publisher, location
-):
+def test_watch_reports_when_the_problem_changes(program, publisher, location):
     publisher.publish(topology(1))
     found = program("-t", location, "topology", "watch")
     found.until("begin")

@@ -37,8 +37,8 @@ from tests.servers.faults import SERVERS
 from tests.servers.faults import SHARDS
 from tests.servers.faults import TIMEOUT
 from tests.servers.faults import until_waiting
-from tests.servers.processes import begun_since
 from tests.servers.processes import running
+from tests.servers.processes import started_since
 
 pytestmark = pytest.mark.live
 
@@ -101,9 +101,9 @@ def test_all_servers_at_once_without_a_thread(
                 for server in fleet.servers:
                     await _seen_waiting(server)
                 assert not reading.done()
-                assert begun_since(threads) == []
+                assert started_since(threads) == []
             assert len(await reading) == len(ids)
-        assert begun_since(threads) == []
+        assert started_since(threads) == []
 
     with opened(fleet) as cluster:
         asyncio.run(main(cluster))
@@ -283,7 +283,7 @@ def test_the_time_of_a_scatter(
             await asyncio.wait_for(read(cluster), 8)
         finally:
             fleet.servers[number].resume()
-        assert begun_since(threads) == []
+        assert started_since(threads) == []
         await all_work(cluster, ids)
 
     with opened(fleet) as cluster:

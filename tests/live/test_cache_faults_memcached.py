@@ -256,7 +256,7 @@ def test_a_child_process_has_no_copy_of_a_connection(server, tmp_path):
         assert count_sockets_to(server.port) == 2
 
 
-def test_nobody_listens():
+def test_no_listeners():
     store = MemcachedStore([f"127.0.0.1:{free_port()}"], timeout=TIMEOUT)
     with within(TIMEOUT):
         assert state(store, "a") is State.LOST

@@ -217,7 +217,7 @@ def test_a_child_process_has_no_copy_of_a_connection(server, tmp_path):
         assert count_sockets_to(server.port) == 2
 
 
-def test_nobody_listens():
+def test_no_listeners():
     with redis.Redis(port=free_port()) as client:
         store = RedisStore(client, timeout=TIMEOUT)
         with within(TIMEOUT):

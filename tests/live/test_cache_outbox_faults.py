@@ -267,7 +267,7 @@ class TestServers(Suite):
         assert rows(cluster) == [(NEAR, "r", "a"), (NEAR, "r", "b")]
         assert points(cluster, [ids[NEAR]]) == [1]
 
-    def test_a_lock_that_somebody_has(self, cluster, fleet, ids):
+    def test_a_lock_of_another_session(self, cluster, fleet, ids):
         """It is logged, and done the next time."""
         leave(cluster, ids[NEAR], [("r", "a")])
         leave(cluster, ids[FAR], [("r", "b")])

@@ -122,7 +122,7 @@ def nothing_stale(scene, say, *kinds, also=lambda: True, **settings):
 
 def failures(scene):
     """Return what has failed; but for lack of time, on a busy machine."""
-    events = (*scene.events, *scene.noted())
+    events = (*scene.events, *scene.logged_events())
     failed = {event.key for event in events if event.kind == "failed"}
     return {one for one in failed if "RetriesExhausted" not in one}
 
@@ -153,7 +153,7 @@ def test_only_keys_in_an_outbox_are_stale_when_nodes_fail(scene, say):
         life=2.0,
         timeout=0.05,
         during=scene.faults,
-        also=lambda: any(e.kind == "exempt" for e in scene.noted()),
+        also=lambda: any(e.kind == "exempt" for e in scene.logged_events()),
     )
     assert failures(scene) == set()
 
@@ -270,7 +270,9 @@ def test_nothing_is_stale_after_a_failover(scene, on_pair, say):
                 done.append(monotonic())
 
     def read_since():
-        hits = [e for e in scene.noted() if e.kind == "read" and e.cached]
+        hits = [
+            e for e in scene.logged_events() if e.kind == "read" and e.cached
+        ]
         return done and sum(e.start > done[0] for e in hits) > 20
 
     done = []
@@ -300,7 +302,7 @@ def lost_pins(scene, since, seen_since):
     :param since: when the standby has stopped to follow.
     :param seen_since: they were read from the cache after that.
     """
-    events = sorted(scene.noted(), key=lambda event: event.end)
+    events = sorted(scene.logged_events(), key=lambda event: event.end)
     versions = Counter()
     seen = set()
     for event in events:
@@ -349,7 +351,7 @@ def test_nothing_is_left_of_what_a_failover_has_lost(
     def enough(report):
         if policy != "ours":
             return any(one.read.life == 2 for one in report.stale)
-        events = [e for e in scene.noted() if e.life == 2]
+        events = [e for e in scene.logged_events() if e.life == 2]
         reads = Counter(e.key for e in events if e.kind == "read")
         pins = sum(reads[key] > 5 for key in reads if key.startswith("pin"))
         return pins > 1 or report.stale != []

@@ -205,7 +205,7 @@ def test_the_victim_of_a_deadlock(cluster: Cluster) -> None:
         assert [seen(cluster, User, u).city for u in users] == [city] * 2
 
 
-def test_what_is_left_to_be_done_elsewhere(
+def test_pending_operations_on_other_shards(
     cluster: Cluster, users: list[int]
 ) -> None:
     with cluster.begin(cross_shard="logged") as session:

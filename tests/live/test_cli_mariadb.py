@@ -227,7 +227,7 @@ def test_tls_is_as_the_url_says(certificates, tmp_path):  # noqa: F811  # the fi
         assert "certificate" in refused
 
 
-def test_tls_that_is_asked_for_is_not_left_out(
+def test_requested_tls_is_used(
     fleet,
     directory,
     certificates,  # noqa: F811  # the fixture

@@ -365,7 +365,7 @@ def test_what_is_refused(
 
 
 @pytest.mark.parametrize("how", [(), ("--json",)])
-def test_nobody_to_ask(location, tmp_path, publisher, how):
+def test_no_terminal_for_a_question(location, tmp_path, publisher, how):
     path = write(tmp_path, document(1))
     arguments = ("-t", location, "topology", "push", path, *how)
     done = run(tmp_path, *arguments, stdin="y\n")
@@ -392,7 +392,7 @@ def answered(answer, *arguments):
     return process.returncode, printed, errors
 
 
-def test_somebody_is_asked(location, tmp_path, publisher):
+def test_the_user_is_asked(location, tmp_path, publisher):
     arguments = ("-t", location, "topology", "push")
     path = write(tmp_path, document(1))
     status, printed, errors = answered(b"n\n", *arguments, path)
@@ -499,7 +499,7 @@ def test_what_is_not_there(location, tmp_path):
         assert "SQLA_SHARD_ZOOKEEPER_AUTH" in done.output
 
 
-def test_a_password_that_somebody_wrote_by_hand(location, publisher, tmp_path):
+def test_a_password_that_was_written_by_hand(location, publisher, tmp_path):
     """It is in ZooKeeper, and no command displays it."""
     publisher.publish(topology(1))
     hosts, _, path = location.removeprefix("zookeeper://").partition("/")

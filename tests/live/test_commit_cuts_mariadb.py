@@ -302,7 +302,7 @@ def test_nothing_written_and_lost(
 
 
 @pytest.mark.parametrize("when", WHENS)
-def test_a_key_tells_what_is_unknown(
+def test_a_key_resolves_an_unknown_outcome(
     cluster: Cluster,
     fleet: MariaDBFleet,
     lines: list[Proxy],
@@ -457,12 +457,12 @@ def test_locks_hold_until_what_they_protect_is_written(
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.0, True, "1", None])
-def test_a_number_that_is_none(lines: list[Proxy], wrong: Any) -> None:
+def test_an_invalid_number(lines: list[Proxy], wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"n=.* must be an integer from 1"):
         lines[0].cut_at_commit(wrong, when="before")
 
 
-def test_a_time_that_is_none(lines: list[Proxy]) -> None:
+def test_an_invalid_time(lines: list[Proxy]) -> None:
     with pytest.raises(ValueError, match=r"'during.* must be "):
         lines[0].cut_at_commit(when="during")  # type: ignore[arg-type]  # wrong on purpose
 
@@ -476,7 +476,7 @@ def test_restored_before_it_came(
         session.get_one(Pin, ids[0]).body = next(NEW)
 
 
-def test_what_is_like_a_commit_is_none(
+def test_other_packets_are_no_commit(
     fleet: MariaDBFleet, lines: list[Proxy]
 ) -> None:
     server, line = fleet.servers[0], lines[0]

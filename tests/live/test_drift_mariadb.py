@@ -267,7 +267,7 @@ def test_a_lost_table(cluster: Cluster, servers: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("altered")
-def test_an_extra_table_beside_one_of_another_case(
+def test_an_extra_table_whose_name_differs_in_case(
     cluster: Cluster, servers: dict[str, Any]
 ) -> None:
     run(servers["server2"], ALTERED, "CREATE TABLE Notes (id INT)")

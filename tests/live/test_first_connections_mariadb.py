@@ -127,7 +127,7 @@ def test_the_error_names_the_server(
             connect(cluster)
 
 
-def test_a_worker_tells_of_the_server(
+def test_a_worker_reports_the_server(
     fleet: MariaDBFleet, proxy: Proxy
 ) -> None:
     for n in range(1, sent_to_connect(fleet, proxy, warm) + 1):

@@ -701,7 +701,7 @@ def test_an_undo_ends_although_the_target_is_away(fleet, pairs, away):
     acked_now(pairs, MOVING[0])
 
 
-def test_everything_that_speaks_against_it_is_said_at_once(fleet, pairs):
+def test_all_obstacles_are_reported_at_once(fleet, pairs):
     source, target = pairs["server1"].primary, pairs["server2"].primary
     source.root_execute("SET GLOBAL binlog_format = STATEMENT")
     source.root_execute("CREATE VIEW db00009.v AS SELECT 1 AS one")

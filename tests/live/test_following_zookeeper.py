@@ -36,9 +36,9 @@ from tests.servers.chaos import Scene
 from tests.servers.following import in_child
 from tests.servers.following import Pin
 from tests.servers.following import until
-from tests.servers.processes import begun_since
 from tests.servers.processes import count_sockets_to
 from tests.servers.processes import running
+from tests.servers.processes import started_since
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("zookeeper_installed")]
 
@@ -235,7 +235,7 @@ def test_nothing_in_the_beginning(
     with pytest.raises(TopologyUnavailableError, match="no server answered"):
         scene.open(patience=1.0)
     # kazoo's threads are gone.
-    assert until(lambda: not begun_since(before), PATIENCE)
+    assert until(lambda: not started_since(before), PATIENCE)
 
 
 def test_closing_in_an_outage(
@@ -247,7 +247,7 @@ def test_closing_in_an_outage(
             assert session.get(Pin, ids[0]) is not None
         proxy.hang()
     assert cluster.source_report().state == "closed"
-    assert until(lambda: not begun_since(before), PATIENCE)
+    assert until(lambda: not started_since(before), PATIENCE)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -105,7 +105,7 @@ def started(
 
 
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "READ COMMITTED"])
-def test_an_open_producer_blocks_nobody(
+def test_an_open_producer_does_not_block(
     cluster: Cluster, near: int, isolation: str
 ) -> None:
     add.enqueue_now(cluster, near, near=near)
@@ -146,7 +146,7 @@ def test_an_open_producer_blocks_nobody(
     assert len(rows(cluster)) == 26
 
 
-def test_an_open_claim_blocks_nobody(cluster: Cluster, near: int) -> None:
+def test_an_open_claim_does_not_block(cluster: Cluster, near: int) -> None:
     calls = [{"counter_id": near}] * 20
     with cluster.begin() as session:
         add.enqueue_many(session, calls, near=near)

@@ -185,7 +185,7 @@ def test_without_a_key_it_stays_unknown(
 
 
 @pytest.mark.parametrize("reaches", [True, False])
-def test_a_key_tells_what_became_of_it(
+def test_a_key_reports_the_outcome(
     cluster: Cluster, fleet: MariaDBFleet, proxy: Proxy, reaches: bool
 ) -> None:
     title = f"known {reaches}"

@@ -145,7 +145,7 @@ def test_changes_on_all_servers_at_once(cluster: Cluster) -> None:
             assert session.execute(statement).rowcount == len(mine)
 
 
-def test_what_a_cursor_has_begun_ends_with_its_checkout(
+def test_a_transaction_of_a_cursor_ends_with_its_checkout(
     cluster: Cluster, fleet: MariaDBFleet
 ) -> None:
     with cluster.session() as session:

@@ -106,7 +106,7 @@ def test_a_span_for_each_server(cluster, pins, spans):
         assert outer.start_time < span.end_time <= outer.end_time
 
 
-def test_the_server_tells_of_errors(cluster, spans):
+def test_errors_of_the_server_are_reported(cluster, spans):
     statement = text("SELECT x, \"secret\" FROM missing WHERE y = 'a\\'b'")
     with cluster.session() as session, pytest.raises(ProgrammingError):
         session.execute(statement, bind_arguments={"shard_id": 1})

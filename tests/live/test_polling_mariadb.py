@@ -26,8 +26,8 @@ from tests.servers.faults import Pin
 from tests.servers.faults import SERVERS
 from tests.servers.faults import SHARDS
 from tests.servers.following import until
-from tests.servers.processes import begun_since
 from tests.servers.processes import running
+from tests.servers.processes import started_since
 from tests.test_docs import certificates  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.live
@@ -119,7 +119,7 @@ def test_no_thread_is_started(cluster: Cluster) -> None:
         assert None not in session.get_many(Pin, ids)
         found = select(Pin).options(scatter(timeout=60))
         assert {pin.id for pin in session.scalars(found)} >= set(ids)
-    assert begun_since(before) == []
+    assert started_since(before) == []
 
 
 def test_large_statements_and_responses_do_not_block_each_other(

@@ -428,7 +428,7 @@ def test_no_default_database_in_the_pool(cluster: Cluster) -> None:
             assert connection.exec_driver_sql(sql).scalar_one() is None
 
 
-def test_a_connection_without_use_is_kept(cluster: Cluster) -> None:
+def test_an_unused_connection_stays_open(cluster: Cluster) -> None:
     numbers = set()
     for _ in range(3):
         with cluster.session() as session:

@@ -289,7 +289,7 @@ def test_every_epoch_has_one_winner(location):
 # -- history
 
 
-def test_only_the_last_are_kept(location, client):
+def test_old_versions_are_deleted(location, client):
     with Publisher(location, keep=3) as publisher:
         for epoch in range(1, 6):
             publisher.publish(topology(epoch, shards=8 + epoch))
@@ -328,7 +328,7 @@ def test_a_rollback_closes_no_shards(publisher):
     assert publisher.current() == topology(2, shards=16)
 
 
-def test_bytes_that_somebody_wrote_by_hand(publisher, client):
+def test_bytes_that_were_written_by_hand(publisher, client):
     publisher.publish(topology(1))
     publisher.publish(topology(2, shards=16))
     client.set("/topology", b'{"epoch": ' + SECRET.encode())
@@ -347,7 +347,7 @@ def test_bytes_that_somebody_wrote_by_hand(publisher, client):
     assert publisher.current() == done.new
 
 
-def test_a_node_that_somebody_removed_or_set_back(publisher, client):
+def test_a_node_that_was_removed_or_set_back(publisher, client):
     publisher.publish(topology(1))
     publisher.publish(topology(2, shards=16))
     client.set("/topology", client.get("/history/0000000001")[0])
@@ -537,7 +537,7 @@ def test_an_acl_that_is_given(location, client, as_me):
 @pytest.mark.parametrize(
     "acl", ["", "world", "world:anyone", "world:anyone:x", ":anyone:r"]
 )
-def test_an_acl_that_is_none_is_refused(location, acl):
+def test_an_invalid_acl_is_refused(location, acl):
     with pytest.raises(exc.TopologyError, match="scheme:id:permissions"):
         Publisher(location, acl=[acl])
 

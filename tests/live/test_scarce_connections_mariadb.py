@@ -30,7 +30,7 @@ ids = own_ids()
 
 
 @pytest.mark.thorough
-def test_other_servers_are_asked_all_the_same(
+def test_other_servers_are_queried_nevertheless(
     fleet: MariaDBFleet, ids: list[int]
 ) -> None:
     """However many statements have waited for the pool in vain."""

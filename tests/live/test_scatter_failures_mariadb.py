@@ -196,7 +196,7 @@ def test_long_values_fit_the_packets(cluster: Cluster, ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("hint", ["-- why", "limit 0", "LIMIT 1"])
-def test_hints_are_text_that_nobody_has_read(
+def test_hints_are_text_that_is_not_parsed(
     cluster: Cluster, ids: list[int], hint: str
 ) -> None:
     statement = select(Pin.id).where(Pin.id.in_(ids))

@@ -37,8 +37,8 @@ from tests.servers.faults import SERVERS
 from tests.servers.faults import SHARDS
 from tests.servers.faults import TIMEOUT
 from tests.servers.faults import until_waiting
-from tests.servers.processes import begun_since
 from tests.servers.processes import running
+from tests.servers.processes import started_since
 
 pytestmark = pytest.mark.live
 
@@ -94,7 +94,7 @@ def cluster(fleet: MariaDBFleet, ids: list[int]) -> Iterator[Cluster]:
         yield cluster
         assert busy(cluster) == 0
         assert cluster.close()
-    assert begun_since(before) == []
+    assert started_since(before) == []
 
 
 @contextmanager
@@ -452,7 +452,7 @@ def test_many_threads_with_timeouts(cluster: Cluster) -> None:
     for reader in readers:
         reader.join(TIMEOUT * 2)
     assert wrong == []
-    assert "sqla-shard-deadlines" not in begun_since(before)
+    assert "sqla-shard-deadlines" not in started_since(before)
 
 
 def test_closing_with_savepoints(cluster: Cluster, ids: list[int]) -> None:

@@ -192,7 +192,7 @@ def test_revision_undone_begins_again(project):
     assert count(project, "log") == 1
 
 
-def test_resolve_waits_for_nobody(project):
+def test_resolve_does_not_wait(project):
     arranged(project, CALL)
     project.query(2, "INSERT INTO {db}slow VALUES (600)")
     run = project.start("upgrade", "head")

@@ -201,7 +201,7 @@ def test_savepoints(project):
         assert rows == [(1,), (3,)]
 
 
-def test_a_shard_at_a_revision_that_nobody_knows_is_named(project):
+def test_a_shard_at_an_unknown_revision_is_named(project):
     project.provision()
     project.add("0001", PINS)
     project.alembic("-x", "shards=3", "upgrade", "head")
@@ -222,7 +222,7 @@ def test_a_shard_at_a_revision_that_nobody_knows_is_named(project):
 
 
 @pytest.mark.parametrize("how", ["table", "transaction"])
-def test_a_table_that_somebody_uses_is_reported(project, how):
+def test_a_table_in_use_is_reported(project, how):
     project.add("0001", PINS)
     project.alembic("upgrade", "head")
     project.add("0002", ALTER)

@@ -117,7 +117,7 @@ def test_a_ledger_that_was_dropped_is_reported(project: Project) -> None:
     assert project.ledger(1) == []
 
 
-def test_resolve_tells_of_a_server_that_does_not_answer(
+def test_resolve_reports_a_server_that_does_not_respond(
     project: Project,
 ) -> None:
     project.add("0001", PINS)
@@ -180,7 +180,7 @@ def test_provision_compares_after_a_long_run(project: Project) -> None:
         ).may_be_published
 
 
-def test_a_statement_that_somebody_kills(project: Project) -> None:
+def test_a_statement_that_is_killed(project: Project) -> None:
     project.add("0001", f'{PINS}\nop.execute("INSERT INTO pins VALUES (1)")')
     project.alembic("upgrade", "head")
     project.add("0002", 'op.execute("UPDATE pins SET n = SLEEP(300)")')

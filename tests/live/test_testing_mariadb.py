@@ -74,7 +74,7 @@ def test_url_lets_the_application_in(server):
     assert "running" in repr(server)
 
 
-def test_without_the_password_nobody_gets_in(server):
+def test_the_password_is_required(server):
     for user in ("app", "root", ""):
         with pytest.raises(pymysql.err.OperationalError, match="denied"):
             pymysql.connect(
@@ -164,7 +164,7 @@ def test_variables(server, name, expected):
     assert server.root_execute(f"SELECT @@GLOBAL.{name}") == [(expected,)]
 
 
-def test_durable_unless_asked_to_be_fast():
+def test_durable_unless_fast():
     with MariaDBServer() as server:
         assert server.root_execute(
             "SELECT @@innodb_flush_log_at_trx_commit, @@sync_binlog"

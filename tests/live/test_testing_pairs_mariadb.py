@@ -117,7 +117,7 @@ def test_standby_that_does_not_follow_says_why(pair):
     pair.wait_caught_up()
 
 
-def test_standby_that_replicates_from_nobody_says_so():
+def test_standby_without_a_primary_is_reported():
     with MariaDBPair("other", fast=True) as other:
         other.standby.root_execute("STOP SLAVE")
         other.standby.root_execute("RESET SLAVE ALL")

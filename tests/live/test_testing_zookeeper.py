@@ -228,7 +228,7 @@ def test_a_client_sees_that_its_session_has_expired(zookeeper_server):
         assert zookeeper_server.expire(expired) is False
 
 
-def test_a_stopped_server_expires_nobody(server):
+def test_a_stopped_server_expires_no_session(server):
     server.kill()
     with pytest.raises(exc.ServerProcessError, match="not running"):
         server.expire((1, b"0" * 16))
@@ -519,7 +519,7 @@ def test_a_paused_leader_is_replaced(whole):
     assert wait_until(lambda: old.mode == "follower", seconds=60)
 
 
-def test_without_a_majority_nobody_serves(whole):
+def test_without_a_majority_no_server_serves(whole):
     for server in whole.servers[:2]:
         server.kill()
     last = whole.servers[2]

@@ -190,7 +190,7 @@ def test_comparing_what_is_made_of_two_collations(titles):
     assert sorted(titles.scalars(groups)) == [1, 2]
 
 
-def test_long_texts_are_told_apart(titles, rng):
+def test_long_texts_are_distinguished(titles, rng):
     begin = random_text(rng, 2000)
     texts = [begin + end for end in ("", "a", "A", "b", "日", "本")]
     titles.add("story", *texts * 2)

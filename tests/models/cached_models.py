@@ -65,11 +65,11 @@ __all__ = [
     "PinInBoards",
     "Suite",
     "User",
+    "cached_of",
     "cached_on_mariadb",
     "cached_on_sqlite",
     "changed",
     "configure",
-    "kept_of",
     "key_of",
     "poison",
     "seen",
@@ -221,14 +221,14 @@ def seen(cluster: Cluster, cls: Any, object_id: int) -> Any:
         return session.get(cls, object_id)
 
 
-def kept_of(cluster: Cluster, cls: Any) -> Any:
+def cached_of(cluster: Cluster, cls: Any) -> Any:
     assert cluster.cache is not None
     return cluster.cache._of_class(cls)
 
 
 def key_of(cluster: Cluster, cls: Any, object_id: int) -> str:
     """Return the key of an object, or of the list of a source."""
-    return f"{kept_of(cluster, cls).head}{object_id}"
+    return f"{cached_of(cluster, cls).head}{object_id}"
 
 
 def value_of(cluster: Cluster, key: str, region: str = "objects") -> bytes:

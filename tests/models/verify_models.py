@@ -38,7 +38,7 @@ __all__ = [
     "add_account",
     "everything",
     "home",
-    "nobody",
+    "missing_account",
     "plant",
     "remove",
     "verified",
@@ -122,7 +122,7 @@ def add_account(session: ShardSession, **fields: Any) -> int:
     return account.id
 
 
-def nobody(number: int = 1) -> int:
+def missing_account(number: int = 1) -> int:
     """Return the id of an account that was never inserted."""
     return pack(number % SHARDS, ACCOUNT, 10**9 + number)
 

@@ -188,7 +188,7 @@ class Scene:
                 wait([doing])
                 self.stop.touch()
         doing.result()
-        self.events += self.noted()
+        self.events += self.logged_events()
         if policy == "ours":
             self.finish()
         return self._check(self.events)
@@ -204,10 +204,10 @@ class Scene:
                 return
             if time.monotonic() < begun + self.least:
                 continue
-            if enough(self._check([*self.events, *self.noted()])):
+            if enough(self._check([*self.events, *self.logged_events()])):
                 return
 
-    def noted(self) -> list[Event]:
+    def logged_events(self) -> list[Event]:
         """Return the events that the processes have logged so far."""
         return events_of(self.folder.glob("*.log"))
 

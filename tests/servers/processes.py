@@ -10,11 +10,11 @@ import threading
 from pathlib import Path
 
 __all__ = [
-    "begun_since",
     "count_sockets_to",
     "is_running",
     "running",
     "sockets_of",
+    "started_since",
     "state_of",
 ]
 
@@ -84,7 +84,7 @@ def running() -> set[threading.Thread]:
     return set(threading.enumerate())
 
 
-def begun_since(before: set[threading.Thread]) -> list[str]:
+def started_since(before: set[threading.Thread]) -> list[str]:
     """Return the names of threads that run now and did not before.
 
     Numbers of threads would not do: those of an earlier test may end while

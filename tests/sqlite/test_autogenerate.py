@@ -143,7 +143,7 @@ def test_the_server_keeps_the_time_of_the_last_change(
         assert str(run("SELECT ts FROM users").scalar()) > "2002"
 
 
-def test_what_users_note_of_a_table_stays(
+def test_comments_of_users_on_a_table_stay(
     database: Any, tmp_path: Path
 ) -> None:
     metadata = MetaData()

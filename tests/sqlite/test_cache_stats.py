@@ -54,7 +54,7 @@ def read(cluster, *ids, **options):
         return session.get_many(Pin, ids)
 
 
-def test_nothing_was_asked(cache):
+def test_no_requests(cache):
     assert [one.name for one in cache.stats()] == ["objects", "boards", "idle"]
     assert [one.hit_ratio for one in cache.stats()] == [None] * 3
     assert [len(one.classes) for one in cache.stats()] == [1, 1, 0]
@@ -74,7 +74,7 @@ def test_a_block_counts_what_its_own_thread_reads(cluster, cache, pins):
     assert of(cache).hits == 2 + 1 + len(pins) + len(pins)
 
 
-def test_hits_and_misses_are_the_keys_asked(cluster, cache, pins):
+def test_hits_and_misses_are_the_requested_keys(cluster, cache, pins):
     asked = 0
     absent = pack(2, 1, 12345)
     for ids in (pins[:1], pins[:3], pins, [absent], [*pins, absent]):

@@ -186,7 +186,7 @@ class TestFunctions:
                 session.add(User(id=user, name="back"))
         assert seen() == ["back"]
 
-    def test_what_is_kept_is_made_of_what_is_in_the_database(self, cluster):
+    def test_cached_values_are_made_of_those_in_the_database(self, cluster):
         # The row may be old as long as its key is in the outbox, and what
         # is made of it would be so when the row no longer is.
         user = stored(cluster, User(name="real"), warm=True)

@@ -84,7 +84,7 @@ def test_an_unreadable_row(topology, ids):
         ("train", {"cls": "Small"}, "small: only 0 rows were read"),
     ],
 )
-def test_asked_wrongly(topology, ids, name, options, message):
+def test_usage_errors(topology, ids, name, options, message):
     done = run(topology, name, **options)
     assert done.exit_code in (1, 2)
     assert message in done.stderr

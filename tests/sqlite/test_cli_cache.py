@@ -135,7 +135,7 @@ def test_stats(cluster, topology, ids, file, node):
 
 
 @pytest.mark.parametrize("command", ["repair", "stats"])
-def test_a_server_that_cannot_be_asked(
+def test_a_server_that_cannot_be_reached(
     topology, file, cluster, ids, tmp_path, command
 ):
     leave(cluster, ids[1], [("pins", "a")])
@@ -193,7 +193,7 @@ def test_a_file_that_is_wrong(
     ],
     ids=["no file", "no such file", "no file of stats", "interval", "command"],
 )
-def test_asked_wrongly(topology, arguments, said):
+def test_usage_errors(topology, arguments, said):
     found = invoke("-t", topology, "cache", *arguments)
     assert found.exit_code == 2
     assert said in found.stderr

@@ -244,7 +244,7 @@ def test_models_of_the_current_directory(tmp_path, topology):
 COUNT = "select(func.count(Pin.id)).options(scatter())"
 
 
-def test_shards_are_ranges_unless_all_is_asked_for(topology):
+def test_shards_are_ranges_without_all(topology):
     shown = explained(topology, COUNT).stdout
     assert "  4 shards 0-3 on server1\n  4 shards 4-7 on server2\n" in shown
     full = explained(topology, COUNT, "--full").stdout
@@ -292,7 +292,7 @@ def test_analyze_reads_only(topology, expression):
     assert "--analyze executes" in done.stderr
 
 
-def test_what_is_refused_is_not_executed(topology):
+def test_refused_statements_are_not_executed(topology):
     done = explained(topology, "select(Pin)", "--analyze")
     assert done.exit_code == 1
     assert done.stdout.startswith("refused: ")

@@ -85,7 +85,7 @@ def test_once_in_json(cluster, topology, ids):
     }
 
 
-def test_tokens_are_kept_as_long_as_it_says(cluster, topology, ids):
+def test_tokens_are_stored_for_the_given_time(cluster, topology, ids):
     leave(cluster, ids)
     assert repair(topology, *MODELS, "--once").exit_code == 0
     assert repair(topology, *MODELS, "--once", "--keep", 1).stdout == ""
@@ -180,7 +180,7 @@ def test_discard(cluster, topology, ids):
         (["--models", "no.such.module"], "cannot be imported"),
     ],
 )
-def test_asked_wrongly(topology, cluster, arguments, said):
+def test_usage_errors(topology, cluster, arguments, said):
     found = repair(topology, *arguments)
     assert found.exit_code == 2
     assert said in found.stderr

@@ -310,7 +310,7 @@ def test_the_status_is_that_of_the_command(topology):
         on_five(topology, "1 / 0")
 
 
-def test_nothing_is_committed_unasked(topology):
+def test_nothing_is_committed_by_default(topology):
     add = "session.add(User(name='new')); session.flush()"
     count = "print(session.scalar(select(func.count(User.id))))"
     assert on_five(topology, f"{add}; {count}").output == "2\n"
@@ -350,7 +350,7 @@ def test_python_with_the_user(directory, topology):
 # -- the session of a shard
 
 
-def test_what_tells_no_shard_goes_to_the_bound_one(bound):
+def test_statements_without_a_shard_go_to_the_bound_one(bound):
     assert bound.scalars(select(User)).one().name == "of 5"
     assert bound.scalar(select(func.count(User.id))) == 1
     assert bound.scalar(text("SELECT count(*) FROM users")) == 1
@@ -361,7 +361,7 @@ def test_what_tells_no_shard_goes_to_the_bound_one(bound):
     assert bound.scalar(everywhere) == 8
 
 
-def test_what_tells_a_shard_goes_there(bound):
+def test_statements_that_name_a_shard_go_there(bound):
     there = {"shard_id": 3}
     user = bound.scalars(select(User), bind_arguments=there).one()
     assert unpack(user.id).shard_id == 3

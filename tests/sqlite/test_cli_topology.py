@@ -226,7 +226,7 @@ def test_diff_in_json(tmp_path, topology):
     assert added["server"]["shards"] == [[7, 7], [9, 31]]
 
 
-def test_diff_tells_of_another_password(tmp_path, topology):
+def test_diff_reports_another_password(tmp_path, topology):
     other = write(tmp_path, document(password="other"), "b.json")
     done = invoke("topology", "diff", topology, other, "--exit-code")
     assert done.exit_code == 1

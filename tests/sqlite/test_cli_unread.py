@@ -94,7 +94,7 @@ def test_their_directory_is_not_there_either(
         unread.check(without_directory, case, monkeypatch)
 
 
-def test_nothing_is_provisioned_beside_a_lost_reference(whole, monkeypatch):
+def test_nothing_is_provisioned_if_a_database_is_missing(whole, monkeypatch):
     lost = whole.directory / "data" / "server1" / "db00000.sqlite"
     aside = lost.rename(whole.directory.parent / "aside.sqlite")
     (case,) = unread.CASES["sqla-shard schema provision"]

@@ -22,8 +22,8 @@ from tests.models.verify_models import AccountName
 from tests.models.verify_models import add_account
 from tests.models.verify_models import Base
 from tests.models.verify_models import LONG_AGO
+from tests.models.verify_models import missing_account
 from tests.models.verify_models import MODULUS
-from tests.models.verify_models import nobody
 from tests.models.verify_models import plant
 from tests.models.verify_models import SHARDS
 from tests.servers.command_line import COMMAND
@@ -59,7 +59,7 @@ def verify(topology: Any, *options: str) -> Any:
 def test_dry_first_and_then_for_real(cluster, topology):
     assert verify(topology).exit_code == 0
     user = cluster.run(add_account, email="me@x.org")
-    plant(cluster, AccountName, "gone", nobody())
+    plant(cluster, AccountName, "gone", missing_account())
     done = verify(topology)
     assert done.exit_code == 1
     assert "1 dangling: the object does not exist" in done.stdout
@@ -129,7 +129,7 @@ def test_rekey(cluster, topology):
         (("--grace", "-1"), "--grace"),
     ],
 )
-def test_asked_wrongly(topology, options, message):
+def test_usage_errors(topology, options, message):
     done = verify(topology, *options)
     assert done.exit_code == 2
     assert message in done.stderr
@@ -164,7 +164,7 @@ def test_relations(tmp_path):
 
 def test_killed_and_resumed(cluster, topology, tmp_path):
     for i in range(60):
-        plant(cluster, AccountName, f"{i:03}", nobody(i))
+        plant(cluster, AccountName, f"{i:03}", missing_account(i))
     whole = verify_lookups(cluster, [AccountName], grace=0.0)
     file = tmp_path / "position.json"
     options = ("--class", "AccountName", "--resume", file)

@@ -272,7 +272,7 @@ class TestChanging:
             assert stored.state is JobState.PENDING
         assert stored_job(scene.cluster, jobs[1]) is None
 
-    def test_a_job_id_that_is_none_is_refused(self, scene):
+    def test_an_invalid_job_id_is_refused(self, scene):
         fail_job(scene.cluster, 1)
         client = scene.client(allow_changes=True)
         data = {"token": token_of(client), "job": "objects/99/1'--"}
@@ -337,7 +337,7 @@ class TestServing:
         second.close()
         assert all(streams.open("jobs") for _ in range(2))
 
-    def test_a_stream_tells_of_a_change(self, scene):
+    def test_a_stream_reports_a_change(self, scene):
         streams = Streams(scene.observer)
         stream = streams.open("history")
         assert stream is not None

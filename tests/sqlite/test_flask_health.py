@@ -29,7 +29,7 @@ def healthy(app, cluster):
     return app.test_client()
 
 
-def test_there_is_none_by_default(app, cluster):
+def test_no_endpoint_by_default(app, cluster):
     FlaskCluster(app, cluster)
     assert [str(rule) for rule in app.url_map.iter_rules()] == [
         "/static/<path:filename>"

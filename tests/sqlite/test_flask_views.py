@@ -166,7 +166,7 @@ def test_a_shard_that_is_not_open_is_not_found(app, cluster):
     assert client.get(f"/{pack(999, BOARD, 1)}").status_code == 404
 
 
-def test_errors_are_those_of_flask_unless_it_is_said(app, db):
+def test_errors_are_those_of_flask_by_default(app, db):
     @app.get("/")
     def fail():
         raise exc.CommitUnknownError(server="s")

@@ -47,8 +47,8 @@ from tests.servers.following import Pin
 from tests.servers.following import SHARDS
 from tests.servers.following import TIMEOUT
 from tests.servers.following import until
-from tests.servers.processes import begun_since
 from tests.servers.processes import running
+from tests.servers.processes import started_since
 
 
 class Places:
@@ -326,7 +326,7 @@ def test_no_connection_to_a_server_that_left_before_it_was_used(
         assert not (places.base / "s2").exists()
 
 
-def test_a_server_that_left_is_not_asked_even_to_refuse(
+def test_a_removed_server_is_not_contacted_even_to_refuse(
     cluster: Cluster, places: Places
 ) -> None:
     """A connection is not opened in order to be refused."""
@@ -649,7 +649,7 @@ def test_500_changes_leave_nothing_behind(
     gc.collect()
     grown = len(gc.get_objects()) - objects
     assert grown < 2_000, grown
-    assert begun_since(threads) == []
+    assert started_since(threads) == []
     assert len(os.listdir("/proc/self/fd")) <= files + 2
     assert len(cluster.stats()) <= SHARDS
 
@@ -758,7 +758,7 @@ def test_a_loop_that_ends_at_once_leaves_nothing_open(
 
     asyncio.run(main())
     # aiosqlite has a thread for each connection.
-    assert until(lambda: not begun_since(before))
+    assert until(lambda: not started_since(before))
 
 
 # -- following, and fork
@@ -792,17 +792,17 @@ def test_following_begins_with_the_first_use(places: Places) -> None:
     feed = Feed(places.topology(1, 1, 2))
     threads = running()
     cluster = Cluster.from_source(feed)
-    assert begun_since(threads) == []
+    assert started_since(threads) == []
     assert feed.started == 0
     assert cluster.topology.epoch == 1
-    assert len(begun_since(threads)) == 1
+    assert len(started_since(threads)) == 1
     cluster.close()
-    assert begun_since(threads) == []
+    assert started_since(threads) == []
     assert feed.stopped == 1
     assert cluster.source_report().state == "closed"
 
 
-def test_a_source_that_hangs_keeps_nobody_waiting(places: Places) -> None:
+def test_a_source_that_hangs_blocks_no_session(places: Places) -> None:
     feed = Feed(places.topology(1, 1, 2))
     with Cluster.from_source(feed) as cluster:
         fill(cluster)
@@ -858,7 +858,7 @@ def test_a_cluster_that_is_collected_ends_its_thread(places: Places) -> None:
     # A lane may be about to let go of its last job.
     assert until(is_gone)
     assert until(lambda: feed.stopped == 1)
-    assert until(lambda: not begun_since(threads))
+    assert until(lambda: not started_since(threads))
 
 
 def test_two_clusters_follow_each_its_own(places: Places) -> None:

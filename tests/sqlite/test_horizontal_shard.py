@@ -175,7 +175,7 @@ def test_objects_are_loaded_in_the_order_of_the_shards(
 # -- at the same time
 
 
-def test_all_shards_are_asked_at_the_same_time(
+def test_all_shards_are_queried_at_the_same_time(
     maker: Any, shards: Any
 ) -> None:
     with meeting(shards.values(), 4) as meet, maker() as session:
@@ -855,7 +855,7 @@ def test_a_chooser_is_missing(missing: str) -> None:
 # -- asyncio
 
 
-async def asked_together(directory: Any, lanes: Lanes) -> None:
+async def queried_together(directory: Any, lanes: Lanes) -> None:
     async_engines = {
         name: create_async_engine(
             f"sqlite+aiosqlite:///{directory}/shard_{name}.sqlite"
@@ -913,5 +913,5 @@ def test_asyncio(tmp_path: Any, lanes: Lanes) -> None:
     fill(plain)
     for engine in plain.values():
         engine.dispose()
-    asyncio.run(asked_together(tmp_path, lanes))
+    asyncio.run(queried_together(tmp_path, lanes))
     assert lane_threads() == 0

@@ -102,9 +102,9 @@ def run(pytester, tests, *args, ini=""):
     )
 
 
-def test_off_by_default(nobody_listens, pytester):
+def test_off_by_default(no_listeners, pytester):
     check = (
-        "\ndef test_nobody_listens(cluster):\n    assert cluster.watch is None"
+        "\ndef test_no_listeners(cluster):\n    assert cluster.watch is None"
     )
     run(pytester, ALL + check).assert_outcomes(passed=4)
 
@@ -207,7 +207,7 @@ def test_rest(cluster, shard_lint):
     run(pytester, tests).assert_outcomes(passed=1, failed=1)
 
 
-def test_fixtures_are_linted_if_asked_for(pytester):
+def test_fixtures_are_linted_on_request(pytester):
     tests = "def test_users(users):\n    pass\n"
     run(pytester, tests, "--sqla-shard-lint").assert_outcomes(passed=1)
     ini = "sqla_shard_lint = true\nsqla_shard_lint_setup = true"

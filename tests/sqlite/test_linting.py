@@ -92,7 +92,7 @@ class TestScatter:
         assert finding.count == 3
         assert ", 3 times" in finding.what
 
-    def test_ids_in_where_are_none(self, cluster, pins):
+    def test_ids_in_where_are_no_finding(self, cluster, pins):
         with ShardLint() as lint, cluster.session() as session:
             where = Pin.id.in_(pins)
             session.scalars(select(Pin).where(where).options(scatter())).all()
@@ -168,7 +168,7 @@ class TestCrossShardWrite:
                 )
         assert only(lint).kind == "cross_shard_write"
 
-    def test_permission_alone_is_none(self, cluster):
+    def test_permission_alone_is_no_finding(self, cluster):
         session = cluster.begin(cross_shard="unordered")
         with ShardLint() as lint, session as session:
             for _ in range(9):
@@ -178,7 +178,7 @@ class TestCrossShardWrite:
             session.add(at(4, Board(name="b")))
         assert lint.findings == []
 
-    def test_what_was_rolled_back_is_none(self, cluster):
+    def test_a_rolled_back_write_is_no_finding(self, cluster):
         session = cluster.begin(cross_shard="unordered")
         with ShardLint() as lint, session as session:
             with session.begin_nested() as savepoint:
@@ -236,7 +236,7 @@ class TestNPlusOne:
         assert "expired or deferred attributes of Pin" in finding.what
         assert "expire_on_commit" in finding.remedy
 
-    def test_as_often_as_allowed_is_none(self, cluster, pins):
+    def test_as_often_as_allowed_is_no_finding(self, cluster, pins):
         with ShardLint(max_repeats=8) as lint, cluster.session() as session:
             for pin_id in pins:
                 session.get(Pin, pin_id)
@@ -246,7 +246,7 @@ class TestNPlusOne:
                 session.get(Pin, pin_id)
         assert only(lint).count == 8
 
-    def test_other_lines_other_statements_and_other_sessions_are_none(
+    def test_other_lines_other_statements_and_other_sessions_are_no_finding(
         self, cluster, pins
     ):
         with ShardLint() as lint:
@@ -264,7 +264,7 @@ class TestNPlusOne:
                     session.get(Pin, pin_id)
         assert lint.findings == []
 
-    def test_writes_in_a_loop_are_none(self, cluster, pins):
+    def test_writes_in_a_loop_are_no_finding(self, cluster, pins):
         with ShardLint() as lint, cluster.begin() as session:
             for _ in range(9):
                 session.add(Note(pin_id=pins[0], text="t"))
@@ -382,7 +382,7 @@ class TestListening:
                 session.scalars(select(Pin.id).options(scatter())).all()
             assert only(lint).kind == "scatter"
 
-    def test_nothing_is_left_behind(self, nobody_listens, cluster):
+    def test_nothing_is_left_behind(self, no_listeners, cluster):
         assert cluster.watch is None
         with ShardLint():
             assert cluster.watch is not None
@@ -391,7 +391,7 @@ class TestListening:
             assert cluster.watch is not None
         assert cluster.watch is None
 
-    def test_listeners_of_others_are_kept(self, cluster):
+    def test_listeners_of_others_are_not_removed(self, cluster):
         heard = []
 
         def listen(cluster, report):

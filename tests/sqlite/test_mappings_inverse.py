@@ -151,7 +151,7 @@ def test_each_the_other() -> None:
 
 
 @pytest.mark.parametrize("side", ["mapping", "inverse"])
-def test_a_column_that_nobody_fills(side: str) -> None:
+def test_a_column_that_is_not_filled(side: str) -> None:
     base, user, club = ends()
 
     class Noted(base):  # type: ignore[misc, valid-type]  # made by a call

@@ -622,7 +622,7 @@ def test_a_row_that_cannot_be_copied_is_named_and_holds_up_no_other(
         switch.go("switched", timeout=0.1)
 
 
-def test_errors_of_functions_that_convert_are_none_of_the_application(
+def test_errors_of_functions_that_convert_are_not_raised_to_the_application(
     move, caplog
 ):
     copied(move)

@@ -401,7 +401,7 @@ def test_unsampled_spans_cost_none_inside(cluster, pins):
     assert telemetry.points("sqla_shard.fan_out")
 
 
-def test_all_clusters_of_the_process(nobody_listens, cluster):
+def test_all_clusters_of_the_process(no_listeners, cluster):
     telemetry = Telemetry()
     # The linter listens to all clusters of a process once a test has used it.
     listeners = list(cluster.dispatch.after_statement)

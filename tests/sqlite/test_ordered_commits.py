@@ -360,7 +360,7 @@ def test_ctrl_c_between_two_commits_is_logged(
     assert "shard 4 of objects on server2 may or may not" in caplog.text
 
 
-def test_a_session_is_not_kept(cluster: Cluster) -> None:
+def test_a_session_is_not_referenced(cluster: Cluster) -> None:
     session = cluster.session(cross_shard="ordered")
     for n in (1, 4):
         session.add(Board(title="x", shard_id=n))

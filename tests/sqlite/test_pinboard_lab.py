@@ -215,7 +215,7 @@ def test_the_controls_are_for_forms_of_this_machine(
     assert answer.status_code == 403
 
 
-def test_what_sqlite_cannot_do_is_said(visitor: Visitor) -> None:
+def test_limits_of_sqlite_are_shown(visitor: Visitor) -> None:
     page = visitor.get("/lab/")
     assert WHY in page
     assert "make demo DB=mariadb" in page

@@ -146,7 +146,7 @@ def test_a_token_of_another_session(
 
 
 @pytest.mark.parametrize(("method", "path"), WRITES[4:])
-def test_nobody_writes_nothing(app: Flask, method: str, path: str) -> None:
+def test_writes_require_a_sign_in(app: Flask, method: str, path: str) -> None:
     nobody = Visitor(app.test_client(), 0, "nobody")
     nobody.read_token()
     body: Any = {"link": "https://example.com", "title": "x", "pin": PIN}
@@ -160,7 +160,7 @@ def test_nobody_writes_nothing(app: Flask, method: str, path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/boards", "/import", f"/import/{IMPORT}", f"/pins/{PIN}/edit"]
 )
-def test_nobody_is_asked_who_it_is(app: Flask, path: str) -> None:
+def test_signed_out_users_are_redirected(app: Flask, path: str) -> None:
     answer = app.test_client().get(path)
     assert (answer.status_code, answer.location) == (303, "/")
 
@@ -206,7 +206,7 @@ def test_boards_of_others(
 
 
 @pytest.mark.parametrize("link", SCRIPTS)
-def test_links_that_are_none(visitor: Visitor, link: str) -> None:
+def test_invalid_links(visitor: Visitor, link: str) -> None:
     board_id = visitor.add_board()
     pin_id = visitor.add_pin(board_id)
     for path in (f"/boards/{board_id}/pins", f"/pins/{pin_id}/edit"):
@@ -271,7 +271,7 @@ def test_ids_of_nothing(visitor: Visitor) -> None:
                 visitor.api("GET", f"{path}/{object_id}", status=404)
 
 
-def test_users_that_are_none(visitor: Visitor) -> None:
+def test_invalid_users(visitor: Visitor) -> None:
     nobody = "nobody@example.com"
     for email in ("", "nobody", nobody, "x" * 300 + nobody, "\u0000@x"):
         message = visitor.refused(422, "/session", email=email)

@@ -149,7 +149,7 @@ def test_rows_of_the_application_forbid_initial(
         project.provision(options=ONE)
 
 
-def test_a_file_of_somebody_else(
+def test_a_file_of_another_program(
     project: Project, grown: dict[str, Any], tmp_path: Path
 ) -> None:
     project.provision(options=ONE)

@@ -121,7 +121,7 @@ def test_shards_that_were_opened_meanwhile_are_reported(
     assert error.shards == (4, 5)
 
 
-def test_those_that_were_not_asked_for_are_nothing_to_it(
+def test_shards_that_were_not_selected_are_ignored(
     project: Project,
 ) -> None:
     project.add("0002", 'op.execute("CREATE TABLE boards (n INT)")')
@@ -179,7 +179,7 @@ def test_the_program_reads_its_topology_again(
     assert f"1 {MOVED}: 3" in done.stdout
 
 
-def test_provision_tells_of_another_topology(project: Project) -> None:
+def test_provision_reports_another_topology(project: Project) -> None:
     document = copy.deepcopy(project.document)
     document["epoch"] = 2
     keyspace = document["keyspaces"]["objects"]

@@ -52,7 +52,7 @@ def outcome(shard_id: int, state: State, **more: object) -> Outcome:
     )
 
 
-def test_failures_with_other_statements_done_are_told_apart() -> None:
+def test_failures_with_other_statements_done_are_separate() -> None:
     report = RunReport(
         command="upgrade",
         target="head",

@@ -224,7 +224,7 @@ def test_a_display_ends_after_an_error(tmp_path: Path):
     assert progress.is_ended
 
 
-def test_a_signal_while_processes_are_begun(tmp_path: Path):
+def test_a_signal_while_processes_start(tmp_path: Path):
     report = ran(
         tmp_path,
         2,

@@ -434,7 +434,7 @@ def test_a_report_that_cannot_be_written(
     shadow.close()
 
 
-def test_statements_of_the_dialect_are_none_of_the_application(
+def test_statements_of_the_dialect_do_not_count_as_the_application_s(
     tmp_path: Path,
 ) -> None:
     url = f"sqlite:///{tmp_path}/bank"

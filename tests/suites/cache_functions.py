@@ -36,7 +36,7 @@ from tests.models.mapping_models import pins
 from tests.models.mapping_models import User
 from tests.servers.memcached import nodes
 
-__all__ = ["Awaited", "Lists", "Objects", "Telling"]
+__all__ = ["Awaited", "Invalidating", "Lists", "Objects"]
 
 #: Arguments of calls of the functions, and actions while they run.
 calls: list[Any] = []
@@ -198,7 +198,7 @@ class Suite:
 
 
 class Objects(Suite):
-    def test_asked_again_it_is_not_called(self, cluster, cache, ids):
+    def test_a_repeated_call_is_cached(self, cluster, cache, ids):
         first = self.ask(cluster, names, ids)
         assert self.took() == [ids]
         assert self.ask(cluster, names, ids) == first
@@ -220,13 +220,13 @@ class Objects(Suite):
         assert self.ask(cluster, again, asked) == first
         assert self.took() == [[ids[1], ids[0]]]
 
-    def test_only_what_is_missing_is_asked(self, cluster, cache, ids):
+    def test_only_missing_keys_are_computed(self, cluster, cache, ids):
         self.ask(cluster, names, ids[:1])
         found = self.ask(cluster, names, iter(ids))
         assert list(found) == ids
         assert self.took() == [ids[:1], ids[1:]]
 
-    def test_nothing_is_not_kept(self, cluster, cache, ids):
+    def test_absences_are_not_cached(self, cluster, cache, ids):
         with cluster.begin() as session:
             session.delete(session.get_one(User, ids[0]))
         for _ in range(2):
@@ -547,7 +547,7 @@ class Lists(Suite):
             BoardHasPins.append_many(session, board, ids)
         return ids[::-1]
 
-    def test_pages_of_what_is_kept(self, cluster, cache, board):
+    def test_pages_of_cached_lists(self, cluster, cache, board):
         ids = self.fill(cluster, board, 4)
         for offset, limit in ((0, 3), (3, 3), (0, 100), (2, 0), (5, 1)):
             found = self.ask(cluster, board_pins, board, offset, limit)
@@ -568,7 +568,7 @@ class Lists(Suite):
             assert found == ids[offset:end]
             assert self.took() == asked
 
-    def test_exactly_as_many_as_are_kept(self, cluster, cache, board):
+    def test_exactly_as_many_as_are_cached(self, cluster, cache, board):
         ids = self.fill(cluster, board, 6)
         assert self.ask(cluster, board_pins, board, 3, 9) == ids[3:]
         # That there are no more is not known.
@@ -640,7 +640,7 @@ class Lists(Suite):
             self.ask(cluster, more, board, 0, 1)
 
 
-class Telling(Suite):
+class Invalidating(Suite):
     """Invalidation by sessions and by transactions that commit."""
 
     def is_invalid(self, cluster, one):

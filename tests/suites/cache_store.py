@@ -95,7 +95,7 @@ class Values(Suite):
         for key in keys:
             assert store.fetch([key], 30)[key].value == values[key]
 
-    def test_one_that_is_too_large_is_not_kept(self, store, mark):
+    def test_a_value_that_is_too_large_is_not_stored(self, store, mark):
         large, small = f"{mark}:large", f"{mark}:small"
         leases = leased(store, [large, small])
         values = {large: b"x" * (LARGEST + 1), small: b"1"}
@@ -123,11 +123,11 @@ class Values(Suite):
         put(store, mark, b"1", expire=1)
         assert harness.until(lambda: state(store, mark) is State.LEASED)
 
-    def test_a_key_may_be_asked_for_twice(self, store, mark):
+    def test_a_key_may_be_requested_twice(self, store, mark):
         found = store.fetch([mark, mark], 30)
         assert states(found) == {mark: State.LEASED}
 
-    def test_nothing_asked_is_nothing_found(self, store):
+    def test_no_keys(self, store):
         assert store.fetch([], 30) == {}
         assert store.fill({}, 60) == set()
         assert store.block([], token(), 10) == set()
@@ -228,7 +228,7 @@ class Leases(Suite):
         expected = State.LEASED if lifted else State.BLOCKED
         assert state(store, mark) is expected
 
-    def test_ends_by_a_delete_of_somebody_else(self, store, mark):
+    def test_ends_by_a_delete_of_another_client(self, store, mark):
         lease = leased(store, [mark])[mark]
         # A caller that finds no tombstone of its own does not know the value.
         assert store.unblock([mark], token()) == set()

@@ -195,7 +195,7 @@ class Costs(Suite):
             assert taken(asked) == requests
             assert len(sent) == statements
 
-    def test_an_append_to_a_list_that_is_kept(self, cluster, asked, sent):
+    def test_an_append_to_a_cached_list(self, cluster, asked, sent):
         board = stored(cluster, Board())
         pins = [stored(cluster, Pin(title="p")) for _ in range(2)]
         cluster.run(BoardHasPins.append, board, pins[0])

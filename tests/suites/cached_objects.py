@@ -29,9 +29,9 @@ from sqla_shard.exc import WrongTypeError
 from sqla_shard.testing.local_server import wait_until
 from tests.models.cached_models import Board
 from tests.models.cached_models import CACHED
+from tests.models.cached_models import cached_of
 from tests.models.cached_models import Color
 from tests.models.cached_models import Everything
-from tests.models.cached_models import kept_of
 from tests.models.cached_models import key_of
 from tests.models.cached_models import PATIENCE
 from tests.models.cached_models import seen
@@ -157,7 +157,7 @@ class Equal(Suite):
             )
             agree(cluster, Everything, stored(cluster, Everything(**fields)))
 
-    def test_a_blob_that_somebody_else_wrote(self, cluster):
+    def test_a_blob_of_another_writer(self, cluster):
         """With keys that no field has, and in another spelling."""
         new = stored(cluster, User(name="x"))
         written = '{ "name":"\\u00e9", "old": [1], "n":  7 }'
@@ -232,7 +232,7 @@ class State(Suite):
         assert found in session
         assert found not in session.dirty
 
-    def test_what_is_changed_is_kept(self, session, user):
+    def test_pending_changes_are_preserved(self, session, user):
         found = session.get(User, user)
         found.name = "changed"
         session.expire(found, ["city"])
@@ -366,7 +366,7 @@ class State(Suite):
         """A value that is gone is read again."""
         key = key_of(cluster, User, user)
         assert value_of(cluster, key)
-        kept_of(cluster, User).region.store.unblock([key], b"t" * 16)
+        cached_of(cluster, User).region.store.unblock([key], b"t" * 16)
         with sent() as statements:
             seen(cluster, User, user)
             seen(cluster, User, user)
@@ -378,7 +378,7 @@ class Ending(Suite):
 
     @pytest.fixture(autouse=True)
     def short(self, cluster):
-        kept = kept_of(cluster, User)
+        kept = cached_of(cluster, User)
         before = kept.region
         times = replace(before.times, expire=1, expire_nothing=1)
         kept.region = replace(before, times=times)
@@ -423,7 +423,7 @@ class Many(Suite):
             with cluster.session() as session:
                 assert session.get_many(User, []) == []
 
-    def test_some_are_kept_and_some_in_the_session(self, cluster, users):
+    def test_some_are_cached_and_some_in_the_session(self, cluster, users):
         seen(cluster, User, users[1])
         with cluster.session() as session:
             held = session.get(User, users[0])

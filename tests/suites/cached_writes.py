@@ -168,7 +168,7 @@ class Objects(Suite):
         )
 
     @pytest.fixture(autouse=True)
-    def nobody(self, cluster):
+    def no_users(self, cluster):
         with cluster.begin(**WIDE) as session:
             session.execute(delete(User).options(scatter()))
 

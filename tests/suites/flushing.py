@@ -167,7 +167,7 @@ class Flushing(_Writing):
         assert seen == [66]
         assert set(log.take()) == {6}
 
-    def test_a_plain_model_beside(self, cluster, session):
+    def test_a_plain_model_too(self, cluster, session):
         session.add(Setting(name="x", value="y"))
         session.flush()
         assert session.get(Setting, "x").value == "y"

@@ -256,8 +256,8 @@ class Snapshots(Suite):
 class Lists(Suite):
     """Pages, counts and questions, with the statements they take."""
 
-    def test_counted_when_asked(self, cluster, monkeypatch):
-        _count_when_asked(monkeypatch)
+    def test_counted_on_request(self, cluster, monkeypatch):
+        _counted_on_request(monkeypatch)
         star, *fans = users(cluster, 4)
         (board,) = boards(cluster, star, 1)
         run(cluster, follows.follow_board, fans[0], board)
@@ -471,7 +471,7 @@ class Repairs(Suite):
         assert tuple(row) == (bob, EXPLICIT, 0)
 
 
-def _count_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def _counted_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the server count edges, as for a graph without ``count_slots``."""
     for table in _tables():
         monkeypatch.setattr(table, "counts", None)
@@ -604,7 +604,7 @@ class Histories(Suite):
     def test_equal_to_a_model(self, cluster, rng, monkeypatch):
         for number in range(self.histories):
             if number == self.histories // 2 > 0:
-                _count_when_asked(monkeypatch)
+                _counted_on_request(monkeypatch)
             people = users(cluster, 5)
             owners = {
                 board: user

@@ -40,7 +40,14 @@ from tests.models.job_models import JOB_CLUSTERS
 from tests.models.job_models import rows
 from tests.models.job_models import take
 
-__all__ = ["Claiming", "Defining", "Enqueueing", "Late", "Suite", "Upkeep"]
+__all__ = [
+    "Claiming",
+    "Defining",
+    "Enqueueing",
+    "Late",
+    "Suite",
+    "WorkerMaintenance",
+]
 
 cluster = JOB_CLUSTERS.on_backend()
 
@@ -412,7 +419,7 @@ class Late(Suite):
         self.lost(cluster, job)  # and has finished it
 
 
-class Upkeep(Suite):
+class WorkerMaintenance(Suite):
     """Maintenance of the shards by every worker."""
 
     def test_surveys(self, cluster, near):

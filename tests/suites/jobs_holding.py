@@ -463,7 +463,7 @@ class Stopping(Suite):
         assert counters(cluster, [near]) == [1]
         assert [row.attempts for row in rows(cluster)] == [1]
 
-    def test_jobs_that_have_not_begun(self, cluster, near, defined):
+    def test_jobs_that_have_not_started(self, cluster, near, defined):
         running, end = threading.Event(), threading.Event()
 
         def slow(session: Any, counter_id: int) -> None:

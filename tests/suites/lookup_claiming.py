@@ -171,7 +171,7 @@ class Claiming(Suite):
         with pytest.raises(exc.ClaimLostError):
             cluster.run(lost.confirm, ids()[0])
 
-    def test_a_claim_that_nobody_took_over(self, cluster, mark):
+    def test_a_claim_that_was_not_taken_over(self, cluster, mark):
         claim = cluster.run(UserName.claim, mark)
         end_at(cluster, UserName, mark, _LONG_AGO)
         assert owner(cluster, mark) is None
@@ -349,7 +349,7 @@ class Racing(Suite):
         with pytest.raises(exc.ClaimLostError):
             cluster.run(lost.confirm, ids()[0])
 
-    def test_whoever_is_late_against_whoever_takes_over(self, cluster, mark):
+    def test_a_late_owner_against_a_takeover(self, cluster, mark):
         for turn in range(10):
             key = f"{turn}-{mark}"
             lost = cluster.run(UserName.claim, key)

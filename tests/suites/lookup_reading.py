@@ -175,7 +175,7 @@ class Reading(Suite):
         with pytest.raises(exc.InvalidKeyError):
             UserEmail.resolve_many(session, ["you@x.org", key])
 
-    def test_a_claim_is_nobodys(self, cluster, mark):
+    def test_a_claim_has_no_target(self, cluster, mark):
         claim = cluster.run(UserName.claim, mark)
         with cluster.session() as session:
             assert UserName.resolve(session, mark) is None

@@ -727,7 +727,7 @@ class Held(Changes):
         savepoint.rollback()
         assert rows[five[4]].sequence == before
 
-    def test_a_savepoint_that_was_kept(self, session, board, five):
+    def test_a_released_savepoint(self, session, board, five):
         rows = {r.pin_id: r for r in BoardHasPins.page(session, board)}
         with session.begin_nested():
             at = BoardHasPins.move(session, board, five[4], after=five[0])

@@ -585,7 +585,7 @@ class Bookmarks(Lists):
             ).decode()
             self.refused(session, board, wrong)
 
-    def test_made_up_by_somebody_who_knows_how(self, session, board, ten, rng):
+    def test_forged_bookmarks(self, session, board, ten, rng):
         # It contains no secret, but its values must be valid.
         real = bookmarks_of(List(BoardHasPins, session, board))
 
@@ -700,7 +700,7 @@ class Targets(Lists):
         (row,) = BoardHasPins.page(session, board, targets=True)
         assert row.target is pin
 
-    def test_with_inactive_ones_if_asked(self, cluster, session, board):
+    def test_with_inactive_ones_on_request(self, cluster, session, board):
         (one,) = new_pins(cluster, 1)
         with cluster.begin() as setup:
             BoardHasPins.append(setup, board, one)

@@ -104,7 +104,7 @@ class MergedTypes:
             down = select(column).order_by(column.desc()).limit(5)
             found = session.scalars(down.options(scatter())).all()
             assert found == twice[::-1][:5]
-            self._are_told_apart(session, column, wanted)
+            self._are_distinguished(session, column, wanted)
 
     def test_uuids(self, cluster, filled):
         wanted = sorted((value[0] for value in filled), key=str)
@@ -117,9 +117,9 @@ class MergedTypes:
             found = session.scalars(spelled.options(scatter())).all()
             assert found == [None, *twice]
             for column in (Stamp.code, Stamp.letters):
-                self._are_told_apart(session, column, wanted)
+                self._are_distinguished(session, column, wanted)
 
-    def _are_told_apart(self, session, column, wanted):
+    def _are_distinguished(self, session, column, wanted):
         groups = select(column, func.count()).group_by(column)
         found = session.execute(groups.options(scatter())).all()
         assert {row[0]: row[1] for row in found} == {

@@ -368,7 +368,7 @@ class Merging:
         named = select(Ware).where(Ware.id.in_(data.wares), Ware.number == 7)
         assert session.scalar(select(named.exists()))
 
-    def test_whether_there_is_a_row_that_only_all_shards_tell(self, session):
+    def test_exists_that_needs_all_shards_is_refused(self, session):
         wares = select(Ware.name)
         for inner, construct in (
             (wares.offset(3), "OFFSET"),

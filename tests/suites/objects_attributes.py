@@ -307,7 +307,7 @@ class AttributeSuite(Suite):
             else [(["n"], [], [])]
         )
 
-    def test_history_within_a_flush_of_what_a_writer_beside_it_changed(
+    def test_history_within_a_flush_of_changes_of_another_writer(
         self, cluster, session, sheet
     ):
         assert sheet.tags == ["a"]

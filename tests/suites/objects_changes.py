@@ -420,7 +420,7 @@ class InPlaceSuite(Suite):
         ("field", "value"),
         [("tags", "c"), ("times", T1), ("sizes", Size(3))],
     )
-    def test_object_that_nobody_holds(self, cluster, session, field, value):
+    def test_object_without_references(self, cluster, session, field, value):
         """Only its list is changed, and the change is stored."""
         new = thing(cluster, **FULL, shard_id=1)
         old = thing(cluster, shard_id=1)
@@ -432,7 +432,7 @@ class InPlaceSuite(Suite):
         assert getattr(session.get(Thing, new), field)[-1] == value
         assert getattr(session.get(Thing, old), field) == [value]
 
-    def test_objects_are_not_kept(self, cluster, session):
+    def test_objects_are_not_referenced(self, cluster, session):
         """Unless a container was taken, and then until the collector runs."""
         new = thing(cluster, **FULL)
         for read in (lambda t: t.text, lambda t: t.tags):

@@ -174,7 +174,7 @@ class ValueSuite(Suite):
         # Reading defaults has not written them.
         assert raw(cluster, Thing, old) == {"text": "old", "count": 5}
 
-    def test_unknown_keys_are_kept_on_rewrite(self, cluster, session):
+    def test_unknown_keys_stay_on_rewrite(self, cluster, session):
         old = thing(cluster)
         newer = {
             "text": "x",

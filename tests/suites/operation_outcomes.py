@@ -39,7 +39,9 @@ __all__ = ["Autocommit", "Outcomes"]
 class Outcomes(Suite):
     """Errors on the way."""
 
-    def test_what_could_not_be_left_is_not_done(self, cluster, ids, mark):
+    def test_an_operation_that_could_not_be_enqueued_is_not_applied(
+        self, cluster, ids, mark
+    ):
         """Catching the error and committing does not enqueue the operation."""
         with cluster.session() as session:
             place = session.place_for(shard_id=NEAR)

@@ -127,13 +127,13 @@ class Intending(Suite):
         assert points(cluster, [ids[NEAR]]) == [10]
         assert count_applied(cluster) == 0
 
-    def test_what_is_not_flushed_yet_tells_the_shard(self, cluster, ids):
+    def test_a_change_that_is_not_flushed_names_the_shard(self, cluster, ids):
         with cluster.begin(cross_shard="logged") as session:
             session.get(Account, ids[NEAR]).points = 3
             assert add.intend(session, ids[FAR], 5) is False
         assert points(cluster, [ids[NEAR], ids[FAR]]) == [3, 5]
 
-    def test_refused_where_it_was_not_said(self, cluster, ids):
+    def test_refused_without_the_option(self, cluster, ids):
         with cluster.session() as session:
             add(session, ids[NEAR], 1)
             with pytest.raises(CrossShardWriteError, match="logged"):
@@ -342,7 +342,7 @@ def random_json(rng: random.Random, depth: int = 0) -> Any:
 class Arguments(Suite):
     """Arguments that can be stored, and others."""
 
-    def test_kept_exactly(self, cluster, ids, defined, rng):
+    def test_arguments_are_stored_exactly(self, cluster, ids, defined, rng):
         heard: list[Any] = []
 
         def hear(session, account_id, value, more=None):
@@ -465,7 +465,7 @@ class Arguments(Suite):
         ):
             take.intend(session)
 
-    def test_definitions_that_are_none(self, defined):
+    def test_invalid_definitions(self, defined):
         async def awaited(session, account_id):
             raise AssertionError("never called")
 
@@ -708,7 +708,7 @@ class Failing(Suite):
         assert (report.applied, report.ok) == (3, True)
         assert session.pending[0].operation == note.name
 
-    def test_many_unknown_ones_keep_nobody_waiting(
+    def test_many_unknown_ones_do_not_delay_others(
         self, cluster, ids, defined, mark
     ):
         def gone(session, account_id):
@@ -742,7 +742,7 @@ class Failing(Suite):
         assert discard(cluster, [one.token]) == []
 
     @pytest.mark.parametrize("keep", [-1, 3, None, "1 day"])
-    def test_a_time_that_is_none(self, cluster, keep):
+    def test_an_invalid_time(self, cluster, keep):
         with pytest.raises(ValueError, match="must be a timedelta"):
             cluster.repair(keep=keep)
 

@@ -229,7 +229,7 @@ class Outbox(Suite):
         assert report.removed == 1
         assert rows(cluster) == [(3, "R", "a"), (3, "r", "A")]
 
-    def test_where_the_transaction_has_not_begun(self, cluster, ids):
+    def test_before_the_transaction_begins(self, cluster, ids):
         with cluster.begin() as session:
             place = session.place_for(Account, 0)
             with pytest.raises(LookupError, match="has not begun on"):

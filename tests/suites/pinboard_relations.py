@@ -166,7 +166,7 @@ class Relations:
         with cluster.session() as session:
             assert not UserFollowsBoards.count(session, reader)
 
-    def test_nobody_follows_what_is_not_there(self, cluster: Cluster) -> None:
+    def test_invalid_follows_are_refused(self, cluster: Cluster) -> None:
         user_id = new_user(cluster, 1)
         board_id = new_board(cluster, user_id)
         with pytest.raises(ConflictError):

@@ -45,7 +45,7 @@ TIMEOUT = 60
 _numbers = itertools.count(1)
 
 
-def somebody() -> tuple[str, str]:
+def new_names() -> tuple[str, str]:
     """Return an unused address and name."""
     number = next(_numbers)
     return f"Somebody.{number}@Example.com", f"Somebody {number}"
@@ -121,7 +121,7 @@ class SigningUp:
     def test_of_many_who_want_an_address_one_gets_it(
         self, cluster: Cluster
     ) -> None:
-        email, name = somebody()
+        email, name = new_names()
         before = users(cluster)
         emails, names = keys(cluster, UserEmail), keys(cluster, UserName)
         forms = itertools.cycle([email, email.upper(), email.lower()])
@@ -140,7 +140,7 @@ class SigningUp:
     def test_of_many_who_want_a_name_one_gets_it(
         self, cluster: Cluster
     ) -> None:
-        email, name = somebody()
+        email, name = new_names()
         before, emails = users(cluster), keys(cluster, UserEmail)
         forms = itertools.cycle([name, name.upper(), f"  {name} "])
         won, lost = all_at_once(
@@ -161,7 +161,7 @@ class SigningUp:
     def test_killed_before_the_user_is_there(
         self, cluster: Cluster, document: Any, step: str
     ) -> None:
-        email, name = somebody()
+        email, name = new_names()
         before = users(cluster)
         killed_after(step, document, email, name)
         assert users(cluster) == before
@@ -181,7 +181,7 @@ class SigningUp:
     def test_killed_after_the_user_is_there(
         self, cluster: Cluster, document: Any
     ) -> None:
-        email, name = somebody()
+        email, name = new_names()
         before = users(cluster)
         killed_after("user", document, email, name)
         assert users(cluster) == before + 1
@@ -202,7 +202,7 @@ class SigningUp:
     def test_an_address_that_was_lost_meanwhile(
         self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        email, name = somebody()
+        email, name = new_names()
         before = users(cluster)
         won: list[int] = []
 
@@ -224,7 +224,7 @@ class SigningUp:
     def test_what_fails_gives_back_what_it_claimed(
         self, cluster: Cluster
     ) -> None:
-        email, name = somebody()
+        email, name = new_names()
 
         def fail(session: Any, entered: Any) -> int:
             raise RuntimeError("no room")

@@ -132,7 +132,7 @@ class Tables:
         with cluster.session() as session:
             assert session.get_one(User, user_id).name == "Ada"
 
-    def test_tables_that_nobody_knows(self, make_cluster: MakeCluster) -> None:
+    def test_unknown_tables(self, make_cluster: MakeCluster) -> None:
         cluster = make_cluster()
         create_tables(cluster)
         on_one = {"shard_id": 1}

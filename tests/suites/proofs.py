@@ -301,7 +301,7 @@ class Proofs:
                 assert str(first) in str(caught.value)
                 assert caught.value.first[0] == unpack(first).shard_id
 
-    def test_several_shards_where_asked_for(
+    def test_several_shards_on_request(
         self, cluster: Any, ids: list[int]
     ) -> None:
         with cluster.begin(cross_shard="unordered") as session:

@@ -167,7 +167,7 @@ class GetMany(Reading):
         assert found[0] is found[3]
         assert log.take() == {0: 1, 2: 1, 5: 1, 17: 1}
 
-    def test_what_is_there_is_not_asked_for(self, session, log, data):
+    def test_loaded_objects_are_not_read_again(self, session, log, data):
         held = session.get(Pin, data.ids[0])
         log.take()
         found = session.get_many(Pin, iter([data.ids[0], data.ids[5]]))
@@ -179,7 +179,7 @@ class GetMany(Reading):
         ]
         assert log.take() == {}
 
-    def test_expired_is_asked_for(self, session, log, data):
+    def test_expired_objects_are_read_again(self, session, log, data):
         held = session.get(Pin, data.ids[0])
         session.expire(held)
         log.take()

@@ -171,7 +171,7 @@ class WithObjects(Suite):
             ]
         )
 
-    def test_it_tells_no_shard(
+    def test_it_names_no_shard(
         self, session: ShardSession, users: list[int]
     ) -> None:
         joined = select(User).join(User.country).where(Country.code == "de")

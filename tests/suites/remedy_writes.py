@@ -277,9 +277,9 @@ WRITES: dict[str, Case] = {
         answer=lambda s, d: ["t", "x"],
     ),
     "what another writer changed": Case(
-        refused=lambda s, d: _written_beside(s, d, None),
+        refused=lambda s, d: _written_by_another(s, d, None),
         names=("nothing was written", "read with_for_update=True"),
-        remedy=lambda s, d: _written_beside(s, d, True),
+        remedy=lambda s, d: _written_by_another(s, d, True),
         answer=lambda s, d: "mine",
     ),
     # -- INSERT
@@ -549,7 +549,7 @@ def _fresh_list(session: ShardSession, data: Data) -> list[str]:
     return list(user.tags)
 
 
-def _written_beside(
+def _written_by_another(
     session: ShardSession, data: Data, lock: bool | None
 ) -> str:
     """Change a user; without a lock another transaction has done so, too."""

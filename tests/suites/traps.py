@@ -368,7 +368,7 @@ def a_missing_limited_row_is_not_in_a_subquery(m, i):
 
 
 @refused(NO_KEY)
-def counted_by_an_id_beside_an_untied_table(m, i):
+def counted_by_an_id_with_an_untied_table(m, i):
     found = (
         select(m.Comment.pin_id, func.count().label("k"))
         .join(m.Tag, m.Tag.n == m.Comment.n)

@@ -177,7 +177,7 @@ def counted_by_an_id(m, i):
 
 
 @accepted(2)
-def counted_beside_each_row(m, i):
+def counted_with_each_row(m, i):
     return select(m.Pin.id, m.Pin.comment_count).where(
         m.Pin.id.in_([i.a, i.a2, i.b])
     )

@@ -35,8 +35,8 @@ from tests.models.verify_models import ALL
 from tests.models.verify_models import everything
 from tests.models.verify_models import home
 from tests.models.verify_models import LONG_AGO
+from tests.models.verify_models import missing_account
 from tests.models.verify_models import MODULUS
-from tests.models.verify_models import nobody
 from tests.models.verify_models import plant
 from tests.models.verify_models import remove
 from tests.models.verify_models import verified
@@ -81,24 +81,30 @@ def signed_up(cluster: Any, email: str, *tags: str) -> int:
 
 
 def dangling(cluster: Any) -> Any:
-    plant(cluster, AccountEmail, "gone@x.org", nobody())
+    plant(cluster, AccountEmail, "gone@x.org", missing_account())
     return "dangling", [(AccountEmail, "gone@x.org", None)]
 
 
 def dangling_without_a_field(cluster: Any) -> Any:
-    plant(cluster, AccountName, "gone", nobody())
+    plant(cluster, AccountName, "gone", missing_account())
     return "dangling", [(AccountName, "gone", None)]
 
 
 def dangling_share(cluster: Any) -> Any:
     user = signed_up(cluster, "sailor@x.org", "sea")
-    plant(cluster, AccountTag, "sea", nobody())
+    plant(cluster, AccountTag, "sea", missing_account())
     return "dangling", [(AccountTag, "sea", user)]
 
 
 def dangling_elsewhere(cluster: Any) -> Any:
     shard_id = (home("lost@x.org") + 1) % MODULUS
-    plant(cluster, AccountEmail, "lost@x.org", nobody(), shard_id=shard_id)
+    plant(
+        cluster,
+        AccountEmail,
+        "lost@x.org",
+        missing_account(),
+        shard_id=shard_id,
+    )
     return "dangling", [(AccountEmail, "lost@x.org", None)]
 
 
@@ -366,7 +372,7 @@ class Damage:
         assert owner(cluster, AccountEmail, "a@x.org") == user
         assert owner(cluster, AccountEmail, "b@x.org") is None
 
-    def test_keys_of_somebody_who_signs_up(self, cluster):
+    def test_keys_of_a_user_who_signs_up(self, cluster):
         # Created, and not confirmed yet.
         claim = cluster.run(AccountEmail.claim, "a@x.org")
         user = cluster.run(add_account, email="a@x.org")
@@ -400,7 +406,7 @@ class Damage:
 
         def take(progress: Any) -> None:
             if progress.waiting:
-                other = nobody()
+                other = missing_account()
                 if owner(cluster, AccountEmail, "me@x.org") != other:
                     plant(cluster, AccountEmail, "me@x.org", other)
 
@@ -417,7 +423,7 @@ class Damage:
             cluster.run(add_account, tags=tags)
         for number in range(3):
             for tag in ("d", "e"):
-                plant(cluster, AccountTag, tag, nobody(number))
+                plant(cluster, AccountTag, tag, missing_account(number))
         report = verify(cluster, batch=1, grace=0.1)
         assert counts(report) == {"missing": 6, "dangling": 6}
         report = verify(cluster, batch=2, repair=True)
@@ -426,7 +432,7 @@ class Damage:
 
     def test_more_than_are_shown(self, cluster):
         for i in range(25):
-            plant(cluster, AccountName, f"{i:03}", nobody(i))
+            plant(cluster, AccountName, f"{i:03}", missing_account(i))
         report = verify(cluster, batch=2)
         assert counts(report) == {"dangling": 25}
         assert len(report.findings) == 20
@@ -467,7 +473,7 @@ class Damage:
         plant(cluster, AccountEmail, "left@x.org", None, ended=LONG_AGO)
         ended = datetime.now(timezone.utc) - _RECENTLY
         plant(cluster, AccountEmail, "late@x.org", None, ended=ended)
-        plant(cluster, AccountEmail, "gone@x.org", nobody())
+        plant(cluster, AccountEmail, "gone@x.org", missing_account())
         cluster.run(AccountEmail.claim, "now@x.org")
         assert delete_abandoned(cluster, ALL) == 1
         hour, none = timedelta(hours=1), timedelta(0)
@@ -542,7 +548,7 @@ class Rekeying:
         assert report.repaired("outdated") == 1
         assert [row[2] for row in everything(cluster)][1:] == ["bob"]
 
-    def test_a_key_that_somebody_claims(self, cluster):
+    def test_a_key_that_is_being_claimed(self, cluster):
         user = cluster.run(add_account)
         self.old(cluster, "Bob", user)
         plant(cluster, AccountLogin, "bob", None)
@@ -581,7 +587,7 @@ class Resuming:
         """Many rows, of which some are wrong."""
         for i in range(40):
             if rng.random() < 0.4:
-                plant(cluster, AccountName, f"{i:03}", nobody(i))
+                plant(cluster, AccountName, f"{i:03}", missing_account(i))
             else:
                 user = cluster.run(add_account, email=f"{i}@x.org")
                 cluster.run(AccountName.claim, f"{i:03}", user)
@@ -645,9 +651,9 @@ class Resuming:
         for name, tally in report.tallies.items():
             assert tally.looked == whole.tallies[name].looked
 
-    def test_suspects_are_kept(self, cluster, tmp_path):
+    def test_suspects_survive_an_interruption(self, cluster, tmp_path):
         file = tmp_path / "position.json"
-        plant(cluster, AccountName, "gone", nobody())
+        plant(cluster, AccountName, "gone", missing_account())
 
         def stop(progress: Any) -> None:
             if progress.subject == "AccountLogin":
@@ -695,7 +701,7 @@ class Resuming:
 
 
 class Runs:
-    def test_the_rate_is_kept(self, cluster):
+    def test_the_rate_is_not_exceeded(self, cluster):
         for i in range(30):
             cluster.run(AccountName.claim, f"{i}")
         began = monotonic()

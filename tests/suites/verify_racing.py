@@ -136,7 +136,7 @@ class Racing:
     #: How long people sign up, at least.
     seconds = 2.0
 
-    def test_beside_people_who_sign_up(self, cluster, rng, say):
+    def test_during_sign_ups(self, cluster, rng, say):
         application = _Application(cluster)
         until = monotonic() + self.seconds
         classes = [AccountEmail, AccountTag]

@@ -26,9 +26,9 @@ from tests.models.layouts import unpack
 __all__ = [
     "SHARDS",
     "Base",
-    "BesideWriters",
     "BoardHasPins",
     "BoardLikesBoard",
+    "ConcurrentWriters",
     "Damage",
     "PinInBoards",
     "Uncommitted",
@@ -297,7 +297,7 @@ class Damage:
         assert not file.exists()
 
 
-class BesideWriters:
+class ConcurrentWriters:
     def test_lists_that_change_meanwhile(self, cluster, rng, say):
         boards = [cluster.run(new, Board, i % SHARDS) for i in range(3)]
         pins = [cluster.run(new, Pin, i % SHARDS) for i in range(6)]

@@ -409,7 +409,7 @@ class WebForms:
         assert table() in PAGE.read_text("utf-8")
         assert sum(map(len, FORMS.values())) >= 60
 
-    def test_one_shard_is_asked(self, compared):
+    def test_one_shard_is_queried(self, compared):
         names = self._names(compared, SHARDED, None)
         for form in (f for fs in FORMS.values() for f in fs):
             if form.verdict == S and form.code.startswith("select("):

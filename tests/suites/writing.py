@@ -201,7 +201,7 @@ class SecondShard:
         assert (again.first, again.second) == (first, second)
 
     @pytest.mark.parametrize("way", _WAYS, ids=lambda way: way.__name__)
-    def test_allowed_where_asked_for(self, cluster, pins, way):
+    def test_allowed_on_request(self, cluster, pins, way):
         with cluster.begin(cross_shard="unordered") as session:
             session.get(Pin, pins[0]).title = "first"
             session.flush()

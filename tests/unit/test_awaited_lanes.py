@@ -141,7 +141,7 @@ def test_calls_can_be_taken_back() -> None:
     assert asyncio.run(main()) == []
 
 
-def test_without_a_greenlet_nothing_is_begun() -> None:
+def test_without_a_greenlet_nothing_is_started() -> None:
     begun: list[int] = []
 
     async def main() -> None:

@@ -132,7 +132,7 @@ def test_links_have_a_limit() -> None:
         read(text)
 
 
-def test_long_numbers_of_characters_are_none() -> None:
+def test_long_character_numbers_are_invalid() -> None:
     text = f"&#{'9' * 5_000}; &#65; &#x41; &#x{'f' * 5_000}; &amp;"
     url = f"https://a.example/?&#{'9' * 5_000};&#65;"
     (root,) = read(f'{DOCTYPE}<A HREF="{url}">{text}</DL>')

@@ -60,7 +60,7 @@ def test_counts():
     assert report.exempt == {"b"}
 
 
-def test_a_line_that_was_cut_is_none(tmp_path):
+def test_a_truncated_line_is_ignored(tmp_path):
     whole = event("write", 1.5, 2.25, 5)
     (tmp_path / "log").write_bytes(line_of(whole) + line_of(whole)[:20])
     assert events_of([tmp_path / "log"]) == [whole]
@@ -120,7 +120,7 @@ def test_reads_of_sets_that_are_stale(events, wrong):
     assert found == ([] if wrong is None else [wrong])
 
 
-def test_a_version_that_nobody_has_tried_to_write_is_wrong():
+def test_a_version_that_was_never_written_is_wrong():
     tried = event("trying", 2, 2, 5)
     early = event("read", 0, 1, 5)
     assert check([tried, early]).stale

@@ -106,7 +106,7 @@ def test_what_it_must_not_say(path, text, key, said):
     assert said in str(error)
 
 
-def test_a_file_that_is_none(path):
+def test_an_invalid_file(path):
     path.write_bytes(b"[regions.a]\nbackend = '\xff'")
     with pytest.raises(exc.CacheConfigError, match="not UTF-8 at byte 23"):
         load_regions(path)

@@ -222,7 +222,7 @@ def test_it_keeps_nothing_alive(cluster):
     assert gone() is None
 
 
-def test_no_more_than_some_are_kept(cluster, monkeypatch):
+def test_the_number_of_entries_is_limited(cluster, monkeypatch):
     monkeypatch.setattr(rows, "_MOST", 10)
     places = Places(cluster.topology, cluster.places.engines)
     keyspace = cluster.topology.keyspace("objects")

@@ -48,6 +48,6 @@ def test_settings_that_make_no_sense(given, option):
 
 
 @pytest.mark.parametrize("cls", ["User", dict, 3], ids=["text", "dict", "3"])
-def test_classes_that_are_none(cls):
+def test_invalid_classes(cls):
     with pytest.raises(exc.CacheClassError, match="is not a mapped class"):
         Cache({"r": MEMORY}, {cls: "r"}, "p")

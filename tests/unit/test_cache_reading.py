@@ -62,7 +62,7 @@ def at_once(work, count):
         thread.join(60)
 
 
-def test_the_database_is_asked_once(store):
+def test_the_database_is_queried_once(store):
     rows = Rows(a=b"1", b=b"2")
     for _ in range(3):
         found = read_through(store, ["a", "b", "a"], rows.load, TIMES)
@@ -76,7 +76,7 @@ def test_the_database_is_asked_once(store):
     assert rows.asked[1:] == [["c"]]
 
 
-def test_that_there_is_nothing_is_kept_for_a_shorter_time(store, clock):
+def test_absences_are_cached_for_a_shorter_time(store, clock):
     rows = Rows(a=b"1", b=None)
     for _ in range(2):
         found = read_through(store, ["a", "b", "c"], rows.load, TIMES)
@@ -87,7 +87,7 @@ def test_that_there_is_nothing_is_kept_for_a_shorter_time(store, clock):
     assert rows.asked[1:] == [["b", "c"]]
 
 
-def test_under_a_tombstone_the_database_is_asked(store):
+def test_under_a_tombstone_the_database_is_queried(store):
     rows = Rows(a=b"1")
     read_through(store, ["a"], rows.load, TIMES)
     tombstones = Tombstones(store, TIMES)
@@ -101,7 +101,7 @@ def test_under_a_tombstone_the_database_is_asked(store):
     assert len(rows.asked) == 4
 
 
-def test_what_was_read_before_a_tombstone_is_not_kept(store):
+def test_values_read_before_a_tombstone_are_not_cached(store):
     rows = Rows(a=b"1")
 
     def load(keys):
@@ -138,7 +138,7 @@ def test_one_asks_the_database_for_all_who_want_a_row():
     assert rows.asked == [["a"]]
 
 
-def test_nobody_waits_for_ever(store):
+def test_waiting_has_a_limit(store):
     rows = Rows(a=b"1")
     assert store.fetch(["a"], 30)["a"].state is State.LEASED
     start = monotonic()
@@ -174,7 +174,7 @@ def test_an_error_of_the_database_is_reported(store):
     assert read_through(store, ["a"], Rows(a=b"1").load, TIMES) == {"a": b"1"}
 
 
-def test_without_a_node_the_database_is_asked():
+def test_without_a_node_the_database_is_queried():
     rows = Rows(a=b"1")
     with no_node() as address:
         store = MemcachedStore([address])

@@ -167,7 +167,7 @@ def test_how_long_a_value_lasts(given, expected):
     assert opened.region is region
 
 
-def test_all_that_may_be_said():
+def test_all_options():
     opened = open_region(
         "objects",
         {
@@ -254,7 +254,7 @@ def test_a_region_must_have_a_backend_that_will_do(backend):
         open_region("objects", region)
 
 
-def test_arguments_that_nobody_knows():
+def test_unknown_arguments():
     arguments = {"servers": ["127.0.0.1:1"], "timout": 1}
     config = {"backend": BACKEND, "arguments": arguments}
     with pytest.raises(exc.CacheOptionError, match="timeout") as caught:
@@ -315,7 +315,7 @@ def test_arguments_are_a_mapping():
         assert caught.value.option == "arguments"
 
 
-def test_a_port_of_redis_that_is_none():
+def test_an_invalid_port_of_redis():
     """The client would raise ValueError, in the first transaction."""
     config = {"backend": "dogpile.cache.redis", "arguments": {"port": "x"}}
     with pytest.raises(exc.CacheOptionError, match="port"):
@@ -343,7 +343,7 @@ class Seen(ProxyBackend):
         raise AssertionError("seen")
 
 
-def test_rows_are_kept_below_proxies(caplog):
+def test_rows_are_stored_below_proxies(caplog):
     config = {"backend": MEMORY, "wrap": [Seen, Seen]}
     opened = open_region("objects", config)
     put(opened.store, "k", b"1")

@@ -35,5 +35,5 @@ def test_that_of_a_dead_process_does_not_last(monkeypatch):
     assert without_token(data, TWO) == b""
 
 
-def test_what_nobody_of_us_has_written_is_nobodys():
+def test_foreign_values_have_no_token():
     assert without_token(b"x" * 25, ONE) == b""

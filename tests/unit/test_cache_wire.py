@@ -144,7 +144,7 @@ def test_values_cut_anywhere(node_of):
     node, store = node_of(*([GOOD[:cut], CLOSE] for cut in cuts), GOOD)
     for _ in cuts:
         assert lost(fetch(store))
-        _until_asked_again(store)
+        _until_retried(store)
     assert fetch(store) == {"a": A, "b": B}
     assert node.connections == len(cuts) + 1
 
@@ -157,11 +157,11 @@ def test_leases_cut_anywhere(node_of):
     _, store = node_of(*answers, NONE, LEASED)
     for _ in cuts:
         assert lost(fetch(store))
-        _until_asked_again(store)
+        _until_retried(store)
     assert fetch(store)["a"].state is State.LEASED
 
 
-def _until_asked_again(store):
+def _until_retried(store):
     (node,) = store._nodes
     # Its responses from now on are valid.
     node._timeout = PATIENT
@@ -203,7 +203,7 @@ def test_garbled_values(node_of, answer):
     timeout = TIMEOUT if answer in ENDLESS else PATIENT
     node, store = node_of(answer, GOOD, timeout=timeout)
     assert lost(fetch(store))
-    _until_asked_again(store)
+    _until_retried(store)
     assert fetch(store) == {"a": A, "b": B}
     assert node.connections == 2
 
@@ -229,20 +229,20 @@ def test_garbled_values(node_of, answer):
 def test_garbled_leases(node_of, answer):
     node, store = node_of(NONE, answer, NONE, LEASED)
     assert lost(fetch(store))
-    _until_asked_again(store)
+    _until_retried(store)
     assert fetch(store)["a"].state is State.LEASED
     assert node.connections == 2
 
 
-def test_a_late_answer_is_nobodys(node_of):
+def test_a_late_response_is_discarded(node_of):
     late = b"VALUE a 1 3\r\nold\r\nEND\r\n"
     _, store = node_of([later, late], GOOD, timeout=TIMEOUT)
     assert lost(fetch(store))
-    _until_asked_again(store)
+    _until_retried(store)
     assert fetch(store) == {"a": A, "b": B}
 
 
-def test_what_nobody_asked_for_is_nobodys(node_of):
+def test_an_unrequested_response_is_discarded(node_of):
     sent = threading.Event()
 
     def pause(ended):
@@ -288,14 +288,14 @@ def test_names_of_nodes(server, address):
     "server",
     ["", ":", ":11211", "a:", "a:0", "a:65536", "a:b", "a:-1", "a:1٣"],
 )
-def test_names_that_are_none(server):
+def test_invalid_names(server):
     with pytest.raises(exc.CacheOptionError, match="write host:port"):
         parse_server(server)
 
 
 @pytest.mark.parametrize("server", ["[::1", "[::1]x", "[]:11211", "[::1]:"])
-def test_addresses_in_brackets_that_are_none(server):
-    test_names_that_are_none(server)
+def test_invalid_addresses_in_brackets(server):
+    test_invalid_names(server)
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_what_a_node_says_of_itself(node_of, answer):
         "late",
     ],
 )
-def test_what_is_not_said_of_itself(node_of, answer):
+def test_missing_statistics_of_a_node(node_of, answer):
     _, store = node_of(answer, NONE, timeout=TIMEOUT)
     start = monotonic()
     (found,) = store.stats()
@@ -395,7 +395,7 @@ def test_what_is_not_said_of_itself(node_of, answer):
     assert monotonic() - start < TIMEOUT + SLACK
 
 
-def test_numbers_that_are_none(node_of):
+def test_invalid_numbers(node_of):
     _, store = node_of(b"STAT uptime -1\r\nSTAT bytes \r\n" + NONE)
     (found,) = store.stats()
     assert (found.answers, found.uptime, found.bytes) == (True, None, None)
@@ -431,12 +431,12 @@ def test_many_values_may_take_as_long_as_several_exchanges(node_of):
 def test_malformed_answers_to_writers(node_of, answer):
     node, store = node_of(answer, b"EN\r\n", b"STORED\r\n", timeout=TIMEOUT)
     assert store.block(["a"], b"t" * 16, 60) == {"a"}
-    _until_asked_again(store)
+    _until_retried(store)
     assert store.block(["a"], b"t" * 16, 60) == set()
     assert node.connections == 2
 
 
-def test_an_interrupted_answer_is_nobodys(node_of, monkeypatch):
+def test_an_interrupted_response_is_discarded(node_of, monkeypatch):
     node, store = node_of(GOOD, GOOD)
     with monkeypatch.context() as patch:
 

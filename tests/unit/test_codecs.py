@@ -544,7 +544,7 @@ def test_round_trips(annotation, values, data):
 
 
 @given(naive, st.timezones())
-def test_moments_of_any_zone_are_kept_in_utc(value, zone):
+def test_moments_of_any_zone_are_stored_in_utc(value, zone):
     # Not ==: Python calls a local time that occurs twice equal to none.
     value = value.replace(tzinfo=zone)
     codec = field(dt.datetime)

@@ -274,7 +274,7 @@ def test_decoded_containers_are_dict_and_list(annotation, stored, value):
     )
 
 
-def test_decoded_containers_tell_of_every_change():
+def test_decoded_containers_notify_of_every_change():
     value, listener = decoded(dict[str, list[dt.date]], {"a": []})
     value["a"].append(ONE)
     value["b"] = (TWO,)

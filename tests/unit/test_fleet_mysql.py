@@ -190,7 +190,7 @@ def test_a_primary_has_no_state_of_a_standby():
     assert MySQLReplication(admin).status() is None
 
 
-def test_an_error_of_the_applier_is_told_from_one_of_the_receiver():
+def test_errors_of_applier_and_receiver_are_separate():
     row = {
         **STATUS,
         "Replica_IO_Running": "Connecting",

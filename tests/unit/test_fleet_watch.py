@@ -222,7 +222,7 @@ def test_durations_make_no_other_line():
 # -- pairs --------------------------------------------------------------------
 
 
-def test_pairs_of_one_name_are_told_apart():
+def test_pairs_of_one_name_are_distinguished():
     servers = [
         {"name": "a", "primary": "mysql://one", "shards": [0, 7]},
         {"name": "a", "primary": "mysql://two", "shards": [0, 7]},

@@ -36,8 +36,8 @@ from tests.servers.following import in_child
 from tests.servers.following import TIMEOUT
 from tests.servers.following import topology
 from tests.servers.following import until
-from tests.servers.processes import begun_since
 from tests.servers.processes import running
+from tests.servers.processes import started_since
 
 DOWN = TopologyUnavailableError(source="feed", reason="it is down")
 INVALID = TopologyError([Problem("epoch", "is none")], source="feed")
@@ -116,7 +116,7 @@ def test_newer_topologies_are_taken_in_order(
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_nothing_else_is_and_is_said_once(
+def test_other_topologies_are_refused_and_logged_once(
     answer: Topology | BaseException,
     said: str,
     begun: Callable[..., Follower],
@@ -150,7 +150,7 @@ def test_nothing_else_is_and_is_said_once(
     assert notified == [topology(7)]
 
 
-def test_each_thing_that_is_the_matter_is_said(
+def test_each_problem_is_logged(
     begun: Callable[..., Follower], caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = Feed(topology(1))
@@ -160,7 +160,7 @@ def test_each_thing_that_is_the_matter_is_said(
     assert levels(caplog) == ["WARNING"] * 3
 
 
-def test_passwords_are_not_said(
+def test_passwords_are_not_logged(
     begun: Callable[..., Follower], caplog: pytest.LogCaptureFixture
 ) -> None:
     def with_password(epoch: int, word: str, shards: int = 4) -> Topology:
@@ -309,14 +309,14 @@ def test_closing_ends_the_thread_and_the_source() -> None:
     follower.start()
     assert follower.is_running
     feed.wait(2)
-    assert len(begun_since(before)) == 1
+    assert len(started_since(before)) == 1
     assert follower.close(TIMEOUT)
     assert follower.close(TIMEOUT)
-    assert begun_since(before) == []
+    assert started_since(before) == []
     assert (feed.started, feed.stopped) == (1, 1)
     follower.start()
     follower.refresh()
-    assert begun_since(before) == []
+    assert started_since(before) == []
     assert follower.report().state == "closed"
     assert follower.topology == topology(1)
     assert "closed" in repr(follower)
@@ -397,7 +397,7 @@ def test_two_followers_know_nothing_of_each_other(
     assert (one.epoch, two.epoch) == (2, 5)
 
 
-def test_what_is_fixed_is_not_asked() -> None:
+def test_a_fixed_topology_is_not_polled() -> None:
     fixed = Fixed(topology(3))
     fixed.start()
     fixed.refresh()
@@ -565,7 +565,7 @@ def test_a_snapshot_is_written_for_each_new_topology(
     assert snapshot(path).age() < TIMEOUT
 
 
-def test_a_snapshot_that_cannot_be_written_is_said_once(
+def test_a_snapshot_that_cannot_be_written_is_logged_once(
     tmp_path: Path,
     begun: Callable[..., Follower],
     caplog: pytest.LogCaptureFixture,
@@ -635,7 +635,7 @@ def test_a_file_is_followed_through_everything(
         assert follower.close(TIMEOUT)
 
 
-def test_a_source_of_any_kind_is_asked_now_and_then() -> None:
+def test_a_source_of_any_kind_is_polled() -> None:
     class Mine:
         asked = 0
 
@@ -778,7 +778,7 @@ def test_nothing_is_left_of_one_that_was_closed() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_thread_that_cannot_begin_fails_nobody(tmp_path: Path) -> None:
+def test_a_thread_that_cannot_start_raises_no_error(tmp_path: Path) -> None:
     def child() -> None:
         feed = Feed(topology(1))
         follower = Follower(feed)
@@ -805,7 +805,7 @@ def test_a_thread_that_cannot_begin_fails_nobody(tmp_path: Path) -> None:
 # -- a callback that does not return
 
 
-def test_a_callback_that_blocks_is_said(
+def test_a_callback_that_blocks_is_logged(
     begun: Callable[..., Follower],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -132,7 +132,7 @@ def test_it_is_not_cached(item):
             Columns(inspect(cls), 1)
 
 
-def test_nothing_tells_the_classes_apart(base):
+def test_no_discriminator(base):
     class Item(ObjectMixin, base, type_id=1):
         __tablename__ = "items"
 
@@ -191,14 +191,14 @@ def test_a_table_of_its_own(base, item, where):
     [{"type_id": 2}, {"colocate_with": "name"}, {"keyspace": "a"}],
     ids=lambda keyword: next(iter(keyword)),
 )
-def test_what_is_said_by_the_first_class(item, keyword):
+def test_arguments_of_the_base_class(item, keyword):
     with pytest.raises(ClassDefinitionError, match="set in Item only"):
 
         class Book(item, **keyword):
             __mapper_args__ = BOOK
 
 
-def test_what_tells_the_shard(base, item):
+def test_sharded_columns_are_defined_in_the_base_class(base, item):
     for kind in (ShardedId(3), ObjectRef(3, colocated=True)):
         with pytest.raises(ClassDefinitionError, match="define it in Item"):
 

@@ -18,8 +18,8 @@ import pytest
 from sqla_shard.engine import Lanes
 from sqla_shard.engine.lanes import Task
 from tests.servers.interrupting import interruptible
-from tests.servers.processes import begun_since
 from tests.servers.processes import running
+from tests.servers.processes import started_since
 
 TIMEOUT = 60
 #: Threads of this name are none of a cluster that another test has left.
@@ -50,7 +50,7 @@ def test_all_run_at_the_same_time_and_answer_in_order() -> None:
 def test_one_job_needs_no_thread() -> None:
     before = running()
     assert Lanes(1).run([lambda: 5]) == [5]
-    assert begun_since(before) == []
+    assert started_since(before) == []
 
 
 def test_fewer_threads_than_jobs() -> None:

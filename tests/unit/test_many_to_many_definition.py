@@ -248,7 +248,7 @@ def test_a_column_of_another_type(base):
     )
 
 
-def test_a_table_that_is_asked_for_too_early(base):
+def test_a_table_that_is_requested_too_early(base):
     table = link(base, "users.local_id", "boards.local_id")
     assert spec_of(table).kind == "global"
     user = user_of(base)

@@ -303,7 +303,7 @@ def test_classes_that_are_no_objects(base, board_and_pin):
         assert "other" not in base.metadata.tables
 
 
-def test_names_that_nobody_has(base):
+def test_unknown_names(base):
     cls = make(base)
     with pytest.raises(ClassDefinitionError, match="no class 'Board'"):
         statements_of(cls)
@@ -342,7 +342,7 @@ def test_the_keyspace_is_that_of_the_source(base):
     assert "other" not in base.metadata.tables
 
 
-def test_a_refused_class_is_not_kept(base, board_and_pin):
+def test_a_refused_class_is_not_registered(base, board_and_pin):
     with pytest.raises(ClassDefinitionError):
         make(base, namespace={"__table_args__": {"schema": "x"}})
     gc.collect()

@@ -186,7 +186,7 @@ def test_copies_have_the_other_attributes():
 # -- changes ----------------------------------------------------------------
 
 
-def test_records_tell_of_every_change():
+def test_records_notify_of_every_change():
     value, listener = decoded(Place, {"name": "a"})
     value.name = "b"
     value.opened = ONE
@@ -206,7 +206,7 @@ def test_records_tell_of_every_change():
     check_links(value)
 
 
-def test_records_in_records_tell_too():
+def test_records_in_records_notify_too():
     stored = {"text": "a", "replies": [{"text": "b", "place": {"name": "c"}}]}
     value, listener = decoded(list[Comment], [stored])
     place = value[0].replies[0].place
@@ -379,7 +379,7 @@ def test_slots_records_have_no_other_attributes():
         value.other = 1
 
 
-def test_a_setter_of_the_class_is_asked():
+def test_a_setter_of_the_class_is_called():
     @dataclass
     class Guarded:
         size: int
@@ -432,7 +432,7 @@ def test_missing_keys_without_a_default_are_refused():
 
 
 @pytest.mark.parametrize("cls", [*SHAPES, Place])
-def test_unknown_keys_are_kept(cls):
+def test_unknown_keys_are_preserved(cls):
     codec = field(list[cls])
     stored = [{"name": "a", "new": {"x": [1]}, "_owner": 1}]
     value = codec.decode(copy.deepcopy(stored))

@@ -148,7 +148,7 @@ def test_a_file_that_others_may_write_is_refused(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "last.json"
     snapshot(path).save(topology(2))
     os.chown(path, 1234, -1)

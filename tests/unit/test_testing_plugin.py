@@ -117,7 +117,7 @@ def test_servers_of_others_are_enough_for_the_fleet(pytester, monkeypatch):
     result.stdout.fnmatch_lines(["*ServerProcessError*does not respond*"])
 
 
-def test_one_is_not_said_in_the_plural(pytester):
+def test_one_is_singular(pytester):
     result = run(pytester, "def test_one(mariadb_installed): pass")
     result.stdout.fnmatch_lines(["sqla_shard: 1 live test skipped for *"])
 

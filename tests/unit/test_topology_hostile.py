@@ -143,7 +143,7 @@ class TestOptions:
         assert words in found
         assert option.partition("=")[0] in found
 
-    def test_one_that_is_said_twice(self) -> None:
+    def test_one_that_is_given_twice(self) -> None:
         url = "mysql://h?ssl_ca=/mine&ssl_ca=/theirs"
         found = message(read(document(m=keyspace(primary=url))))
         assert "the option 'ssl_ca' twice" in found

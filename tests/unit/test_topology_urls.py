@@ -73,7 +73,7 @@ def check(url: str, *words: str) -> None:
         "sqlite:///.",
     ],
 )
-def test_good_urls_are_kept_as_they_are(url: str) -> None:
+def test_good_urls_are_unchanged(url: str) -> None:
     assert load(url).primary == url
 
 

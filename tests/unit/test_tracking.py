@@ -131,7 +131,7 @@ def test_every_mutator_is_overridden_and_tried(base, cls, calls):
         for i, call in enumerate(several)
     ],
 )
-def test_mutators_do_what_the_plain_ones_do_and_tell(before, act):
+def test_mutators_do_what_the_plain_ones_do_and_notify(before, act):
     mirror = copy.deepcopy(before)
     for container, listener in (
         heard(before),
@@ -281,7 +281,7 @@ def test_trusted_json_is_tracked_and_copied():
     check_links(TrackedList._trusted([1, [2], {"a": {}}]))
 
 
-def test_trusted_json_makes_the_root_of_the_class_asked():
+def test_trusted_json_makes_the_root_of_the_given_class():
     class Root(TrackedDict):
         pass
 

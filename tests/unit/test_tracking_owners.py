@@ -11,7 +11,7 @@ from sqla_shard.types.tracking import TrackedDict
 from sqla_shard.types.tracking import TrackedList
 
 
-def test_what_was_taken_out_no_longer_tells():
+def test_removed_containers_no_longer_notify():
     root, listener = heard({"a": [1], "b": {"c": [2]}, "d": [[3], [4]]})
     out = [
         root.pop("a"),

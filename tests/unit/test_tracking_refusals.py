@@ -328,7 +328,7 @@ def test_a_container_is_free_again_after_a_refused_change():
     assert listener.calls == 2
 
 
-def test_nothing_to_do_tells_nobody():
+def test_no_change_notifies_no_listener():
     root, listener = heard({"a": [1]})
     root.update()
     root.update({})

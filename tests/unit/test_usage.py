@@ -65,7 +65,7 @@ def interrupted(usage: Usage, line: int) -> bool:
     return came
 
 
-def test_an_interruption_anywhere_locks_nobody_out() -> None:
+def test_an_interruption_anywhere_releases_the_lock() -> None:
     with open(module.__file__) as file:
         lines = len(file.readlines())
     count = 0

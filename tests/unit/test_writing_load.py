@@ -38,7 +38,7 @@ def test_a_writer_that_cannot_begin_is_reported(tmp_path):
         load.__enter__()
 
 
-def test_what_is_never_acknowledged_is_noted(tmp_path, nobody):
+def test_unacknowledged_writes_are_logged(tmp_path, nobody):
     load = Load(
         nobody, shards=[2], folder=tmp_path, seed=1, processes=1, give_up=0.1
     )
