@@ -380,6 +380,29 @@ class DetachedSuite(Suite):
         session.commit()
         assert raw(cluster, Thing, new)["text"] == "b"
 
+    def test_a_new_object_made_detached_notices_its_next_field(
+        self, cluster, session
+    ):
+        found = Thing(id=thing(cluster, text="a"), text="a")
+        make_transient_to_detached(found)
+        session.add(found)
+        assert found not in session.dirty
+        found.note = "b"
+        assert found in session.dirty
+
+    def test_a_default_that_was_read_is_no_longer_written(
+        self, cluster, session
+    ):
+        new = Thing()
+        default = new.tags
+        new.note = "a"
+        new.tags = ["x"]
+        default.append("y")
+        session.add(new)
+        session.commit()
+        assert raw(cluster, Thing, new.id)["tags"] == ["x"]
+        assert raw(cluster, Thing, new.id)["note"] == "a"
+
     def test_shard_id(self, cluster, session):
         new = Thing(shard_id=3)
         assert new.shard_id == 3
