@@ -162,8 +162,10 @@ class Lane(greenlet):
         self.inner: _Group | None = None
 
     def is_ready(self) -> bool:
-        """Return whether the lane waits only for its turn."""
-        if not self.started or self.turn:
+        """Return whether the lane waits only for its turn, or to be ended."""
+        # An interrupt at the first or after the last line of the greenlet
+        # leaves a lane that is dead, and has not ended for its group.
+        if not self.started or self.turn or self.dead:
             return True
         if self.call is not None:
             return self.call.is_over()

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from sqla_shard.engine import Lanes
+from sqla_shard.engine.hub import Hub
+from sqla_shard.engine.hub import Lane
 from sqla_shard.engine.lanes import Task
 from tests.servers.interrupting import interruptible
 from tests.servers.processes import running
@@ -450,6 +452,35 @@ def test_an_interrupt_while_a_lock_is_acquired_in_submit() -> None:
         meeting.wait(60)
         assert not wait([task.future for task in tasks], 20).not_done
     lanes.close()
+
+
+@pytest.mark.parametrize("line", ["first", "last"])
+def test_an_interrupt_beside_what_a_lane_does(
+    monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    """At the first or the last line of a greenlet nothing catches it."""
+    go = Lane._go
+    done: list[Lane] = []
+
+    def interrupted(lane: Lane) -> None:
+        done.append(lane)
+        if line == "last" or len(done) > 1:
+            go(lane)
+        if len(done) == 1:
+            raise KeyboardInterrupt
+
+    def run() -> None:
+        try:
+            Hub(Lanes(1)).run([lambda: 1, lambda: 2])
+        except KeyboardInterrupt:
+            raised.set()
+
+    monkeypatch.setattr(Lane, "_go", interrupted)
+    raised = threading.Event()
+    # In a thread: what does not end here would take no other interrupt.
+    threading.Thread(target=run, daemon=True).start()
+    assert raised.wait(TIMEOUT)
+    assert len(done) == 1
 
 
 def test_a_deadline_that_fails_does_not_stop_the_clock(
