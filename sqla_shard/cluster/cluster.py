@@ -36,6 +36,7 @@ from sqla_shard.cluster.factories import FromSources
 from sqla_shard.cluster.health import deadline
 from sqla_shard.cluster.health import Health
 from sqla_shard.cluster.health import health_of
+from sqla_shard.cluster.health import of_newest
 from sqla_shard.cluster.retries import Retries
 from sqla_shard.cluster.run import run
 from sqla_shard.cluster.run import run_awaited
@@ -453,7 +454,11 @@ class Cluster(FromSources, EventTarget):
 
         :param connections: number of connections to each server.
         """
-        await self._loops.run(lambda places: places.warm(connections))
+        await self._loops.run(
+            lambda places: of_newest(
+                lambda: self._loops.places, lambda one: one.warm(connections)
+            )
+        )
 
     async def async_health(self, timeout: float = 2.0) -> Health:
         """Check every server; see :meth:`health`.
@@ -462,7 +467,11 @@ class Cluster(FromSources, EventTarget):
         :raises ValueError: if the timeout is not above 0 and at most 3600.
         """
         end = deadline(timeout)
-        answers = await self._loops.run(lambda places: places.check(timeout))
+        answers = await self._loops.run(
+            lambda places: of_newest(
+                lambda: self._loops.places, lambda one: one.check(timeout)
+            )
+        )
         while not self._follower.has_read and monotonic() < end:
             # A new child process has not read the source yet.
             await asyncio.sleep(0.02)
@@ -533,7 +542,9 @@ class Cluster(FromSources, EventTarget):
         :raises ValueError: if the timeout is not above 0 and at most 3600.
         """
         end = deadline(timeout)
-        answers = self.places.check(timeout)
+        answers = of_newest(
+            lambda: self.places, lambda places: places.check(timeout)
+        )
         self._follower.wait_read(max(end - monotonic(), 0))
         return health_of(self._follower.report(), answers)
 
@@ -565,7 +576,7 @@ class Cluster(FromSources, EventTarget):
 
         :param connections: number of connections to each server.
         """
-        self.places.warm(connections)
+        of_newest(lambda: self.places, lambda places: places.warm(connections))
 
     # -- Operations and transaction keys
 

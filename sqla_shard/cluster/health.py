@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import fields
 from time import monotonic
 from typing import Any
+from typing import TypeVar
 
+from sqla_shard.engine import Places
+from sqla_shard.exc import ServerRetiredError
 from sqla_shard.topology.follow import SourceReport
 
-__all__ = ["Health", "deadline", "health_of"]
+__all__ = ["Health", "deadline", "health_of", "of_newest"]
+
+T = TypeVar("T")
 
 #: Highest timeout of a health check, in seconds.
 _LONGEST = 3600.0
@@ -84,6 +90,24 @@ def health_of(
             for name, error in answers.items()
         },
     )
+
+
+def of_newest(current: Callable[[], Places], ask: Callable[[Places], T]) -> T:
+    """Ask the servers of the current topology.
+
+    If a newer one removes a server meanwhile, its servers are asked instead:
+    a server that the cluster does not use any more is neither down nor an
+    error of the caller.
+
+    :param current: returns the current shard locations.
+    """
+    while True:
+        places = current()
+        try:
+            return ask(places)
+        except ServerRetiredError:
+            if current() is places:
+                raise
 
 
 def deadline(timeout: float) -> float:

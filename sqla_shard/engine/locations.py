@@ -17,6 +17,7 @@ from sqla_shard.engine.registry import Engines
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ClusterClosedError
 from sqla_shard.exc import IdLayoutMismatchError
+from sqla_shard.exc import ServerRetiredError
 from sqla_shard.ids import check_shard_id
 from sqla_shard.ids import IdLayout
 from sqla_shard.topology import Keyspace
@@ -156,6 +157,7 @@ class Places:
         :param timeout: seconds.
         :returns: by name of the server, see :func:`.server_names`: None, or
             the error.
+        :raises ServerRetiredError: if a newer topology has removed a server.
         """
         known = server_names(self.topology)
         # A server of several keyspaces is probed only once.
@@ -168,6 +170,9 @@ class Places:
             return dict.fromkeys(known.values(), error)
         found: dict[str, Answer] = {}
         answers = self.engines.ask(list(names), timeout)
+        for answer in answers:
+            if isinstance(answer, ServerRetiredError):
+                raise answer
         # The keyspaces of a server of SQLite have engines of their own.
         for name, answer in zip(names.values(), answers, strict=True):
             found[name] = found.get(name) or answer

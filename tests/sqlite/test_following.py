@@ -31,6 +31,7 @@ from sqla_shard import Cluster
 from sqla_shard import scatter
 from sqla_shard import Topology
 from sqla_shard.cluster.health import Health
+from sqla_shard.engine import Places as EnginePlaces
 from sqla_shard.exc import ClusterClosedError
 from sqla_shard.exc import MissingDriverError
 from sqla_shard.exc import ServerRetiredError
@@ -1005,6 +1006,47 @@ def test_a_fork_while_the_topology_is_updated(
         go.set()
         thread.join(TIMEOUT)
     assert cluster.topology.epoch == 2
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+@pytest.mark.parametrize("how", ["health", "async_health", "warm"])
+def test_a_server_that_leaves_while_all_are_asked(
+    cluster: Cluster,
+    places: Places,
+    monkeypatch: pytest.MonkeyPatch,
+    is_used: bool,
+    how: str,
+) -> None:
+    """A server of the newer topology is asked in its place."""
+    places.copy(2, 3)
+    other = Cluster.from_topology(places.topology(1, 1, 2))
+    asked = EnginePlaces.servers
+    epochs: list[int] = []
+
+    def servers(own: EnginePlaces) -> Any:
+        epochs.append(own.topology.epoch)
+        if len(epochs) == 1:
+            if is_used:
+                assert len(list(asked(own))) == 2
+            other.update_topology(places.topology(2, 1, 3))
+        return asked(own)
+
+    monkeypatch.setattr(EnginePlaces, "servers", servers)
+    with other:
+        if how == "warm":
+            other.warm()
+            assert places.where(other) == {"s1": 1, "s3": 1}
+        else:
+            health = (
+                other.health(TIMEOUT)
+                if how == "health"
+                else asyncio.run(other.async_health(TIMEOUT))
+            )
+            assert health.ok
+            assert health.epoch == 2
+            assert list(health.servers) == ["server1", "server3"]
+    assert epochs[0] == 1
+    assert epochs[-1] == 2
 
 
 def test_health_of_servers_of_one_name(places: Places) -> None:
