@@ -86,13 +86,19 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-#: The clusters of this process that have a cache.
-_with_cache: weakref.WeakSet[Cluster] = weakref.WeakSet()
+#: The clusters of this process that have a cache.  A dictionary: other threads
+#: open clusters while a WeakSet is iterated, which then raises an error.
+_with_cache: weakref.WeakKeyDictionary[Cluster, None] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def all_caches() -> list[Cache]:
     """Return the caches of all clusters of this process."""
-    return [one.cache for one in list(_with_cache) if one.cache is not None]
+    alive = [found() for found in _with_cache.keyrefs()]
+    return [
+        one.cache for one in alive if one is not None and one.cache is not None
+    ]
 
 
 class Cluster(FromSources, EventTarget):
@@ -729,7 +735,7 @@ class Cluster(FromSources, EventTarget):
                 value=self.cache,
             )
         self.cache = cache = Cache(regions, classes, prefix)
-        _with_cache.add(self)
+        _with_cache[self] = None
         return cache
 
     @property

@@ -313,7 +313,9 @@ class Engines:
     def _drop_idle(self) -> None:
         """Drop the engines of removed servers that are not in use."""
         if self.retired:
-            self.retired.forget(set(self._busy.values()))
+            # A list: other threads check connections out meanwhile, and
+            # without the GIL a set is not made at once.
+            self.retired.forget(list(self._busy.values()))
 
     def in_parallel(
         self, jobs: Sequence[Callable[[], T]], purpose: str, most: int = 64
@@ -456,14 +458,15 @@ class Engines:
             ):
                 self._report_names = topology, _names_of(topology)
             names = self._report_names[1]
-            for text in self._texts.get(engine.url, ()):
+            for text in list(self._texts.get(engine.url, ())):
                 if text in names:
                     return names[text]
         return self.name_of(engine)
 
     def backends(self) -> set[Backend]:
         """Return the backends of the servers that were used."""
-        return set(self._kinds.values())
+        kinds = list(self._kinds.values())
+        return set(kinds)
 
     def stats(self) -> list[EngineStats]:
         """Return the state of every pool that was opened."""
@@ -530,7 +533,8 @@ class Engines:
             backend.abandon(connection)
 
     def __repr__(self) -> str:
-        servers = ", ".join(sorted(server_name(url) for url in self._engines))
+        names = sorted(map(server_name, list(self._engines)))
+        servers = ", ".join(names)
         return f"<Engines of {servers or 'no server yet'}>"
 
 

@@ -103,10 +103,26 @@ class Recorder:
             known = self._traffic[traffic.key] = traffic, _Sum()
         known[1].add(seconds)
 
-    def transaction(self, what: str) -> None:
-        """Count a transaction that has ended."""
+    def begun(self) -> None:
+        """Count a transaction that has begun."""
+        with self._lock:
+            self.seen += 1
+
+    def planned(self, seconds: float) -> None:
+        """Add the seconds of the processor that planning has taken."""
+        with self._lock:
+            self.planning += seconds
+
+    def transaction(self, what: str, seconds: float | None) -> None:
+        """Count a transaction that has ended.
+
+        :param seconds: of the processor that it took; None if unknown.
+        """
         with self._lock:
             self._transactions[what] += 1
+            if seconds is not None:
+                self.busy += seconds
+                self.ended += 1
 
     def failure(self, error: BaseException) -> bool:
         """Count an error of shadow mode; return whether it is a new one."""

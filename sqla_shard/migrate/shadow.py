@@ -237,8 +237,7 @@ class Shadow:
 
     def _begin(self) -> Transaction | None:
         """Return a new transaction; None if it is not planned."""
-        recorder = self._recorder
-        recorder.seen += 1
+        self._recorder.begun()
         if self._sample < 1 and self._random.random() >= self._sample:
             return None
         if self._budget is not None and not self._has_time(self._budget):
@@ -263,14 +262,10 @@ class Shadow:
         try:
             self._see(transaction, transaction.pending)
         finally:
-            self._recorder.planning += thread_time() - started
+            self._recorder.planned(thread_time() - started)
 
     def _end(self, transaction: Transaction, is_committed: bool) -> None:
-        recorder, writes = self._recorder, transaction.writes
-        seconds = transaction.processor_time
-        if seconds is not None:
-            recorder.busy += seconds
-            recorder.ended += 1
+        writes = transaction.writes
         if writes.is_refused:
             what = "several_owners"
         elif writes.log.first is not None:
@@ -280,7 +275,10 @@ class Shadow:
         else:
             # A session ends one that has only read by ROLLBACK.
             what, is_committed = "read", True
-        recorder.transaction(what if is_committed else "rolled_back")
+        self._recorder.transaction(
+            what if is_committed else "rolled_back",
+            transaction.processor_time,
+        )
         self._write_in_time(self._every)
 
     def _before_flush(
@@ -307,7 +305,7 @@ class Shadow:
                 self._planner.learn(table, row)
         except Exception as error:  # it must not become the application's
             self._failed(error)
-        self._recorder.planning += thread_time() - started
+        self._recorder.planned(thread_time() - started)
 
     # -- statements
 

@@ -167,7 +167,11 @@ class Dictionaries:
     def __init__(self) -> None:
         self._known: dict[int, Dictionary] = {}
         self._missing: dict[int, tuple[float, tuple[str, ...]]] = {}
-        self._sources: weakref.WeakSet[DictionarySource] = weakref.WeakSet()
+        # Other threads open clusters while a WeakSet is iterated, which then
+        # raises an error.
+        self._sources: weakref.WeakKeyDictionary[DictionarySource, None] = (
+            weakref.WeakKeyDictionary()
+        )
         self._lock = threading.Lock()
         in_children(self)
 
@@ -177,11 +181,11 @@ class Dictionaries:
 
     def add_source(self, source: DictionarySource) -> None:
         """Search dictionaries in a source from now on, while it exists."""
-        self._sources.add(source)
+        self._sources[source] = None
 
     def remove_source(self, source: DictionarySource) -> None:
         """Search no dictionaries in a source that is closed."""
-        self._sources.discard(source)
+        self._sources.pop(source, None)
 
     def add(self, content: bytes) -> Dictionary:
         """Add a dictionary, and return it.
@@ -215,7 +219,10 @@ class Dictionaries:
         since, unread = self._missing.get(dictionary_id, (None, ()))
         if since is None or monotonic() - since > _MISSING:
             unread = ()
-            for source in list(self._sources):
+            sources = [found() for found in self._sources.keyrefs()]
+            for source in sources:
+                if source is None:
+                    continue
                 content, failed = source.load_dictionary(dictionary_id)
                 if content is not None:
                     self._missing.pop(dictionary_id, None)

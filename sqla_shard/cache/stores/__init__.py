@@ -38,6 +38,7 @@ from sqlalchemy.util import greenlet_spawn
 from sqla_shard import exc
 from sqla_shard.outbox.tables import TOKEN_BYTES
 from sqla_shard.session import ShardSession
+from sqla_shard.util.forking import in_children
 
 __all__ = [
     "LONGEST",
@@ -256,17 +257,24 @@ class Breaker:
         self._name = name
         self._retry = retry
         self._skipped_until = 0.0
+        self.after_fork()
+        in_children(self)
+
+    def after_fork(self) -> None:
+        """Replace the lock, which a thread of the parent may hold."""
+        self._lock = threading.Lock()
 
     def may_try(self) -> bool:
         """Return whether to use the node now."""
         if not self._skipped_until:
             return True
-        now = monotonic()
-        if now < self._skipped_until:
-            return False
-        # Other callers skip the node until the outcome of this attempt.
-        self._skipped_until = now + self._retry
-        return True
+        with self._lock:
+            now = monotonic()
+            if now < self._skipped_until:
+                return False
+            # Other callers skip the node until the outcome of this attempt.
+            self._skipped_until = now + self._retry
+            return True
 
     def record_success(self) -> None:
         """Record that the node has responded: use it."""
@@ -274,8 +282,9 @@ class Breaker:
 
     def record_failure(self, error: Exception) -> None:
         """Record an error of the node: skip it."""
-        self.failures += 1
-        self._skipped_until = monotonic() + self._retry
+        with self._lock:
+            self.failures += 1
+            self._skipped_until = monotonic() + self._retry
         self._log.warning(
             "%s at %s does not respond, and is skipped for %g s: %s",
             self._kind,
