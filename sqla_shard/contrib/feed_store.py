@@ -213,7 +213,7 @@ class FeedStore:
     def finish(
         self, user_id: int, token: str, entries: Sequence[Entry]
     ) -> bool:
-        """Complete a feed with what the tables have.
+        """Complete a feed with the rows of the tables.
 
         :param entries: at most ``size``; fewer are all there are.
         :returns: False if the feed was removed, or completed by another

@@ -155,7 +155,7 @@ class Feed(FeedTables):
         board_id: int,
         post_id: int,
     ) -> None:
-        """Show a post in the feeds of those who follow its board.
+        """Add a post to the feeds of the followers of its board.
 
         :param session: its transaction writes the shard of the author.
         :raises CrossShardWriteError: if it writes another shard.

@@ -1,4 +1,4 @@
-"""The lists of a follow graph: who follows whom, paged and counted."""
+"""The lists of a follow graph: followers and followed, paged and counted."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class AudienceBatch(NamedTuple):
 
 
 class FollowLists:
-    """The tables of a follow graph, and what is read of them.
+    """The tables of a follow graph, and reads of them.
 
     The parameters are those of :class:`~sqla_shard.contrib.Follows`.
     """
@@ -282,7 +282,7 @@ class FollowLists:
     def count_audience(
         self, session: ShardSession, board_id: int, owner_id: int
     ) -> int:
-        """Return how many users follow a board.
+        """Return the number of followers of a board.
 
         These are the explicit followers of its owner without those who have
         unfollowed it, and its own followers; one statement on each of the

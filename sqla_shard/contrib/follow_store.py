@@ -314,7 +314,7 @@ class FollowStore:
         token: str,
         edges: Iterable[tuple[int, Edge]],
     ) -> bool:
-        """Complete a list with what the tables have, of all kinds.
+        """Complete a list with the rows of the tables, of all kinds.
 
         :returns: False if the list was removed, or completed by another
             process, since it was begun.

@@ -147,7 +147,7 @@ class StoredFollows(FollowLists):
         source_id: int,
         question: Callable[[FollowStore], _Found | None],
     ) -> _Found | None:
-        """Return what Redis has; None if the tables are to be read."""
+        """Return the list of Redis; None if the tables are to be read."""
         store = self.store
         if store is None:
             return None

@@ -186,7 +186,7 @@ class Observer:
             "servers",
             lambda: reader.states(cluster.topology, timeout=timeout),
             fresh=2.0,
-            # A server that hangs must not delay what others show.
+            # A server that hangs must not delay the display of others.
             share=1.0,
         )
         self._sizes = Cached(
@@ -475,7 +475,7 @@ def _of_rollouts(observer: Observer) -> tuple[Any, ...]:
     return found.error, found.version
 
 
-#: What the digest of a page is made of: only what it shows is read.
+#: Values of the digest of a page: only displayed values are read.
 _TOPICS = {
     "fleet-size": _of_sizes,
     "fleet-rows": _of_sizes,

@@ -1,4 +1,4 @@
-"""The pages: what each one reads, and its template."""
+"""The pages: their data and templates."""
 
 from __future__ import annotations
 
@@ -365,7 +365,7 @@ class Pages:
         state = request.form.get("state", "failed")
         return redirect(url_for(".queue", queue=queue, state=state), 303)
 
-    # -- what several use -------------------------------------------------
+    # -- shared helpers ---------------------------------------------------
 
     def _pair(self, name: str) -> PairState:
         states = self._observer.states().value

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Reading(Generic[T]):
-    """A value, or why there is none.
+    """A value, or the reason why there is none.
 
     :ivar value: the last value; None if none was read yet.
     :ivar age: seconds since it was read.

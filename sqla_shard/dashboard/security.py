@@ -41,7 +41,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-#: What browsers send with a request of the page itself, or of its user.
+#: Headers of browsers for a request of the page itself, or of its user.
 _SAME_SITES = (None, "same-origin", "none")
 
 

@@ -197,7 +197,7 @@ def sessions_elsewhere(server: ServerFacts, fleet: FleetFacts) -> Findings:
             )
             for one in found
         ),
-        # The sessions are what matters.
+        # Only sessions matter.
         server.programs if server.has("programs") else None,
     )
     place = "a standby" if server.role == "standby" else "not in the topology"

@@ -1,4 +1,4 @@
-"""Addresses of servers, and what the topology says about them."""
+"""Addresses of servers, and their use in the topology."""
 
 from __future__ import annotations
 

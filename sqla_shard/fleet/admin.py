@@ -189,7 +189,7 @@ class Admin:
                 return
 
     def _blocked(self, error: FleetServerError) -> FleetServerError:
-        """Return an error that names what a lock has waited for."""
+        """Return an error that names the sessions that a lock waited for."""
         # LOCK TABLES, or a transaction that has read the table of a DDL.
         found = (
             ", ".join(self.long_statements(0)[:3])

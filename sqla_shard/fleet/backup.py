@@ -212,7 +212,7 @@ def create_backups(
 def plan_backups(
     fleet: Fleet, storage: Storage, scope: Scope, *, source: Source = "standby"
 ) -> BackupPlan:
-    """Return what :func:`create_backups` would do; write nothing.
+    """Return the plan of :func:`create_backups`; write nothing.
 
     :param storage: see :func:`create_backups`; it is not read, either.
     :param scope: see :func:`create_backups`.
@@ -254,7 +254,7 @@ class _Job:
         self._done: dict[str, DatabaseFile] = {}
 
     def check(self) -> list[Problem]:
-        """Return what speaks against it."""
+        """Return the problems of the plan."""
         pair = self.part.pair
         if self.source == "standby" and pair.standby is None:
             return [
@@ -266,7 +266,7 @@ class _Job:
             return [*self._role(admin), *self._contents(admin)]
 
     def plan(self) -> ServerPlan:
-        """Return what would be read."""
+        """Return the part of the plan that is read."""
         pair = self.part.pair
         sizes = dict.fromkeys(self.part.databases, 0)
         if self.source == "standby" and pair.standby is None:
@@ -367,7 +367,7 @@ class _Job:
         for (database, _), table in before.items():
             tables[database].append(table)
         with snapshots(admin, self.workers, timeout=_TIMEOUT) as found:
-            # After the snapshot: what it contains began before this time.
+            # After the snapshot: its transactions began before this time.
             created = float(admin.value("SELECT UNIX_TIMESTAMP(NOW(6))"))
             left: queue.SimpleQueue[str] = queue.SimpleQueue()
             for database in names:

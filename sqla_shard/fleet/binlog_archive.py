@@ -231,7 +231,7 @@ def copy_binlogs(
 def plan_binlogs(
     fleet: Fleet, storage: Storage, server: str, *, source: Source = "primary"
 ) -> BinlogPlan:
-    """Return what :func:`copy_binlogs` would do; change nothing.
+    """Return the plan of :func:`copy_binlogs`; change nothing.
 
     :param storage: see :func:`copy_binlogs`.
     :param server: see :func:`copy_binlogs`.
@@ -312,14 +312,14 @@ class _Copying:
         closed.popitem()
         self._compare(closed)
         new = self._new(closed)
-        # What was copied before was closed before, too.
+        # Files that were copied before were closed before, too.
         for log in new:
             with self.archive.files.scratch(self.archive.folder) as scratch:
                 self._copy(log, closed[log], scratch, now)
         return self.archive, new
 
     def plan(self) -> BinlogPlan:
-        """Return what :meth:`run` would do."""
+        """Return the plan of :meth:`run`."""
         logs = self._logs()
         self._compare(dict(list(logs.items())[:-1]))
         return BinlogPlan(

@@ -253,7 +253,7 @@ class LogReader:
             self._prepared[self._xa] = bool(one.parts)
             is_own = bool(one.parts)
         else:
-            # What it commits may have been prepared before the first log.
+            # It may commit one that was prepared before the first log.
             is_own = bool(self._xa_flags) and self._prepared.pop(
                 self._xa, True
             )

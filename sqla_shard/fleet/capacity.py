@@ -128,7 +128,7 @@ class CapacityReport:
     :ivar shards: the shards that could be read.
     :ivar unread: why servers could not be read, by name.
     :ivar outages: the line of each of these, with its shards.
-    :ivar notes: what is unknown, and why.
+    :ivar notes: unknown figures, and the reasons.
     :ivar top: number of shards that a list shows.
     """
 
@@ -457,7 +457,7 @@ def _with_rate(
 def _rates(
     fleet: Fleet, skipped: set[str], window: float
 ) -> tuple[dict[str, _Counts], list[str]]:
-    """Return counts per second by server, and what is unknown.
+    """Return counts per second by server, and unknown servers.
 
     :param skipped: names of servers that are left out.
     """

@@ -123,7 +123,7 @@ def compare_catalogues(
             later = _counters(first, name) if counters else None
             one = _compare(name, left[name], right[name], later)
             differing = {(each.table, each.kind) for each in one.differences}
-            # What differs for a moment is being changed.
+            # A definition that differs for a moment is being changed.
             lasting[name] = lasting.get(name, differing) & differing
             one.differences = [
                 each

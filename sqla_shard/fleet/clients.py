@@ -165,7 +165,7 @@ def known_clients(fleet: Fleet, topology: Topology) -> Clients | None:
     try:
         return _read(fleet, topology)
     except TopologyUnavailableError as error:
-        # What else is reported does not depend on them.
+        # The rest of the report does not depend on them.
         return Clients(
             epoch=topology.epoch, known=(), late=(), unread=str(error)
         )
@@ -261,7 +261,7 @@ def _number(document: Mapping[str, Any], name: str) -> int:
 
 
 def _text(value: object) -> str:
-    """Return what can be shown of a text that others have written."""
+    """Return the printable part of a text that others have written."""
     return "".join(
         letter if letter.isprintable() else "?"
         for letter in str(value)[:_TEXT]
@@ -272,14 +272,14 @@ def _text(value: object) -> str:
 
 
 def late_note(fleet: Fleet) -> dict[str, Any]:
-    """Return who still uses an older topology, for the note of a step.
+    """Return the processes with an older topology, for the note of a step.
 
-    Waits for nobody: a process needs some milliseconds to follow.
+    Does not wait: a process needs some milliseconds to follow.
     """
     try:
         found = known_clients(fleet, fleet.topology())
     except TopologyUnavailableError as error:
-        # What the operation was for is done.
+        # The purpose of the operation is achieved.
         return {"clients_unknown": str(error)}
     if found is None or not (found.known or found.unread):
         return {}

@@ -128,7 +128,7 @@ def common_point(
 
 
 class QuietPoint:
-    """Snapshots of two servers at a moment at which nobody writes to them.
+    """Snapshots of two servers at a moment without writes to them.
 
     The sessions are opened before that moment, which then takes two
     statements on each.

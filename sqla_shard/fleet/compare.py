@@ -182,7 +182,7 @@ def verify_data(
 
 
 def _watching(journal: Journal, server: str) -> Watch:
-    """Return a function that refuses what operations may have changed."""
+    """Return a function that refuses databases changed by operations."""
     before = {record.id for record in journal.history()}
 
     def watch(differs: bool) -> None:
@@ -332,13 +332,13 @@ class _Comparison:
         self._end = float("inf")
 
     def run(self, databases: Iterable[str]) -> DataReport:
-        """Compare definitions, then rows, then what differed again."""
+        """Compare definitions, then rows, then the differences again."""
         began = time.monotonic()
         with self.first() as one, self.second() as two:
             names = str(one), str(two)
 
             def settle() -> None:
-                """Wait until the standby has what the primary had."""
+                """Wait until the standby has the primary's position."""
                 if self.replicates:
                     wait_applied(one, two, self.options.patience)
 

@@ -308,7 +308,7 @@ class Copy:
     # -- steps ------------------------------------------------------------
 
     def _empty(self) -> None:
-        """Mark the target, and drop what it has."""
+        """Mark the target, and drop its content."""
         problems = self._other_content()
         if problems:
             raise self._failed(problems[0].message)

@@ -81,7 +81,7 @@ class CutoverContents:
             self._quiet = QuietPoint(*self._servers, pairs=_THREADS)
 
     def take(self, position: str) -> None:
-        """Open the snapshots, while nobody writes to either server."""
+        """Open the snapshots, while neither server is written."""
         self.prepare()
         if self._quiet is not None:
             self._cutover = self._quiet.open(position)
@@ -127,7 +127,7 @@ class CutoverContents:
 
 
 def proof_of(report: DataReport) -> str:
-    """Return a sentence about what was compared, and found equal."""
+    """Return a sentence about the tables that were compared and equal."""
     text = (
         f"{report.rows:,} rows of {report.tables:,} tables are equal, "
         f"compared in {report.seconds:.1f} s"
@@ -141,7 +141,7 @@ def proof_of(report: DataReport) -> str:
 
 
 def fault_of(report: DataReport) -> str:
-    """Return a sentence about what differs, or was not compared."""
+    """Return a sentence about differences and tables not compared."""
     found = [str(one) for one in (*report.differences, *report.unread)]
     return (
         f"{report.found:,} rows or definitions differ, and "

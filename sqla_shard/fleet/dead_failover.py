@@ -278,7 +278,7 @@ class DeadFailover(Promotion):
         self._apply_all(self.notes["record"]["received"])
 
     def _apply_all(self, received: str) -> None:
-        """Wait until the standby has applied what it has received."""
+        """Wait until the standby has applied its relay log."""
         new = self.new
         limit = self.plan.arguments["drain_timeout"]
         last, since = "", time.monotonic()
@@ -356,7 +356,7 @@ class DeadFailover(Promotion):
     ) -> None:
         """Fail if it lacks anything that it had received, then or now."""
         if status is None:
-            # RESET has deleted what was received.
+            # RESET has deleted the relay log.
             raise self._failed("it does not replicate any more")
         applied = self.new.applied()
         for position in filter(None, (received, status.received)):

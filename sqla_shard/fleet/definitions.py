@@ -135,7 +135,7 @@ def differences(
 
 
 def not_tables(admin: Admin, databases: Sequence[str]) -> list[Problem]:
-    """Return what a copy of rows would leave out, or copy wrongly."""
+    """Return objects that a copy of rows would omit, or copy wrongly."""
     wanted = set(databases)
     found: dict[str, list[str]] = defaultdict(list)
     for kind, sql in _OTHERS.items():

@@ -43,11 +43,11 @@ class Difference:
 
     :ivar database: name of the database.
     :ivar table: name of the table, view or trigger; empty for a database.
-    :ivar kind: what differs.
+    :ivar kind: kind of the difference.
     :ivar key: values of the key of a row; of a table without a key, the
         checksum of the row.  Empty if it is not a row.
     :ivar columns: names of the columns that differ, if a row differs.
-    :ivar detail: what is to be said besides.
+    :ivar detail: additional information.
     :ivar values: of each column that differs, the value on the first server
         and on the second, as text; empty unless they were requested.
     :ivar lasts: whether a row differed at another point of time, too; None if
@@ -70,7 +70,7 @@ class Difference:
     def described(self, second: str) -> str:
         """Return a line for people.
 
-        :param second: what the second server is called.
+        :param second: name of the second server.
         """
         place = ".".join(filter(None, (self.database, self.table)))
         if self.key:
@@ -96,7 +96,7 @@ class Unread:
 
     :ivar database: name of the database.
     :ivar table: name of the table; empty for the whole database.
-    :ivar reason: why, and what to do.
+    :ivar reason: the reason, and the remedy.
     """
 
     database: str
@@ -133,7 +133,7 @@ class DataReport:
     :ivar differences: the differences, at most as many as were requested.
     :ivar settled: number of rows of servers without replication between them
         that differed once, and were equal when compared again.
-    :ivar unread: what was not compared.
+    :ivar unread: tables and databases that were not compared.
     """
 
     first: str

@@ -109,7 +109,7 @@ def examine(
     timeout: float = 15.0,
     ignored: Collection[str] = (),
 ) -> DoctorReport:
-    """Read all servers of a fleet, and return what is wrong.
+    """Read all servers of a fleet, and return the findings.
 
     :param others: URLs or ``host:port`` of servers outside of the topology
         that are looked at, too.  Former primaries that can be written are.
@@ -139,7 +139,7 @@ def examine(
 def diagnose(
     facts: FleetFacts, *, ignored: Collection[str] = ()
 ) -> DoctorReport:
-    """Return what is wrong according to some facts; connects to nothing."""
+    """Return the findings of some facts; connects to no server."""
     return DoctorReport(
         epoch=facts.topology.epoch,
         servers=len(facts.servers),

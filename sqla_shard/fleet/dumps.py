@@ -107,7 +107,7 @@ def digest_of(table: Table) -> str:
 
 
 def content_of(session: Admin, table: Table) -> TableContent:
-    """Read a table, and return what it contains.
+    """Read a table, and return a summary of its content.
 
     :param session: a session with ``HEAD``.
     """

@@ -79,7 +79,7 @@ def read_facts(
     :param fleet: the fleet; its operator account reads them.
     :param others: URLs or ``host:port`` of servers outside of the topology.
     :param environ: values of the placeholders of users in the topology.
-    :param timeout: seconds after which what has not come is unread.
+    :param timeout: seconds after which missing facts are unread.
     :param compare: whether to read standbys, too, and to compare them.
     :raises TopologyError: if the topology is not valid.
     :raises TopologyUnavailableError: if it cannot be read.
@@ -155,7 +155,7 @@ class _Parts:
         thread.start()
 
     def add(self, parts: Mapping[str, Any]) -> None:
-        """Add what was read."""
+        """Add facts that were read."""
         with self._lock:
             self._parts.update(parts)
 
@@ -171,7 +171,7 @@ class _Parts:
     def at(
         self, deadline: float, wanted: Iterable[str], limit: float
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Wait, and return what was read and what was not."""
+        """Wait, and return the facts, and the parts that were not read."""
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         with self._lock:

@@ -130,7 +130,7 @@ class ServerFacts:
     :ivar name: name of its pair in the topology, or its address.
     :ivar role: its role in the topology.
     :ivar address: ``host:port``.
-    :ivar parts: what was read, by part.
+    :ivar parts: facts that were read, by part.
     :ivar unread: why the other parts were not read.
     :ivar numbers: numbers of the errors of these.
     """

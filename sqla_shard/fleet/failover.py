@@ -126,7 +126,7 @@ class Failover(Promotion):
         )
 
     def check(self) -> list[Problem]:
-        """Compare both servers with what a failover needs."""
+        """Check the requirements of a failover on both servers."""
         if self.plan.arguments["new"] is None:
             return [self.lacks_standby()]
         try:
@@ -228,7 +228,7 @@ class Failover(Promotion):
     def undo(self) -> str | None:
         """Let the old primary be written, and the standby replicate."""
         self._is_fenced = False
-        # First: until then nobody can write, and the standby may be lost.
+        # First: until then no write is possible, and the standby may be lost.
         self.old.open_writes()
         prepared = self.notes.get("prepare", {})
         if prepared.get("scheduler"):
@@ -287,7 +287,7 @@ class Failover(Promotion):
         return {"rows": report.rows, "proof": proof_of(report)}
 
     def _contents(self, first: str, second: str) -> CutoverContents:
-        """Return what is compared.
+        """Return the comparison of the contents.
 
         :param first: argument of the plan with the primary of the moment.
         :param second: the one with the standby.
@@ -474,7 +474,7 @@ class Failover(Promotion):
         The new primary is open: an old one that is lost must not keep the
         operation, and with it the lock of the fleet, pending.
 
-        :param remedy: what is said about the failure.
+        :param remedy: the message about the failure.
         """
         try:
             return work()

@@ -91,7 +91,7 @@ class GrantRow:
 
 
 def grant_rows(admin: Admin) -> list[GrantRow]:
-    """Return the rows of ``mysql.db`` of users who are not the server's."""
+    """Return the rows of ``mysql.db`` without those of system users."""
     return [
         GrantRow(
             account=(row["User"], row["Host"]),
@@ -311,7 +311,7 @@ class Fence:
         )
         return [name for (name,) in listed if name.endswith("_priv")]
 
-    # -- what defeats it --------------------------------------------------
+    # -- privileges that defeat it ----------------------------------------
 
     def _global_grants(self) -> Iterator[str]:
         found: dict[str, set[str]] = {}
@@ -335,7 +335,7 @@ class Fence:
             for user, host, role in replication_of(self.admin).role_members()
             if user not in self._exempt
         ]
-        # MariaDB 10.11: what is granted to it, everybody has.
+        # MariaDB 10.11: its privileges apply to all users.
         members += [PUBLIC] if PUBLIC in self.users() else []
         if members:
             yield (

@@ -159,7 +159,7 @@ class FileJournal:
         return self._source.load()
 
     def publications(self) -> list[HistoryEntry]:
-        """Return what operations have published, the newest first.
+        """Return the topologies that operations published, newest first.
 
         Changes of the file by other means are not known.
 

@@ -150,7 +150,7 @@ class File:
         return self.files.create(self.path)
 
     def damage(self, size: int, sha256: str) -> str:
-        """Compare it with what was written; empty if it is the same."""
+        """Compare it with the written file; empty if it is the same."""
         try:
             found = self.files.size(self.path)
             if found != size:
@@ -174,7 +174,7 @@ class File:
 
 
 class Written:
-    """Counts and hashes what is written into a file.
+    """Counts and hashes the bytes written into a file.
 
     :ivar size: bytes that were written.
     """
@@ -186,7 +186,7 @@ class Written:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of what was written."""
+        """SHA-256 of the written bytes."""
         return self._hash.hexdigest()
 
     def write(self, data: bytes, /) -> int:

@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 UNREAD = "unread"
-"""The check of findings about what was not read."""
+"""The check of findings about facts that were not read."""
 
 Severity = Literal["critical", "unknown", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("critical", "unknown", "warning", "info")
@@ -80,8 +80,8 @@ class Finding:
     :ivar severity: see :data:`SEVERITIES`.
     :ivar check: name of the check.
     :ivar server: the server, or ``"fleet"``.
-    :ivar what: what is wrong; a sentence without its subject.
-    :ivar remedy: what to do; empty if nothing.
+    :ivar what: the problem; a sentence without its subject.
+    :ivar remedy: the remedy; empty if there is none.
     """
 
     severity: Severity
@@ -164,7 +164,7 @@ def findings_of(
     *,
     ignored: Collection[str] = (),
 ) -> list[Finding]:
-    """Return what registered checks find, the worst first.
+    """Return the findings of all registered checks, the worst first.
 
     :param fleet: the facts.
     :param modules: names of the modules of the checks; findings of the same

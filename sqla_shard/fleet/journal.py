@@ -206,7 +206,7 @@ def holder_name() -> str:
 
 
 def paused(seconds: float | None) -> str:
-    """Return what a message says about a pause; empty if it is not known."""
+    """Return the text of a message about a pause; empty if unknown."""
     if seconds is None:
         return ""
     return f", writes paused for {1000 * seconds:.0f} ms"

@@ -1,6 +1,6 @@
 """Runs that write many rows wait while replicas are behind.
 
-A replica applies what its primary has committed, often more slowly than many
+A replica applies the commits of its primary, often more slowly than many
 sessions write.  One that is minutes behind returns old rows, and cannot take
 over.
 """

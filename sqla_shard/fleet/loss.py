@@ -99,7 +99,7 @@ class SemiSyncProbe:
 
 @dataclass(frozen=True, kw_only=True)
 class Receiving:
-    """Whether a standby acknowledges what it receives.
+    """Whether a standby acknowledges received transactions.
 
     :ivar doubt: why it does not; empty if it does.
     :ivar source_id: ``server_id`` of its primary.
@@ -165,7 +165,7 @@ def acknowledgements(
 
 
 def loss_of(probe: SemiSyncProbe | None) -> str:
-    """Return what is known about lost writes: ``"none: ..."`` or else.
+    """Return a statement about lost writes: ``"none: ..."`` or else.
 
     :param probe: the last look at the primary, if there was one.
     """

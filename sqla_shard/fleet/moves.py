@@ -286,7 +286,7 @@ class Move:
         return replace(topology, epoch=topology.epoch + 1, keyspaces=keyspaces)
 
     def _divided(self, keyspace: Keyspace, server: Server) -> Iterator[Server]:
-        """Yield what is left of a server, and its part of the target."""
+        """Yield the remaining shards of a server, and those of the target."""
         moving = [r for name, r in self.moving if name == keyspace.name]
         left = tuple(_without(server.shards, moving))
         if left:

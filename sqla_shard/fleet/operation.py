@@ -75,7 +75,7 @@ Progress = Callable[[StepEvent], object]
 class Result:
     """An operation that has ended.
 
-    :ivar title: what was done.
+    :ivar title: title of the operation.
     :ivar state: ``"finished"`` or ``"undone"``.
     :ivar epoch: epoch of the topology now.
     :ivar pause: seconds for which no write was possible; None if unknown or
@@ -162,7 +162,7 @@ class Operation(ABC):
         self.plan = plan
         #: The journal, while the operation is applied.
         self.hold: JournalHold | None = None
-        #: What the last check has found and does not refuse.
+        #: Warnings of the last check.
         self.warnings: list[str] = []
         self._next: Topology | None = None
         #: Reports how far a step is, in any thread.
@@ -176,13 +176,13 @@ class Operation(ABC):
     def __exit__(self, *details: object) -> None:
         self.disconnect()
 
-    # -- what subclasses define -------------------------------------------
+    # -- methods of subclasses --------------------------------------------
 
     @abstractmethod
     def check(self) -> list[Problem]:
         """Return all problems; change nothing.
 
-        What is no problem is added to :attr:`warnings`.
+        Less severe findings are added to :attr:`warnings`.
         """
 
     @abstractmethod
@@ -191,7 +191,7 @@ class Operation(ABC):
 
     @abstractmethod
     def undo(self) -> str | None:
-        """Restore what the steps before ``publish`` have changed.
+        """Undo the changes of the steps before ``publish``.
 
         It can be called after a crash in any place of them, and repeated.  It
         has sessions of its own, since an error may have ended the others.
@@ -211,10 +211,10 @@ class Operation(ABC):
         """Return whether a topology is that of this operation, or a later."""
         return False
 
-    # -- what they use ----------------------------------------------------
+    # -- methods for subclasses -------------------------------------------
 
     def checked(self) -> Plan:
-        """Return the plan with its steps, and what the checks have found."""
+        """Return the plan with its steps, and the findings of the checks."""
         self.warnings.clear()
         with self:
             problems = tuple(self.check())

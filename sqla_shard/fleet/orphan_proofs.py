@@ -59,7 +59,7 @@ def proven_by_journal(
             and arguments.get("server") == pair.name
             and "accept_differences" in arguments
         ):
-            # Their rows were proven then, and nobody can have written since.
+            # Their rows were proven then, and cannot have been written since.
             found.update(arguments["databases"])
     return found
 

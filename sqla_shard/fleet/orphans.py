@@ -199,7 +199,7 @@ class OrphanChange(Operation):
         """Plan a change.
 
         :param server: name of the server that the orphans are on.
-        :param action: what to do with them.
+        :param action: the action on them.
         :param databases: their names; by default all that are not renamed, to
             fence all, and to drop all that were renamed before the grace
             period.
@@ -327,7 +327,7 @@ class OrphanChange(Operation):
     # -- checks -----------------------------------------------------------
 
     def _faults(self, orphan: Orphan) -> Iterator[str]:
-        """Yield what is wrong with the state of a database."""
+        """Yield the problems of the state of a database."""
         if self._action == "fence":
             return
         if self._action == "rename":
@@ -536,7 +536,7 @@ def _original(name: str) -> str:
 def _move_tables(admin: Admin, old: str, new: str) -> None:
     """Move all tables of a database into another, and drop the empty one.
 
-    Repeated, it does what is left.
+    Repeated, it does the rest.
     """
     defaults = admin.rows(
         "SELECT DEFAULT_CHARACTER_SET_NAME, DEFAULT_COLLATION_NAME"

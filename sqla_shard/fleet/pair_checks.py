@@ -31,7 +31,7 @@ _LONG = 1.0
 
 
 def setting_problems(*servers: Replication) -> list[Problem]:
-    """Return what in the settings of servers prevents a change of roles.
+    """Return the settings of servers that prevent a change of roles.
 
     The privileges of the operator are among them.
     """
@@ -142,7 +142,7 @@ def standby_problems(
 def fence_problems(
     primary: Replication, standby: Replication
 ) -> list[Problem]:
-    """Return what a failover to a standby would open.
+    """Return the fenced databases that a failover to a standby would open.
 
     The primary fences databases that the topology has elsewhere.
     """
@@ -165,7 +165,7 @@ def fence_problems(
 
 @as_list
 def form_problems(standby: Replication) -> Iterator[Problem]:
-    """Return what is wrong with how a standby replicates."""
+    """Return the problems of the replication of a standby."""
     place = standby.admin.name
     status = standby.status()
     if status is not None and status.filters:

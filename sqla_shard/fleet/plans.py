@@ -55,7 +55,7 @@ class Plan:
         passwords.
     :ivar steps: name and sentence of each step.
     :ivar costs: sentences about time, space and pauses.
-    :ivar warnings: what the operator should know, and is not refused.
+    :ivar warnings: findings for the operator that do not prevent the plan.
     :ivar problems: why it would be refused now; empty if it can be applied.
     """
 

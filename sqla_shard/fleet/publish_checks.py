@@ -53,8 +53,8 @@ class ServerFault:
 
     :ivar server: name of the server, such as ``server2 (standby)``.
     :ivar address: ``host:port``, or the directory of SQLite files.
-    :ivar what: what is wrong, with the shards that are concerned.
-    :ivar remedy: what to do.
+    :ivar what: the problem, with the affected shards.
+    :ivar remedy: the remedy.
     :ivar is_read: whether the server could be read.
     """
 
@@ -111,7 +111,7 @@ def server_faults(
     return found
 
 
-#: What is wrong with a server, and the remedy.
+#: A problem of a server, and the remedy.
 _Fault = tuple[str, str]
 
 
@@ -195,7 +195,7 @@ def _usual(
 def _of_versions(
     versions: Iterable[Version], usual: Mapping[str, tuple[str, ...]]
 ) -> Iterator[_Fault]:
-    """Yield what is wrong with the databases of one primary."""
+    """Yield the problems of the databases of one primary."""
     shards: dict[tuple[str, _Fault], list[int]] = {}
     versions = list(versions)
     has_several = len({one.shard.keyspace for one in versions}) > 1

@@ -214,7 +214,7 @@ class Replay:
             )
 
     def _ahead(self) -> tuple[set[Gtid], set[int]]:
-        """Return what of the backup's position is not before the first log.
+        """Return the GTIDs of the backup that are not before the first log.
 
         The second are the domains that are.
 

@@ -156,7 +156,7 @@ class Replica(Operation):
     # -- checks -----------------------------------------------------------
 
     def check(self) -> list[Problem]:
-        """Compare the servers with what a new standby needs."""
+        """Check the requirements of a new standby on the servers."""
         problems = self._wrong_request()
         if problems:
             return problems
@@ -193,7 +193,7 @@ class Replica(Operation):
         return self._role_problems()
 
     def _role_problems(self) -> list[Problem]:
-        """Return for what else the topology has the target."""
+        """Return other uses of the target in the topology."""
         topology = self.fleet.topology()
         others = roles_in(topology).get(self._target, [])
         if self._action == "rebuild":

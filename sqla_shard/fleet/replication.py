@@ -285,7 +285,7 @@ class MySQLReplication(Replication):
     SOURCE = "SOURCE"
     START_APPLIER = "START REPLICA SQL_THREAD"
     SEMI_SYNC = ("rpl_semi_sync_source", "rpl_semi_sync_replica")
-    #: It includes what was replicated.
+    #: It includes replicated transactions.
     POSITION = APPLIED = HISTORY = "gtid_executed"
     WAIT = "WAIT_FOR_EXECUTED_GTID_SET"
     #: It sets ``read_only`` too.

@@ -28,7 +28,7 @@ _BYTES = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
 
 
 class Replication(ABC):
-    """Statements about replication, and who may write, on one server.
+    """Statements about replication and write access on one server.
 
     Every method raises :exc:`~sqla_shard.exc.FleetServerError` if the server
     refuses a statement or does not respond in time.
@@ -95,7 +95,7 @@ class Replication(ABC):
     def __init__(self, admin: Admin) -> None:
         self.admin = admin
 
-    # -- who may write ----------------------------------------------------
+    # -- write access -----------------------------------------------------
 
     def is_read_only(self) -> bool:
         """Return whether the application cannot write."""
@@ -217,7 +217,7 @@ class Replication(ABC):
         """
 
     def committed(self) -> str:
-        """Return the position of all that the server has, while it is locked.
+        """Return the position of the server's whole content, while locked.
 
         Unlike :meth:`position`, it includes what a standby has applied before
         its binary log begins.  It is exact only while nothing commits.
@@ -454,7 +454,7 @@ class Replication(ABC):
         """
         return self.SEMI_SYNC
 
-    # -- what is on the server --------------------------------------------
+    # -- content of the server --------------------------------------------
 
     def configured(self, *names: str) -> dict[str, bool]:
         """Return whether each variable is set in the server's configuration.

@@ -1,4 +1,4 @@
-"""Checks of the doctor: who may write, and whether standbys follow."""
+"""Checks of the doctor: write access, and replication of standbys."""
 
 from __future__ import annotations
 

@@ -332,7 +332,7 @@ class Restore(Operation):
                 backup=str(self.plan.arguments["backup"]),
             )
 
-    # -- what they use ----------------------------------------------------
+    # -- helpers ----------------------------------------------------------
 
     def _look(self) -> None:
         """Stop if another process has taken over."""

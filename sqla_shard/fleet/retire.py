@@ -59,7 +59,7 @@ class Retire(Operation):
         return cls(fleet, plan).checked()
 
     def check(self) -> list[Problem]:
-        """Look who uses the server."""
+        """Look for sessions on the server."""
         target = str(self.plan.arguments["target"])
         if not is_address(target):
             text = f"{target!r} is not host:port of a server"

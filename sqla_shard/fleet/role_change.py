@@ -1,4 +1,4 @@
-"""Operations on the servers of a pair that change who may write."""
+"""Operations that change the writable server of a pair."""
 
 from __future__ import annotations
 

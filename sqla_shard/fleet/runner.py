@@ -194,7 +194,7 @@ class _Run:
         self._title = operation.plan.title
         #: Steps that this process found done, or in progress.
         self._found = {*hold.record.done, hold.record.step}
-        #: What the undoing could not restore.
+        #: Changes that the undo could not restore.
         self._left = ""
         operation.hold = hold
         operation.report = self._report
@@ -223,7 +223,7 @@ class _Run:
         return UndoRefusedError(operation=self._title, epoch=topology.epoch)
 
     def again(self) -> Result:
-        """Continue what another process has left."""
+        """Continue the operation of another process."""
         record = self._hold.record
         if record.step == UNDO and not self._has_published():
             return self.back()
@@ -273,7 +273,7 @@ class _Run:
             raise self._undo_refused(topology)
         self._tell(UNDO, "undo", "restore the state before the operation")
         try:
-            # The sessions may be what has failed.
+            # The sessions themselves may have failed.
             self._operation.disconnect()
             self._left = self._operation.undo() or ""
         except Exception as error:
@@ -316,7 +316,7 @@ class _Run:
         is_fenced = first < len(names) and (
             self._steps[first].critical or names[first] == PUBLISH
         )
-        # What the fence has promised may be over: repeat it.
+        # The guarantee of the fence may be over: repeat it.
         return min([first, *fence]) if is_fenced else first
 
     def _run(self, step: Step, *, is_recorded: bool) -> None:

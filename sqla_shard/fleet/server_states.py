@@ -114,7 +114,7 @@ def read_state(
 
     :param url: address and account.
     :param name: name of its pair.
-    :param address: what is shown of ``url``.
+    :param address: the displayed part of ``url``.
     :param timeout: seconds to connect, and to read.
     :raises FleetServerError: if the server does not respond.
     """

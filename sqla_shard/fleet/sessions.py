@@ -1,4 +1,4 @@
-"""Sessions of applications on a server: who has them, and ending them.
+"""Sessions of applications on a server: their owners, and killing them.
 
 A server knows the address of a client, its user, and its default database.
 With ``performance_schema = ON`` it knows the program and the process, too, if
@@ -204,7 +204,7 @@ def grouped(
 def described(
     sessions: Iterable[AppSession], known: Mapping[int, Program] | None = None
 ) -> str:
-    """Return who has sessions, for messages.
+    """Return the owners of sessions, for messages.
 
     :param known: see :func:`grouped`.
     """

@@ -1,4 +1,4 @@
-"""Checks of the doctor: settings, versions, clocks, and what is in use."""
+"""Checks of the doctor: settings, versions, clocks, and usage."""
 
 from __future__ import annotations
 

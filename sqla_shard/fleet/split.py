@@ -12,7 +12,7 @@ the topology is published, and both sides are opened.  Limits:
   application on the source are ended.
 - A write of a late client to the old home is an error of the server, never
   lost.  For that the application must have no global privileges or roles.
-- Each side has copies of the databases of the other, which nobody can use;
+- Each side has copies of the databases of the other, which are fenced;
   :mod:`sqla_shard.fleet.orphans` removes them.
 - Databases that move have no views, triggers, events, or foreign keys to
   others.
@@ -342,7 +342,7 @@ class Split(Operation):
         # A session that was lost cannot be used again.
         self.forget(*self._move.urls.values())
         self._fences.clear()
-        # First: until then nobody can write.
+        # First: until then no write is possible.
         try:
             self._fence_of(self._source).delete()
             self._source.open_writes()
@@ -467,7 +467,7 @@ class Split(Operation):
         position = source.position()
         self._reach(position, self._patience)
         target.stop()
-        # What root or an event has written since is seen here.
+        # Detects later writes of root or of an event.
         last, applied = source.position(), target.applied()
         if not (
             source.covers(position, last) and target.covers(applied, last)
@@ -485,7 +485,7 @@ class Split(Operation):
         target = self._target
         there = self.notes.get("wait", {}).get("domain")
         if there is None:
-            # The plan was begun by an older version.
+            # An older version made the plan.
             there = self._source.domain()
         own = target.server_id()
         if target.domain() == there:
@@ -553,7 +553,7 @@ class Split(Operation):
         }
 
         def look(role: str) -> None:
-            # What was lost meanwhile is not in order, even if it is back.
+            # A server that was lost meanwhile is reported, even if it is back.
             (reported if lost else problems).extend(self._wrong(role))
 
         reported += self._lost_at(
@@ -610,7 +610,7 @@ class Split(Operation):
         super().disconnect()
 
     def _wrong(self, role: str) -> list[str]:
-        """Return what is wrong with a server at the end.
+        """Return the problems of a server at the end.
 
         A standby may be connecting again: it is waited for.
         """
@@ -722,11 +722,11 @@ class Split(Operation):
         return [self._target, *standbys]
 
     def _fence_of(self, server: Replication) -> Fence:
-        """Return the fence of what moves."""
+        """Return the fence of the shards that move."""
         return self._fence(server, is_moving=True)
 
     def _staying_fence_of(self, server: Replication) -> Fence:
-        """Return the fence of what stays on the source."""
+        """Return the fence of the shards that stay on the source."""
         return self._fence(server, is_moving=False)
 
     def _fence(self, server: Replication, *, is_moving: bool) -> Fence:

@@ -142,7 +142,7 @@ def empty_problems(
 ) -> Iterator[Problem]:
     """Return why a server cannot replicate another from the first write.
 
-    :param remedy: what else can be done.
+    :param remedy: an alternative.
     """
     place = target.admin.name
     names = [
@@ -196,7 +196,7 @@ def schema_problems(
 
 
 def _objects(server: Replication, databases: Collection[str]) -> Iterator[str]:
-    """Yield sentences about what cannot move with its database."""
+    """Yield sentences about objects that cannot move with a database."""
     for what, sql in _NOT_MOVED.items():
         rows = _in_chunks(server, sql, sorted(databases))
         names = sorted({f"{schema}.{name}" for schema, name in rows})

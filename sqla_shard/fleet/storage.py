@@ -87,7 +87,7 @@ class DatabaseFile:
     :ivar file: name of the file.
     :ivar size: bytes of the file.
     :ivar sha256: of the file.
-    :ivar tables: what it contains.
+    :ivar tables: its tables.
     """
 
     keyspace: str
@@ -220,7 +220,7 @@ class Storage:
     # -- reading ----------------------------------------------------------
 
     def listing(self) -> Listing:
-        """Return what the folder contains; a damaged backup is a problem.
+        """Return the content of the folder; a damaged backup is a problem.
 
         :raises OSError: if the folder cannot be read.
         """
@@ -319,7 +319,7 @@ class Storage:
         :param keep_days: days for which each one stays.
         :param now: seconds since the epoch.
         :param dry_run: remove nothing.
-        :returns: names of what was removed, or would be.
+        :returns: names of the backups that were removed, or would be.
         :raises OSError: if the folder cannot be read, or a file not removed.
         """
         listing = self.listing()
@@ -389,7 +389,7 @@ def new_name(server: str) -> str:
 
 
 def file_name(text: str) -> str:
-    """Return a name for a file, with what paths reserve as ``%2F``."""
+    """Return a name for a file, with reserved characters as ``%2F``."""
     return quote(text, safe="")
 
 

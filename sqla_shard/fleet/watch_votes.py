@@ -74,7 +74,7 @@ class Sight:
     acks: Acknowledgements
 
     def later(self, seconds: float) -> Sight:
-        """Return what is still true of it some seconds later."""
+        """Return the part that still holds some seconds later."""
         if self.seen_ago is None:
             return self
         return replace(self, seen_ago=self.seen_ago + seconds)
@@ -151,10 +151,10 @@ def probe_of(sights: Collection[Sight], now: float) -> SemiSyncProbe | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """The watchers of a fleet, and what each of them sees.
+    """The watchers of a fleet, and their votes.
 
     :ivar leader: name of the watcher that leads; None if none does.
-    :ivar votes: what each sees, by its name and the address of the primary;
+    :ivar votes: the vote of each, by its name and the address of the primary;
         None if its vote is not valid.
     """
 
@@ -185,7 +185,7 @@ class Watched:
 
 
 def watched(fleet: Fleet) -> Watched:
-    """Return what the watchers of a fleet see.
+    """Return the votes of the watchers of a fleet.
 
     :param fleet: its topology must be in ZooKeeper.
     :raises TopologyUnavailableError: if ZooKeeper does not respond.
@@ -256,7 +256,7 @@ class Votes:
         self._store.commit(Create(self._mine, data, is_ephemeral=True))
 
     def collect(self) -> tuple[list[dict[str, Sight]], list[str]]:
-        """Return the votes that are renewed, and what is wrong with others.
+        """Return the votes that are renewed, and the problems of others.
 
         :returns: votes by the address of the primary, and a sentence for each
             that is not valid.
@@ -296,7 +296,7 @@ class Votes:
         return found, problems
 
     def leads(self) -> bool:
-        """Return whether this watcher leads; it does if nobody else does.
+        """Return whether this watcher leads; it does if no other one does.
 
         :raises TopologyUnavailableError: if ZooKeeper does not respond.
         """

@@ -116,7 +116,7 @@ class WatchReport:
     """Report of one look: its findings and actions.
 
     :ivar is_leader: whether this watcher leads.
-    :ivar lines: what is wrong, and what was done about it.
+    :ivar lines: the problems, and the actions taken.
     :ivar troubles: why the watcher itself could not work.
     """
 
@@ -263,7 +263,7 @@ class Watcher:
     def _act(
         self, view: _View, votes: Sequence[Mapping[str, Sight]]
     ) -> Iterator[str]:
-        """Yield what was done about a pair."""
+        """Yield the actions on a pair."""
         if view.sight().lost_for is not None:
             address = view.address
             sights = [vote[address] for vote in votes if address in vote]
@@ -290,7 +290,7 @@ class Watcher:
         )
 
     def _close_formers(self) -> list[str]:
-        """Return what was done about former primaries that are back."""
+        """Return the actions on former primaries that are back."""
         if time.monotonic() >= self._next:
             found = writable_formers(
                 self.fleet,
@@ -322,7 +322,7 @@ class Watcher:
         )
 
     def _decide(self, pair: Pair, sights: Sequence[Sight]) -> str:
-        """Return what was done about a lost primary, or why nothing was."""
+        """Return the action on a lost primary, or the reason for none."""
         policy = self.policy
         reason = doubt(
             sights, watchers=policy.watchers, dead_after=policy.dead_after
@@ -413,7 +413,7 @@ class Watcher:
         yield f"{_line(result)}; another watcher had started it"
 
     def _page(self, report: WatchReport) -> None:
-        """Run the hook for what is new."""
+        """Run the hook for new lines."""
         lines = (*report.lines, *report.troubles)
         for state, line in zip(report.state, lines, strict=True):
             if state not in self._paged:
@@ -460,7 +460,7 @@ class _View:
         return len(self._writable) == 2
 
     def sight(self) -> Sight:
-        """Return what is known about the primary."""
+        """Return the facts about the primary."""
         now = time.monotonic()
         return Sight(
             lost_for=None if self._lost is None else now - self._lost,
@@ -469,7 +469,7 @@ class _View:
         )
 
     def look(self) -> list[str]:
-        """Look at both servers; return what is wrong."""
+        """Look at both servers; return the problems."""
         name = self.pair.name
         self._writable.clear()
         lines = [*self._look_at_primary()]
@@ -505,7 +505,7 @@ class _View:
         begin = time.monotonic()
         found = replication_of(self._admin(self.pair.primary, "primary"))
         is_closed = found.is_read_only()
-        # The time is that of the begin: what follows may take long.
+        # The time is that of the start: the rest may take long.
         acks = self._look_at_acks(found)
         self._acks, self._seen, self._lost = acks, begin, None
         if not is_closed:

@@ -149,7 +149,7 @@ class ZooKeeperJournal:
         try:
             found = store.commit(first, hold.lock)
         except TopologyUnavailableError as error:
-            # Whether it has begun is unknown; the record tells.
+            # Whether it has begun is unknown; the record decides.
             try:
                 hold.check()
             except FleetLockLostError:
@@ -360,7 +360,7 @@ class _ZooKeeperHold:
                 note=self.record.publication_note(),
             )
         except TopologyConflictError:
-            # The lock may be what was lost.
+            # The lock itself may have been lost.
             self.check()
             raise
         return done.new

@@ -1,4 +1,4 @@
-"""The call of the task of a job, and what becomes of the job.
+"""The call of the task of a job, and the outcome of the job.
 
 A task with a session runs in a transaction that also acknowledges the job, by
 its last statement before COMMIT: either both take effect or neither.  If the

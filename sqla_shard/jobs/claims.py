@@ -1,4 +1,4 @@
-"""Claiming jobs, and what the holder of a claim may do with them.
+"""Claiming jobs, and updates of jobs by the holders of claims.
 
 A claim is a random token with a time at which it expires, by the clock of the
 server.  Whatever a holder writes is an UPDATE that matches the token, the
@@ -355,7 +355,7 @@ def _end(
 
 
 def reopened(pause: Any) -> dict[Any, Any]:
-    """Return what an attempt without success sets.
+    """Return the columns that an attempt without success sets.
 
     :param pause: the time of the next one, in SQL.
     """

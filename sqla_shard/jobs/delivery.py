@@ -1,4 +1,4 @@
-"""Delivery of what transactions have left: operations, cache invalidations.
+"""Delivery of pending operations and cache invalidations.
 
 A worker does it in addition to its jobs, with ``Worker(delivers=True)``: one
 daemon to deploy, not three.  One statement for a server looks for all of

@@ -265,12 +265,12 @@ class Exchanges:
             if found is not None:
                 lost += found.lost
                 count += 1
-        # Do not send again immediately what could not be written.
+        # Do not retry immediately outcomes that could not be written.
         self._oldest = monotonic() + _PAUSE
         return lost, count
 
     def settle(self) -> list[tuple[list[ClaimedJob], float]]:
-        """Find out what was committed; return the jobs that were claimed.
+        """Look up the outcome of a COMMIT; return the jobs that were claimed.
 
         Without it they would wait until their claims expire.
 

@@ -74,7 +74,7 @@ class Repeating:
         while not self._end.wait(jittered(*self._pause)):
             try:
                 self._function()
-            except Exception as error:  # Otherwise nobody would see it.
+            except Exception as error:  # Otherwise it would not be reported.
                 self._failed(error)
                 return
 
@@ -118,7 +118,7 @@ class Runners:
         self._queue.put(running)
 
     def take_back(self) -> list[RunningJob]:
-        """Return the jobs that have not begun; they are not run any more."""
+        """Return the jobs that have not started; they are not run any more."""
         found: list[RunningJob] = []
         if self._loop is not None:
             found += self._loop.take_back()

@@ -1,4 +1,4 @@
-"""The job that runs: what its task can do with it."""
+"""The job that runs, as its task can use it."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ _job = JOBS.c
 
 @lru_cache(maxsize=8)
 def _which(states: int) -> Any:
-    """Return a SELECT that tells of each state whether there is a row.
+    """Return a SELECT with a column for each state: whether it has rows.
 
     For each state a table is opened once: of thousands of shards most have no
     work, and that takes most of the time.  A statement with a LIMIT could not

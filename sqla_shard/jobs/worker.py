@@ -471,7 +471,7 @@ class Worker:
     def _deliver(self) -> None:
         done = deliver(self._cluster)
         self._report.delivered += done.applied + done.invalidated
-        # What persists is logged once, not every few seconds.
+        # A lasting error is logged once, not every few seconds.
         for line in done.troubles:
             if line not in self._undelivered:
                 _log.warning("%s", line, extra={"action": "deliver"})

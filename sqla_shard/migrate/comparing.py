@@ -1,4 +1,4 @@
-"""Passes that compare the rows of both sides, and repair what differs.
+"""Passes that compare the rows of both sides, and repair differences.
 
 The content of a row follows from its version.  So rows with the same version
 on both sides must be the same; if they are not, a row was written without a

@@ -379,7 +379,7 @@ def _tables_of(shape: Shape | None) -> tuple[str, ...]:
 def _ids(
     shape: Shape | None, binds: Sequence[Any], compiled: Any
 ) -> Iterator[tuple[int, Ids]]:
-    """Yield the positions of bind parameters with ids, and what they are."""
+    """Yield the positions of bind parameters with ids, and their kinds."""
     names = {bind.key: name for bind, name in compiled.bind_names.items()}
     if compiled.cache_key is not None:
         # The names are those of the statement that was compiled.

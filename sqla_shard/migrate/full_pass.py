@@ -130,7 +130,7 @@ class FullPass:
         return self._pass
 
     def _steps(self) -> Iterator[tuple[MovedRows, _Walk]]:
-        """Yield tables with what is done with their rows."""
+        """Yield tables with the action on their rows."""
         for one in self._move.tables.values():
             yield one, self._unmarked_rows
             yield one, self._marked_rows

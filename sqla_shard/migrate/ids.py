@@ -186,7 +186,7 @@ class IdMap:
                     gone[key] = images[key].version
                 elif mark.copied < images[key].version and key in proposed:
                     wanted[key] = proposed[key]
-            # Their marks are locked, so nobody else claims them.
+            # Their marks are locked, so no other transaction claims them.
             one.marks.set_ids(connection, wanted)
             found.update(wanted)
             one.marks.set_copied(connection, gone)

@@ -14,7 +14,7 @@ __all__ = ["lag_guard", "replicas"]
 
 
 def lag_guard(move: Move, seconds: float) -> LagGuard:
-    """Return what waits while a replica is behind.
+    """Return a guard that waits while a replica is behind.
 
     :param seconds: how far each may be behind.
     :raises MoveSetupError: if there is none.

@@ -173,7 +173,7 @@ class Move:
         )
 
     def watch(self, sessions: sessionmaker[Session]) -> None:
-        """Mark and copy what the application's sessions write.
+        """Mark and copy the writes of the application's sessions.
 
         :param sessions: their factory; :meth:`write` and :meth:`read` open
             sessions with it.
@@ -274,7 +274,7 @@ class Move:
             except SideClosedError:
                 if monotonic() > deadline:
                     raise
-            # The fences may be behind what is stored.
+            # The fences may be behind the stored stage.
             self._never.wait(_PAUSE)
             self._expires = 0.0
             progress = self.progress()

@@ -85,7 +85,7 @@ class MovePlan:
 
 
 def plan(move: Move) -> MovePlan:
-    """Return what a move will do; nothing is changed."""
+    """Return the plan of a move; nothing is changed."""
     tables = []
     with snapshot(move.engine) as connection:
         for one in move.tables.values():

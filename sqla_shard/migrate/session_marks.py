@@ -70,7 +70,7 @@ class Written(Generic[P]):
 
 
 class _SessionMarks(Generic[P]):
-    """Listeners that mark what sessions write.
+    """Listeners that mark the writes of sessions.
 
     :param tables: the tables of the move.
     :param copy: called after COMMIT with the rows that were written.
@@ -92,7 +92,7 @@ class _SessionMarks(Generic[P]):
         self._info = f"sqla_shard_written_{id(self)}"
         self._listeners: list[tuple[Any, str, Any]] = []
 
-    # -- what differs between the sides
+    # -- differences between the sides
 
     def _table_of(self, one: MovedRows) -> Any:
         raise NotImplementedError
@@ -289,7 +289,7 @@ class _SessionMarks(Generic[P]):
 
 
 class LegacyMarks(_SessionMarks[None]):
-    """Marks what the application's sessions write into the database.
+    """Marks the writes of the application's sessions into the database.
 
     :param bind: engine of the database.
     """
@@ -376,7 +376,7 @@ class LegacyMarks(_SessionMarks[None]):
 
 
 class ShardMarks(_SessionMarks[Place]):
-    """Marks what the sessions of a cluster write.
+    """Marks the writes of the sessions of a cluster.
 
     :param cluster: the cluster.
     """

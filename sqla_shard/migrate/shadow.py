@@ -157,7 +157,7 @@ class Shadow:
         self._written = perf_counter()
 
     def after_fork(self) -> None:
-        """Forget what the parent process has counted."""
+        """Reset the counters of the parent process."""
         self._reset()
 
     def __repr__(self) -> str:
@@ -206,7 +206,7 @@ class Shadow:
     # -- reports
 
     def report(self) -> Report:
-        """Return what was seen so far in this process.
+        """Return the report of this process so far.
 
         A statement is counted when its transaction sends the next one, or
         ends.
@@ -417,7 +417,7 @@ def _engine_of(target: Any) -> Any:
 
 
 def _flushed_columns(future: Future) -> dict[str, Any]:
-    """Return the columns of owned rows that say who owns them, by table."""
+    """Return the columns of owned rows that name the owner, by table."""
     return {
         str(one.table): (
             one,

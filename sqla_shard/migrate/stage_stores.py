@@ -212,7 +212,7 @@ class ZooKeeperStageStore:
 
     def write(self, new: Progress) -> None:
         """Store the next change."""
-        # kazoo is loaded by those who use ZooKeeper.
+        # kazoo is imported by users of ZooKeeper only.
         from sqla_shard.topology.zookeeper.publications import TOPOLOGY
         from sqla_shard.topology.zookeeper.store import Create
 

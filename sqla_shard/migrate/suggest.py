@@ -49,7 +49,7 @@ _ONE_SHARD: tuple[Outcome, ...] = ("single_shard", "any_shard", "lookup")
 
 @dataclass(frozen=True, kw_only=True)
 class Suggestion:
-    """A declaration, and what it would mean for the traffic.
+    """A declaration, and its effect on the traffic.
 
     :ivar declaration: the declaration.
     :ivar score: share of statements that one shard answers, 0 to 1.
@@ -302,7 +302,7 @@ class _Draft:
     def _references(
         self, objects: set[str], items: Sequence[Item]
     ) -> Iterator[Item]:
-        """Yield the tables that objects refer to, and nobody writes."""
+        """Yield the tables that objects refer to, and that are not written."""
         declared = {item.table for item in items}
         wanted = {
             _target(key)

@@ -284,7 +284,7 @@ class Switch:
         if forward and now.rules.truth is None:
             self._await_copies(now, timeout)
         elif now.rules.copies and STAGES[name].truth is None:
-            # Most of what waits is copied before writes wait.
+            # Most pending rows are copied before writes wait.
             copy_waiting(self._move, now)
         met = self.met(now) if forward else ()
         check_step(now, name, met=met)

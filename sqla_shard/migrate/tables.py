@@ -1,4 +1,4 @@
-"""The tables of a move: their rows on both sides, and what they refer to.
+"""The tables of a move: their rows on both sides, and their references.
 
 :class:`LegacyRows` are the rows in the database, by their primary keys;
 :class:`ShardObjects` are the objects of one virtual shard, by their ids.  Both
@@ -449,7 +449,7 @@ class ShardObjects(ShardPart):
     def write_first(
         self, connection: Connection, rows: Mapping[Key, Row]
     ) -> None:
-        """Insert objects that had no mark, without a look at what is there.
+        """Insert objects that had no mark, without reading existing rows.
 
         :raises IntegrityError: if one of them exists.
         """

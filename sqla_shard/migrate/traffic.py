@@ -38,7 +38,7 @@ __all__ = ["reduced", "statement_of"]
 
 
 def reduced(statement: Any) -> Traffic | None:
-    """Return what determines the shards of a statement; None if it has none.
+    """Return the key that determines the shards of a statement, or None.
 
     Conditions of subqueries count as those of the statement; OR is read only
     where all parts compare the same column.
