@@ -171,6 +171,17 @@ class Batch(Protocol):
         """
         ...
 
+    def creation(
+        self, statements: Sequence[str], defaults: Sequence[Any]
+    ) -> str | None:
+        """Return one statement that creates a table as several do.
+
+        :param statements: CREATE TABLE, and the statements after it.
+        :param defaults: the row of :meth:`defaults` where they were sent.
+        :returns: None if they are not known to be equal.
+        """
+        ...
+
     def definition(self, table: str) -> Statement:
         """Return the query of the definition of a table.
 

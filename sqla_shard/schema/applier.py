@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from functools import wraps
 from time import monotonic
 from typing import Any
@@ -40,6 +42,7 @@ from sqla_shard.schema.journal import Journal
 from sqla_shard.schema.journal import UnfinishedError
 from sqla_shard.schema.ledger import Entry
 from sqla_shard.schema.ledger import one_line
+from sqla_shard.schema.replay import new_tables
 from sqla_shard.schema.replay import NotAsPlannedError
 from sqla_shard.schema.replay import Plan
 from sqla_shard.schema.replay import PlannedStep
@@ -344,11 +347,16 @@ class Applier:
             and not self._settings.get("on_version_apply")
             and not self._settings.get("version_table_schema")
         ):
-            defaults, _ = batch.defaults()
+            query, _ = batch.defaults()
+            defaults = tuple(connection.exec_driver_sql(query).one())
+            creation = partial(batch.creation, defaults=defaults)
             self._plans[heads] = self._made[heads] = Plan(
                 first=self._first,
-                defaults=tuple(connection.exec_driver_sql(defaults).one()),
-                steps=tuple(steps),
+                defaults=defaults,
+                steps=tuple(
+                    replace(one, tables=new_tables(one.statements, creation))
+                    for one in steps
+                ),
                 own=tuple(ledger.creating_own_tables(connection.dialect)),
             )
 

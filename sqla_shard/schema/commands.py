@@ -40,6 +40,7 @@ from sqla_shard.schema.ledger import DONE
 from sqla_shard.schema.ledger import Entry
 from sqla_shard.schema.ledger import FAILED
 from sqla_shard.schema.ledger import FINISHED
+from sqla_shard.schema.ledger import last_sent
 from sqla_shard.schema.ledger import one_line
 from sqla_shard.schema.ledger import open_entries
 from sqla_shard.schema.ledger import took_effect
@@ -292,7 +293,7 @@ def _open_revision(
     entries = open_entries(connection)
     if not entries:
         return BEHIND, None  # The revision has finished since.
-    last = entries[-1]
+    last = last_sent(entries)[0]
     try:
         took_effect(connection, version.shard.place.backend.ddl, last)
     except InDoubtError as error:
@@ -381,7 +382,7 @@ def _record(
     entries = open_entries(connection)
     if not entries:
         raise SchemaError(f"no revision is unfinished on {shard} any more")
-    last = entries[-1]
+    last, *joined = last_sent(entries)
     values: dict[str, Any] = {"is_open": False, "state": FINISHED}
     of_last = LEDGER.c.id == last.id
     if answer is Answer.REVISION_DONE:
@@ -393,6 +394,15 @@ def _record(
             f"{last.step} failed between two statements on {shard}, so no "
             "statement is in doubt; answer with revision-done or "
             "revision-undone"
+        )
+    elif joined:
+        # The answer would be about the CREATE TABLE, or about an index.
+        raise SchemaError(
+            f"{last.step} was interrupted on {shard} in a CREATE TABLE with "
+            f"{len(joined)} index(es), which is not in doubt: the table "
+            "exists with all of them, or does not exist. Repeat the command, "
+            "or answer with revision-done or revision-undone: "
+            f"{one_line(last.statement)}"
         )
     else:
         state = DONE if answer is Answer.STATEMENT_DONE else UNDONE

@@ -11,7 +11,10 @@ the same connection and in the same transaction:
 - any other statement is committed before and after, so that its entry is in
   the ledger in any case; without a successor, its outcome is unknown.
 
-An entry with a successor has taken effect.  With the last COMMIT of the
+Entries of indexes that a CREATE TABLE creates with its table are inserted
+together with its entry, as joined: all of them have taken effect, or none.
+
+Any other entry with a successor has taken effect.  With the last COMMIT of the
 revision, which also writes alembic's version, the entries are closed.
 
 When a revision is run again after an interruption, statements that have taken
@@ -30,6 +33,7 @@ import json
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
@@ -55,6 +59,8 @@ from sqla_shard.schema.ledger import changed_tables
 from sqla_shard.schema.ledger import Entry
 from sqla_shard.schema.ledger import FAILED
 from sqla_shard.schema.ledger import FINISHED
+from sqla_shard.schema.ledger import JOINED
+from sqla_shard.schema.ledger import last_sent
 from sqla_shard.schema.ledger import now
 from sqla_shard.schema.ledger import one_line
 from sqla_shard.schema.ledger import open_entries
@@ -165,10 +171,11 @@ class Journal:
         self._reset()
         self._direction, self._revision = direction, revision
         if self.entries:
-            self._resume(self.entries[-1])
+            self._resume(last_sent(self.entries))
         self._listening = True
 
-    def _resume(self, last: Entry) -> None:
+    def _resume(self, sent: Sequence[Entry]) -> None:
+        last = sent[0]
         if (last.direction, last.revision) != (
             self._direction,
             self._revision,
@@ -177,11 +184,9 @@ class Journal:
         if took_effect(self._connection, self._ddl, last):
             self._skipped = self.entries
             return
-        self._skipped = self.entries[:-1]
+        self._skipped = self.entries[: -len(sent)]
         with self._unrecorded():
-            self._connection.execute(
-                delete(LEDGER).where(LEDGER.c.id == last.id)
-            )
+            self._delete(sent)
             # Mark these as finished: the entry that proved it was deleted.
             self._connection.execute(
                 update(LEDGER)
@@ -191,6 +196,10 @@ class Journal:
             # A rollback of a later statement must not restore the entry.
             self._commit()
 
+    def _delete(self, entries: Iterable[Entry]) -> None:
+        ids = [entry.id for entry in entries]
+        self._connection.execute(delete(LEDGER).where(LEDGER.c.id.in_(ids)))
+
     def check_finished(self, reason: str) -> None:
         """Check that no revision is unfinished.
 
@@ -199,7 +208,7 @@ class Journal:
         """
         if self.entries:
             raise self._unfinished(
-                self.entries[-1], f"{reason}; finish it first"
+                last_sent(self.entries)[0], f"{reason}; finish it first"
             )
 
     @staticmethod
@@ -255,7 +264,7 @@ class Journal:
         self.entries = open_entries(self._connection)
         if not self.entries:
             return
-        last = self.entries[-1]
+        last = last_sent(self.entries)[0]
         # Put the first error first: an operator needs it most.
         before = last.error or ""
         if error not in before:
@@ -279,7 +288,9 @@ class Journal:
             and last is not None
             and last.number == self._number - 1
         ):
-            done = self.entries[:-1]
+            last, *joined = last_sent(self.entries)
+            done = self.entries[: -1 - len(joined)]
+            self._delete(joined)
             before = last.tables_before
             if before is not None and not changed_tables(
                 self._connection, self._ddl, json.loads(before)
@@ -307,7 +318,7 @@ class Journal:
         entries = open_entries(self._connection)
         try:
             if entries:
-                took_effect(self._connection, self._ddl, entries[-1])
+                took_effect(self._connection, self._ddl, last_sent(entries)[0])
         except InDoubtError as error:
             return error
         return None
@@ -327,15 +338,39 @@ class Journal:
         """Return the INSERT of the entry of a statement."""
         return str(self._new), self._values(number, statement, before)
 
+    def joined_entries(
+        self, statements: Iterable[str], before: str
+    ) -> tuple[int, Statement]:
+        """Return the INSERT of the entries of one CREATE TABLE.
+
+        :param statements: CREATE TABLE, and those of its indexes.
+        :param before: the proof of the first one.
+        :returns: the number of the last entry, and the statement.
+        :raises Interrupted: if the run has to stop.
+        """
+        values: list[Any] = []
+        count = number = 0
+        for statement in statements:
+            number = self.next_entry(statement, read(statement))
+            proof = (None, JOINED) if count else (before, STARTED)
+            values += self._values(number, statement, *proof)
+            count += 1
+        inserted, _, row = str(self._new).partition(" VALUES ")
+        text = f"{inserted} VALUES {', '.join([row] * count)}"
+        return number, (text, tuple(values))
+
     def started(self, number: int) -> None:
         """Note that the entry was inserted, and its statement was sent."""
         self._number = number + 1
         self._in_flight = True
 
-    def ended(self) -> None:
-        """Note that the statement of the last entry has ended."""
+    def ended(self, count: int = 1) -> None:
+        """Note that the statement of the last entry has ended.
+
+        :param count: number of entries of the statement.
+        """
         self._in_flight = False
-        self.count += 1
+        self.count += count
 
     @staticmethod
     def closing() -> Statement:

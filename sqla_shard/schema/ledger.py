@@ -55,6 +55,7 @@ __all__ = [
     "DONE",
     "FAILED",
     "FINISHED",
+    "JOINED",
     "STARTED",
     "UNDONE",
     "VERSION_TABLE",
@@ -64,6 +65,7 @@ __all__ = [
     "changed_tables",
     "creating_own_tables",
     "finish_mark",
+    "last_sent",
     "now",
     "one_line",
     "open_entries",
@@ -194,6 +196,8 @@ def _run(connection: Connection) -> None:
 
 #: States of a statement.
 STARTED = "started"
+#: Of an index that was created by the CREATE TABLE of the entry before it.
+JOINED = "joined"
 FAILED = "failed"
 FINISHED = "finished"
 #: States that an operator has set for a statement in doubt.
@@ -241,6 +245,20 @@ def open_entries(connection: Connection) -> list[Entry]:
     return [Entry(**row._mapping) for row in connection.execute(_OPEN)]
 
 
+def last_sent(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """Return the entries of the statement that was sent last.
+
+    They are several if it was a CREATE TABLE with indexes: all of them have
+    taken effect, or none.  The first one shows which.
+
+    :param entries: the open entries, in order; at least one.
+    """
+    first = len(entries) - 1
+    while first and entries[first].state == JOINED:
+        first -= 1
+    return entries[first:]
+
+
 def one_line(statement: str) -> str:
     """Return a statement on one line, shortened for a message."""
     line = " ".join(statement.split())
@@ -250,7 +268,7 @@ def one_line(statement: str) -> str:
 def took_effect(connection: Connection, ddl: DDL, last: Entry) -> bool:
     """Return whether the last entry of a revision has taken effect.
 
-    :param last: the entry without a successor.
+    :param last: the first entry of :func:`last_sent`.
     :raises InDoubtError: if the database proves neither.
     """
     if last.state in (DONE, UNDONE, FINISHED):

@@ -6,12 +6,14 @@ are at the same revisions the plan is sent in packets of several statements:
 
 1. the lock, the defaults of the database, the open entries of the ledger, the
    revisions, and the definition of the first table;
-2. the entry of a statement and the statement itself; with the last one of a
+2. the entry of a statement and the statement itself, or the entries of a new
+   table and its indexes and one CREATE TABLE; with the last one of a
    revision, the new version, and the end of the entries;
 3. COMMIT, and after the last revision the release of the lock.
 
-The server executes the same statements, in the same order, as without a plan,
-and stops at the first that fails.  The definition of a table that exists is
+Apart from indexes that are created with their table, the server executes the
+same statements, in the same order, as without a plan, and stops at the first
+that fails.  The definition of a table that exists is
 read between two packets, so each ALTER TABLE is in a packet of its own.
 
 If the first packet finds a shard in another state, alembic runs there.
@@ -21,9 +23,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -40,7 +44,14 @@ from sqla_shard.schema.effects import StatementProperties
 from sqla_shard.schema.journal import Journal
 from sqla_shard.schema.versions import Version
 
-__all__ = ["NotAsPlannedError", "Plan", "PlannedStep", "Replay"]
+__all__ = [
+    "NewTable",
+    "NotAsPlannedError",
+    "Plan",
+    "PlannedStep",
+    "Replay",
+    "new_tables",
+]
 
 _OPEN = f"SELECT 1 FROM {LEDGER.name} WHERE is_open LIMIT 1"  # noqa: S608 - a constant
 
@@ -52,10 +63,25 @@ class NotAsPlannedError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NewTable:
+    """Statements that one CREATE TABLE replaces where the table is new.
+
+    :ivar name: name of the table, not quoted.
+    :ivar count: number of the statements.
+    :ivar creation: the CREATE TABLE.
+    """
+
+    name: str
+    count: int
+    creation: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlannedStep:
     """The statements that a static revision sends to every shard.
 
     :ivar statements: the statements of the revision.
+    :ivar tables: the new tables, by the position of their first statement.
     :ivar versions: those of alembic that record its revision.
     :ivar title: its name in the report.
     """
@@ -65,6 +91,7 @@ class PlannedStep:
     statements: tuple[str, ...]
     versions: tuple[str, ...]
     title: str
+    tables: Mapping[int, NewTable] = field(default_factory=dict)
 
     @property
     def is_plain(self) -> bool:
@@ -91,6 +118,39 @@ class Plan:
     def statements(self) -> list[str]:
         """The statements of all revisions."""
         return [one for step in self.steps for one in step.statements]
+
+
+def new_tables(
+    statements: Sequence[str],
+    creation: Callable[[Sequence[str]], str | None],
+) -> dict[int, NewTable]:
+    """Return the tables that can be created with the indexes that follow.
+
+    :param statements: the statements of a revision; each names one table.
+    :param creation: :meth:`.Batch.creation`.
+    """
+    found: dict[int, NewTable] = {}
+    first = 0
+    while first < len(statements):
+        properties = read(statements[first])
+        (table,) = properties.tables
+        last = first + 1
+        while properties.creates_table and last < len(statements):
+            after = read(statements[last])
+            if after.creates_table or after.tables != (table,):
+                break
+            last += 1
+        # As many of the statements after it as can be joined.
+        while last > first + 1:
+            text = creation(statements[first:last])
+            if text is not None:
+                found[first] = NewTable(
+                    name=table.strip("`"), count=last - first, creation=text
+                )
+                break
+            last -= 1
+        first = last
+    return found
 
 
 class Replay:
@@ -199,7 +259,14 @@ class Replay:
         journal = self._journal
         journal.begin(step.direction, step.revision)
         journal.mute()
-        for statement in step.statements:
+        done = 0
+        while done < len(step.statements):
+            table = step.tables.get(done)
+            if table is not None and table.name not in self._names:
+                self._create(table, step.statements[done:])
+                done += table.count
+                continue
+            statement = step.statements[done]
             properties = read(statement)
             before = self._before(properties)
             number = journal.next_entry(statement, properties)
@@ -207,12 +274,23 @@ class Replay:
                 journal.entry(number, statement, json.dumps(before)),
                 partial(self._started, number),
             )
-            self._add((statement, ()), self._ended)
+            self._add((statement, ()), partial(self._ended, 1))
+            done += 1
         for statement in step.versions:
             self._add((statement, ()), self._check_version)
         if step.statements:
             self._add(journal.closing())
         self._flush()
+
+    def _create(self, table: NewTable, statements: Sequence[str]) -> None:
+        """Create a table with its indexes."""
+        self._names.add(table.name)
+        before = json.dumps(dict.fromkeys(read(statements[0]).tables))
+        number, entries = self._journal.joined_entries(
+            statements[: table.count], before
+        )
+        self._add(entries, partial(self._started, number))
+        self._add((table.creation, ()), partial(self._ended, table.count))
 
     def _before(self, properties: StatementProperties) -> dict[str, Any]:
         """Return the definition of the table before a statement."""
@@ -239,8 +317,8 @@ class Replay:
     def _started(self, number: int, count: int, rows: Sequence[Any]) -> None:
         self._journal.started(number)
 
-    def _ended(self, count: int, rows: Sequence[Any]) -> None:
-        self._journal.ended()
+    def _ended(self, entries: int, count: int, rows: Sequence[Any]) -> None:
+        self._journal.ended(entries)
 
     def _check_version(self, count: int, rows: Sequence[Any]) -> None:
         if count != 1:

@@ -31,6 +31,8 @@ from sqla_shard.outbox.tables import METADATA
 from sqla_shard.schema import ledger
 from sqla_shard.schema.journal import Interrupted
 from sqla_shard.schema.journal import Journal
+from sqla_shard.schema.replay import new_tables
+from sqla_shard.schema.replay import NewTable
 from sqla_shard.schema.replay import NotAsPlannedError
 from sqla_shard.schema.replay import Plan
 from sqla_shard.schema.replay import PlannedStep
@@ -88,6 +90,23 @@ SEVERAL = Plan(
     ),
 )
 
+BY_ID = "CREATE INDEX by_id ON pins (id)"
+JOINED = "CREATE TABLE pins (id INTEGER, KEY by_id (id))"
+TABLES = Plan(
+    first=(NEW_TABLE,),
+    defaults=NEW.defaults,
+    steps=(
+        PlannedStep(
+            direction="upgrade",
+            revision="a",
+            statements=(PINS, BY_ID, BOARDS),
+            versions=(f"INSERT INTO {VERSIONS} VALUES ('a')",),
+            title="upgrade of a",
+            tables={0: NewTable(name="pins", count=2, creation=JOINED)},
+        ),
+    ),
+)
+
 Result = tuple[int, Sequence[Any]]
 
 
@@ -139,6 +158,11 @@ class Packets(Batch):
     def defaults(self) -> Statement:
         return "defaults", ()
 
+    def creation(
+        self, statements: Sequence[str], defaults: Sequence[Any]
+    ) -> str | None:
+        raise NotImplementedError
+
     def definition(self, table: str) -> Statement:
         return f"define {table}", ()
 
@@ -152,6 +176,12 @@ class Packets(Batch):
 def _short(statement: str, parameters: Sequence[Any]) -> str:
     """Show an entry of the ledger by its number, statement and proof."""
     if statement.startswith("INSERT INTO sqla_shard_ledger"):
+        found = [parameters[i : i + 11] for i in range(0, len(parameters), 11)]
+        if len(found) > 1:
+            assert statement.count("(") == len(found) + 1
+            assert [one[6] for one in found[1:]] == [None] * (len(found) - 1)
+            shown = [f"{one[2]} {one[3]} {one[4]}" for one in found]
+            return f"entries {', '.join(shown)} after {found[0][6]}"
         _, _, number, _, text, _, before, *_ = parameters
         return f"entry {number} {text} after {before}"
     if statement.startswith("UPDATE sqla_shard_ledger"):
@@ -295,6 +325,82 @@ def test_a_table_that_is_there_already_is_read_too(given: Given) -> None:
         f'entry 0 {PINS} after {{"pins": "as created!"}}',
         f'entry 1 {BOARDS} after {{"boards": null}}',
     ]
+
+
+def test_a_table_is_created_with_its_indexes(given: Given) -> None:
+    seen: list[tuple[bool, int]] = []
+    journal = given.journal
+    given.packets.on_result = lambda statement: seen.append(
+        (journal.is_running, journal.count)
+    )
+    given.run(TABLES)
+    position, tables, _ = given.packets.sent
+    assert tables == [
+        NEW_TABLE,
+        f'entries 0 started {PINS}, 1 joined {BY_ID} after {{"pins": null}}',
+        JOINED,
+        f'entry 2 {BOARDS} after {{"boards": null}}',
+        BOARDS,
+        f"INSERT INTO {VERSIONS} VALUES ('a')",
+        "close entries",
+    ]
+    assert seen[len(position) :][: len(tables)] == [
+        (False, 0),
+        (False, 0),
+        (True, 0),
+        (False, 2),
+        (True, 2),
+        (False, 3),
+        (False, 3),
+    ]
+
+
+def test_a_new_table_that_exists_already(given: Given) -> None:
+    given.packets.results["names"] = 1, [("pins",)]
+    given.run(TABLES)
+    sent = _all(given)
+    assert JOINED not in sent
+    assert [one for one in sent if one in (PINS, BY_ID, BOARDS)] == [
+        PINS,
+        BY_ID,
+        BOARDS,
+    ]
+    assert f'entry 1 {BY_ID} after {{"pins": "as created!"}}' in sent
+
+
+def test_a_stop_before_new_tables(given: Given) -> None:
+    given.journal.stop = True
+    with pytest.raises(Interrupted):
+        given.run(TABLES)
+    assert not {NEW_TABLE, JOINED} & set(_all(given))
+
+
+@pytest.mark.parametrize(
+    ("statements", "found"),
+    [
+        ((PINS,), {}),
+        ((PINS, BY_ID, INDEX, BOARDS), {0: ("pins", 3)}),
+        ((BOARDS, PINS, BY_ID), {1: ("pins", 2)}),
+        # The index after another change of the table is apart.
+        ((PINS, BY_ID, LIKES, INDEX), {0: ("pins", 2)}),
+        ((PINS, LIKES, INDEX), {}),
+        ((PINS, BOARDS, BY_ID), {}),
+        ((BY_ID, INDEX), {}),
+        ((LIKES,), {}),
+        ((), {}),
+    ],
+)
+def test_which_statements_are_joined(
+    statements: tuple[str, ...], found: dict[int, tuple[str, int]]
+) -> None:
+    def creation(given: Sequence[str]) -> str | None:
+        return None if LIKES in given else f"of {len(given)}"
+
+    tables = new_tables(statements, creation)
+    assert {
+        first: (table.name, table.count) for first, table in tables.items()
+    } == found
+    assert all(one.creation == f"of {one.count}" for one in tables.values())
 
 
 def test_a_table_that_is_missing(given: Given) -> None:

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects.base import Batch
 from sqla_shard.dialects.base import Statement
+from sqla_shard.dialects.mysql.new_tables import creation_of
 
 __all__ = ["NO_SUCH_TABLE", "MySQLBatch", "digest_of", "lock_name"]
 
@@ -127,6 +128,15 @@ class MySQLBatch(Batch):
     def defaults(self) -> Statement:
         """Read the version, ``sql_mode``, and how tables are stored."""
         return f"SELECT {_DEFAULTS}", ()
+
+    def creation(
+        self, statements: Sequence[str], defaults: Sequence[Any]
+    ) -> str | None:
+        """Put the indexes into CREATE TABLE, for InnoDB on MariaDB."""
+        dialect: Any = self._connection.dialect
+        if not dialect.is_mariadb or "InnoDB" not in defaults[0].split(" "):
+            return None
+        return creation_of(statements)
 
     def definition(self, table: str) -> Statement:
         """Read ``SHOW CREATE TABLE``."""
