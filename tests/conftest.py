@@ -254,7 +254,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
 def pytest_testnodedown(node: Any) -> None:
-    # All have left out the same, and pytest-xdist tells nobody.
+    # All have deselected the same tests, which pytest-xdist does not report.
     terminal = node.config.pluginmanager.get_plugin("terminalreporter")
     output = getattr(node, "workeroutput", {})  # none after a crash
     if terminal is not None and "sqla_shard_deselected" in output:

@@ -82,7 +82,7 @@ class Block:
 
     :ivar line: number of its first line of code.
     :ivar file: the file that it is, if it has a name.
-    :ivar reason: why it is not run, if a comment says so.
+    :ivar reason: why it is not run, as its comment states.
     """
 
     page: Path

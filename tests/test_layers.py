@@ -50,7 +50,7 @@ LAYERS = {
     "dashboard": "alembic flask sqlalchemy werkzeug",
     "ext": "click flask opentelemetry sqlalchemy werkzeug",
     "testing": "greenlet pymysql pytest sqlalchemy",
-    # The front door: everything but what is loaded by those who use it.
+    # The front door: everything except for optional modules.
     "api": "",
     "__init__": "",
     # It uses the front door.
@@ -89,7 +89,7 @@ PLACES = {
     "zstandard": "sqla_shard.types.compression",
 }
 
-# Loaded by those who use them, never by `import sqla_shard`.
+# Optional modules, never loaded by `import sqla_shard`.
 OPTIONAL = (
     "aiosqlite",
     "alembic",

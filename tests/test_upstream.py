@@ -2,7 +2,7 @@
 
 They come from the source distribution of each version, which is fetched
 once.  Of the two minor versions that are supported, one is installed; the
-other is installed beside it, for these tests alone.
+other is installed in a directory of its own, for these tests alone.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """A breakdown of the time that one way of doing something takes.
 
 Three clocks tell waiting from working: the time that passes, the time that
-the session's thread works, and what other threads of the process work.  Then
-the work of the session's thread is divided among those who do it.  A profile
-slows down what makes many calls; so it gives shares, which are applied to the
-time that was measured without one.  At the end are shares of the time that
-passes, by those who have the cost.
+the session's thread works, and the work of other threads of the process.  Then
+the work of the session's thread is divided among packages.  A profile slows
+down code with many calls; so it gives shares, which are applied to the time
+that was measured without one.  At the end are shares of the elapsed time, by
+package.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["show"]
 
 _TURNS = 500
 
-# Those who have the cost, in the order of a statement's way.
+# The parts of the cost, in the order in which a statement passes them.
 _SERVER = "server and sockets"
 _DRIVER = "driver, or memcached client"
 _CORE = "SQLAlchemy Core"

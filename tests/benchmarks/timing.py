@@ -1,7 +1,7 @@
 """Comparing ways of doing the same thing, in one run.
 
 Machines are noisy and differ; so the ways take turns, and what is reported
-beside the time is the median of the ratios within each turn.
+in addition to the time is the median of the ratios within each turn.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class _Quiet(WSGIRequestHandler):
 class Site:
     """The application over a cluster, served by a thread of this process.
 
-    :param cluster: closed by whoever made it, after the site.
+    :param cluster: closed by the caller, after the site.
     :param lab: of the demo; None for an application without one.
     """
 

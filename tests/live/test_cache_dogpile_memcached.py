@@ -59,7 +59,7 @@ class Suite:
 
 
 class Clock:
-    """Time that passes for who sleeps, and at no other time."""
+    """A clock that advances by sleep() only."""
 
     def __init__(self):
         self.now = time.time()

@@ -128,7 +128,7 @@ def test_a_healthy_fleet_gives_no_warning(doctor):
     json.dumps(report.as_dict())
 
 
-# -- who may write ----------------------------------------------------------
+# -- write access -----------------------------------------------------------
 
 
 def test_two_writable_servers_are_the_first_line(doctor, pair, pairs):

@@ -407,7 +407,7 @@ def without_fence(scene, load, monkeypatch):
     apply(scene.fleet, plan)
     # Later steps may have closed it.
     old.root_execute("SET GLOBAL read_only = 0")
-    # Those who do not follow the topology go on where they were.
+    # Processes that do not follow the topology still use the old servers.
     scene.late.wait_for_acks(1)
 
 

@@ -1,8 +1,8 @@
 """Operations on other shards, while servers and processes are killed.
 
 Writers are processes, killed with SIGKILL at any moment; so are the workers
-that repair beside them, and the servers (:mod:`tests.servers.sums`).  In the
-end each transaction is there on all four shards once, or nowhere.
+that repair meanwhile, and the servers (:mod:`tests.servers.sums`).  In the end
+each transaction is there on all four shards once, or nowhere.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def test_all_or_nothing_once(
     effect: Counter[tuple[str, bool]] = Counter()
     for token, (outcome, _) in logged.items():
         effect[outcome, token in there] += 1
-    # Nothing is there that nobody has written, or that was reported as
+    # No row is there that was never written, or that was reported as
     # failed; all is there that was reported as done.
     assert {*there} <= {*logged}
     assert effect["failed", True] == effect["done", False] == 0

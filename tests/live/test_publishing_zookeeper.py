@@ -441,7 +441,7 @@ def test_a_reset_reaches_those_who_have_the_highest_epoch(
         publisher.reset(topology(1, shards=6))
 
 
-# -- who may write
+# -- write access
 
 
 def test_nodes_belong_to_who_published(location, monkeypatch):
@@ -481,7 +481,7 @@ MINE = make_digest_acl("me", SECRET, all=True)
 
 
 def acls(client, *nodes):
-    """Return the ACL of each node, as one who may see them in full."""
+    """Return the ACL of each node, read with full permissions."""
     client.add_auth("digest", f"me:{SECRET}")
     return [set(client.get_acls(node)[0]) for node in nodes]
 
@@ -543,7 +543,7 @@ def test_an_invalid_acl_is_refused(location, acl):
 
 
 def test_an_acl_that_cannot_be_seen_in_full(location, client, monkeypatch):
-    """Digests are hidden from those who may not change the ACL."""
+    """Digests are hidden from clients that may not change the ACL."""
     with Publisher(location) as publisher:
         publisher.publish(topology(1))
     me = make_digest_acl("me", SECRET, read=True, write=True)

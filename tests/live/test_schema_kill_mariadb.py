@@ -112,7 +112,7 @@ def expected(project):
 
 
 def check(project):
-    """Assert that every statement took effect once, and the ledger says so."""
+    """Assert that every statement took effect once, as in the ledger."""
     tables, rows = expected(project)
     wanted = Counter(
         [("0001", number) for number in range(len(FIRST))]

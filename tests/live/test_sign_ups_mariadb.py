@@ -1,4 +1,4 @@
-"""Many who want one name: sign-ups on objects' servers and keys' servers."""
+"""Many sign-ups with one name, on objects' servers and keys' servers."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_two_hundred_for_twenty_names(cluster, rng, say):
     rows = rows_of(cluster, UserEmail)
     assert {key: row.user_id for key, row in rows.items()} == winners
     assert len(set(winners.values())) == NAMES
-    # Those who had crashed come back: too late, and nothing of them stays.
+    # Crashed sign-ups resume too late, and none of their rows stay.
     before = users(cluster)
     for _, claim in first.left:
         user = cluster.run(new_user, "late")

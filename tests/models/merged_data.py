@@ -59,7 +59,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "price": tuple(map(Decimal, _DECIMALS)),
     # Sums of these are exact, in whatever order they are added.
     "weight": (-0.5, 0.0, 0.25, 1e6, 3.5, 1.0),
-    # Not to be told apart by the six digits that a FLOAT is shown with.
+    # Equal in the six digits that a FLOAT is displayed with.
     "size": (0.5, 16777215.0, 16777214.0, -0.25, 2.0),
     "sold": (True, False),
     "day": _DAYS,

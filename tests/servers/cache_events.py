@@ -76,8 +76,8 @@ class Event:
 class Stale:
     """A read that is older than earlier reads, or has unwritten values.
 
-    :ivar than: the event that knew more; None for a set, or where nobody had
-        written yet what was read.
+    :ivar than: the newer event; None for a set, or if the value that was read
+        had not been written yet.
     :ivar known: the version that it should have known.
     :ivar ids: of a set: those that it should have found, or should not have.
     """

@@ -1,8 +1,8 @@
 """Checks that reads of a set return its written members.
 
-Ids come, and go for good.  One that is known to be there must be found until
-its removal begins; one that is known to be gone, or that nobody has begun to
-put there, must not.
+Ids are added, and removed for good.  One that is known to be there must be
+found until its removal begins; one that is known to be gone, or whose addition
+has not begun, must not.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class _Known:
     """Knowledge of a set at some time.
 
     :ivar there: have been there, and are not known to be gone.
-    :ivar maybe: somebody has begun to put them there.
-    :ivar leaving: somebody has begun to remove them.
+    :ivar maybe: their addition has begun.
+    :ivar leaving: their removal has begun.
     :ivar gone: known to be gone.
     """
 

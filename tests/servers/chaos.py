@@ -42,7 +42,7 @@ PATIENCE = 60.0
 DATABASE = "db_chaos_{shard:05d}"
 #: Short, so that tests need not wait for what takes ten seconds otherwise.
 SESSION = 2.0
-#: For who outlives a machine that stands still for a second.
+#: Generous enough for a machine that stops for a second.
 LONG_SESSION = 30.0
 
 

@@ -63,7 +63,7 @@ def commands(
 
 
 _NO_MOVE = "examples.microblog.single.models:Base"
-#: The commands of a move by name, with the arguments of one that is none.
+#: The commands of a move by name, with the arguments of one that is invalid.
 MOVE_COMMANDS = {
     "plan": _NO_MOVE,
     "status": _NO_MOVE,

@@ -35,7 +35,7 @@ class FleetPairs:
 
     :param folder: where the topology is written.
     :param pairs: number of pairs in the topology, ``server1`` and so on.
-    :param spare: number of pairs beside the topology, which have no shards;
+    :param spare: number of pairs outside of the topology, without shards;
         they are named after those.
     :param shards: number of virtual shards, evenly over the pairs.
     :param fast: whether a power failure may lose commits.

@@ -497,7 +497,7 @@ def _check_old(rows: Rows, size: Size) -> None:
 
 
 def _check_follows(rows: Rows, folder: Path) -> None:
-    """Compare who follows whom with the last writes of each process."""
+    """Compare the follows with the last writes of each process."""
     last: dict[str, list[str]] = {}
     for path in folder.glob("journal-*"):
         for line in path.read_text().splitlines():

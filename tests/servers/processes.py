@@ -39,7 +39,7 @@ def sockets_of(pid: int, table: str) -> list[str]:
 def state_of(pid: int) -> str:
     """Return the state of a process as a letter; Z when it has ended.
 
-    Nobody may be there to ask for the status of one that has.
+    An ended process stays if its parent does not read its status.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()

@@ -82,7 +82,7 @@ def own_fleet() -> Any:
 
 @operation("tests.sums.add")
 def add(session: ShardSession, sum_id: int, of: int, token: str) -> None:
-    """Increment a counter, and add an element beside it."""
+    """Increment a counter, and add an element on the same shard."""
     more = update(Sum).where(Sum.id == sum_id).values(n=Sum.n + 1)
     session.execute(more)
     shard_id = unpack(sum_id).shard_id

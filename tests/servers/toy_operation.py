@@ -1,6 +1,6 @@
 """An operation that changes files, and processes that run it and are killed.
 
-The folder of its plan has ``log``, with a line for each step that was begun
+The folder of its plan has ``log``, with a line for each step that was started
 or done and its process, and ``state``, the files that stand for servers.
 """
 

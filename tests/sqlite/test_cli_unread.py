@@ -49,7 +49,7 @@ class TestWithoutFiles(unread.Unread):
     OTHERWISE: ClassVar[dict[str, dict[str, Any]]] = {
         # It looks for missing databases.
         "schema verify": {"status": FAILED, "most": 0},
-        # It makes files, beside those that are missing.
+        # It creates files in addition to the missing ones.
         "schema -c {dir}/alembic.ini provision --topology {dir}/new.json": {
             "status": FAILED,
             "most": 0,

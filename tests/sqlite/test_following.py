@@ -706,7 +706,7 @@ def test_a_transaction_of_a_loop_is_repeated(
 def test_idle_pools_of_loops_are_drained_without_a_request(
     cluster: Cluster, places: Places
 ) -> None:
-    """A loop that does something else takes the topology all the same."""
+    """A loop that runs other tasks adopts the topology nevertheless."""
     ready, changed = threading.Barrier(4), threading.Event()
     errors: list[BaseException] = []
 

@@ -54,7 +54,7 @@ class TestOnShards(Microblog):
 
 
 def test_few_lines_have_changed() -> None:
-    """Lines that were added, and those that were taken away."""
+    """Lines that were added, and those that were removed."""
     changed = 0
     for before in sorted((ROOT / "single").glob("*.py")):
         after = ROOT / "sharded" / before.name

@@ -153,7 +153,7 @@ def test_following_a_board(
 ) -> None:
     board_id = visitor.add_board("Boats")
     path = f"/boards/{board_id}"
-    # Nobody follows, and nobody follows a board of their own.
+    # Follows without a sign-in, and of a board of the user.
     for reader in (visitor, nobody):
         assert 'data-form="follow"' not in reader.get(path)
     visitor.refused(409, f"{path}/follow")

@@ -609,7 +609,7 @@ class Lists(Suite):
             assert self.ask(cluster, board_pins, board, 0, 5) == ids
             with cluster.session() as session:
                 assert BoardHasPins.count(session, board) == len(ids)
-            # With which who appends puts the longer list there.
+            # An append caches the longer list with it.
             ids = self.fill(cluster, board, 1) + ids
 
     def test_changed_while_it_reads(self, cluster, cache, board):

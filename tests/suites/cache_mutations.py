@@ -440,7 +440,7 @@ class Mutated(Suite):
                 assert first == second == expected, value
                 read(case)
                 assert of.get(case.key) == before, value
-        # Both are told apart: neither is all that there is.
+        # Both are distinguished: neither is the whole content.
         assert gone > kept > 0
 
 
@@ -586,7 +586,7 @@ class WrongCells(Suite):
             for _ in range(3):
                 assert read() == expected
             assert value_of(cluster, key, "lists") == value, wrong
-            # Nor is it believed by who puts a longer one in its place.
+            # Nor is it used by an append, which caches a longer list.
             poison(cluster, key, tag + json.dumps(wrong).encode(), "lists")
             changed(cluster, BoardHasPins.remove, board, pins[-1])
             changed(cluster, BoardHasPins.append, board, pins[-1])

@@ -1,6 +1,6 @@
 """Engines that commit each statement by itself: cached rows are not written.
 
-Nobody could be told of the COMMIT before it.
+The cache could not be invalidated before the COMMIT.
 """
 
 from __future__ import annotations

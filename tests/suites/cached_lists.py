@@ -62,7 +62,7 @@ class Asking:
         self.cluster = cluster
         self.cls = cls
         self.boards = boards
-        #: Pages that somebody has begun: board, order, limit and bookmark.
+        #: Pages of unfinished iterations: board, order, limit and bookmark.
         self.begun: list[tuple[int, bool, int, str]] = []
 
     def same(self, ask: Any) -> Any:

@@ -615,7 +615,7 @@ class Histories(Suite):
             for _ in range(self.steps):
                 self.step(cluster, rng, people, model)
             self.deliver(cluster, rng)
-            # Some are lost, and some were not applied by those who died.
+            # Some are lost, and some were not applied by killed processes.
             tokens = [one.token for one in cluster.pending()]
             discard(cluster, [one for one in tokens if rng.random() < 0.3])
             repair(cluster, now=True)

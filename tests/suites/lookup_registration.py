@@ -62,10 +62,10 @@ class Faulty:
     """A cluster on which one transaction fails in some way.
 
     :param number: of the transaction, from 0.
-    :param how: ``refused``: it is rolled back, and says so; ``lost``: it is
-        rolled back, and nobody knows; ``answer lost``: it is committed, and
-        nobody knows; ``killed``: it is committed, and nothing comes after
-        it; ``killed before``: nothing comes any more.
+    :param how: ``refused``: it is rolled back with an error; ``lost``: it is
+        rolled back, with an unknown outcome; ``answer lost``: it is committed,
+        with an unknown outcome; ``killed``: it is committed, and the process
+        ends; ``killed before``: the process ends before it.
     """
 
     def __init__(self, cluster: Cluster, number: int, how: str) -> None:
@@ -185,7 +185,7 @@ class Registration(Suite):
             for cls, key in keys.items()
             for owner in owners(cluster, cls, key)
         ]
-        # Either there is a user who has both keys, or there is none, and
+        # Either there is a user with both keys, or there is none, and
         # only one who was killed has left claims.
         assert len(made) <= 1
         assert found == (made * 2 or [None, None])

@@ -1,8 +1,8 @@
 """A list against a Python list, with readers that page through it meanwhile.
 
-What a reader is promised: a row that stood still, that is one that nobody has
-moved, removed or added since the reader began, is shown once and in its turn,
-however often the rows around it were re-spaced.  Not promised where between
+The guarantee to a reader: a row that was not moved, removed or added since the
+reader began is returned once and in its order, however often the rows around
+it were re-spaced.  Not promised where between
 two pages rows at the end of the first one were both moved and re-spaced, or
 both its last row and the row after it were moved.
 """

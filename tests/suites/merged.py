@@ -197,7 +197,7 @@ def _wanted(
     statement = made.statement.order_by(None)
     keys = made.keys
     if made.distinct:
-        # Beside a window function MariaDB takes different texts for equal.
+        # With a window function MariaDB treats different texts as equal.
         inner = statement.subquery()
         columns = list(inner.c)
         statement = select(*columns)

@@ -332,7 +332,7 @@ class NumberGrammar:
         return select(self._key().label("c0")).distinct()
 
     def _key(self) -> Any:
-        """Return what groups can be told apart by, as it is shown."""
+        """Return the key of groups, in its displayed form."""
         coin = self.coin
         places = self.rng.choice([0, 1])
         return self.rng.choice(

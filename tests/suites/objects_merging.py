@@ -186,7 +186,7 @@ class MergeSuite(Suite):
         assert raw(cluster, Thing, two.id) == {"text": "c"}
 
     def test_relationship_with_a_hidden_child(self, cluster, session, log):
-        """It is not taken out of a collection that does not show it."""
+        """It is not removed from a collection that does not contain it."""
         owner = thing(cluster, shard_id=1)
         with cluster.begin() as other:
             found = other.get(Thing, owner)

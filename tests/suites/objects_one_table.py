@@ -212,7 +212,7 @@ class PlainFilm(PlainItem):
 
 
 class World:
-    """The classes of one side, with an owner who has one of each."""
+    """The classes of one side, with an owner of one object of each."""
 
     def __init__(self, prefix: str, new: Callable[..., Session]) -> None:
         self.new = new

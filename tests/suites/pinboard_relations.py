@@ -67,7 +67,7 @@ def board_of(cluster: Cluster, board_id: int) -> Board:
 
 
 def followers_of(cluster: Cluster, board_id: int) -> list[int]:
-    """Return who follows a board, as the shard of the board has it."""
+    """Return the followers of a board, as stored on its shard."""
     with cluster.session() as session:
         rows = graph.boards_reversed.page(
             session, board_id, [BoardChoice.FOLLOWED], 100, None

@@ -44,7 +44,7 @@ def fill(cluster: Cluster, shards: range) -> list[int]:
 
 
 class Held:
-    """A row that is locked, so that who reads it for update waits."""
+    """A locked row, so that a SELECT ... FOR UPDATE waits."""
 
     def __init__(self, cluster: Cluster, object_id: int) -> None:
         self._session = cluster.session()

@@ -1,6 +1,6 @@
 """More statements that look as if they named their shards.
 
-What looks at many rows at once, and what is right all the same.
+Statements about many rows at once, and similar ones that are correct.
 """
 
 from __future__ import annotations

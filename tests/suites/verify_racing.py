@@ -165,7 +165,7 @@ class Racing:
             sharing = AccountTag.resolve_all(session, "all", limit=10**6)
         assert owners == {email: user for user, email in emails.items()}
         assert set(sharing) >= set(emails)
-        # Claims of those who have crashed have ended by now, or are waited
+        # Claims of crashed sign-ups have ended by now, or are waited
         # for here.
         report = self._settled(cluster, classes)
         left = {kind for kind in report.kinds if report.found(kind)}

@@ -25,7 +25,7 @@ LEASED = b"STORED\r\nSTORED\r\n" + OLD
 TIMEOUT = 0.5
 #: Of one that does: its threads may have to wait for their turn.
 PATIENT = 20.0
-#: Beside the timeout, on a busy machine.
+#: In addition to the timeout, on a busy machine.
 SLACK = 15.0
 #: Says that the connection is to be closed.
 CLOSE = object()

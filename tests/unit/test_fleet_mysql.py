@@ -41,7 +41,7 @@ def test_a_server_that_is_not_mariadb_gets_these():
     assert isinstance(replication_of(ScriptedAdmin()), MySQLReplication)
 
 
-# -- who may write ------------------------------------------------------------
+# -- write access -------------------------------------------------------------
 
 
 def test_writes_are_closed_to_accounts_with_super_too():

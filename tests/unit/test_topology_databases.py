@@ -12,7 +12,7 @@ from sqla_shard.topology.databases import shared_name
 from sqla_shard.topology.databases import Template
 from sqla_shard.topology.databases import Tenant
 
-# Few letters, and digits beside the field: most of these nearly collide.
+# Few letters, and digits next to the field: most of these nearly collide.
 _EDGES = st.text(alphabet="dD01_", max_size=2)
 _SPECS = st.sampled_from(["", "d", "02d", "03d"])
 _FIELDS = st.builds(

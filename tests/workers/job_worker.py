@@ -1,6 +1,6 @@
 """A worker of jobs as a process: ``job_worker topology lease [pause]``.
 
-With ``pause`` the first run of a job says so, and waits for a line; with
+With ``pause`` the first run of a job prints a line, and waits for one; with
 ``command`` also, in ``sqla-shard worker`` with further options.
 """
 

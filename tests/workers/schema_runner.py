@@ -6,7 +6,7 @@ leader of a process group of its own, as one that a shell has started, and can
 be killed with all of its workers.
 
 Each message has a number, and its answer has the same.  When a command does
-not end in time, or whoever waits for it is interrupted, all that runs is
+not end in time, or its caller is interrupted, all that runs is
 killed, and the process with it; the next command gets a new one.
 """
 
