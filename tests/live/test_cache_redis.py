@@ -78,7 +78,7 @@ def test_opened_as_a_region(server, mark):
         opened.store.close()
 
 
-def test_what_others_keep_there_is_theirs(server, mark):
+def test_items_of_other_programs(server, mark):
     with client_of(server) as client:
         client.set(mark, b"of the application")
         store = RedisStore(client, timeout=5.0)

@@ -350,9 +350,7 @@ def test_the_next_epoch_is_that_after_the_history(
         ({"epoch": 4, "password": "${OTHER}"}, (), "OTHER"),
     ],
 )
-def test_what_is_refused(
-    location, tmp_path, publisher, more, options, message
-):
+def test_refusals(location, tmp_path, publisher, more, options, message):
     publisher.publish(topology(3))
     path = write(tmp_path, document(**more))
     for how in ((), ("--dry-run",), ("--json",)):

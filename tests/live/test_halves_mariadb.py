@@ -119,7 +119,7 @@ def halves(cluster: Cluster) -> dict[str, int]:
     }
 
 
-def test_what_is_half_is_listed(
+def test_partial_commits_are_listed(
     document: Any,
     rng: random.Random,
     tmp_path: Any,

@@ -174,7 +174,7 @@ def test_growing_from_16_to_24_shards(world: World) -> None:
     assert "in pins; it may be in use" in message
 
 
-def test_what_is_in_the_way(world: World) -> None:
+def test_obstacles(world: World) -> None:
     small = world.topology(1, [[0, 0]], [[1, 1]])
     grown = world.topology(2, [[0, 0], [2, 3]], [[1, 1], [4, 4]])
     world.project.publish(small)

@@ -50,7 +50,7 @@ def test_nothing_to_do(cluster, topology, file):
     assert (found.exit_code, found.output) == (0, "")
 
 
-def test_what_is_left(cluster, topology, ids, file):
+def test_remaining_keys(cluster, topology, ids, file):
     leave(cluster, ids[1], [("pins", "a"), ("pins", "b"), ("old", "a")])
     found = cache(topology, "repair", file, "--once")
     assert found.exit_code == 1
@@ -65,7 +65,7 @@ def test_what_is_left(cluster, topology, ids, file):
     assert len(rows(cluster)) == 3
 
 
-def test_what_is_left_in_json(cluster, topology, ids, file):
+def test_remaining_keys_in_json(cluster, topology, ids, file):
     leave(cluster, ids[1], [("pins", "a"), ("old", "a")])
     found = cache(topology, "repair", file, "--once", "--json")
     assert found.exit_code == 1

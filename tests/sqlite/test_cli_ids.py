@@ -85,7 +85,7 @@ def test_several_ids_come_in_order():
         ),
     ],
 )
-def test_what_is_no_id(arguments, code, message):
+def test_invalid_ids(arguments, code, message):
     done = invoke("id", *arguments)
     assert (done.exit_code, done.stdout) == (code, "")
     assert message in " ".join(done.stderr.split())
@@ -213,7 +213,7 @@ def test_a_refusal_is_explained_with_scatter(topology):
         ("'7'", 1, "it is a str"),
     ],
 )
-def test_what_cannot_be_explained(topology, expression, code, message):
+def test_ids_that_cannot_be_explained(topology, expression, code, message):
     done = explained(topology, expression)
     assert (done.exit_code, done.stdout) == (code, "")
     assert message in " ".join(done.stderr.split())

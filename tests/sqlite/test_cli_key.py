@@ -56,7 +56,7 @@ def test_it_has_not(topology: Path) -> None:
     }
 
 
-def test_what_cannot_be_one(topology: Path) -> None:
+def test_invalid_keys(topology: Path) -> None:
     done = invoke("-t", topology, "key", "x" * 256)
     assert done.exit_code == 2
     assert "256 bytes" in done.output

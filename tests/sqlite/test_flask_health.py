@@ -122,7 +122,7 @@ def test_a_topology_that_is_stale(app, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["health", "", 3])
-def test_what_is_no_path(app, cluster, path):
+def test_invalid_paths(app, cluster, path):
     app.config["SQLA_SHARD_HEALTH"] = path
     with pytest.raises(ExtensionSetupError, match=repr(path)):
         FlaskCluster(app, cluster)

@@ -288,7 +288,7 @@ def test_a_service_for_ids_that_begin_with_the_time(tmp_path: Path) -> None:
             assert new.id == Shot.id_layout.pack_time(1_600_000_001_000, 3, 7)
 
 
-def test_what_is_no_source() -> None:
+def test_invalid_sources() -> None:
     class Other(DeclarativeBase):
         id_source = "aplication"
 

@@ -204,7 +204,7 @@ def test_a_key_without_a_mark_is_of_another_caller(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "\N{ROCKET}" * 64, b"x", 7])
-def test_what_cannot_be_a_key(cluster: Cluster, key: Any) -> None:
+def test_invalid_keys(cluster: Cluster, key: Any) -> None:
     with pytest.raises(ValueError, match="key="):
         cluster.run(write, key=key)
     assert count(cluster) == 0
@@ -335,7 +335,7 @@ def test_what_is_forgotten_is_counted_in_keys(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("older_than", [5, None, timedelta(seconds=-1)])
-def test_what_is_no_age(cluster: Cluster, older_than: Any) -> None:
+def test_invalid_ages(cluster: Cluster, older_than: Any) -> None:
     with pytest.raises(ValueError, match="older_than="):
         cluster.forget_keys(older_than)
     with pytest.raises(ValueError, match="batch="):

@@ -54,7 +54,7 @@ def board(cluster):
         return board.id
 
 
-def test_what_is_counted(cluster, board, meter):
+def test_counters(cluster, board, meter):
     with cluster.begin() as session:
         found = session.get(Board, board)
         BoardHasPins.page(session, board, 10)
@@ -272,6 +272,6 @@ def test_errors_of_a_store_are_logged_once(meter, tmp_path, caplog):
     assert "is not published" in record.getMessage()
 
 
-def test_what_is_no_store(meter):
+def test_invalid_stores(meter):
     with pytest.raises(MetricsOptionError, match="LoadStore"):
         publish_load(meter, 3)

@@ -198,7 +198,7 @@ def test_sessions_copy_what_they_write(move):
         )
 
 
-def test_what_is_rolled_back_is_not_copied(move):
+def test_rolled_back_writes_are_not_copied(move):
     copied(move)
     with move._sessions.begin() as session:
         session.get(Post, 1).title = "kept"

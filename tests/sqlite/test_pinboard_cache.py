@@ -168,7 +168,7 @@ def test_classes_are_switched(visitor: Visitor, cache: Cache) -> None:
     assert "<h1>Renamed</h1>" in visitor.get(f"/boards/{board_id}")
 
 
-def test_what_is_no_switch(visitor: Visitor, cache: Cache) -> None:
+def test_invalid_switches(visitor: Visitor, cache: Cache) -> None:
     assert visitor.post("/cache/Sock", to="off").status_code == 404
     assert visitor.post("/cache/Pin", to="sideways").status_code == 400
     assert visitor.post("/cache/Pin").status_code == 400

@@ -224,7 +224,7 @@ def test_uploads_are_bounded(visitor: Visitor, cluster: Cluster) -> None:
     assert "4 MB" in error.get_json()["error"]["message"]
 
 
-def test_what_is_too_long_is_cut() -> None:
+def test_long_titles_are_truncated() -> None:
     text = (
         f'{DOCTYPE}<DL><DT><A HREF="https://x.example">{"t" * 999}</A>'
         f"<DD>{'d' * 9999}</DL>"

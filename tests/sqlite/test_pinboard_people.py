@@ -67,7 +67,7 @@ def test_signing_up_and_in(nobody: Visitor) -> None:
     assert "New One" in nobody.get("/boards")
 
 
-def test_what_is_taken(nobody: Visitor, visitor: Visitor) -> None:
+def test_taken_names_and_addresses(nobody: Visitor, visitor: Visitor) -> None:
     taken = email_of(visitor.name)
     for form, field in [
         ({"email": taken.upper(), "name": "Somebody"}, "email"),
@@ -101,7 +101,7 @@ def test_what_is_taken(nobody: Visitor, visitor: Visitor) -> None:
         ({"email": "a@example.com", "name": "x\u0378"}, "name"),
     ],
 )
-def test_what_is_no_address_or_name(
+def test_invalid_addresses_and_names(
     nobody: Visitor, form: dict[str, str], field: str
 ) -> None:
     assert nobody.refused(422, "/sign-up", **form)

@@ -343,7 +343,7 @@ def test_memory_is_bounded(engine: Engine) -> None:
     ],
     ids=["engine", "sessionmaker", "scoped", "session", "class"],
 )
-def test_what_can_be_watched(engine: Engine, make: Any) -> None:
+def test_valid_targets_of_watch(engine: Engine, make: Any) -> None:
     with Shadow(BANK, bank, budget=None) as shadow:
         shadow.watch(make(engine))
         select_often(engine, 1)
@@ -373,7 +373,7 @@ def test_asynchronous_sessions_can_be_watched() -> None:
         (lambda: Shadow(BANK, bank).watch(sessionmaker()), "has no engine"),
     ],
 )
-def test_what_cannot_be_watched(call: Any, message: str) -> None:
+def test_invalid_targets_of_watch(call: Any, message: str) -> None:
     with pytest.raises(ShadowSetupError, match=message):
         call()
 

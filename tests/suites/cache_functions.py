@@ -444,7 +444,7 @@ class Objects(Suite):
             pytest.param(pins(1)[0], exc.WrongTypeError, id="of a pin"),
         ],
     )
-    def test_what_is_no_id(self, cluster, cache, given, error):
+    def test_invalid_ids(self, cluster, cache, given, error):
         for _ in range(2):
             with pytest.raises(error, match=str(given)):
                 self.ask(cluster, names, [given])
@@ -454,7 +454,7 @@ class Objects(Suite):
         assert self.took() == []
 
     @pytest.mark.parametrize("given", ["", "a b", "é", "a\n", "x" * 251])
-    def test_what_is_no_key(self, cluster, cache, given):
+    def test_invalid_keys(self, cluster, cache, given):
         with pytest.raises(exc.CacheKeyError):
             self.ask(cluster, lengths, [given])
         with pytest.raises(exc.CacheKeyError):
@@ -511,7 +511,7 @@ class Objects(Suite):
             ),
         ],
     )
-    def test_what_is_no_answer(self, cluster, cache, value, named):
+    def test_invalid_answers(self, cluster, cache, value, named):
         returned.append(value)
         with pytest.raises(exc.CachedFunctionError, match=named):
             self.ask(cluster, odd, [1, 2])

@@ -484,7 +484,7 @@ class Deleting:
         )
         assert done.parts[-1] == plan.parts[-1]
 
-    def test_what_is_refused(self, cluster, scene):
+    def test_refusals(self, cluster, scene):
         with pytest.raises(exc.WrongTypeError):
             delete_object(cluster, User, scene.board)
         with pytest.raises(exc.UnsupportedStatementError, match="Vote"):

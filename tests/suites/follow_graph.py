@@ -170,7 +170,7 @@ class Rules(Suite):
         assert kind_of(cluster, ada, bob) is None
         assert run(cluster, follows.follow_user, ada, bob) is True
 
-    def test_what_is_refused(self, cluster):
+    def test_refusals(self, cluster):
         ada, bob = users(cluster, 2)
         (board,) = boards(cluster, ada, 1)
         missing = board + 1000

@@ -136,7 +136,7 @@ class Respacing:
 class Testing:
     """Functions for tests of applications."""
 
-    def test_what_was_enqueued(self, cluster, board_id):
+    def test_enqueued_jobs(self, cluster, board_id):
         with cluster.session() as session:
             add_pin.enqueue(session, board_id, n=1, near=board_id)
             fails.enqueue(session, board_id, near=board_id, run_after=60)

@@ -293,7 +293,7 @@ class Registration(Suite):
         finish(cluster)
         assert owners(cluster, UserEmail, keys[UserEmail]) == [user_id]
 
-    def test_what_cannot_be_signed_up(self, cluster, mark):
+    def test_invalid_sign_ups(self, cluster, mark):
         with pytest.raises(ValueError, match="keys"):
             sign_up(cluster, {}, new_user)
         keys = {UserEmail: f"{mark}@x.org"}

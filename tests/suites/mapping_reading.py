@@ -546,7 +546,7 @@ class Bookmarks(Lists):
             ("a",),
         ],
     )
-    def test_what_is_none(self, session, board, ten, wrong):
+    def test_invalid_values(self, session, board, ten, wrong):
         self.refused(session, board, wrong)
 
     def test_changed_on_its_way(self, session, board, bookmark, rng):

@@ -247,7 +247,7 @@ class ValueSuite(Suite):
             ("tree", [1]),
         ],
     )
-    def test_what_a_field_cannot_hold(self, field, value):
+    def test_values_that_a_field_cannot_hold(self, field, value):
         new = Thing()
         before = dict(new.data or {})
         with pytest.raises(BlobValueError) as caught:

@@ -170,7 +170,7 @@ class VersionSuite(Suite):
             assert found.version == before
 
     @counting
-    def test_who_does_not_count(self, cluster, cls):
+    def test_writers_without_versions(self, cluster, cls):
         """Another program's change of other fields is put together."""
         key = stored(cluster, cls, title="a", shard_id=1)
         with cluster.session() as session:

@@ -257,7 +257,7 @@ class Intending(Suite):
         cluster.run(write, cross_shard="logged")
         assert self.only(cluster, mark) == {(ids[FAR], f"{mark} 2"): 1}
 
-    def test_what_it_costs(self, cluster, ids, mark):
+    def test_cost(self, cluster, ids, mark):
         """One INSERT for each; after COMMIT one transaction for each.
 
         And one that deletes them.

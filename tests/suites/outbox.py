@@ -207,7 +207,9 @@ class Outbox(Suite):
         ],
         ids=["blank", "long key", "no region", "long region"],
     )
-    def test_what_cannot_be_written(self, cluster, ids, region, key, error):
+    def test_values_that_cannot_be_written(
+        self, cluster, ids, region, key, error
+    ):
         with pytest.raises(error):
             leave(cluster, ids[3], [("r", "fine"), (region, key)])
         assert rows(cluster) == []

@@ -382,7 +382,7 @@ class ScatterPages:
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
-    def test_what_has_no_pages(self, filled, made, construct):
+    def test_statements_without_pages(self, filled, made, construct):
         with (
             filled.session() as session,
             pytest.raises(ScatterUnsupportedError) as caught,

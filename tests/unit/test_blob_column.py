@@ -102,7 +102,7 @@ def test_text_is_compact_and_readable():
         *('{"a": NaN}', '{"a": -Infinity}', "\ufeff{}"),
     ],
 )
-def test_what_is_no_blob(stored):
+def test_invalid_blobs(stored):
     with pytest.raises(BlobValueError, match="the stored") as caught:
         decode_blob(stored)
     assert caught.value.value == stored
@@ -115,7 +115,7 @@ def test_what_is_no_blob(stored):
         datetime(2024, 1, 1),
     ],
 )
-def test_what_json_cannot_hold(value):
+def test_values_that_json_cannot_hold(value):
     for values in ({"a": value}, {"a": [value]}):
         with pytest.raises(BlobValueError, match='data\\["a"\\]'):
             encode_blob(values, 1000)

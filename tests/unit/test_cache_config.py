@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "cache.toml"
 
 
-def test_what_it_says(path):
+def test_valid_settings(path):
     path.write_text(GOOD, "utf-8")
     for one in (path, str(path)):
         found = load_regions(one)
@@ -96,7 +96,7 @@ def test_what_it_says(path):
         ),
     ],
 )
-def test_what_it_must_not_say(path, text, key, said):
+def test_invalid_settings(path, text, key, said):
     path.write_text(text, "utf-8")
     with pytest.raises(exc.CacheConfigError) as caught:
         load_regions(path)

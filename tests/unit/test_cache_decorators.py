@@ -65,7 +65,7 @@ def test_it_looks_like_the_function():
     ],
 )
 @pytest.mark.parametrize("decorate", [objects, a_list])
-def test_what_is_no_format(decorate, format_):
+def test_invalid_formats(decorate, format_):
     with pytest.raises(
         exc.CacheOptionError, match="is not a valid format of keys"
     ):
@@ -143,7 +143,7 @@ def test_functions_with_other_parameters(function):
         objects(function)
 
 
-def test_what_is_no_function():
+def test_invalid_functions():
     for other in (classmethod(many), staticmethod(many), User):
         with pytest.raises(exc.CachedFunctionError, match="decorate a funct"):
             objects(other)
@@ -151,7 +151,7 @@ def test_what_is_no_function():
         a_list(many)
 
 
-def test_what_is_no_session():
+def test_invalid_sessions():
     with pytest.raises(TypeError, match="neither a ShardSession"):
         objects()(object(), [1])
     with pytest.raises(TypeError, match="neither a ShardSession"):

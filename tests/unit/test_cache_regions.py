@@ -216,7 +216,7 @@ def test_all_options():
     ],
     ids=str,
 )
-def test_what_makes_no_sense(option, value):
+def test_invalid_option_values(option, value):
     with pytest.raises(exc.CacheOptionError) as caught:
         open_region("objects", {"backend": MEMORY, option: value})
     assert caught.value.option == option
@@ -235,7 +235,7 @@ def test_a_backend_that_will_not_do_is_not_even_made(tmp_path):
 
 
 @pytest.mark.parametrize("config", [None, "memory", [("backend", MEMORY)]])
-def test_what_is_no_configuration(config):
+def test_invalid_configurations(config):
     with pytest.raises(exc.CacheOptionError) as caught:
         open_region("objects", config)
     assert caught.value.option == "regions['objects']"

@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "cache.toml"
 
 
-def test_what_it_says(path):
+def test_valid_settings(path):
     path.write_text(
         f"{PREFIX}{REGION}[classes]\n{PIN} = 'a'\n"
         '"tests.models.models:Board" = {region = "a", version = 2, rows = 9}',
@@ -132,7 +132,7 @@ def test_all_of_it_is_needed(path, text, key):
         ),
     ],
 )
-def test_what_it_must_not_say_of_classes(path, entry, key, said):
+def test_invalid_settings_of_classes(path, entry, key, said):
     path.write_text(f"{PREFIX}{REGION}[classes]\n{entry}", "utf-8")
     with pytest.raises(exc.CacheConfigError) as caught:
         load_cache(path)
@@ -157,7 +157,7 @@ def test_what_it_must_not_say_of_classes(path, entry, key, said):
     ],
     ids=["classes", "number", "blank", "regions", "unknown"],
 )
-def test_what_it_must_not_say(path, text, key, said):
+def test_invalid_settings(path, text, key, said):
     path.write_text(text, "utf-8")
     with pytest.raises(exc.CacheConfigError) as caught:
         load_cache(path)

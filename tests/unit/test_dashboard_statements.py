@@ -189,7 +189,7 @@ def test_a_statement_is_not_run_by_reading_it(reader):
         ("", False),
     ],
 )
-def test_what_is_sql(text: str, expected: bool) -> None:
+def test_sql_texts(text: str, expected: bool) -> None:
     assert is_sql(text) == expected
 
 

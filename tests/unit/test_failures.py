@@ -60,7 +60,7 @@ def errors() -> list[type[Any]]:
         (1062, "Duplicate entry", Failure.OTHER),
     ],
 )
-def test_what_an_error_says(
+def test_classification_of_errors(
     kind: type[Any], number: int, text: str, failure: Failure
 ) -> None:
     assert BACKEND.classify(kind(number, text)) is failure

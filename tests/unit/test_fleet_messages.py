@@ -136,7 +136,7 @@ def test_every_command_of_a_page_exists() -> None:
         "sqla-shard fleet split s1 \\\n    --shard 1",
     ],
 )
-def test_what_does_not_exist_is_found(text: str) -> None:
+def test_missing_names_are_reported(text: str) -> None:
     assert list(problems_of(text))
 
 
@@ -150,5 +150,5 @@ def test_what_does_not_exist_is_found(text: str) -> None:
         "sqla-shard fleet verify s1 --against mysql://10.0.0.1:3306 --json",
     ],
 )
-def test_what_exists_is_not_found(text: str) -> None:
+def test_existing_names_are_not_reported(text: str) -> None:
     assert not list(problems_of(text))

@@ -155,7 +155,7 @@ def test_no_discriminator(base):
 @pytest.mark.parametrize(
     "on", ["kind", case((column("code") == "b", "book"), else_="item")]
 )
-def test_what_is_no_column(base, on):
+def test_invalid_columns(base, on):
     match = r"polymorphic_on=.* is not a column.*add one"
     with pytest.raises(ClassDefinitionError, match=match):
 

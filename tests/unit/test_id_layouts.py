@@ -284,7 +284,7 @@ def test_types_are_limited_by_the_layout() -> None:
             __tablename__ = "tags"
 
 
-def test_what_is_no_layout() -> None:
+def test_invalid_layouts() -> None:
     class Wrong(Base):
         __abstract__ = True
         id_layout = (10, 6, 44)

@@ -97,7 +97,7 @@ def test_parts_out_of_range(parts: tuple[int, int, int]) -> None:
     ],
     ids=repr,
 )
-def test_what_is_no_id(value: Any, why: str) -> None:
+def test_invalid_ids(value: Any, why: str) -> None:
     with pytest.raises(InvalidIdError, match=why) as caught:
         unpack(value)
     assert caught.value.value is value

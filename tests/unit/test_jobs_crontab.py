@@ -57,6 +57,6 @@ def test_periods_are_multiples_since_1970() -> None:
 
 
 @pytest.mark.parametrize("wrong", [timedelta(0), 5, "* * * * *", True])
-def test_what_is_no_period(wrong: object) -> None:
+def test_invalid_periods(wrong: object) -> None:
     with pytest.raises(JobOptionError):
         check_every(wrong)

@@ -154,7 +154,7 @@ def test_a_child_process_has_threads_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, True, None])
-def test_what_is_no_number_of_threads(threads: object) -> None:
+def test_invalid_numbers_of_threads(threads: object) -> None:
     with pytest.raises(ValueError, match=f"threads={threads}"):
         Lanes(threads)  # type: ignore[arg-type]  # what is tested
 

@@ -176,7 +176,7 @@ def test_an_abstract_base(base, user):
         ),
     ],
 )
-def test_what_cannot_be(base, keywords, message):
+def test_invalid_definitions(base, keywords, message):
     with pytest.raises(ClassDefinitionError, match=message) as caught:
         make(base, **keywords)
     assert caught.value.class_name == "UserEmail"

@@ -166,7 +166,7 @@ def test_keys_of_the_environment():
         ([12345678901234567890], 0, "a int"),
     ],
 )
-def test_what_is_no_key(keys, index, message):
+def test_invalid_keys(keys, index, message):
     with pytest.raises(exc.BookmarkKeyError, match=message) as caught:
         seal_of(keys, {"SHORT": "secret"})
     assert caught.value.index == index

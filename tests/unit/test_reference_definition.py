@@ -155,7 +155,7 @@ def test_defaults(base):
         ({"delete": 3}, "every reference class"),
     ],
 )
-def test_what_cannot_be(base, user, namespace, message):
+def test_invalid_definitions(base, user, namespace, message):
     with pytest.raises(ClassDefinitionError, match=message) as caught:
         make(base, namespace=namespace)
     assert caught.value.class_name == "BigCity"

@@ -493,7 +493,7 @@ def test_source_in_another_encoding(tmp_path: Path) -> None:
     assert proven(tmp_path, b"\xef\xbb\xbf" + plain)
 
 
-def test_what_is_no_source(tmp_path: Path) -> None:
+def test_invalid_sources(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("def upgrade(:")
     zeros = tmp_path / "zeros.py"

@@ -67,7 +67,7 @@ def test_text_has_the_order_of_the_numbers(one, other):
     [-1, 10**38, True, False, "5", b"5", 1.0, Decimal(5), Place.ONE, (), []],
 )
 @pytest.mark.parametrize("dialect", [mysql.dialect(), sqlite.dialect()])
-def test_what_is_none(wrong, dialect):
+def test_invalid_values(wrong, dialect):
     with pytest.raises(exc.InvalidSequenceError) as caught:
         bound(wrong, dialect)
     assert caught.value.value == wrong

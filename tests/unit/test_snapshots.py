@@ -26,7 +26,7 @@ def snapshot(path: Path, **options: int) -> Snapshot:
     return Snapshot(path, placeholders=DEFAULT_PLACEHOLDERS, **options)
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_saved_snapshots_are_loaded(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "last.json"
     assert snapshot(path).load() is None
     assert snapshot(path).age() == 0.0
@@ -127,7 +127,7 @@ def test_saving_the_same_again_makes_it_young(tmp_path: Path) -> None:
     assert kept.age() == 0.0
 
 
-def test_what_cannot_be_loaded_is_replaced(tmp_path: Path) -> None:
+def test_invalid_snapshots_are_replaced(tmp_path: Path) -> None:
     path = tmp_path / "last.json"
     path.write_text("{")
     snapshot(path).save(topology(2))

@@ -118,7 +118,7 @@ class TestDocuments:
         ],
         ids=["negative", "64 bits", "huge", "bool", "float", "text"],
     )
-    def test_what_is_no_number(self, number: Any, message: str) -> None:
+    def test_invalid_numbers(self, number: Any, message: str) -> None:
         with pytest.raises(TopologyError) as caught:
             topology(a=("one", number), b=("two", None))
         (problem,) = caught.value.problems
