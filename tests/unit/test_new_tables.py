@@ -1,4 +1,4 @@
-"""Which tables can be created with their indexes in one statement."""
+"""Tables that can be created with their indexes in one statement."""
 
 from __future__ import annotations
 
