@@ -564,6 +564,7 @@ def test_page_is_about_the_project_alone(page):
     reason="the packages of the group 'docs' are not installed",
 )
 @pytest.mark.thorough
+@pytest.mark.timeout(3600)  # a minute of processor time, on a busy machine
 def test_sphinx_builds_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "sphinx", "-q", "-n", "-W", "-E"]
     command += ["--keep-going", "-d", str(tmp_path / "trees")]

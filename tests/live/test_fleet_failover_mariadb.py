@@ -19,27 +19,20 @@ from sqla_shard.exc import UndoRefusedError
 from sqla_shard.fleet import admin
 from sqla_shard.fleet import apply
 from sqla_shard.fleet import resume
-from sqla_shard.fleet import runner
 from sqla_shard.fleet import undo
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.testing.local_server import wait_until
-from tests.servers.fleet_controls import Unfenced
 from tests.servers.fleet_load import create
 from tests.servers.fleet_load import document
-from tests.servers.fleet_load import lost
 from tests.servers.fleet_load import prove
 from tests.servers.fleet_load import roles
-from tests.servers.fleet_load import rows_now
-from tests.servers.fleet_load import rows_on
 from tests.servers.fleet_load import SHARDS
 from tests.servers.fleet_load import wait_until_equal
 from tests.servers.fleet_load import writing
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_processes import apply_until
-from tests.servers.load_checks import only_old
 from tests.servers.load_checks import pauses
 from tests.servers.published import places
-from tests.servers.writing_load import DENSE
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
 
@@ -252,29 +245,6 @@ def test_a_killed_failover_is_resumed_or_undone(pairs, fleet, load, rng, say):
         assert roles(pairs) == expected
         load.wait_for_acks(100)
     prove(pairs, load.stop())
-
-
-@pytest.mark.thorough
-def test_without_the_fence_acknowledged_writes_are_lost(
-    tmp_path, request, monkeypatch, say
-):
-    monkeypatch.setitem(runner.KINDS, "failover", Unfenced)
-    with started(tmp_path) as pairs:
-        create(pairs)
-        fleet = pairs.fleet()
-        seed = request.config.getoption("hypothesis_seed")
-        with writing(pairs, tmp_path / "log", seed, **DENSE) as load:
-            load.wait_for_acks(200)
-            old, _ = roles(pairs)
-            result = apply(fleet, Failover.planned(fleet, "server1"))
-            load.wait_for_acks(200)
-            attempts = load.stop()
-        assert "problem" in result.notes["attach"]
-        gone = lost(pairs, attempts)
-        say(f"no fence: {len(gone)} lost")
-        assert gone
-        left = only_old(rows_on(pairs, old), rows_now(pairs))
-        assert len(left) >= 2 * len(gone)
 
 
 @pytest.mark.thorough

@@ -36,7 +36,6 @@ from sqla_shard.fleet.storage import Storage
 from sqla_shard.testing import ZooKeeperEnsemble
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.mariadb_setup import system_user
-from tests.servers.fleet_controls import Naive
 from tests.servers.fleet_controls import Unfenced
 from tests.servers.fleet_load import wait_until_equal
 from tests.servers.fleet_pairs import empty_server
@@ -449,16 +448,6 @@ def without_kill_of_idle(scene, load, monkeypatch):
         write()
 
 
-def naively(scene, load, monkeypatch):
-    monkeypatch.setitem(runner.KINDS, "dead-failover", Naive)
-    old, new = scene.roles("server1")
-    new.root_execute("STOP SLAVE SQL_THREAD")
-    load.wait_for_acks(ACKS)
-    old.kill()
-    plan = DeadFailover.planned(scene.fleet, "server1", fenced=True)
-    apply(scene.fleet, plan)
-
-
 def after_a_timeout(scene, load, monkeypatch):
     old, new = scene.roles("server1")
     use_semi_sync(old, new, timeout=100)
@@ -478,7 +467,6 @@ def after_a_timeout(scene, load, monkeypatch):
         without_fence,
         without_kill,
         without_kill_of_idle,
-        naively,
         after_a_timeout,
     ],
     ids=lambda fn: fn.__name__,

@@ -43,6 +43,8 @@ SHARDS = (1, 5, 9)
 MOST_RETRIES = 3
 #: Generous: the machine may be busy.
 PATIENCE = 60
+#: Seconds between two visits of a visitor.
+REST = 0.05
 _BLOCK = re.compile(
     rf"\.\. not-run: tests/live/{Path(__file__).name} runs it\n\n"
     r"\.\. code-block:: (\w+)\n   :class: not-run\n\n((?:   .*\n|\n)+)"
@@ -82,7 +84,8 @@ class Visitor(threading.Thread):
     def run(self) -> None:
         """Send requests; an answer other than success or 503 is an error."""
         try:
-            while not self._stopped.is_set():
+            # Without a rest visitors take the processor from the commands.
+            while not self._stopped.wait(REST):
                 self.visit()
         except BaseException as error:
             self.error = error
