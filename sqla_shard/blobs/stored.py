@@ -20,7 +20,7 @@ from sqlalchemy import update
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.dialects.sql import InsertMissing
 from sqla_shard.dialects.sql import IsBinary
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine import by_server
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
@@ -75,7 +75,7 @@ _INSERT = InsertMissing(DICTIONARIES).values(
     version=bindparam("the_version"),
     content=bindparam("the_content"),
     is_active=False,
-    created_at=Moment(),
+    created_at=ServerTime(),
 )
 _ACTIVATE = (
     update(DICTIONARIES)

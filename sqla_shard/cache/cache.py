@@ -23,9 +23,9 @@ from sqla_shard.cache.functions import functions_of
 from sqla_shard.cache.functions import with_transaction
 from sqla_shard.cache.lists import ListCache
 from sqla_shard.cache.objects import ObjectCache
+from sqla_shard.cache.protocol import CacheCounters
 from sqla_shard.cache.protocol import RegionStats
 from sqla_shard.cache.protocol import stats_of
-from sqla_shard.cache.protocol import Tally
 from sqla_shard.cache.protocol import Tombstones
 from sqla_shard.cache.regions import open_region
 from sqla_shard.cache.regions import Region
@@ -71,7 +71,7 @@ class Announcement:
     def __init__(
         self,
         session: ShardSession,
-        put: Sequence[tuple[Tombstones, Tally]],
+        put: Sequence[tuple[Tombstones, CacheCounters]],
         edited: Collection[Place],
     ) -> None:
         self._session = session
@@ -114,7 +114,7 @@ class Announcement:
             _timed(tally, partial(work, tombstones))
 
 
-def _timed(tally: Tally, work: Callable[[], T]) -> T:
+def _timed(tally: CacheCounters, work: Callable[[], T]) -> T:
     started = perf_counter()
     try:
         return work()
@@ -125,7 +125,7 @@ def _timed(tally: Tally, work: Callable[[], T]) -> T:
 def announce(
     session: ShardSession,
     regions: Mapping[str, Region],
-    tallies: Mapping[str, Tally],
+    tallies: Mapping[str, CacheCounters],
 ) -> Announcement:
     """Put tombstones; write the keys for which this fails to the outbox.
 
@@ -136,7 +136,7 @@ def announce(
     keys: dict[str, list[str]] = {}
     for name, key in stale:
         keys.setdefault(name, []).append(key)
-    put: list[tuple[Tombstones, Tally]] = []
+    put: list[tuple[Tombstones, CacheCounters]] = []
     edited: set[Place] = set()
     failed: dict[Place, list[tuple[str, str]]] = {}
     for name, its in keys.items():
@@ -196,7 +196,7 @@ class Cache:
         self.regions = {
             name: open_region(name, config) for name, config in regions.items()
         }
-        self._tallies = {name: Tally(name) for name in self.regions}
+        self._tallies = {name: CacheCounters(name) for name in self.regions}
         self._row_caches: dict[Any, RowCache] = {}
         for cls, options in classes.items():
             row_cache = self._row_cache(cls, options)
@@ -213,7 +213,7 @@ class Cache:
         mapper = mapper_of(cls)
         cached = Cached(region=given) if isinstance(given, str) else given
         _check_cached(cls.__name__, cached)
-        region, tally = self.region(cached.region), Tally(cls.__name__)
+        region, tally = self.region(cached.region), CacheCounters(cls.__name__)
         has_lists = is_mapping(cls)
         columns = Columns(mapper, cached.version)
         if has_lists:
@@ -236,7 +236,7 @@ class Cache:
             )
         return found
 
-    def tally(self, name: str) -> Tally:
+    def tally(self, name: str) -> CacheCounters:
         """Return the counters of a region.
 
         :raises CacheOptionError: if it is not found.

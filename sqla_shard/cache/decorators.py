@@ -34,7 +34,7 @@ from sqlalchemy.util import greenlet_spawn
 from sqla_shard.cache.columns import check_rows
 from sqla_shard.cache.functions import ABSENT
 from sqla_shard.cache.functions import FunctionCache
-from sqla_shard.cache.functions import Prefix
+from sqla_shard.cache.functions import ListPrefix
 from sqla_shard.cache.functions import Prefixes
 from sqla_shard.cache.functions import read
 from sqla_shard.cache.functions import register
@@ -324,7 +324,9 @@ class _List:
                 lambda *arguments: self._call(session, *arguments),
             )
             source.rows = self._rows
-            prefix: Prefix = read(shard_session(session), cache, source)[one]
+            prefix: ListPrefix = read(shard_session(session), cache, source)[
+                one
+            ]
             if prefix.is_whole or offset + limit <= len(prefix.items):
                 return prefix.items[offset : offset + limit]
         return self._call(session, one, offset, limit)

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ABSENT",
     "FunctionCache",
-    "Prefix",
+    "ListPrefix",
     "Prefixes",
     "Values",
     "functions_of",
@@ -336,7 +336,7 @@ _encode = json.JSONEncoder(
 ).encode
 
 
-class Prefix(NamedTuple):
+class ListPrefix(NamedTuple):
     """The first items of a list.
 
     :ivar items: the items, as the function returns them.
@@ -584,7 +584,7 @@ class Prefixes(_Source):
         is_whole, items = _split_flag(body)
         if type(items) is not list or len(items) > self.rows:
             raise ValueError("not the items of a list")
-        return Prefix(items, is_whole)
+        return ListPrefix(items, is_whole)
 
     def _encode_result(self, loaded: Any) -> Any:
         return [int(loaded.is_whole), loaded.items]
@@ -603,5 +603,5 @@ class Prefixes(_Source):
                     f"{self.rows}"
                 )
             self._check(one, items)
-            found[key] = Prefix(items, len(items) < self.rows)
+            found[key] = ListPrefix(items, len(items) < self.rows)
         return found

@@ -28,11 +28,11 @@ from sqlalchemy import union_all
 
 from sqla_shard.cache.columns import Columns
 from sqla_shard.cache.columns import parse
-from sqla_shard.cache.protocol import Tally
+from sqla_shard.cache.protocol import CacheCounters
 from sqla_shard.cache.regions import Region
 from sqla_shard.cache.rows import OPTIONS
-from sqla_shard.cache.rows import Part
 from sqla_shard.cache.rows import PartSource
+from sqla_shard.cache.rows import ReadPart
 from sqla_shard.cache.rows import RowCache
 from sqla_shard.cache.rows import split_by_reader
 from sqla_shard.engine.rendering import Place
@@ -42,13 +42,13 @@ from sqla_shard.session.paging import BRANCHES
 from sqla_shard.session.paging import sources
 from sqla_shard.session.transaction import Edit
 
-__all__ = ["ListCache", "Prefix"]
+__all__ = ["FirstRows", "ListCache"]
 
 #: Maximum digits of the length of a list.
 _DIGITS = 18
 
 
-class Prefix:
+class FirstRows:
     """The first rows of a list, newest first.
 
     :ivar rows: the rows, as the driver returned them.
@@ -122,7 +122,7 @@ class ListCache(RowCache):
         self,
         columns: Columns,
         region: Region,
-        tally: Tally,
+        tally: CacheCounters,
         prefix: str,
         *,
         rows: int,
@@ -139,12 +139,12 @@ class ListCache(RowCache):
 
     def read(
         self, session: ShardSession, places: Mapping[int, Place]
-    ) -> dict[int, Prefix]:
+    ) -> dict[int, FirstRows]:
         """Return the first rows of lists.
 
         :param places: the shard locations, by the ids of the sources.
         """
-        found: dict[int, Prefix] = {}
+        found: dict[int, FirstRows] = {}
         for part in split_by_reader(session, places):
             source = _Lists(self, part)
             read = self.read_keys(session, source.ids, source, part)
@@ -229,7 +229,7 @@ class ListCache(RowCache):
 
     def prefix(
         self, place: Place, source_id: int, tag: bytes, value: bytes
-    ) -> Prefix | None:
+    ) -> FirstRows | None:
         """Return a decoded value; None if it cannot be read.
 
         :param source_id: id of the source of the list.
@@ -247,7 +247,7 @@ class ListCache(RowCache):
             accepts(row) and row[at] == source_id for row in rows
         ):
             return None
-        prefix = Prefix(rows, is_whole, self.at)
+        prefix = FirstRows(rows, is_whole, self.at)
         return prefix if prefix.is_in_order else None
 
     def _count_key(self, source_id: int | None) -> str:
@@ -298,8 +298,8 @@ class ListCache(RowCache):
 class _Lists(PartSource[ListCache]):
     """The lists of one read."""
 
-    def decode(self, values: Mapping[str, bytes]) -> dict[str, Prefix]:
-        read: dict[str, Prefix] = {}
+    def decode(self, values: Mapping[str, bytes]) -> dict[str, FirstRows]:
+        read: dict[str, FirstRows] = {}
         for key, value in values.items():
             source_id = self.ids[key]
             place, tag = self._places[source_id], self._tags[source_id]
@@ -308,7 +308,7 @@ class _Lists(PartSource[ListCache]):
                 read[key] = prefix
         return read
 
-    def encode(self, key: str, loaded: Prefix) -> tuple[bytes, int] | None:
+    def encode(self, key: str, loaded: FirstRows) -> tuple[bytes, int] | None:
         place = self._places[self.ids[key]]
         body = self._cache.encode_list(place, loaded.is_whole, loaded.rows)
         if body is None:
@@ -319,7 +319,7 @@ class _Lists(PartSource[ListCache]):
 
     def load(
         self, keys: Sequence[str], leased: Collection[str]
-    ) -> Mapping[str, Prefix]:
+    ) -> Mapping[str, FirstRows]:
         by_place: dict[Place, list[str]] = {}
         for key in keys:
             place = self._places[self.ids[key]]
@@ -332,7 +332,7 @@ class _Lists(PartSource[ListCache]):
                 rows = self._cache.rows(session, place, ids)
                 for key, source_id in zip(its, ids, strict=True):
                     own = rows[source_id]
-                    found[key] = Prefix(
+                    found[key] = FirstRows(
                         own[:most], len(own) <= most, self._cache.at
                     )
         return found
@@ -345,7 +345,7 @@ class _Count:
         self,
         cache: ListCache,
         tag: bytes,
-        part: Part[int],
+        part: ReadPart[int],
         read_length: Callable[[ShardSession], int],
     ) -> None:
         self._cache = cache

@@ -23,12 +23,12 @@ from sqlalchemy import Engine
 
 from sqla_shard.cache.columns import Columns
 from sqla_shard.cache.columns import parse_many
+from sqla_shard.cache.protocol import CacheCounters
 from sqla_shard.cache.protocol import discard
-from sqla_shard.cache.protocol import Tally
 from sqla_shard.cache.regions import Region
 from sqla_shard.cache.rows import OPTIONS
-from sqla_shard.cache.rows import Part
 from sqla_shard.cache.rows import PartSource
+from sqla_shard.cache.rows import ReadPart
 from sqla_shard.cache.rows import RowCache
 from sqla_shard.cache.rows import split_by_reader
 from sqla_shard.cache.stores import State
@@ -56,7 +56,11 @@ class ObjectCache(RowCache):
     """The objects of one class."""
 
     def __init__(
-        self, columns: Columns, region: Region, tally: Tally, prefix: str
+        self,
+        columns: Columns,
+        region: Region,
+        tally: CacheCounters,
+        prefix: str,
     ) -> None:
         super().__init__(columns, region, tally, prefix)
         (self._key,) = columns.table.primary_key.columns
@@ -94,7 +98,7 @@ class ObjectCache(RowCache):
         return found
 
     def rows(
-        self, part: Part[int], ids: Iterable[int]
+        self, part: ReadPart[int], ids: Iterable[int]
     ) -> dict[int, list[Any]]:
         """Read rows from the database."""
         with part.reader() as session:

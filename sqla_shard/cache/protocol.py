@@ -44,11 +44,11 @@ from sqla_shard.exc.base import summary
 from sqla_shard.outbox.tables import TOKEN_BYTES
 
 __all__ = [
+    "CacheCounters",
     "ClassStats",
     "Counts",
     "RegionStats",
     "Source",
-    "Tally",
     "Times",
     "Tombstones",
     "counting",
@@ -147,7 +147,7 @@ _ALL = [one.name for one in fields(Counts)]
 _OF_REGIONS = ["invalidations", "outbox"]
 
 
-class Tally:
+class CacheCounters:
     """Counters; safe to use from several threads.
 
     :param name: name of the class or the region.
@@ -236,7 +236,7 @@ class Tally:
 
 
 #: The counters of the innermost :func:`counting`.
-_block: ContextVar[Tally | None] = ContextVar("counting", default=None)
+_block: ContextVar[CacheCounters | None] = ContextVar("counting", default=None)
 
 
 @contextmanager
@@ -254,7 +254,7 @@ def counting() -> Iterator[Callable[[], Counts]]:
 
     :returns: a function that returns the counts so far.
     """
-    tally = Tally("")
+    tally = CacheCounters("")
     token = _block.set(tally)
 
     def counts() -> Counts:
@@ -268,7 +268,7 @@ def counting() -> Iterator[Callable[[], Counts]]:
 
 
 def stats_of(
-    region: Tally, classes: Iterable[tuple[Tally, bool]]
+    region: CacheCounters, classes: Iterable[tuple[CacheCounters, bool]]
 ) -> RegionStats:
     """Return the statistics of a region, with those of its classes.
 
@@ -348,7 +348,7 @@ def read_through(
     *,
     leases: bool = True,
     still: Callable[[], bool] | None = None,
-    tally: Tally | None = None,
+    tally: CacheCounters | None = None,
     sleep: Callable[[float], Any] | None = None,
 ) -> dict[str, T]:
     """Return the values of keys, from the store or from the database.
@@ -361,7 +361,7 @@ def read_through(
     :param sleep: waits for the given number of seconds.
     :returns: a value for each key.
     """
-    tally = Tally("") if tally is None else tally
+    tally = CacheCounters("") if tally is None else tally
     lease = times.lease if leases else 0
     reading = _Reading(
         store=store,
@@ -398,7 +398,7 @@ class _Reading:
     store: Store
     source: Any
     times: Times
-    tally: Tally
+    tally: CacheCounters
     lease: int
     sleep: Callable[[float], Any]
     still: Callable[[], bool]

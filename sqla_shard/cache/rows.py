@@ -30,10 +30,10 @@ from sqla_shard.cache.columns import Columns
 from sqla_shard.cache.columns import dump
 from sqla_shard.cache.columns import place_of
 from sqla_shard.cache.columns import RowChecks
+from sqla_shard.cache.protocol import CacheCounters
 from sqla_shard.cache.protocol import discard
 from sqla_shard.cache.protocol import read_through
 from sqla_shard.cache.protocol import Source
-from sqla_shard.cache.protocol import Tally
 from sqla_shard.cache.regions import Region
 from sqla_shard.cache.stores import sleep_of
 from sqla_shard.cache.stores import Store
@@ -52,8 +52,8 @@ from sqla_shard.util import sqlalchemy_private as private
 __all__ = [
     "OPTIONS",
     "ROWS",
-    "Part",
     "PartSource",
+    "ReadPart",
     "RowCache",
     "cached_rows_place",
     "generation_of",
@@ -263,7 +263,11 @@ class RowCache:
     """
 
     def __init__(
-        self, columns: Columns, region: Region, tally: Tally, prefix: str
+        self,
+        columns: Columns,
+        region: Region,
+        tally: CacheCounters,
+        prefix: str,
     ) -> None:
         self.columns = columns
         self.region = region
@@ -305,7 +309,7 @@ class RowCache:
         session: ShardSession,
         keys: Iterable[str],
         source: Source[T],
-        part: Part[Any],
+        part: ReadPart[Any],
     ) -> dict[str, T]:
         """Read keys through the store; see :func:`~.protocol.read_through`.
 
@@ -437,7 +441,7 @@ class RowCache:
 
 
 @dataclass(frozen=True)
-class Part(Generic[K]):
+class ReadPart(Generic[K]):
     """The rows of a read that one transaction reads.
 
     :ivar places: the shard locations, by key.
@@ -469,7 +473,7 @@ class Part(Generic[K]):
 
 def split_by_reader(
     session: ShardSession, places: Mapping[K, Place]
-) -> Iterator[Part[K]]:
+) -> Iterator[ReadPart[K]]:
     """Split a read into parts, by the transaction that reads the rows.
 
     A value must be read after its lease was taken.  A transaction that has
@@ -478,7 +482,7 @@ def split_by_reader(
     separate session reads the missing rows.
     """
     if places and not session.has_connections:
-        yield Part(places, session, is_separate=True, leases=True)
+        yield ReadPart(places, session, is_separate=True, leases=True)
         return
     found: dict[tuple[bool, bool], dict[K, Place]] = {}
     ways: dict[Engine, tuple[bool, bool]] = {}
@@ -490,7 +494,7 @@ def split_by_reader(
             way = ways[place.engine] = is_separate, leases
         found.setdefault(way, {})[key] = place
     for (is_separate, leases), part in found.items():
-        yield Part(part, session, is_separate, leases)
+        yield ReadPart(part, session, is_separate, leases)
 
 
 C = TypeVar("C", bound=RowCache)
@@ -504,7 +508,7 @@ class PartSource(Generic[C]):
     :ivar ids: the ids of objects or lists, by their keys.
     """
 
-    def __init__(self, cache: C, part: Part[int]) -> None:
+    def __init__(self, cache: C, part: ReadPart[int]) -> None:
         self._cache = cache
         self._part = part
         self._places = places = part.places

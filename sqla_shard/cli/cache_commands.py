@@ -26,12 +26,12 @@ from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import lines_option
 from sqla_shard.cli.output import print_data
-from sqla_shard.cli.service_loop import End
 from sqla_shard.cli.service_loop import interval_option
 from sqla_shard.cli.service_loop import log_to_stderr
 from sqla_shard.cli.service_loop import make_passes
 from sqla_shard.cli.service_loop import once_option
 from sqla_shard.cli.service_loop import Passes
+from sqla_shard.cli.service_loop import StopFlag
 from sqla_shard.engine.unread import describe_unread
 from sqla_shard.exc import CacheConfigError
 from sqla_shard.exc import CacheOptionError
@@ -75,7 +75,7 @@ def repair_command(
     with (
         # The report of each pass includes the errors that the store logs.
         log_to_stderr(logging.WARNING, without="sqla_shard.cache"),
-        End() as until,
+        StopFlag() as until,
         _stores(cache, only_shared=True) as stores,
         settings.cluster() as cluster,
     ):

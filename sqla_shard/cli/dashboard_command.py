@@ -23,8 +23,8 @@ from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.service_loop import End
 from sqla_shard.cli.service_loop import log_to_stderr
+from sqla_shard.cli.service_loop import StopFlag
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.dashboard import DashboardServer
 from sqla_shard.dashboard import Observer
@@ -127,7 +127,7 @@ def dashboard_command(
         accounts = Accounts.from_environ(os.environ)
     with (
         log_to_stderr(),
-        End() as until,
+        StopFlag() as until,
         _cluster(settings, cache, timeout) as cluster,
         open_load_store(
             load_directory, cache if load_region else None, load_region

@@ -23,7 +23,7 @@ from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import FAILED
 from sqla_shard.cli.output import print_data
-from sqla_shard.cli.service_loop import End
+from sqla_shard.cli.service_loop import StopFlag
 from sqla_shard.fleet import Account
 from sqla_shard.fleet import Accounts
 from sqla_shard.fleet.replication import MariaDBReplication
@@ -291,7 +291,7 @@ def up_command(path: Path, as_data: bool, **options: Any) -> None:
             f"{path} exists; name another file with --file, or remove it"
         )
     servers = LocalServers(**options)
-    with End() as end, servers.running():
+    with StopFlag() as end, servers.running():
         topology = Topology.from_mapping(
             servers.document(), environ=servers.environ
         )
@@ -366,7 +366,7 @@ def _to_move(servers: LocalServers) -> str:
     return f"split {server['name']} --shards objects:{half}"
 
 
-def _wait(servers: LocalServers, end: End, ctx: click.Context) -> None:
+def _wait(servers: LocalServers, end: StopFlag, ctx: click.Context) -> None:
     """Wait for Ctrl-C; report a server that has ended by itself."""
     ended: set[str] = set()
     while not end.wait(1.0):

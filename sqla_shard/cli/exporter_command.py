@@ -15,8 +15,8 @@ from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.service_loop import End
 from sqla_shard.cli.service_loop import log_to_stderr
+from sqla_shard.cli.service_loop import StopFlag
 from sqla_shard.metrics.exporter import Exporter
 from sqla_shard.metrics.fleet_metrics import FleetMetrics
 
@@ -78,7 +78,7 @@ def exporter_command(
     """
     with (
         log_to_stderr(logging.WARNING),
-        End() as until,
+        StopFlag() as until,
         open_load_store(directory, cache, region) as load,
         settings.cluster(
             engine_options=FleetMetrics.options(settings.topology(), timeout)

@@ -16,7 +16,7 @@ from sqla_shard.engine.unread import reason
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import TopologyError
 
-__all__ = ["REPORTED", "Failure", "one_line"]
+__all__ = ["REPORTED", "FailureLine", "one_line"]
 
 REPORTED = (click.ClickException, OSError, SQLAlchemyError)
 """Errors that are shown on one line; others are defects, with a traceback."""
@@ -27,7 +27,7 @@ _APPENDED = re.compile(
 )
 
 
-class Failure(click.ClickException):
+class FailureLine(click.ClickException):
     """An error to show on one line, with the name of the program.
 
     :param error: one of :data:`REPORTED`.

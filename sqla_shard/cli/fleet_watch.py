@@ -14,9 +14,9 @@ from sqla_shard.cli.options import pass_settings
 from sqla_shard.cli.options import Settings
 from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import examples
-from sqla_shard.cli.service_loop import End
 from sqla_shard.cli.service_loop import make_passes
 from sqla_shard.cli.service_loop import Passes
+from sqla_shard.cli.service_loop import StopFlag
 
 if TYPE_CHECKING:
     from sqla_shard.fleet.watcher import WatchReport
@@ -106,7 +106,7 @@ def watch_command(
         dry_run=dry_run,
         hook=_words(hook),
     )
-    with End() as until, Watcher(fleet_of(settings), policy) as watcher:
+    with StopFlag() as until, Watcher(fleet_of(settings), policy) as watcher:
         passes = Passes(
             make=watcher.look,
             has_more=lambda report: False,

@@ -24,8 +24,8 @@ from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import lines_option
 from sqla_shard.cli.output import print_data
-from sqla_shard.cli.service_loop import End
 from sqla_shard.cli.service_loop import log_to_stderr
+from sqla_shard.cli.service_loop import StopFlag
 from sqla_shard.exc import ShardError
 from sqla_shard.topology import diff
 from sqla_shard.topology import Topology
@@ -221,7 +221,7 @@ def agent_command(
         if register
         else None,
     )
-    with log_to_stderr(), End() as end:
+    with log_to_stderr(), StopFlag() as end:
         follower = _open_follower(source, snapshot, reread, end)
         if follower is None:
             return
@@ -243,7 +243,7 @@ def _open_follower(
     source: FollowedSource,
     snapshot: Snapshot,
     reread: float,
-    end: End,
+    end: StopFlag,
 ) -> Follower | None:
     """Return a follower with a topology, or None if terminated before."""
     pause = _FIRST_PAUSE

@@ -22,8 +22,8 @@ from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import print_report
 from sqla_shard.cli.output import ProgressLines
 from sqla_shard.cli.output import with_options
-from sqla_shard.cli.service_loop import End
 from sqla_shard.cli.service_loop import log_to_stderr
+from sqla_shard.cli.service_loop import StopFlag
 from sqla_shard.migrate.mark_tables import KeyPart
 from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.move_plan import plan
@@ -293,7 +293,7 @@ def backfill_command(
 
 def _follow(move: Move) -> None:
     """Copy rows that wait, in the direction of the stage, until a signal."""
-    with log_to_stderr(logging.WARNING), End() as until:
+    with log_to_stderr(logging.WARNING), StopFlag() as until:
         while not until.wait(_PAUSE):
             now = move.progress(now=True)
             if now.stage == "detached":

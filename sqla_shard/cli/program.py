@@ -117,12 +117,12 @@ class _Program(LazyGroup):
             sys.exit(_INTERRUPTED)
         except Exception as error:
             # Imported for an error only: SQLAlchemy takes longer than `id`.
-            from sqla_shard.cli.failures import Failure
+            from sqla_shard.cli.failures import FailureLine
             from sqla_shard.cli.failures import REPORTED
 
             if not isinstance(error, REPORTED):
                 raise
-            raise Failure(error) from error
+            raise FailureLine(error) from error
 
 
 @click.group(

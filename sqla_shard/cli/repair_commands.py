@@ -26,12 +26,12 @@ from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import lines_option
 from sqla_shard.cli.output import print_data
-from sqla_shard.cli.service_loop import End
 from sqla_shard.cli.service_loop import interval_option
 from sqla_shard.cli.service_loop import log_to_stderr
 from sqla_shard.cli.service_loop import make_passes
 from sqla_shard.cli.service_loop import once_option
 from sqla_shard.cli.service_loop import Passes
+from sqla_shard.cli.service_loop import StopFlag
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.unread import describe_unread
 from sqla_shard.outbox import discard
@@ -143,7 +143,7 @@ def repair_command(
     with (
         # The report of each pass includes the errors that the outbox logs.
         log_to_stderr(logging.WARNING, without="sqla_shard.outbox"),
-        End() as until,
+        StopFlag() as until,
         Cluster.from_location(
             settings.location, placeholders=settings.placeholders
         ) as cluster,

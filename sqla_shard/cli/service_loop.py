@@ -30,8 +30,8 @@ from sqla_shard.util.signals import ENDING
 from sqla_shard.util.signals import waking
 
 __all__ = [
-    "End",
     "Passes",
+    "StopFlag",
     "interval_option",
     "log_to_stderr",
     "make_passes",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-class End:
+class StopFlag:
     """A flag that SIGTERM and Ctrl-C set.
 
     They write to a pipe, see :func:`.waking`.
@@ -51,7 +51,7 @@ class End:
         os.set_blocking(self._write, False)
         self._waking = waking(self._write, _ignore)
 
-    def __enter__(self) -> End:
+    def __enter__(self) -> StopFlag:
         self._waking.__enter__()
         return self
 
@@ -141,7 +141,7 @@ class Passes(Generic[R]):
 
 
 def make_passes(
-    passes: Passes[R], until: End, interval: float | None, as_data: bool
+    passes: Passes[R], until: StopFlag, interval: float | None, as_data: bool
 ) -> None:
     """Make one pass after another until a signal is received.
 

@@ -28,11 +28,11 @@ from sqla_shard.dialects.client_options import address_arguments
 from sqla_shard.dialects.client_options import client_options
 from sqla_shard.dialects.client_options import pipe_with
 
-__all__ = ["Client", "client_for"]
+__all__ = ["ClientProgram", "client_for"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Client:
+class ClientProgram:
     """A program and its arguments.
 
     :param program: path of the program.
@@ -70,7 +70,7 @@ def client_for(
     environ: Mapping[str, str],
     statement: str | None = None,
     read_only: bool = False,
-) -> Client:
+) -> ClientProgram:
     """Return the client for a database of a server.
 
     :param url: URL of the server, from the topology.
@@ -87,7 +87,7 @@ def client_for(
     if parsed.get_backend_name() == "sqlite":
         return _sqlite(str(parsed.database), statement, read_only)
     program = _found("mariadb", "mysql", package="mariadb-client")
-    return Client(
+    return ClientProgram(
         program=program,
         arguments=tuple(_arguments(parsed, schema, statement)),
         options=_options(parsed, environ, program, read_only=read_only),
@@ -106,7 +106,9 @@ def _found(*names: str, package: str) -> str:
     )
 
 
-def _sqlite(path: str, statement: str | None, read_only: bool) -> Client:
+def _sqlite(
+    path: str, statement: str | None, read_only: bool
+) -> ClientProgram:
     if not Path(path).is_file():
         # Refuse it: sqlite3 would create an empty database.
         raise click.ClickException(
@@ -120,7 +122,7 @@ def _sqlite(path: str, statement: str | None, read_only: bool) -> Client:
     arguments.append(str(Path(path).absolute()))
     if statement is not None:
         arguments.append(f" {statement}")
-    return Client(
+    return ClientProgram(
         program=_found("sqlite3", package="sqlite3"),
         arguments=tuple(arguments),
     )

@@ -22,7 +22,7 @@ from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import print_data
 from sqla_shard.cli.output import print_table
-from sqla_shard.cli.service_loop import End
+from sqla_shard.cli.service_loop import StopFlag
 from sqla_shard.metrics.fleet_metrics import DATABASES
 from sqla_shard.metrics.fleet_metrics import FleetMetrics
 from sqla_shard.metrics.fleet_metrics import GRANTS
@@ -206,7 +206,10 @@ def status_command(
     # What is not read is in the output.
     logging.getLogger("sqla_shard.exporter").setLevel(logging.CRITICAL)
     options = FleetMetrics.options(settings.topology(), timeout)
-    with settings.cluster(engine_options=options) as cluster, End() as until:
+    with (
+        settings.cluster(engine_options=options) as cluster,
+        StopFlag() as until,
+    ):
         metrics = FleetMetrics(cluster, timeout=timeout, interval=0.0)
         while True:
             found = status_of(

@@ -46,7 +46,7 @@ from sqla_shard.engine import EngineStats
 from sqla_shard.engine import Lanes
 from sqla_shard.engine import Places
 from sqla_shard.engine import Sampling
-from sqla_shard.engine import Watch
+from sqla_shard.engine import StatementReports
 from sqla_shard.exc import CacheOptionError
 from sqla_shard.outbox import count_pending
 from sqla_shard.outbox import Pending
@@ -281,12 +281,12 @@ class Cluster(FromSources, EventTarget):
         return self.places.topology
 
     @property
-    def watch(self) -> Watch | None:
+    def watch(self) -> StatementReports | None:
         """Listeners and comments for the statements of sessions."""
         listeners = self.dispatch.after_statement
         if not listeners and not self._comments:
             return None
-        return Watch(
+        return StatementReports(
             partial(listeners, self) if listeners else None, self._comments
         )
 

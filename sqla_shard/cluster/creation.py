@@ -14,9 +14,9 @@ from sqlalchemy import Engine
 from sqlalchemy import MetaData
 from sqlalchemy import Table
 
+from sqla_shard.engine import ExecutionPlan
 from sqla_shard.engine import OPTION
 from sqla_shard.engine import Places
-from sqla_shard.engine import Plan
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.rendering import TRANSLATE
 from sqla_shard.outbox.tables import OF_TRANSACTIONS
@@ -99,7 +99,7 @@ def _create(
     if not tables:
         return
     on_shard = connection.execution_options(
-        **{OPTION: Plan((place,)), "schema_translate_map": TRANSLATE}
+        **{OPTION: ExecutionPlan((place,)), "schema_translate_map": TRANSLATE}
     )
     metadata = tables[0].metadata
     metadata.create_all(on_shard, tables=list(tables), checkfirst=False)

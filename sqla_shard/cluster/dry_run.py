@@ -21,9 +21,9 @@ from sqlalchemy.exc import DontWrapMixin
 from sqlalchemy.pool import NullPool
 
 from sqla_shard.engine import Engines
+from sqla_shard.engine import ExecutionPlan
 from sqla_shard.engine import OPTION
 from sqla_shard.engine import Places
-from sqla_shard.engine import Plan
 from sqla_shard.engine import render_event
 from sqla_shard.engine import Sampling
 from sqla_shard.engine.rendering import Place
@@ -194,7 +194,7 @@ def _dry_engine(real: Engine, found: DryRun) -> Engine:
         context: Any,
         executemany: bool,
     ) -> None:
-        plan: Plan = context.execution_options[OPTION]
+        plan: ExecutionPlan = context.execution_options[OPTION]
         if plan.merge is not None:
             found.merge = plan.merge.steps
             combine = plan.merge.combine

@@ -37,7 +37,7 @@ from sqla_shard.engine import Engines
 from sqla_shard.engine import EngineStats
 from sqla_shard.engine import no_answer
 from sqla_shard.engine import Places
-from sqla_shard.engine import Watch
+from sqla_shard.engine import StatementReports
 from sqla_shard.exc import NoEventLoopError
 from sqla_shard.session import PlacementPolicy
 from sqla_shard.session.new_ids import IdService
@@ -230,7 +230,7 @@ class Loops:
         self._cluster.notify(name, *arguments)
 
     @property
-    def watch(self) -> Watch | None:
+    def watch(self) -> StatementReports | None:
         """Listeners and comments for the statements of sessions."""
         return self._cluster.watch
 

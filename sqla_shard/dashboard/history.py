@@ -27,7 +27,7 @@ from sqla_shard.topology import Topology
 from sqla_shard.topology.follow import is_zookeeper
 from sqla_shard.util.forking import in_children
 
-__all__ = ["Change", "Part", "Strip", "TopologyHistory"]
+__all__ = ["Change", "DrawnRange", "Strip", "TopologyHistory"]
 
 #: Maximum number of versions that are shown.
 _SHOWN = 20
@@ -35,7 +35,7 @@ _HUES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class DrawnRange:
     """A range of shards in a drawing, in per cent of the keyspace.
 
     :ivar hue: class of its server in the style sheet.
@@ -55,8 +55,8 @@ class Strip:
     """A keyspace before and after a change."""
 
     keyspace: str
-    before: tuple[Part, ...]
-    after: tuple[Part, ...]
+    before: tuple[DrawnRange, ...]
+    after: tuple[DrawnRange, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,9 +208,9 @@ def _parts(
     count: int,
     hues: dict[str, str],
     before: Keyspace | None,
-) -> Iterator[Part]:
+) -> Iterator[DrawnRange]:
     for shards, server in keyspace.placements():
-        yield Part(
+        yield DrawnRange(
             server=server.name,
             shards=str(shards),
             left=round(100 * shards.first / count, 4),

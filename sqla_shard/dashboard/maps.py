@@ -28,7 +28,7 @@ from sqla_shard.topology.urls import address_of
 __all__ = [
     "LEVELS",
     "UNKNOWN",
-    "Block",
+    "CellBlock",
     "Colours",
     "KeyspaceMap",
     "Legend",
@@ -57,7 +57,7 @@ LevelOf = Callable[[int], str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class CellBlock:
     """Cells of consecutive shards of one server.
 
     :ivar shards: the shards, ascending.
@@ -97,7 +97,7 @@ class ServerMap:
     name: str
     address: str
     count: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[CellBlock, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +171,7 @@ def _blocks(
 
 def _block(
     ranges: tuple[ShardRange, ...], columns: int, level_of: LevelOf
-) -> Block:
+) -> CellBlock:
     shards = [shard_id for part in ranges for shard_id in part]
     parts: dict[str, list[str]] = {}
     for row, start in enumerate(range(0, len(shards), columns)):
@@ -181,7 +181,7 @@ def _block(
             length = sum(1 for _ in group)
             parts.setdefault(level, []).append(f"M{at} {row}h{length}")
             at += length
-    return Block(
+    return CellBlock(
         shards=ranges,
         columns=columns,
         rows=-(-len(shards) // columns),

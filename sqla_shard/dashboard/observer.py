@@ -31,7 +31,7 @@ from sqla_shard.dashboard.history import Change
 from sqla_shard.dashboard.history import TopologyHistory
 from sqla_shard.dashboard.operations import OperationsView
 from sqla_shard.dashboard.operations import read_operations
-from sqla_shard.dashboard.readings import Cached
+from sqla_shard.dashboard.readings import CachedReading
 from sqla_shard.dashboard.readings import digest_of
 from sqla_shard.dashboard.readings import Reading
 from sqla_shard.dashboard.rollouts import read_rollouts
@@ -182,31 +182,31 @@ class Observer:
         environ = os.environ if environ is None else environ
         self._timeout = timeout
         self._reader = reader = ServerReader(environ, accounts)
-        self._states = Cached(
+        self._states = CachedReading(
             "servers",
             lambda: reader.states(cluster.topology, timeout=timeout),
             fresh=2.0,
             # A server that hangs must not delay the display of others.
             share=1.0,
         )
-        self._sizes = Cached(
+        self._sizes = CachedReading(
             "sizes",
             lambda: reader.sizes(cluster.topology, timeout=15 * timeout),
             fresh=60.0,
         )
-        self._rollouts = Cached(
+        self._rollouts = CachedReading(
             "revisions",
             partial(read_rollouts, cluster, alembic),
             fresh=10.0,
         )
-        self._queues = Cached("queues", self._read_queues, fresh=3.0)
-        self._load = Cached("load", self._read_load, fresh=2.0)
-        self._cache = Cached("cache", self._read_cache, fresh=5.0)
-        self._changes = Cached("history", self.history.read, fresh=5.0)
-        self._found: dict[tuple[Any, ...], Cached[Any]] = {}
-        self._operations: Cached[OperationsView] | None = None
+        self._queues = CachedReading("queues", self._read_queues, fresh=3.0)
+        self._load = CachedReading("load", self._read_load, fresh=2.0)
+        self._cache = CachedReading("cache", self._read_cache, fresh=5.0)
+        self._changes = CachedReading("history", self.history.read, fresh=5.0)
+        self._found: dict[tuple[Any, ...], CachedReading[Any]] = {}
+        self._operations: CachedReading[OperationsView] | None = None
         if fleet is not None:
-            self._operations = Cached(
+            self._operations = CachedReading(
                 "operations", partial(read_operations, fleet), fresh=1.0
             )
         self.after_fork()
@@ -334,7 +334,7 @@ class Observer:
         self, key: tuple[Any, ...], read: Callable[[], T]
     ) -> Reading[T]:
         with self._lock:
-            cached = self._found.pop(key, None) or Cached(
+            cached = self._found.pop(key, None) or CachedReading(
                 key[0], read, fresh=2.0
             )
             # The one that was used last is the last that is dropped.

@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqla_shard.engine.unread import short
 from sqla_shard.util.forking import in_children
 
-__all__ = ["Cached", "Reading", "digest_of"]
+__all__ = ["CachedReading", "Reading", "digest_of"]
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class Reading(Generic[T]):
     version: int = 0
 
 
-class Cached(Generic[T]):
+class CachedReading(Generic[T]):
     """A value that is read again when it is older than some seconds.
 
     :param name: name of the thread that reads it.

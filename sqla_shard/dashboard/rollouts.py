@@ -32,7 +32,7 @@ from sqla_shard.schema.versions import read_versions
 from sqla_shard.schema.versions import Version
 from sqla_shard.topology.keyspaces import as_ranges
 
-__all__ = ["Condition", "Rollout", "read_rollouts"]
+__all__ = ["RevisionGroup", "Rollout", "read_rollouts"]
 
 AT_REVISION = "at this revision"
 """Condition of a shard if the newest revision is not known."""
@@ -45,7 +45,7 @@ _alembic = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Condition:
+class RevisionGroup:
     """Shards with the same revision and condition.
 
     :ivar level: its class in the style sheet.
@@ -105,7 +105,7 @@ class Rollout:
         current = sum(one.condition == CURRENT for one in self.shards)
         return current / len(self.shards)
 
-    def conditions(self) -> list[Condition]:
+    def conditions(self) -> list[RevisionGroup]:
         """Return the shards by revision and condition, the most first."""
         groups: dict[tuple[tuple[str, ...], str], list[ShardStatus]] = {}
         for one in self.shards:
@@ -118,7 +118,7 @@ class Rollout:
             hue = hues.setdefault(revisions, len(hues))
             details = [one.detail for one in shards if one.detail]
             found.append(
-                Condition(
+                RevisionGroup(
                     level=_level(condition, hue),
                     revisions=revisions,
                     condition=condition,

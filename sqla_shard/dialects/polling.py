@@ -8,7 +8,7 @@ neither a statement larger than the buffer of a socket nor a long response
 holds up another server.
 
 :class:`PolledSocket` and :class:`PolledSSLSocket` are such sockets.  Outside
-of a :class:`Call` they block as any other socket does.
+of a :class:`PolledCall` they block as any other socket does.
 
 A call must not hold a lock while it waits if another call of the same thread
 needs it.
@@ -36,8 +36,8 @@ from greenlet import GreenletExit
 __all__ = [
     "CAN_POLL",
     "PIPELINING",
-    "Call",
     "Pipelining",
+    "PolledCall",
     "PolledConnection",
     "PolledSSLSocket",
     "PolledSocket",
@@ -62,7 +62,7 @@ _LONG = 100_000
 _RECORD = 16384
 
 
-class Call(greenlet):
+class PolledCall(greenlet):
     """A function that runs until its socket would block.
 
     :ivar done: whether the function has returned.
@@ -107,11 +107,11 @@ def wait_for(fd: int, events: int, timeout: float | None) -> bool:
     """Let the other calls of the thread continue until a socket is ready.
 
     :param timeout: seconds; None for no limit.
-    :returns: False, without waiting, outside of a :class:`Call`.
+    :returns: False, without waiting, outside of a :class:`PolledCall`.
     :raises TimeoutError: if it is not ready in time.
     """
     call = getcurrent()
-    if type(call) is not Call:
+    if type(call) is not PolledCall:
         return False
     call.wait(fd, events, timeout)
     return True
@@ -125,9 +125,11 @@ class Poller:
 
     def __init__(self) -> None:
         self._poll = select.poll()
-        self.waiting: dict[int, Call] = {}
+        self.waiting: dict[int, PolledCall] = {}
 
-    def resume(self, call: Call, error: BaseException | None = None) -> None:
+    def resume(
+        self, call: PolledCall, error: BaseException | None = None
+    ) -> None:
         """Run a call until it waits or has ended.
 
         :param error: an exception that is raised where it waits.
@@ -172,7 +174,7 @@ class Poller:
                 if call.deadline is not None and call.deadline <= now:
                     self.resume(call, TimeoutError("timed out"))
 
-    def end(self, calls: Sequence[Call]) -> None:
+    def end(self, calls: Sequence[PolledCall]) -> None:
         """End calls; drivers close the connections of those that wait.
 
         :raises BaseException: another interrupt; then call it again.
@@ -271,7 +273,7 @@ def _only_reads(statement: bytes) -> bool:
 
 
 class PolledSocket(socket.socket):
-    """A socket whose waits in a :class:`Call` let other calls continue."""
+    """A socket that lets other calls continue while a call waits for it."""
 
     def recv_into(self, *args: Any, **kwargs: Any) -> int:
         """Receive; see ``socket.recv_into``."""
@@ -280,7 +282,7 @@ class PolledSocket(socket.socket):
 
     def sendall(self, data: Any, flags: int = 0) -> None:
         """Send all data; see ``socket.sendall``."""
-        if type(getcurrent()) is not Call:
+        if type(getcurrent()) is not PolledCall:
             super().sendall(data, flags)
             return
         timeout = self.gettimeout()
@@ -320,14 +322,14 @@ class PolledSSLSocket(ssl.SSLSocket):
     def recv_into(self, *args: Any, **kwargs: Any) -> int:
         """Receive; see ``SSLSocket.recv_into``."""
         plain = super().recv_into
-        if type(getcurrent()) is not Call:
+        if type(getcurrent()) is not PolledCall:
             return plain(*args, **kwargs)
         found: int = self._polled(partial(plain, *args, **kwargs))
         return found
 
     def sendall(self, data: Any, flags: int = 0) -> None:
         """Send all data; see ``SSLSocket.sendall``."""
-        if type(getcurrent()) is not Call:
+        if type(getcurrent()) is not PolledCall:
             super().sendall(data, flags)
             return
         plain = super().send

@@ -36,7 +36,7 @@ __all__ = [
     "InsertCounting",
     "InsertMissing",
     "IsBinary",
-    "Moment",
+    "ServerTime",
     "SkipLocked",
     "UpdatedAt",
     "Upsert",
@@ -329,7 +329,7 @@ def keep_updated(table: Table, column: str) -> None:
     table.info[TRIGGER] = text
 
 
-class Moment(ColumnElement[Any]):
+class ServerTime(ColumnElement[Any]):
     """The time of the server's clock in UTC, with microseconds.
 
     :param later: number of microseconds to add, an expression or a parameter;
@@ -347,8 +347,8 @@ class Moment(ColumnElement[Any]):
         self.type = UTCTimestamp()
 
 
-@compiles(Moment)
-def _moment(element: Moment, compiler: Any, **kw: Any) -> str:
+@compiles(ServerTime)
+def _moment(element: ServerTime, compiler: Any, **kw: Any) -> str:
     kw.pop("within_columns_clause", None)
     if element.later is None:
         return "CURRENT_TIMESTAMP(6)"
@@ -356,8 +356,8 @@ def _moment(element: Moment, compiler: Any, **kw: Any) -> str:
     return f"(CURRENT_TIMESTAMP(6) + INTERVAL {later} MICROSECOND)"
 
 
-@compiles(Moment, "sqlite")
-def _moment_sqlite(element: Moment, compiler: Any, **kw: Any) -> str:
+@compiles(ServerTime, "sqlite")
+def _moment_sqlite(element: ServerTime, compiler: Any, **kw: Any) -> str:
     kw.pop("within_columns_clause", None)
     if element.later is None:
         return f"({SQLITE_NOW})"

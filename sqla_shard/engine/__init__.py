@@ -36,16 +36,16 @@ from sqla_shard.engine.locations import check_layout
 from sqla_shard.engine.locations import Places
 from sqla_shard.engine.overlapping import overlap
 from sqla_shard.engine.overlapping import watch_calls
+from sqla_shard.engine.plans import ExecutionPlan
 from sqla_shard.engine.plans import limits_of
 from sqla_shard.engine.plans import OPTION
 from sqla_shard.engine.plans import PLACES
-from sqla_shard.engine.plans import Plan
 from sqla_shard.engine.plans import Scatter
 from sqla_shard.engine.plans import scatter
 from sqla_shard.engine.plans import scatter_errors
 from sqla_shard.engine.plans import ServerReport
 from sqla_shard.engine.plans import StatementReport
-from sqla_shard.engine.plans import Watch
+from sqla_shard.engine.plans import StatementReports
 from sqla_shard.engine.pools import Answer
 from sqla_shard.engine.pools import EngineStats
 from sqla_shard.engine.pools import no_answer
@@ -60,14 +60,14 @@ __all__ = [
     "AwaitedLanes",
     "EngineStats",
     "Engines",
+    "ExecutionPlan",
     "Lanes",
     "Places",
-    "Plan",
     "Sampling",
     "Scatter",
     "ServerReport",
     "StatementReport",
-    "Watch",
+    "StatementReports",
     "by_server",
     "check_layout",
     "execute_everywhere",

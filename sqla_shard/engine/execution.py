@@ -23,10 +23,10 @@ from sqla_shard.engine.lanes import AwaitedLanes
 from sqla_shard.engine.lanes import Expiry
 from sqla_shard.engine.lanes import invalidate
 from sqla_shard.engine.lanes import Lanes
+from sqla_shard.engine.plans import ExecutionPlan
 from sqla_shard.engine.plans import Job
 from sqla_shard.engine.plans import OPTION
 from sqla_shard.engine.plans import PLACES
-from sqla_shard.engine.plans import Plan
 from sqla_shard.engine.plans import ServerReport
 from sqla_shard.engine.plans import StatementReport
 from sqla_shard.engine.polled_lanes import lanes_for
@@ -101,7 +101,7 @@ def execute_everywhere(
     :raises ScatterLimitError: if there are more rows than the plan allows.
     :raises ScatterFailedError: if all shards have failed.
     """
-    plan: Plan | None = context.execution_options.get(OPTION)
+    plan: ExecutionPlan | None = context.execution_options.get(OPTION)
     if plan is None:
         return None
     plan.get_ready()
@@ -142,7 +142,7 @@ def _answer(
     statement: str,
     parameters: Any,
     context: Any,
-    plan: Plan,
+    plan: ExecutionPlan,
     jobs: Sequence[Job],
     lanes: Lanes | AwaitedLanes,
     explain: Explain,
@@ -182,7 +182,7 @@ def execute_many(
     cursor: Any, statement: str, parameters: Any, context: Any
 ) -> bool | None:
     """Handle ``do_executemany``: report the execution if requested."""
-    plan: Plan | None = context.execution_options.get(OPTION)
+    plan: ExecutionPlan | None = context.execution_options.get(OPTION)
     if plan is None:
         return None
     plan.get_ready()
@@ -192,13 +192,13 @@ def execute_many(
 
 def get_ready(cursor: Any, statement: str, context: Any) -> None:
     """Handle ``do_execute_no_params``, which runs textual SQL only."""
-    plan: Plan | None = context.execution_options.get(OPTION)
+    plan: ExecutionPlan | None = context.execution_options.get(OPTION)
     if plan is not None:
         plan.get_ready()
 
 
 def _reported(
-    name: str, ours: Any, arguments: Arguments, plan: Plan
+    name: str, ours: Any, arguments: Arguments, plan: ExecutionPlan
 ) -> bool | None:
     """Run a statement of one shard as SQLAlchemy would, and report it.
 
@@ -238,7 +238,7 @@ def _reported(
 
 def _report(
     context: Any,
-    plan: Plan,
+    plan: ExecutionPlan,
     jobs: Sequence[Job],
     rows: int | None,
     seconds: float,
@@ -285,7 +285,7 @@ class _Work:
     :ivar expired: whether the timeout of the job has expired.
     """
 
-    def __init__(self, job: Job, plan: Plan) -> None:
+    def __init__(self, job: Job, plan: ExecutionPlan) -> None:
         self.job = job
         self._plan = plan
         self.how: Callable[[], _Answer] = self._send
@@ -422,7 +422,7 @@ def _abort(job: Job) -> bool:
 
 
 def _run_all(
-    plan: Plan, work: Sequence[_Work], lanes: Lanes | AwaitedLanes
+    plan: ExecutionPlan, work: Sequence[_Work], lanes: Lanes | AwaitedLanes
 ) -> None:
     """Execute all jobs within the timeout of the plan."""
     left = plan.seconds_left()
@@ -464,7 +464,9 @@ def _run_together(
         invalidate(cut)
 
 
-def _more(job: Job, answer: _Answer, start: int, plan: Plan) -> _Answer:
+def _more(
+    job: Job, answer: _Answer, start: int, plan: ExecutionPlan
+) -> _Answer:
     """Send the statements of a job, starting at an index."""
     for text, parameters in job.statements[start:]:
         # The SQL is already rendered: the listeners must not render it again.
@@ -484,14 +486,14 @@ def _more(job: Job, answer: _Answer, start: int, plan: Plan) -> _Answer:
     return answer
 
 
-def _check_rows(count: int, plan: Plan) -> None:
+def _check_rows(count: int, plan: ExecutionPlan) -> None:
     most = None if plan.limits is None else plan.limits.max_rows
     if most is not None and count > most:
         raise ScatterLimitError(limit="max_rows", allowed=most, found=count)
 
 
 def _record_errors(
-    plan: Plan, jobs: Sequence[Job], *, any_answer: bool
+    plan: ExecutionPlan, jobs: Sequence[Job], *, any_answer: bool
 ) -> None:
     """Record the errors of the shards that are left out of the result.
 

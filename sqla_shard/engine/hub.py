@@ -36,7 +36,7 @@ from greenlet import greenlet
 from sqlalchemy import Connection
 
 from sqla_shard.dialects import interrupt
-from sqla_shard.dialects.polling import Call as PolledCall
+from sqla_shard.dialects.polling import PolledCall
 from sqla_shard.dialects.polling import Poller
 from sqla_shard.engine.lanes import invalidate
 from sqla_shard.engine.lanes import Lanes

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 __all__ = [
     "OPTION",
     "PLACES",
+    "ExecutionPlan",
     "Job",
     "OnError",
-    "Plan",
     "Scatter",
     "ServerReport",
     "StatementReport",
-    "Watch",
+    "StatementReports",
     "limits_of",
     "scatter",
     "scatter_errors",
@@ -111,7 +111,7 @@ class StatementReport:
 
 
 @dataclass(frozen=True)
-class Watch:
+class StatementReports:
     """Options for reports and comments of the statements of a cluster.
 
     :ivar report: function that is called with the report of each statement;
@@ -125,7 +125,7 @@ class Watch:
     session: Any = None
 
 
-#: The execution option that holds the :class:`Plan` of an execution.
+#: The execution option that holds the :class:`ExecutionPlan` of an execution.
 OPTION = "sqla_shard"
 
 #: The execution option with the places of one statement of a plan, for its
@@ -265,7 +265,7 @@ def scatter_errors(result: Any) -> dict[int, Exception]:
     result = getattr(result, "raw", None) or result
     context = getattr(result, "context", None)
     plan = context and context.execution_options.get(OPTION)
-    if not isinstance(plan, Plan):
+    if not isinstance(plan, ExecutionPlan):
         raise ValueError(
             f"{result!r} is not the result of a statement of a session; "
             "call scatter_errors() before all rows are fetched"
@@ -302,7 +302,7 @@ class Job:
         return self.places[0].server
 
 
-class Plan:
+class ExecutionPlan:
     """The shards of one execution, and the connection to each.
 
     :ivar places: locations of the shards, at least one.
@@ -346,7 +346,7 @@ class Plan:
         limits: Scatter | None = None,
         started: float = 0.0,
         scattered: bool = False,
-        watch: Watch | None = None,
+        watch: StatementReports | None = None,
     ) -> None:
         self.places = places
         self.scattered = scattered

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from sqla_shard.dialects.polling import Call
+from sqla_shard.dialects.polling import PolledCall
 from sqla_shard.dialects.polling import PolledConnection
 from sqla_shard.dialects.polling import Poller
 from sqla_shard.engine.lanes import AwaitedLanes
@@ -42,7 +42,7 @@ class PolledLanes:
             waits, and the driver closes its connection.
         :param servers: are not used, since a waiting job occupies no thread.
         """
-        calls = [Call(job) for job in jobs]
+        calls = [PolledCall(job) for job in jobs]
         _run(calls, expiry)
         for call in calls:
             if call.failure is not None:
@@ -72,7 +72,7 @@ def lanes_for(
     return POLLED
 
 
-def _run(calls: Sequence[Call], expiry: Expiry | None) -> None:
+def _run(calls: Sequence[PolledCall], expiry: Expiry | None) -> None:
     """Run calls until all that were started have ended.
 
     No other call is started after the error of one.
@@ -95,7 +95,7 @@ def _run(calls: Sequence[Call], expiry: Expiry | None) -> None:
 
 
 def _poll(
-    poller: Poller, calls: Sequence[Call], expiry: Expiry | None
+    poller: Poller, calls: Sequence[PolledCall], expiry: Expiry | None
 ) -> None:
     end = None if expiry is None else monotonic() + expiry[0]
     for call in calls:

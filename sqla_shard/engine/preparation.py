@@ -26,9 +26,9 @@ from sqlalchemy.sql.selectable import Select
 
 from sqla_shard.dialects.numbers import is_storable
 from sqla_shard.dialects.sorting import Hidden
+from sqla_shard.engine.plans import ExecutionPlan
 from sqla_shard.engine.plans import Job
 from sqla_shard.engine.plans import OPTION
-from sqla_shard.engine.plans import Plan
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.rendering import render
 from sqla_shard.engine.rendering import SCHEMA
@@ -38,7 +38,7 @@ from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ParameterValueError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.types.shard_bound import Address
+from sqla_shard.types.shard_bound import ComparedId
 from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = ["Sampling", "render_event"]
@@ -69,9 +69,11 @@ class Sampling:
         self.is_on = False
         self._rate = 1.0
         self._left = 0
-        self._take: Callable[[Plan, Any], None] = _ignore
+        self._take: Callable[[ExecutionPlan, Any], None] = _ignore
 
-    def begin(self, rate: float, take: Callable[[Plan, Any], None]) -> None:
+    def begin(
+        self, rate: float, take: Callable[[ExecutionPlan, Any], None]
+    ) -> None:
         """Take samples from now on.
 
         :param rate: the share of the statements, above 0 and at most 1.
@@ -88,7 +90,7 @@ class Sampling:
         self.is_on = False
         self._take = _ignore
 
-    def __call__(self, plan: Plan, context: Any) -> None:
+    def __call__(self, plan: ExecutionPlan, context: Any) -> None:
         """Count a statement, and take a sample if it is its turn."""
         left = self._left
         if left:
@@ -106,7 +108,7 @@ class Sampling:
         return int(math.log(chance) / math.log1p(-self._rate))
 
 
-def _ignore(plan: Plan, context: Any) -> None:
+def _ignore(plan: ExecutionPlan, context: Any) -> None:
     """Drop a sample that a thread takes when sampling has just ended."""
 
 
@@ -128,7 +130,7 @@ def render_event(
     # DDL has no parameters.
     if isinstance(compiled, SQLCompiler) and compiled.literal_execute_params:
         _check_literals(compiled, context, statement)
-    plan: Plan | None = context.execution_options.get(OPTION)
+    plan: ExecutionPlan | None = context.execution_options.get(OPTION)
     if plan is None:
         if SCHEMA in statement:
             raise NoShardKeyError(
@@ -222,7 +224,7 @@ def _comment(places: Sequence[Place], servers: int) -> str:
 
 
 def _jobs(
-    plan: Plan,
+    plan: ExecutionPlan,
     statement: str,
     parameters: Sequence[Any],
     context: Any,
@@ -311,7 +313,7 @@ def _check_wrapped(compiled: Any) -> None:
 
 
 def _begin(
-    plan: Plan,
+    plan: ExecutionPlan,
     place: Place,
     connection: Connection,
     cursor: Any,
@@ -338,7 +340,7 @@ def _begin(
         plan.before = partial(place.backend.lock, connection)
 
 
-def _lock_all(plan: Plan) -> None:
+def _lock_all(plan: ExecutionPlan) -> None:
     for connection, place in zip(plan.connections, plan.places, strict=True):
         place.backend.lock(connection)
 
@@ -362,7 +364,9 @@ def _check_addresses(parameters: Any, place: Place) -> None:
     rows = parameters if _are_rows(parameters) else (parameters,)
     for row in rows:
         for value in row:
-            if isinstance(value, Address) and not value.is_at(place.shard_id):
+            if isinstance(value, ComparedId) and not value.is_at(
+                place.shard_id
+            ):
                 raise ColocationError(
                     f"{value.object_id} is not an object of type "
                     f"{value.type_id} on shard {place.shard_id}, where "

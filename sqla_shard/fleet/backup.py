@@ -51,10 +51,10 @@ from sqla_shard.fleet.backup_plans import mebibytes
 from sqla_shard.fleet.backup_plans import ServerPlan
 from sqla_shard.fleet.definitions import differences
 from sqla_shard.fleet.definitions import not_tables
-from sqla_shard.fleet.definitions import Table
+from sqla_shard.fleet.definitions import ServerTable
 from sqla_shard.fleet.definitions import tables_of
 from sqla_shard.fleet.dumps import write_dump
-from sqla_shard.fleet.files import Written
+from sqla_shard.fleet.files import HashingWriter
 from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import Pair
@@ -363,7 +363,7 @@ class _Job:
             )
         }
         before = tables_of(admin, names)
-        tables: dict[str, list[Table]] = defaultdict(list)
+        tables: dict[str, list[ServerTable]] = defaultdict(list)
         for (database, _), table in before.items():
             tables[database].append(table)
         with snapshots(admin, self.workers, timeout=_TIMEOUT) as found:
@@ -411,7 +411,7 @@ class _Job:
         self,
         session: Admin,
         left: queue.SimpleQueue[str],
-        tables: Mapping[str, Sequence[Table]],
+        tables: Mapping[str, Sequence[ServerTable]],
         defaults: Mapping[str, tuple[str, str]],
         name: str,
     ) -> None:
@@ -443,14 +443,14 @@ class _Job:
         self,
         session: Admin,
         database: str,
-        tables: Sequence[Table],
+        tables: Sequence[ServerTable],
         defaults: tuple[str, str],
         name: str,
     ) -> None:
         keyspace, shard = self.part.databases[database]
         file = self.storage.file(name, dump_name(database))
         with file.create() as opened:
-            written = Written(opened)
+            written = HashingWriter(opened)
             contents = write_dump(
                 session,
                 tables,

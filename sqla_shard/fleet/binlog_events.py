@@ -29,11 +29,11 @@ from sqla_shard.exc import Problem
 from sqla_shard.fleet.files import File
 
 __all__ = [
+    "BinlogTransaction",
     "Gtid",
     "LogReader",
     "Rows",
     "Statement",
-    "Transaction",
     "first_state",
 ]
 
@@ -108,7 +108,7 @@ class Statement:
 
 
 @dataclass
-class Transaction:
+class BinlogTransaction:
     """A transaction, or a statement with an implicit commit.
 
     :ivar gtid: its GTID.
@@ -168,7 +168,7 @@ class LogReader:
         self._xa = b""
         self._xa_flags = 0
 
-    def transactions(self) -> Iterator[Transaction]:
+    def transactions(self) -> Iterator[BinlogTransaction]:
         """Yield all transactions.
 
         :raises BackupDamagedError: if a log cannot be read, is of another
@@ -176,7 +176,7 @@ class LogReader:
         """
         for path in self._paths:
             self._tables.clear()
-            one: Transaction | None = None
+            one: BinlogTransaction | None = None
             for event in self.events(path):
                 if event.kind == _GTID:
                     one = self._begin(event)
@@ -234,12 +234,12 @@ class LogReader:
             )
         self.state = found
 
-    def _begin(self, event: _Event) -> Transaction:
+    def _begin(self, event: _Event) -> BinlogTransaction:
         number, domain, flags = struct.unpack_from("<QIB", event.body)
         if self.state is None:
             self.state = {}
         self.state[domain, event.server] = number
-        one = Transaction((domain, event.server, number), event.time)
+        one = BinlogTransaction((domain, event.server, number), event.time)
         self._xa_flags = flags & (_PREPARED_XA | _COMPLETED_XA)
         if self._xa_flags:
             start = 21 if flags & _GROUP_COMMIT else 13
@@ -248,7 +248,7 @@ class LogReader:
         self._is_standalone = bool(flags & _STANDALONE)
         return one
 
-    def _check_xa(self, one: Transaction) -> None:
+    def _check_xa(self, one: BinlogTransaction) -> None:
         if self._xa_flags & _PREPARED_XA:
             self._prepared[self._xa] = bool(one.parts)
             is_own = bool(one.parts)
@@ -260,7 +260,7 @@ class LogReader:
         if is_own:
             one.problem = one.problem or "an XA transaction"
 
-    def _add(self, path: File, one: Transaction, event: _Event) -> bool:
+    def _add(self, path: File, one: BinlogTransaction, event: _Event) -> bool:
         """Add an event; return whether it was the last one."""
         kind = event.kind
         if kind in (_XID, _XA_PREPARE):
@@ -282,7 +282,7 @@ class LogReader:
             one.problem = f"an event of an unknown kind ({kind})"
         return False
 
-    def _add_query(self, one: Transaction, statement: Statement) -> bool:
+    def _add_query(self, one: BinlogTransaction, statement: Statement) -> bool:
         word = statement.text.split(None, 1)[0].upper()
         if word == b"COMMIT":
             return True
@@ -296,7 +296,9 @@ class LogReader:
             one.parts.append(statement)
         return self._is_standalone
 
-    def _add_rows(self, path: File, one: Transaction, event: _Event) -> None:
+    def _add_rows(
+        self, path: File, one: BinlogTransaction, event: _Event
+    ) -> None:
         if self._database_of(path, event) != self._database:
             return
         named = _renamed(self._tables[event.body[:6]], self._target)

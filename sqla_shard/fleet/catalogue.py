@@ -24,8 +24,8 @@ from itertools import zip_longest
 from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.admin import marked
-from sqla_shard.fleet.checksums import Column
-from sqla_shard.fleet.checksums import Columns
+from sqla_shard.fleet.checksums import ComparedColumn
+from sqla_shard.fleet.checksums import ComparedColumns
 from sqla_shard.fleet.checksums import key_of
 from sqla_shard.fleet.differences import Difference
 from sqla_shard.fleet.differences import DifferenceKind
@@ -33,7 +33,7 @@ from sqla_shard.fleet.differences import Unread
 from sqla_shard.fleet.replication import replication_of
 
 __all__ = [
-    "Catalogue",
+    "PairCatalogue",
     "compare_catalogues",
     "wait_applied",
 ]
@@ -52,7 +52,7 @@ class _Table:
     engine: str | None
     counter: int | None
     definition: str
-    columns: tuple[Column, ...]
+    columns: tuple[ComparedColumn, ...]
     key: tuple[str, tuple[str, ...]] | None
 
 
@@ -64,7 +64,7 @@ class _Database:
 
 
 @dataclass(kw_only=True)
-class Catalogue:
+class PairCatalogue:
     """The tables of two servers, and the differences between them.
 
     :ivar databases: number of databases on both servers.
@@ -75,7 +75,9 @@ class Catalogue:
     """
 
     databases: int = 0
-    tables: list[tuple[str, str, Columns]] = field(default_factory=list)
+    tables: list[tuple[str, str, ComparedColumns]] = field(
+        default_factory=list
+    )
     differences: list[Difference] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
 
@@ -104,7 +106,7 @@ def compare_catalogues(
     *,
     settle: Callable[[], object],
     counters: bool = True,
-) -> Catalogue:
+) -> PairCatalogue:
     """Compare the definitions of two servers.
 
     :param databases: names of the databases.
@@ -112,7 +114,7 @@ def compare_catalogues(
     :param counters: whether to compare AUTO_INCREMENT.
     """
     names = sorted(set(databases))
-    found: dict[str, Catalogue] = {}
+    found: dict[str, PairCatalogue] = {}
     lasting: dict[str, set[tuple[str, DifferenceKind]]] = {}
     for attempt in range(_TRIES):
         time.sleep(0.25 * attempt)
@@ -134,7 +136,7 @@ def compare_catalogues(
         names = [name for name in names if lasting[name]]
         if not names:
             break
-    whole = Catalogue()
+    whole = PairCatalogue()
     for name in sorted(found):
         one = found[name]
         whole.databases += one.databases
@@ -155,7 +157,7 @@ def _read(admin: Admin, database: str) -> _Database | None:
     )
     if not defaults:
         return None
-    columns: dict[str, list[Column]] = {}
+    columns: dict[str, list[ComparedColumn]] = {}
     for row in admin.mappings(
         "SELECT table_name AS table_name, column_name AS column_name,"
         " data_type AS data_type, column_type AS column_type,"
@@ -166,7 +168,9 @@ def _read(admin: Admin, database: str) -> _Database | None:
         " ORDER BY table_name, ordinal_position",
         database,
     ):
-        columns.setdefault(row["table_name"], []).append(Column.of_row(row))
+        columns.setdefault(row["table_name"], []).append(
+            ComparedColumn.of_row(row)
+        )
     keys = _keys(admin, database)
     tables = {}
     for name, kind, engine, counter in admin.rows(
@@ -246,8 +250,8 @@ def _compare(
     first: _Database | None,
     second: _Database | None,
     later: Mapping[str, int | None] | None,
-) -> Catalogue:
-    result = Catalogue()
+) -> PairCatalogue:
+    result = PairCatalogue()
     if first is None or second is None:
         if first is not None or second is not None:
             result.differences.append(
@@ -279,7 +283,7 @@ def _compare(
         if one.kind not in _TABLES or two.kind not in _TABLES:
             continue
         chosen = _columns(name, table, one, two)
-        if isinstance(chosen, Columns):
+        if isinstance(chosen, ComparedColumns):
             result.tables.append((name, table, chosen))
         else:
             result.unread.append(
@@ -351,7 +355,9 @@ def _shown(counter: int | None) -> str:
     return "none" if counter is None else str(counter)
 
 
-def _columns(name: str, table: str, one: _Table, two: _Table) -> Columns | str:
+def _columns(
+    name: str, table: str, one: _Table, two: _Table
+) -> ComparedColumns | str:
     """Return the columns that both have, or why they cannot be compared."""
     for engine in (one.engine, two.engine):
         if engine not in _ENGINES:
@@ -370,7 +376,7 @@ def _columns(name: str, table: str, one: _Table, two: _Table) -> Columns | str:
     if one.key != two.key:
         return "its primary keys are different; see its definitions"
     if one.key is None:
-        return Columns(name, table, mine, None)
+        return ComparedColumns(name, table, mine, None)
     index, key = one.key
     if any(
         theirs[column.name].order != column.order
@@ -378,4 +384,4 @@ def _columns(name: str, table: str, one: _Table, two: _Table) -> Columns | str:
         if column.name in key
     ):
         return "the types of its key are different; see its definitions"
-    return Columns(name, table, mine, index, key)
+    return ComparedColumns(name, table, mine, index, key)

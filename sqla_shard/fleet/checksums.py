@@ -33,8 +33,8 @@ from sqla_shard.fleet.admin import marked
 __all__ = [
     "SESSION",
     "Bound",
-    "Column",
-    "Columns",
+    "ComparedColumn",
+    "ComparedColumns",
     "key_of",
 ]
 
@@ -77,7 +77,7 @@ _BUDGET = 400_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class ComparedColumn:
     """A column, as ``information_schema.columns`` describes it.
 
     :ivar name: its name.
@@ -96,7 +96,7 @@ class Column:
     octets: int
 
     @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> Column:
+    def of_row(cls, row: Mapping[str, Any]) -> ComparedColumn:
         """Return the column of a row of ``information_schema.columns``."""
         return cls(
             name=row["column_name"],
@@ -180,7 +180,7 @@ class Column:
         return value
 
 
-class Columns:
+class ComparedColumns:
     """The columns of a table that are compared, and its key.
 
     :param database: name of the database.
@@ -195,7 +195,7 @@ class Columns:
         self,
         database: str,
         table: str,
-        columns: Sequence[Column],
+        columns: Sequence[ComparedColumn],
         key: str | None,
         key_columns: Sequence[str] = (),
     ) -> None:
@@ -210,7 +210,7 @@ class Columns:
             + [_nulls(columns)]
         )
 
-    def _parts(self, column: Column) -> list[str]:
+    def _parts(self, column: ComparedColumn) -> list[str]:
         return column.parts(is_long=column.name in self._long)
 
     # -- statements -------------------------------------------------------
@@ -349,12 +349,12 @@ def _hash(parts: Sequence[str]) -> str:
     return f"CAST(CONV(LEFT(SHA1({row}), 16), 16, 10) AS UNSIGNED)"
 
 
-def _nulls(columns: Sequence[Column]) -> str:
+def _nulls(columns: Sequence[ComparedColumn]) -> str:
     bits = ", ".join(f"ISNULL({marked(column.name)})" for column in columns)
     return f"CONCAT({bits})"
 
 
-def _long(columns: Sequence[Column]) -> set[str]:
+def _long(columns: Sequence[ComparedColumn]) -> set[str]:
     found = set()
     left = _BUDGET
     for column in sorted(columns, key=lambda column: column.octets):

@@ -44,7 +44,7 @@ from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.catalogue import compare_catalogues
 from sqla_shard.fleet.catalogue import wait_applied
 from sqla_shard.fleet.checksums import Bound
-from sqla_shard.fleet.checksums import Columns
+from sqla_shard.fleet.checksums import ComparedColumns
 from sqla_shard.fleet.checksums import SESSION
 from sqla_shard.fleet.common_point import common_point
 from sqla_shard.fleet.common_point import CommonPoint
@@ -250,7 +250,7 @@ class _Unit:
 
     database: str
     table: str
-    columns: Columns
+    columns: ComparedColumns
     chunk: int
     low: Bound | None = None
     failures: int = 0
@@ -273,7 +273,7 @@ class _Listed:
     """A difference for the report; of a row, how to read it again."""
 
     difference: Difference
-    columns: Columns | None = None
+    columns: ComparedColumns | None = None
     key: Bound = ()
 
 
@@ -625,7 +625,7 @@ class _Comparison:
     def _report(
         self,
         difference: Difference,
-        columns: Columns | None = None,
+        columns: ComparedColumns | None = None,
         key: Bound = (),
     ) -> None:
         with self._lock:

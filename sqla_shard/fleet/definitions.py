@@ -18,8 +18,8 @@ from sqla_shard.fleet.admin import SYSTEM
 
 __all__ = [
     "COPY_DATABASE",
-    "Column",
-    "Table",
+    "ServerTable",
+    "StoredColumn",
     "databases_of",
     "definition_of",
     "differences",
@@ -36,7 +36,7 @@ _MOST = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class StoredColumn:
     """A column that is stored.
 
     :ivar name: its name.
@@ -48,7 +48,7 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class ServerTable:
     """A table of a server.
 
     :ivar database: name of the database.
@@ -63,7 +63,7 @@ class Table:
     name: str
     sql: str
     auto_increment: int | None = field(compare=False)
-    columns: tuple[Column, ...]
+    columns: tuple[StoredColumn, ...]
     size: int = field(compare=False)
 
     @property
@@ -83,10 +83,10 @@ def databases_of(admin: Admin) -> list[str]:
 
 def tables_of(
     admin: Admin, databases: Iterable[str]
-) -> dict[tuple[str, str], Table]:
+) -> dict[tuple[str, str], ServerTable]:
     """Return the tables of some databases, by database and name."""
     wanted = set(databases)
-    columns: dict[tuple[str, str], list[Column]] = defaultdict(list)
+    columns: dict[tuple[str, str], list[StoredColumn]] = defaultdict(list)
     for database, table, name, kind, extra in admin.rows(
         "SELECT table_schema, table_name, column_name, data_type, extra"
         " FROM information_schema.columns"
@@ -96,7 +96,7 @@ def tables_of(
         generated = "GENERATED" in extra.replace("DEFAULT_GENERATED", "")
         if database in wanted and not generated:
             columns[database, table].append(
-                Column(name=name, type=kind.lower())
+                StoredColumn(name=name, type=kind.lower())
             )
     found = {}
     for database, name, size in admin.rows(
@@ -105,7 +105,7 @@ def tables_of(
     ):
         if database in wanted:
             sql, counter = definition_of(admin, database, name)
-            found[database, name] = Table(
+            found[database, name] = ServerTable(
                 database=database,
                 name=name,
                 sql=sql,
@@ -117,8 +117,8 @@ def tables_of(
 
 
 def differences(
-    before: Mapping[tuple[str, str], Table],
-    after: Mapping[tuple[str, str], Table],
+    before: Mapping[tuple[str, str], ServerTable],
+    after: Mapping[tuple[str, str], ServerTable],
 ) -> list[str]:
     """Return the tables that are not defined equally, in a few words.
 

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.admin import quoted
 from sqla_shard.fleet.definitions import definition_of
-from sqla_shard.fleet.definitions import Table
+from sqla_shard.fleet.definitions import ServerTable
 from sqla_shard.fleet.files import File
-from sqla_shard.fleet.files import Written
+from sqla_shard.fleet.files import HashingWriter
 from sqla_shard.fleet.row_copy import literal
 
 __all__ = [
@@ -89,7 +89,7 @@ class _Sum:
         self.rows += 1
 
     def content(
-        self, table: Table, auto_increment: int | None
+        self, table: ServerTable, auto_increment: int | None
     ) -> TableContent:
         """Return the content of a table of which all rows were added."""
         return TableContent(
@@ -101,12 +101,12 @@ class _Sum:
         )
 
 
-def digest_of(table: Table) -> str:
+def digest_of(table: ServerTable) -> str:
     """Return the SHA-256 of the statement that creates a table."""
     return hashlib.sha256(table.sql.encode()).hexdigest()
 
 
-def content_of(session: Admin, table: Table) -> TableContent:
+def content_of(session: Admin, table: ServerTable) -> TableContent:
     """Read a table, and return a summary of its content.
 
     :param session: a session with ``HEAD``.
@@ -118,7 +118,11 @@ def content_of(session: Admin, table: Table) -> TableContent:
 
 
 def write_dump(
-    session: Admin, tables: Iterable[Table], output: Written, *, comment: str
+    session: Admin,
+    tables: Iterable[ServerTable],
+    output: HashingWriter,
+    *,
+    comment: str,
 ) -> tuple[TableContent, ...]:
     """Write the tables of one database into a file.
 
@@ -153,7 +157,9 @@ def write_dump(
     return tuple(found)
 
 
-def _inserts(session: Admin, table: Table, total: _Sum) -> Iterator[bytes]:
+def _inserts(
+    session: Admin, table: ServerTable, total: _Sum
+) -> Iterator[bytes]:
     names = ", ".join(quoted(column.name) for column in table.columns)
     into = f"{quoted(table.name)} ({names})"
     head = b"INSERT INTO " + into.encode() + b" VALUES "
@@ -177,7 +183,7 @@ def _inserts(session: Admin, table: Table, total: _Sum) -> Iterator[bytes]:
     session.run("ROLLBACK TO SAVEPOINT tables")
 
 
-def _rows(session: Admin, table: Table) -> Iterator[str]:
+def _rows(session: Admin, table: ServerTable) -> Iterator[str]:
     values = ", ',', ".join(map(literal, table.columns))
     for part in session.stream(
         f"SELECT CONCAT('(', {values}, ')') FROM {table.path}",  # noqa: S608

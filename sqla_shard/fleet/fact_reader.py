@@ -30,12 +30,12 @@ from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.admin import SYSTEM
 from sqla_shard.fleet.facts import Event
 from sqla_shard.fleet.facts import FleetFacts
+from sqla_shard.fleet.facts import OpenTransaction
 from sqla_shard.fleet.facts import PairFacts
 from sqla_shard.fleet.facts import Role
 from sqla_shard.fleet.facts import ServerFacts
+from sqla_shard.fleet.facts import ServerVersion
 from sqla_shard.fleet.facts import Session
-from sqla_shard.fleet.facts import Transaction
-from sqla_shard.fleet.facts import Version
 from sqla_shard.fleet.facts import Volume
 from sqla_shard.fleet.fences import grant_rows
 from sqla_shard.fleet.fleet import all_pairs
@@ -408,7 +408,7 @@ def _variables(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
     admin = server.admin
     return {
         "variables": admin.variables("%"),
-        "version": Version(admin.is_mariadb, admin.version),
+        "version": ServerVersion(admin.is_mariadb, admin.version),
     }
 
 
@@ -439,7 +439,7 @@ def _sessions(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
 def _transactions(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
     return {
         "transactions": tuple(
-            Transaction(session, int(seconds or 0))
+            OpenTransaction(session, int(seconds or 0))
             for session, seconds in server.admin.rows(
                 "SELECT trx_mysql_thread_id,"
                 " TIMESTAMPDIFF(SECOND, trx_started, NOW())"

@@ -34,12 +34,12 @@ __all__ = [
     "Event",
     "FleetFacts",
     "NotReadError",
+    "OpenTransaction",
     "PairFacts",
     "Role",
     "ServerFacts",
+    "ServerVersion",
     "Session",
-    "Transaction",
-    "Version",
     "Volume",
 ]
 
@@ -97,14 +97,14 @@ class Session(NamedTuple):
     seconds: int
 
 
-class Transaction(NamedTuple):
+class OpenTransaction(NamedTuple):
     """An open transaction, the session that has it, and its age."""
 
     session: int
     seconds: int
 
 
-class Version(NamedTuple):
+class ServerVersion(NamedTuple):
     """Version of a server."""
 
     is_mariadb: bool
@@ -172,7 +172,7 @@ class ServerFacts:
     variables = _Part[Mapping[str, str]]()
     """Global variables by name, in lower case."""
 
-    version = _Part[Version]()
+    version = _Part[ServerVersion]()
     """Version of the server."""
 
     clock = _Part[float]()
@@ -187,7 +187,7 @@ class ServerFacts:
     programs = _Part[Mapping[int, Program]]()
     """Programs of sessions, if the server knows them."""
 
-    transactions = _Part[tuple[Transaction, ...]]()
+    transactions = _Part[tuple[OpenTransaction, ...]]()
     """The open transactions."""
 
     logins = _Part[tuple[Login, ...]]()

@@ -33,7 +33,7 @@ from sqla_shard.exc import FleetSetupError
 from sqla_shard.exc import MissingExtraError
 from sqla_shard.util.files import flush_to_disk
 
-__all__ = ["File", "Files", "Written", "files_at"]
+__all__ = ["File", "Files", "HashingWriter", "files_at"]
 
 _PARTIAL = ".partial"
 
@@ -173,7 +173,7 @@ class File:
         return found.hexdigest()
 
 
-class Written:
+class HashingWriter:
     """Counts and hashes the bytes written into a file.
 
     :ivar size: bytes that were written.

@@ -35,7 +35,7 @@ from sqla_shard.topology.keyspaces import joined
 from sqla_shard.topology.urls import address_of
 from sqla_shard.util.masking import redact
 
-__all__ = ["Move", "Request"]
+__all__ = ["Request", "ShardMove"]
 
 _SHARDS = re.compile(
     r"(?:(?P<keyspace>[^:]+):)?(?P<first>\d{1,5})(?:-(?P<last>\d{1,5}))?"
@@ -73,7 +73,7 @@ class Request:
 
     def resolve(
         self, topology: Topology, problems: list[Problem]
-    ) -> Move | None:
+    ) -> ShardMove | None:
         """Return the move; None if the server or the target is unknown.
 
         :param problems: list to which every problem is appended.
@@ -111,7 +111,7 @@ class Request:
                     "with: sqla-shard fleet move",
                 )
             )
-        return Move(
+        return ShardMove(
             server=self.server,
             target=self.target,
             source_primary=bare_url(pair.primary),
@@ -188,7 +188,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Move:
+class ShardMove:
     """Shards that move from a pair to a new one.
 
     URLs have neither user nor password.
@@ -223,7 +223,7 @@ class Move:
         }
 
     @classmethod
-    def from_arguments(cls, arguments: Mapping[str, Any]) -> Move:
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> ShardMove:
         """Return the move of a document of :meth:`as_arguments`."""
         ranges = {
             name: tuple(

@@ -26,7 +26,7 @@ from sqla_shard.fleet.differences import DataReport
 from sqla_shard.fleet.fleet import Pair
 from sqla_shard.fleet.journal import Journal
 from sqla_shard.fleet.journal import Record
-from sqla_shard.fleet.moves import Move
+from sqla_shard.fleet.moves import ShardMove
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of
@@ -69,7 +69,7 @@ def _moved(
 ) -> set[str]:
     """Return the databases of a split that are orphans of a pair."""
     arguments: dict[str, Any] = record.plan["arguments"]
-    move = Move.from_arguments(arguments["move"])
+    move = ShardMove.from_arguments(arguments["move"])
     position = record.notes.get("drain", {}).get("position")
     if position is None or not any(
         replication_of(home).covers(has, position)

@@ -20,11 +20,11 @@ from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.binlog_archive import archives_of
 from sqla_shard.fleet.binlog_archive import BinlogArchive
 from sqla_shard.fleet.binlog_archive import LogFile
+from sqla_shard.fleet.binlog_events import BinlogTransaction
 from sqla_shard.fleet.binlog_events import first_state
 from sqla_shard.fleet.binlog_events import Gtid
 from sqla_shard.fleet.binlog_events import LogReader
 from sqla_shard.fleet.binlog_events import Rows
-from sqla_shard.fleet.binlog_events import Transaction
 from sqla_shard.fleet.binlog_statements import NotReplayableError
 from sqla_shard.fleet.binlog_statements import rewritten
 from sqla_shard.fleet.replication import gtids
@@ -136,7 +136,7 @@ class Replay:
         return found
 
     def _statement_problems(
-        self, place: str, transaction: Transaction
+        self, place: str, transaction: BinlogTransaction
     ) -> Iterator[Problem]:
         reasons = [] if transaction.problem is None else [transaction.problem]
         for part in transaction.parts:
@@ -174,7 +174,7 @@ class Replay:
             for (domain, _), number in state.items()
         )
 
-    def _transactions(self, reader: LogReader) -> Iterator[Transaction]:
+    def _transactions(self, reader: LogReader) -> Iterator[BinlogTransaction]:
         """Yield the transactions to replay, in order.
 
         :raises BackupDamagedError: if the logs begin after the backup, or do
@@ -284,7 +284,9 @@ class Replay:
 
     # -- writing ----------------------------------------------------------
 
-    def apply(self, session: Admin, other: Admin) -> Iterator[Transaction]:
+    def apply(
+        self, session: Admin, other: Admin
+    ) -> Iterator[BinlogTransaction]:
         """Replay, and yield each transaction that has changed the database.
 
         :param session: session with the restored database as its default.
@@ -302,7 +304,7 @@ class Replay:
                 yield transaction
 
     def _apply(
-        self, transaction: Transaction, session: Admin, other: Admin
+        self, transaction: BinlogTransaction, session: Admin, other: Admin
     ) -> bool:
         is_changed = is_open = False
         for part in transaction.parts:

@@ -24,9 +24,9 @@ from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.admin import marked
 from sqla_shard.fleet.admin import quoted
-from sqla_shard.fleet.definitions import Column
 from sqla_shard.fleet.definitions import differences
-from sqla_shard.fleet.definitions import Table
+from sqla_shard.fleet.definitions import ServerTable
+from sqla_shard.fleet.definitions import StoredColumn
 from sqla_shard.fleet.definitions import tables_of
 from sqla_shard.fleet.snapshots import Snapshots
 from sqla_shard.fleet.snapshots import snapshots
@@ -167,7 +167,7 @@ class RowCopy:
             seconds=time.monotonic() - self._begin,
         )
 
-    def _create(self, tables: Mapping[tuple[str, str], Table]) -> None:
+    def _create(self, tables: Mapping[tuple[str, str], ServerTable]) -> None:
         with self._loading() as target:
             for name in self.databases:
                 ((_, sql),) = self.source.rows(
@@ -178,8 +178,8 @@ class RowCopy:
                 target.run_verbatim(f"USE {quoted(table.database)}")
                 target.run_verbatim(table.sql)
 
-    def _copy(self, found: Snapshots, tables: Iterable[Table]) -> None:
-        left: queue.SimpleQueue[Table] = queue.SimpleQueue()
+    def _copy(self, found: Snapshots, tables: Iterable[ServerTable]) -> None:
+        left: queue.SimpleQueue[ServerTable] = queue.SimpleQueue()
         # The largest first: the sessions end at about the same time.
         for table in sorted(tables, key=lambda table: -table.size):
             left.put(table)
@@ -197,7 +197,9 @@ class RowCopy:
                 found.kill(self.source)
                 raise
 
-    def _work(self, session: Admin, left: queue.SimpleQueue[Table]) -> None:
+    def _work(
+        self, session: Admin, left: queue.SimpleQueue[ServerTable]
+    ) -> None:
         try:
             with self._loading() as target:
                 while not self._stopped.is_set():
@@ -215,7 +217,9 @@ class RowCopy:
             self._stopped.set()
             raise
 
-    def _copy_table(self, session: Admin, target: Admin, table: Table) -> None:
+    def _copy_table(
+        self, session: Admin, target: Admin, table: ServerTable
+    ) -> None:
         names = ", ".join(quoted(column.name) for column in table.columns)
         values = ", ',', ".join(map(literal, table.columns))
         head = f"INSERT INTO {table.path} ({names}) VALUES "  # noqa: S608
@@ -238,7 +242,7 @@ class RowCopy:
             self._tell()
 
     def _batches(
-        self, parts: Iterator[list[str | None]], head: int, table: Table
+        self, parts: Iterator[list[str | None]], head: int, table: ServerTable
     ) -> Iterator[list[str]]:
         most = min(_MIB, self._most - 1024) - head
         batch: list[str] = []
@@ -275,7 +279,9 @@ class RowCopy:
             self._last = now
             self.progress(self.event)
 
-    def _set_counters(self, tables: Mapping[tuple[str, str], Table]) -> None:
+    def _set_counters(
+        self, tables: Mapping[tuple[str, str], ServerTable]
+    ) -> None:
         copied = tables_of(self.target, self.databases)
         changed = differences(tables, copied)
         if changed:
@@ -303,7 +309,7 @@ class RowCopy:
             yield target
 
 
-def literal(column: Column) -> str:
+def literal(column: StoredColumn) -> str:
     """Return SQL for the text of a value in an INSERT statement."""
     name = quoted(column.name)
     if column.type in _BINARY:

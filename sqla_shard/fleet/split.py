@@ -50,8 +50,8 @@ from sqla_shard.fleet.cutover_contents import proof_of
 from sqla_shard.fleet.fences import carry_fences
 from sqla_shard.fleet.fences import Fence
 from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.moves import Move
 from sqla_shard.fleet.moves import Request
+from sqla_shard.fleet.moves import ShardMove
 from sqla_shard.fleet.operation import Operation
 from sqla_shard.fleet.operation import PUBLISH
 from sqla_shard.fleet.pair_checks import bypass_problems
@@ -102,7 +102,7 @@ class Split(Operation):
         self._request = Request(**asked)
         self._allowed = tuple(arguments["allowed_users"])
         self._patience = float(arguments["patience"])
-        self._move = Move.from_arguments(arguments["move"])
+        self._move = ShardMove.from_arguments(arguments["move"])
         self._fences: dict[tuple[str, bool], Fence] = {}
         # A plan of an older version has no limit.
         self._compare_limit = arguments.get("compare_limit")

@@ -47,10 +47,10 @@ from sqla_shard.topology.zookeeper.publications import OPERATIONS
 from sqla_shard.topology.zookeeper.publications import TOPOLOGY
 from sqla_shard.topology.zookeeper.publisher import Publisher
 from sqla_shard.topology.zookeeper.store import Change
-from sqla_shard.topology.zookeeper.store import Check
 from sqla_shard.topology.zookeeper.store import Create
 from sqla_shard.topology.zookeeper.store import Replace
 from sqla_shard.topology.zookeeper.store import StoredNode
+from sqla_shard.topology.zookeeper.store import VersionCheck
 from sqla_shard.topology.zookeeper.store import ZooKeeperStore
 from sqla_shard.util.json_values import parsed_json
 
@@ -314,7 +314,9 @@ class _ZooKeeperHold:
                 self.record.title,
                 extra={"action": "take fleet lock"},
             )
-            if self._store.commit(Check(OPERATION, self.version), self.lock):
+            if self._store.commit(
+                VersionCheck(OPERATION, self.version), self.lock
+            ):
                 return
         raise self._lost("another process takes it over")
 
@@ -356,7 +358,7 @@ class _ZooKeeperHold:
             done = self._publisher.publish(
                 topology,
                 expected_epoch=expected_epoch,
-                guard=Check(OPERATION, self.version),
+                guard=VersionCheck(OPERATION, self.version),
                 note=self.record.publication_note(),
             )
         except TopologyConflictError:
@@ -378,7 +380,7 @@ class _ZooKeeperHold:
             yield Replace(OPERATION, b"", self.version)
             yield Create(f"{OPERATIONS}/{record.id}", data)
         # Fails if the session has expired: then the lock is taken again.
-        yield Check(LOCK, 0)
+        yield VersionCheck(LOCK, 0)
 
     def _is_written(self, record: Record, data: bytes) -> bool:
         """Return whether a write whose answer was lost took effect."""

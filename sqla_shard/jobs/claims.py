@@ -30,7 +30,7 @@ from sqlalchemy import case
 from sqlalchemy import select
 from sqlalchemy import update
 
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.dialects.sql import SkipLocked
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import JobClaimLostError
@@ -152,7 +152,7 @@ def locked_batch(*columns: Any) -> Any:
             _job.queue == bindparam("queue"),
             _job.priority == bindparam("priority"),
             _job.due_at
-            <= Moment(bindparam("since", value=0, type_=BigInteger())),
+            <= ServerTime(bindparam("since", value=0, type_=BigInteger())),
         )
         .order_by(_job.due_at, _job.id)
         .limit(bindparam("batch"))
@@ -196,7 +196,7 @@ _BATCH = locked_batch(
 _CLAIM = update_rows(_job.id.in_(_ids), _job.state == PENDING).values(
     state=RUNNING,
     token=bindparam("the_token"),
-    due_at=Moment(_later),
+    due_at=ServerTime(_later),
     attempts=_job.attempts + 1,
 )
 _MINE = select(_job.id).where(
@@ -274,14 +274,14 @@ def claim(
 held = and_(
     _job.token == bindparam("the_token"),
     _job.state == RUNNING,
-    _job.due_at > Moment(),
+    _job.due_at > ServerTime(),
 )
 _ACKNOWLEDGE = update_rows(_job.id.in_(_ids), held).values(
-    state=DONE, due_at=Moment(), error=None
+    state=DONE, due_at=ServerTime(), error=None
 )
 # A job that was enqueued again while it ran is run again.
 _AGAIN = update_rows(_job.id.in_(_ids), held).values(
-    state=PENDING, due_at=Moment(), attempts=0, token=None, error=None
+    state=PENDING, due_at=ServerTime(), attempts=0, token=None, error=None
 )
 
 
@@ -362,7 +362,7 @@ def reopened(pause: Any) -> dict[Any, Any]:
     ends = bindparam("ends", type_=Boolean(create_constraint=False))
     return {
         _job.state: case((ends, FAILED), else_=PENDING),
-        _job.due_at: case((ends, Moment()), else_=pause),
+        _job.due_at: case((ends, ServerTime()), else_=pause),
         _job.token: case((ends, _job.token), else_=None),
         _job.error: bindparam("the_error"),
         _job.attempts: bindparam("the_attempts"),
@@ -370,7 +370,7 @@ def reopened(pause: Any) -> dict[Any, Any]:
 
 
 _one = _job.id == bindparam("the_id")
-_FAIL = update_rows(_one, held).values(reopened(Moment(_later)))
+_FAIL = update_rows(_one, held).values(reopened(ServerTime(_later)))
 
 
 def fail(
@@ -410,7 +410,7 @@ def fail(
 
 _RELEASE = update_rows(_one, held).values(
     state=PENDING,
-    due_at=Moment(_later),
+    due_at=ServerTime(_later),
     attempts=_job.attempts - 1,
     token=None,
     error=bindparam("the_error"),
@@ -434,12 +434,12 @@ def release(
 
 
 _CHECKPOINT = update_rows(_one, held).values(
-    checkpoint=bindparam("the_checkpoint"), due_at=Moment(_later)
+    checkpoint=bindparam("the_checkpoint"), due_at=ServerTime(_later)
 )
 _CONTINUE = update_rows(_one, held).values(
     checkpoint=bindparam("the_checkpoint"),
     state=PENDING,
-    due_at=Moment(_later),
+    due_at=ServerTime(_later),
     attempts=0,
     token=None,
     error=None,

@@ -19,7 +19,7 @@ from sqlalchemy import delete
 from sqlalchemy import update
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.unread import describe_unread
 from sqla_shard.engine.unread import short
 from sqla_shard.jobs.claims import JobState
@@ -148,9 +148,9 @@ _RECOVER = (
     .where(
         _job.id == bindparam("the_id"),
         _job.state == RUNNING,
-        _job.due_at <= Moment(),
+        _job.due_at <= ServerTime(),
     )
-    .values(reopened(Moment()))
+    .values(reopened(ServerTime()))
 )
 _DELETE = delete(JOBS).where(
     _job.id.in_(bindparam("ids", expanding=True)),

@@ -25,7 +25,7 @@ from sqlalchemy import insert
 from sqlalchemy import select
 
 from sqla_shard.dialects.sql import InsertCounting
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import JobArgumentError
 from sqla_shard.exc import JobOptionError
@@ -236,8 +236,8 @@ _COLUMNS = (
     *("task", "arguments", "context", "queue", "priority", "shard_id"),
 )
 _DUE = {
-    "now": Moment(),
-    "later": Moment(bindparam("later", type_=BigInteger())),
+    "now": ServerTime(),
+    "later": ServerTime(bindparam("later", type_=BigInteger())),
     "at": bindparam("at", type_=JOBS.c.due_at.type),
 }
 _NEW: Mapping[str, Any] = {"state": PENDING, "attempts": 0}
@@ -252,7 +252,7 @@ def _statement(due: str) -> Any:
     names = (*_COLUMNS, "max_attempts", "unique_key")
     values: dict[str, Any] = {name: bindparam(name) for name in names}
     return insert(JOBS).values(
-        **values, **_NEW, due_at=_DUE[due], created_at=Moment()
+        **values, **_NEW, due_at=_DUE[due], created_at=ServerTime()
     )
 
 
@@ -335,7 +335,7 @@ def insert_jobs(
     _refuse_autocommit(session, place)
     at = {"place": place}
     # A statement with only parameters: drivers send its rows together.
-    now = session.execute(select(Moment()), bind_arguments=at).scalar_one()
+    now = session.execute(select(ServerTime()), bind_arguments=at).scalar_one()
     now = now.replace(tzinfo=None)
     after = options.run_after
     if isinstance(after, datetime):

@@ -21,7 +21,7 @@ from sqlalchemy import bindparam
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.dialects.sql import SkipLocked
 from sqla_shard.engine.unread import short
 from sqla_shard.jobs.claims import BY_KEY
@@ -54,11 +54,11 @@ _STATES = select(
     _job.id,
     _job.token,
     _job.state,
-    (_job.due_at > Moment()).label("is_valid"),
+    (_job.due_at > ServerTime()).label("is_valid"),
 ).where(_job.id.in_(_ids))
 _LOCKED_STATES = with_hint(_STATES, BY_KEY).suffix_with(SkipLocked())
 _EXTEND = update_rows(_job.id.in_(_ids), _job.state == RUNNING).values(
-    due_at=Moment(_later)
+    due_at=ServerTime(_later)
 )
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import bindparam
 from sqlalchemy import select
 
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import UnknownTaskError
 from sqla_shard.jobs.claims import ClaimedJob
@@ -106,7 +106,7 @@ def _ensure(session: ShardSession, task: Task, every: Every) -> None:
 
 def _next_due(session: ShardSession, place: Place, every: Every) -> datetime:
     now = session.execute(
-        select(Moment()), bind_arguments={"place": place}
+        select(ServerTime()), bind_arguments={"place": place}
     ).scalar_one()
     return next_due(every, now.replace(tzinfo=None))
 

@@ -24,7 +24,7 @@ from sqlalchemy import literal
 from sqlalchemy import select
 from sqlalchemy import type_coerce
 
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import complete
 from sqla_shard.engine.unread import UnreadServer
@@ -205,7 +205,7 @@ _GROUPS = using_index(
         _job.queue,
         _job.priority,
         type_coerce(func.min(_job.due_at), UTCTimestamp()).label("first"),
-        Moment().label("now"),
+        ServerTime().label("now"),
     )
 ).group_by(_job.state, _job.queue, _job.priority)
 #: Number of queues that a statement counts.
@@ -218,12 +218,12 @@ def _counts(queues: int) -> Any:
 
     :param queues: number of queues.
     """
-    since = Moment(literal(-RECENT * 1_000_000, BigInteger()))
+    since = ServerTime(literal(-RECENT * 1_000_000, BigInteger()))
     conditions: dict[str, tuple[Any, ...]] = {
-        "due": (_job.state == PENDING, _job.due_at <= Moment()),
-        "scheduled": (_job.state == PENDING, _job.due_at > Moment()),
+        "due": (_job.state == PENDING, _job.due_at <= ServerTime()),
+        "scheduled": (_job.state == PENDING, _job.due_at > ServerTime()),
         "running": (_job.state == RUNNING,),
-        "expired": (_job.state == RUNNING, _job.due_at <= Moment()),
+        "expired": (_job.state == RUNNING, _job.due_at <= ServerTime()),
         "failed": (_job.state == FAILED,),
         "done": (_job.state == DONE,),
         "recent": (_job.state == DONE, _job.due_at > since),

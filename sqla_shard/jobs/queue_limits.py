@@ -27,7 +27,7 @@ from sqlalchemy import update
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects.sql import InsertMissing
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import short
@@ -95,7 +95,7 @@ _INSERT = InsertMissing(QUEUES).values(
     is_paused=False,
     per_second=None,
     tokens=0,
-    filled_at=Moment(),
+    filled_at=ServerTime(),
 )
 
 
@@ -188,7 +188,7 @@ _BUCKET = (
         _queue.per_second,
         _queue.tokens,
         _queue.filled_at,
-        Moment().label("now"),
+        ServerTime().label("now"),
     )
     .where(_this)
     .with_for_update()

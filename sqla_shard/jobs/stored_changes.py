@@ -26,7 +26,7 @@ from sqlalchemy import select
 from sqlalchemy import update
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.unread import describe_unread
 from sqla_shard.engine.unread import short
 from sqla_shard.exc import JobOptionError
@@ -120,7 +120,7 @@ _LOCK = _by_id(
 _RETRY = (
     update(JOBS)
     .where(_job.id.in_(_ids))
-    .values(state=PENDING, due_at=Moment(), attempts=0, token=None)
+    .values(state=PENDING, due_at=ServerTime(), attempts=0, token=None)
 )
 _DELETE = delete(JOBS).where(_job.id.in_(_ids))
 _DELETE_KEYS = delete(JOB_KEYS).where(
@@ -320,7 +320,9 @@ def _batches(
 
 def _now(session: ShardSession, address: Address) -> datetime:
     at = {"place": place_at(session, address)}
-    now: datetime = session.scalars(select(Moment()), bind_arguments=at).one()
+    now: datetime = session.scalars(
+        select(ServerTime()), bind_arguments=at
+    ).one()
     return now.replace(tzinfo=None)
 
 

@@ -25,7 +25,7 @@ from sqlalchemy import literal
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import UnreadServer
 from sqla_shard.exc import NoHealthyShardsError
@@ -167,8 +167,8 @@ def _shard_number() -> Any:
     return literal(ShardNumber(), BigInteger()).label("shard_id")
 
 
-def _ago(name: str) -> Moment:
-    return Moment(bindparam(name, type_=BigInteger()))
+def _ago(name: str) -> ServerTime:
+    return ServerTime(bindparam(name, type_=BigInteger()))
 
 
 @lru_cache(maxsize=64)

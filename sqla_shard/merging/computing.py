@@ -55,7 +55,7 @@ from sqla_shard.util import sqlalchemy_private as private
 __all__ = [
     "Computation",
     "Computations",
-    "Part",
+    "Operand",
     "name_of_part",
 ]
 
@@ -78,7 +78,7 @@ def name_of_part(index: int) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class Operand:
     """A merged number that a server computes with.
 
     :ivar recipe: computes the number from the rows of a group.
@@ -99,7 +99,7 @@ class Computation:
         names.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[Operand, ...]
     expressions: tuple[Any, ...]
 
     def values(self, group: Sequence[Any]) -> tuple[Any, ...]:
@@ -206,7 +206,7 @@ class Computations:
         self._groups = groups
         self._added = added
         self._recipe = recipe
-        self._parts: list[Part] = []
+        self._parts: list[Operand] = []
         self._expressions: list[Any] = []
 
     @property
@@ -286,7 +286,7 @@ class Computations:
     def _part(
         self, recipe: Recipe, form: NumberForm, type_: Any, empty: Any = None
     ) -> Any:
-        self._parts.append(Part(recipe, form, empty))
+        self._parts.append(Operand(recipe, form, empty))
         name = name_of_part(len(self._parts) - 1)
         return literal_column(name, type_)
 

@@ -30,8 +30,8 @@ from sqla_shard.dialects.sorting import SortKey
 from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.merging.merge import First
-from sqla_shard.merging.merge import Key
 from sqla_shard.merging.merge import most_of
+from sqla_shard.merging.merge import OrderKey
 from sqla_shard.merging.values import Text
 from sqla_shard.routing.aggregates import is_textual
 from sqla_shard.routing.aggregates import may_aggregate
@@ -113,7 +113,7 @@ class Added:
         key = SortKey(element, _kind(element, construct))
         return self.add(self._of_group(element, key))
 
-    def key(self, ordering: Ordering, *, distinct: bool = False) -> Key:
+    def key(self, ordering: Ordering, *, distinct: bool = False) -> OrderKey:
         """Add the columns that rows are sorted by.
 
         :param distinct: whether rows that are equal in all columns, including
@@ -125,10 +125,10 @@ class Added:
         made = _sorted_by(element, distinct=distinct)
         at = [self.add(self._of_group(element, one)) for one in made]
         if len(at) == 1:
-            return Key(First(at[0]), *how)
+            return OrderKey(First(at[0]), *how)
         text = Text(*at)
         self.texts.append(text)
-        return Key(First(text.index), *how, sorted_by=text.shown)
+        return OrderKey(First(text.index), *how, sorted_by=text.shown)
 
     def extreme(self, chosen: Any, shown: int) -> int:
         """Add the columns that the least or greatest texts are compared by.

@@ -50,8 +50,8 @@ from sqla_shard.merging.merge import DistinctCount
 from sqla_shard.merging.merge import Extreme
 from sqla_shard.merging.merge import First
 from sqla_shard.merging.merge import GroupRule
-from sqla_shard.merging.merge import Key
 from sqla_shard.merging.merge import Mean
+from sqla_shard.merging.merge import OrderKey
 from sqla_shard.merging.merge import Recipe
 from sqla_shard.merging.merge import Rounded
 from sqla_shard.merging.merge import Total
@@ -124,7 +124,7 @@ class Combiner:
             self._groups, self._added, self._recipe
         )
 
-    def combine(self) -> tuple[GroupRule, tuple[Key, ...]]:
+    def combine(self) -> tuple[GroupRule, tuple[OrderKey, ...]]:
         """Return the rule for groups, and their sort keys.
 
         :raises ScatterUnsupportedError: if the rows cannot be combined.
@@ -160,7 +160,7 @@ class Combiner:
         )
         return combine, keys
 
-    def _key(self, ordering: Ordering) -> Key:
+    def _key(self, ordering: Ordering) -> OrderKey:
         element = ordering.element
         drawn = is_random(element) and not has_aggregate(element)
         if drawn or depends_only_on(element, self._groups):
@@ -180,7 +180,7 @@ class Combiner:
                 "compare depends on the server; order by the aggregate itself",
                 construct="ORDER BY",
             )
-        return Key(recipe, ordering.descending, ordering.nulls_last)
+        return OrderKey(recipe, ordering.descending, ordering.nulls_last)
 
     def _recipe(self, element: Any, at: int) -> Recipe:
         """Return the recipe of a column at a position."""

@@ -52,10 +52,10 @@ from sqla_shard.routing.clauses import unlabelled
 from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = [
-    "AllOf",
-    "AnyOf",
     "Compared",
     "Having",
+    "HavingAll",
+    "HavingAny",
     "IsNull",
     "Negated",
     "of_groups",
@@ -119,7 +119,7 @@ class Negated:
 
 
 @dataclass(frozen=True)
-class AllOf:
+class HavingAll:
     """Conditions with AND."""
 
     parts: tuple[Recipe, ...]
@@ -133,7 +133,7 @@ class AllOf:
 
 
 @dataclass(frozen=True)
-class AnyOf:
+class HavingAny:
     """Conditions with OR."""
 
     parts: tuple[Recipe, ...]
@@ -251,7 +251,7 @@ class Having:
         """
         if not criteria:
             return None
-        return AllOf(tuple(self._condition(clause) for clause in criteria))
+        return HavingAll(tuple(self._condition(clause) for clause in criteria))
 
     def _condition(self, clause: Any) -> Recipe:
         clause = unlabelled(clause)
@@ -264,9 +264,9 @@ class Having:
         if isinstance(clause, BooleanClauseList):
             parts = tuple(self._condition(part) for part in clause.clauses)
             return (
-                AllOf(parts)
+                HavingAll(parts)
                 if clause.operator is operators.and_
-                else AnyOf(parts)
+                else HavingAny(parts)
             )
         if (
             isinstance(clause, UnaryExpression)
@@ -296,7 +296,7 @@ class Having:
             below = self._binary(clause.left <= high)
             if above is None or below is None:
                 return None
-            between = AllOf((above, below))
+            between = HavingAll((above, below))
             return Negated(between) if _BETWEEN[clause.operator] else between
         compare = _COMPARISONS.get(clause.operator)
         if (

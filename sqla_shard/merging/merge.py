@@ -42,10 +42,10 @@ __all__ = [
     "Extreme",
     "First",
     "GroupRule",
-    "Key",
     "LimitedCount",
     "Mean",
     "Merge",
+    "OrderKey",
     "Rounded",
     "Total",
     "most_of",
@@ -271,7 +271,7 @@ class Coalesce:
         return rows[0][self.index] if value is None else value
 
 
-class Group(list[Row]):
+class RowGroup(list[Row]):
     """The rows of a group.
 
     :ivar computed: the expressions of the group, computed by a server.
@@ -291,7 +291,7 @@ class Computed:
 
     def __call__(self, rows: Sequence[Row]) -> Any:
         """Return the computed value."""
-        assert isinstance(rows, Group)  # noqa: S101  # as it was planned
+        assert isinstance(rows, RowGroup)  # noqa: S101  # as it was planned
         return rows.computed[self.index]
 
 
@@ -343,7 +343,7 @@ def _compared(recipe: Recipe) -> int | None:
 
 
 @dataclass(frozen=True)
-class Key:
+class OrderKey:
     """One element of ORDER BY.
 
     :ivar recipe: returns the value that is compared.
@@ -411,7 +411,7 @@ class Merge:
     """
 
     hidden: int = 0
-    keys: tuple[Key, ...] = ()
+    keys: tuple[OrderKey, ...] = ()
     limit: int | None = None
     combine: GroupRule | None = None
     offset: int = 0
@@ -522,7 +522,7 @@ class Merge:
         """Return one row for each group."""
         groups = _groups(weigh(runs, self.texts), combine)
         if combine.empty is not None and not groups:
-            groups, columns = [Group()], combine.empty
+            groups, columns = [RowGroup()], combine.empty
         if combine.computation is not None:
             assert compute is not None  # noqa: S101  # as it was planned
             parts = [combine.computation.values(group) for group in groups]
@@ -561,29 +561,31 @@ def _round_doubles(
                     row[at] = float(f"{row[at]:.{count}f}")
 
 
-def _groups(runs: Sequence[list[Row]], combine: GroupRule) -> list[Group]:
+def _groups(runs: Sequence[list[Row]], combine: GroupRule) -> list[RowGroup]:
     same = combine.group_columns
-    found: dict[tuple[Any, ...], Group] = {}
+    found: dict[tuple[Any, ...], RowGroup] = {}
     for run in runs:
         for row in run:
             key = tuple([row[at] for at in same])
-            found.setdefault(key, Group()).append(row)
+            found.setdefault(key, RowGroup()).append(row)
     for at in combine.texts:
         index = same.index(at)
         check_identities(key[index] for key in found)
     return list(found.values())
 
 
-def _of_row(key: Key, row: Row) -> Any:
+def _of_row(key: OrderKey, row: Row) -> Any:
     return key.recipe((row,))
 
 
-def _of_group(key: Key, group: Sequence[Row]) -> Any:
+def _of_group(key: OrderKey, group: Sequence[Row]) -> Any:
     return key.recipe(group)
 
 
 def _sort(
-    items: list[Any], keys: Sequence[Key], value: Callable[[Key, Any], Any]
+    items: list[Any],
+    keys: Sequence[OrderKey],
+    value: Callable[[OrderKey, Any], Any],
 ) -> None:
     # From the last key to the first: sorting is stable, and fast for
     # concatenated sorted runs.
@@ -593,7 +595,7 @@ def _sort(
             nulls_first = key.nulls_last
 
         def rank(
-            item: Any, key: Key = key, nulls_first: bool = nulls_first
+            item: Any, key: OrderKey = key, nulls_first: bool = nulls_first
         ) -> tuple[bool, Any]:
             found = value(key, item)
             return (found is not None) is nulls_first, found

@@ -39,9 +39,9 @@ from sqla_shard.merging.groups import is_combined
 from sqla_shard.merging.merge import Extreme
 from sqla_shard.merging.merge import First
 from sqla_shard.merging.merge import GroupRule
-from sqla_shard.merging.merge import Key
 from sqla_shard.merging.merge import LimitedCount
 from sqla_shard.merging.merge import Merge
+from sqla_shard.merging.merge import OrderKey
 from sqla_shard.merging.merge import Total
 from sqla_shard.routing import counted_select
 from sqla_shard.routing import exists_columns
@@ -157,7 +157,7 @@ def _plan(statement: Any, bounds: Bounds, spread: Spread) -> Planned:
 
 
 def _sorted_as_drawn(
-    statement: Any, ordered: Sequence[Ordering], keys: Sequence[Key]
+    statement: Any, ordered: Sequence[Ordering], keys: Sequence[OrderKey]
 ) -> Any:
     """Sort by the random numbers that the merge compares.
 
@@ -322,7 +322,7 @@ def _check_distinct(statement: Any, ordered: list[Ordering]) -> None:
 def _with_hidden(
     statement: Any,
     added: Added,
-    keys: tuple[Key, ...],
+    keys: tuple[OrderKey, ...],
     bounds: Bounds,
     combine: GroupRule | None,
     steps: list[str],

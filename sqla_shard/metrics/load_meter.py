@@ -28,7 +28,7 @@ from sqlalchemy.sql.elements import Grouping
 from sqlalchemy.sql.schema import Table
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.engine import Plan
+from sqla_shard.engine import ExecutionPlan
 from sqla_shard.exc import MetricsOptionError
 from sqla_shard.metrics.load import Cell
 from sqla_shard.metrics.load import cut
@@ -143,7 +143,7 @@ class LoadMeter:
             keys=dict(keys.most_common(MOST_CELLS)),
         )
 
-    def _take(self, plan: Plan, context: Any) -> None:
+    def _take(self, plan: ExecutionPlan, context: Any) -> None:
         """Count a statement, as :class:`.Sampling` requires."""
         writes = context.isinsert or context.isupdate or context.isdelete
         reading = self._reading(context.compiled)

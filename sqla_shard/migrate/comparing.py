@@ -13,7 +13,7 @@ from collections.abc import Collection
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqla_shard.migrate.copying import Part
+from sqla_shard.migrate.copying import MarkedRows
 from sqla_shard.migrate.copying import Row
 from sqla_shard.migrate.mark_tables import Key
 
@@ -53,7 +53,7 @@ class Seen:
     rows: Mapping[Key, Row]
 
 
-def look(part: Part, keys: Collection[Key]) -> Seen:
+def look(part: MarkedRows, keys: Collection[Key]) -> Seen:
     """Return the marks and rows of one side."""
     with part.begin() as connection:
         return Seen(

@@ -26,17 +26,17 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import IntegrityError
 
 from sqla_shard.dialects import backend_for
-from sqla_shard.migrate.fences import Fence
+from sqla_shard.migrate.fences import DatabaseFence
 from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.mark_tables import KeyPart
-from sqla_shard.migrate.marks import Mark
 from sqla_shard.migrate.marks import Marks
+from sqla_shard.migrate.marks import RowMark
 from sqla_shard.migrate.stages import Progress
 
 __all__ = [
     "Claimed",
     "Image",
-    "Part",
+    "MarkedRows",
     "Row",
     "apply_images",
     "claim_page",
@@ -73,7 +73,7 @@ class Image:
         return self.copied < self.version
 
 
-class Part(Protocol):
+class MarkedRows(Protocol):
     """The rows of one table in one database, and their marks."""
 
     @property
@@ -100,7 +100,7 @@ class Part(Protocol):
 
     def look(
         self, keys: Collection[Key]
-    ) -> dict[Key, tuple[Mark, Row | None]]:
+    ) -> dict[Key, tuple[RowMark, Row | None]]:
         """Return marks and rows by key, both of one snapshot.
 
         Those without a mark are missing.
@@ -160,7 +160,7 @@ def one_read(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def read_images(source: Part, keys: Collection[Key]) -> dict[Key, Image]:
+def read_images(source: MarkedRows, keys: Collection[Key]) -> dict[Key, Image]:
     """Return rows with their versions, from one snapshot.
 
     :param keys: keys of rows; those without a mark are left out.
@@ -177,9 +177,9 @@ def read_images(source: Part, keys: Collection[Key]) -> dict[Key, Image]:
 
 
 def look_twice(
-    part: Part, keys: Collection[Key]
-) -> dict[Key, tuple[Mark, Row | None]]:
-    """Return marks and rows as :meth:`Part.look`, by a statement for each."""
+    part: MarkedRows, keys: Collection[Key]
+) -> dict[Key, tuple[RowMark, Row | None]]:
+    """Return what :meth:`MarkedRows.look` does, by a statement for each."""
     with part.begin() as connection:
         marks = part.marks.marks_of(connection, keys)
         rows = part.read(connection, marks.keys())
@@ -187,7 +187,7 @@ def look_twice(
 
 
 def apply_images(
-    target: Part, images: Mapping[Key, Image], *, number: int
+    target: MarkedRows, images: Mapping[Key, Image], *, number: int
 ) -> int:
     """Write rows whose version is higher than that of the target.
 
@@ -224,7 +224,7 @@ def apply_images(
     return len(newer)
 
 
-def record_images(source: Part, images: Mapping[Key, Image]) -> None:
+def record_images(source: MarkedRows, images: Mapping[Key, Image]) -> None:
     """Record that the target has these versions, or higher ones."""
     with source.begin_marking() as connection:
         source.marks.set_copied(
@@ -245,8 +245,8 @@ class Claimed:
 
 
 def claim_page(
-    source: Part,
-    fence: Fence,
+    source: MarkedRows,
+    fence: DatabaseFence,
     progress: Progress,
     *,
     after: Claimed = Claimed(),

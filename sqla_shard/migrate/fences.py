@@ -31,12 +31,12 @@ from sqla_shard.exc import StageUnavailableError
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.util.json_values import parsed_json
 
-__all__ = ["Fence"]
+__all__ = ["DatabaseFence"]
 
 _ROW = 1
 
 
-class Fence:
+class DatabaseFence:
     """The fence of one database.
 
     :param schema: the database; None for the one that a connection uses.

@@ -31,7 +31,7 @@ from sqla_shard.migrate.verdicts import refused
 from sqla_shard.migrate.verdicts import Verdict
 from sqla_shard.routing import check_mergeable
 from sqla_shard.routing import refusal_of
-from sqla_shard.routing import Shape
+from sqla_shard.routing import RoutingShape
 from sqla_shard.routing import shape_of
 from sqla_shard.routing import supposing
 from sqla_shard.routing.conditions import AllOf
@@ -109,7 +109,7 @@ class Form:
     verdict: Verdict
     several: Verdict | None = None
     skipping: Verdict | None = None
-    shape: Shape | None = None
+    shape: RoutingShape | None = None
     ids: Mapping[int, Ids] = field(default_factory=dict)
     offset: str | None = None
     written: FutureTable | None = None
@@ -172,7 +172,7 @@ class FormReader:
 
     def _view_of(
         self, statement: Any
-    ) -> tuple[Future, Verdict, Shape | None, Any]:
+    ) -> tuple[Future, Verdict, RoutingShape | None, Any]:
         """Return the verdict of a statement, and how it was read.
 
         :returns: the future that it is planned with, the verdict, the shape
@@ -193,7 +193,7 @@ class FormReader:
 
     def _read_as(
         self, view: Future, statement: Any
-    ) -> tuple[Verdict, Shape | None, Any]:
+    ) -> tuple[Verdict, RoutingShape | None, Any]:
         with supposing(view):
             try:
                 binds, shape = shape_of(statement)
@@ -201,7 +201,9 @@ class FormReader:
                 return refused(error), None, ()
             return self._verdict(view, statement, shape), shape, binds
 
-    def _verdict(self, view: Future, statement: Any, shape: Shape) -> Verdict:
+    def _verdict(
+        self, view: Future, statement: Any, shape: RoutingShape
+    ) -> Verdict:
         """Return the verdict of a shape, if its values name one shard."""
         error = refusal_of(shape, self._places)
         if isinstance(error, NoShardKeyError):
@@ -274,7 +276,7 @@ def _shown_tables(statement: Any) -> tuple[str, ...]:
 
 
 def _scattered(
-    statement: Any, shape: Shape, error: NoShardKeyError, view: Future
+    statement: Any, shape: RoutingShape, error: NoShardKeyError, view: Future
 ) -> Verdict:
     """Return the verdict of a statement that nothing restricts to shards."""
     columns = ", ".join(
@@ -315,7 +317,9 @@ def _routing_columns(view: Future, name: str) -> tuple[str, ...]:
     return ()
 
 
-def _lookup(verdict: Verdict, shape: Shape | None, view: Future) -> Verdict:
+def _lookup(
+    verdict: Verdict, shape: RoutingShape | None, view: Future
+) -> Verdict:
     columns = dict.fromkeys(
         f"{one.table.key}.{name}"
         for one in view.tables.values()
@@ -334,7 +338,7 @@ def _lookup(verdict: Verdict, shape: Shape | None, view: Future) -> Verdict:
 
 
 def _several(
-    statement: Any, shape: Shape, written: FutureTable | None
+    statement: Any, shape: RoutingShape, written: FutureTable | None
 ) -> Verdict | None:
     """Return the verdict of a statement whose values name several shards."""
     if written is not None or not shape.groups:
@@ -347,7 +351,7 @@ def _several(
     return _SEVERAL
 
 
-def _skipping(statement: Any, shape: Shape) -> Verdict | None:
+def _skipping(statement: Any, shape: RoutingShape) -> Verdict | None:
     """Return the verdict of an OFFSET above 0 over several shards."""
     if (
         not isinstance(statement, Select)
@@ -366,7 +370,7 @@ def _skipping(statement: Any, shape: Shape) -> Verdict | None:
     return None
 
 
-def _tables_of(shape: Shape | None) -> tuple[str, ...]:
+def _tables_of(shape: RoutingShape | None) -> tuple[str, ...]:
     if shape is None:
         return ()
     return tuple(
@@ -377,7 +381,7 @@ def _tables_of(shape: Shape | None) -> tuple[str, ...]:
 
 
 def _ids(
-    shape: Shape | None, binds: Sequence[Any], compiled: Any
+    shape: RoutingShape | None, binds: Sequence[Any], compiled: Any
 ) -> Iterator[tuple[int, Ids]]:
     """Yield the positions of bind parameters with ids, and their kinds."""
     names = {bind.key: name for bind, name in compiled.bind_names.items()}

@@ -19,15 +19,15 @@ from sqla_shard.migrate.comparing import look
 from sqla_shard.migrate.comparing import Seen
 from sqla_shard.migrate.copying import read_images
 from sqla_shard.migrate.copying import snapshot
-from sqla_shard.migrate.fences import Fence
+from sqla_shard.migrate.fences import DatabaseFence
 from sqla_shard.migrate.links import MovedLinks
 from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.move import Move
-from sqla_shard.migrate.pass_reports import Found
+from sqla_shard.migrate.pass_reports import DifferentRow
 from sqla_shard.migrate.pass_reports import Pass
 from sqla_shard.migrate.pass_reports import PassPosition
 from sqla_shard.migrate.pass_reports import record_pass
-from sqla_shard.migrate.rows import Difference
+from sqla_shard.migrate.rows import AttributeDifference
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.tables import MovedRows
 from sqla_shard.migrate.tables import MovedTable
@@ -139,7 +139,9 @@ class FullPass:
     def _find(
         self, one: MovedRows, key: Key | None, ids: Key, reason: str
     ) -> None:
-        self._pass.add(Found(table=one.name, key=key, ids=ids, reason=reason))
+        self._pass.add(
+            DifferentRow(table=one.name, key=key, ids=ids, reason=reason)
+        )
 
     # -- rows that no session has written, or the backfill not reached
 
@@ -283,7 +285,7 @@ class FullPass:
         if not self._repairs or not keys:
             return
         with snapshot(self._move.engine) as connection:
-            Fence().enter_as(connection, self._now)
+            DatabaseFence().enter_as(connection, self._now)
             one.marks.raise_versions(connection, keys, number=self._now.round)
         self._copy((one, None, list(keys)))
 
@@ -294,7 +296,7 @@ class FullPass:
             return
         part = one.on(self._move.cluster, shard_id)
         with part.begin() as connection:
-            Fence().enter_as(connection, self._now)
+            DatabaseFence().enter_as(connection, self._now)
             part.marks.raise_versions(connection, keys, number=self._now.round)
         self._copy((one, shard_id, list(keys)))
 
@@ -367,11 +369,11 @@ class FullPass:
         """
         part = one.on(self._move.cluster, shard_id)
         with part.begin() as connection:
-            Fence().enter_as(connection, self._now)
+            DatabaseFence().enter_as(connection, self._now)
             part.delete(keys)
 
 
-def _described(difference: Difference) -> str:
+def _described(difference: AttributeDifference) -> str:
     """Return both values; of long ones the part in which they differ."""
     texts = repr(difference.expected), repr(difference.found)
     differing = (

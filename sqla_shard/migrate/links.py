@@ -31,7 +31,7 @@ from sqla_shard.migrate.declaration import MappingTable
 from sqla_shard.migrate.future import Future
 from sqla_shard.migrate.mark_tables import among
 from sqla_shard.migrate.mark_tables import Key
-from sqla_shard.migrate.rows import Difference
+from sqla_shard.migrate.rows import AttributeDifference
 from sqla_shard.migrate.rows import Reference
 from sqla_shard.migrate.tables import Moved
 from sqla_shard.migrate.tables import MovedRows
@@ -180,10 +180,12 @@ class LinkConversion:
         moment = moment.astimezone(self._zone)
         return {self._order.name: moment.replace(tzinfo=None)}
 
-    def differences(self, values: Row, found: Row) -> Iterator[Difference]:
+    def differences(
+        self, values: Row, found: Row
+    ) -> Iterator[AttributeDifference]:
         """Yield the position if it differs, with the column's precision."""
         if self.row(values) != self.row(found):
-            yield Difference(
+            yield AttributeDifference(
                 attribute="sequence",
                 expected=values["sequence"],
                 found=found["sequence"],

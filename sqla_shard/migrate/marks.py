@@ -49,13 +49,13 @@ from sqla_shard.migrate.mark_tables import KeyPart
 from sqla_shard.migrate.mark_tables import table_of_marks
 from sqla_shard.migrate.mark_tables import waits_in
 
-__all__ = ["Mark", "Marks"]
+__all__ = ["Marks", "RowMark"]
 
 #: Maximum number of keys in one statement.
 _BATCH = 500
 
 
-class Mark(NamedTuple):
+class RowMark(NamedTuple):
     """The mark of one row.
 
     :ivar object_id: the id that was claimed; None if none was.
@@ -354,14 +354,14 @@ class Marks:
         keys: Collection[Key],
         *,
         locking: bool = False,
-    ) -> dict[Key, Mark]:
+    ) -> dict[Key, RowMark]:
         """Return the marks of rows by key; those without one are missing.
 
         :param locking: whether to lock them, and read what was committed last
             instead of the snapshot of the transaction.
         """
         count = len(self._columns)
-        found: dict[Key, Mark] = {}
+        found: dict[Key, RowMark] = {}
         for batch in _batches(_sorted(keys)):
             statement = self._select().where(self._among(batch))
             if locking:
@@ -386,7 +386,7 @@ class Marks:
 
     def rows_of(
         self, connection: Connection, keys: Collection[Key]
-    ) -> dict[Key, tuple[Mark, Mapping[str, Any] | None]]:
+    ) -> dict[Key, tuple[RowMark, Mapping[str, Any] | None]]:
         """Return marks, and the rows of the table itself, by key.
 
         A mark and its row are read by one statement.  Rows without a mark are
@@ -401,7 +401,7 @@ class Marks:
             .select_from(self.table.outerjoin(source, own))
         )
         count = len(self._columns)
-        found: dict[Key, tuple[Mark, Mapping[str, Any] | None]] = {}
+        found: dict[Key, tuple[RowMark, Mapping[str, Any] | None]] = {}
         for batch in _batches(_sorted(keys)):
             rows = connection.execute(statement.where(self._among(batch)))
             for row in rows:
@@ -585,9 +585,9 @@ def _keys(
     return [tuple(row) for row in connection.execute(statement)]
 
 
-def _mark(row: Sequence[Any], at: int) -> Mark:
+def _mark(row: Sequence[Any], at: int) -> RowMark:
     """Return the mark in a row of a SELECT, whose key ends at a position."""
-    return Mark(*row[at : at + 4])
+    return RowMark(*row[at : at + 4])
 
 
 def _by_version(

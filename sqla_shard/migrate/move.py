@@ -70,7 +70,7 @@ from sqla_shard.migrate.future import Future
 from sqla_shard.migrate.links import MovedLinks
 from sqla_shard.migrate.session_marks import LegacyMarks
 from sqla_shard.migrate.session_marks import ShardMarks
-from sqla_shard.migrate.session_marks import Written
+from sqla_shard.migrate.session_marks import WrittenRows
 from sqla_shard.migrate.stage_stores import stage_store
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.tables import Moved
@@ -419,11 +419,11 @@ class Move:
 
     # -- copies after COMMIT
 
-    def _copy_rows(self, written: Written[None]) -> None:
+    def _copy_rows(self, written: WrittenRows[None]) -> None:
         for (place, one), keys in written.keys.items():
             self._copy(one, None, list(keys), written.progress[place])
 
-    def _copy_objects(self, written: Written[Any]) -> None:
+    def _copy_objects(self, written: WrittenRows[Any]) -> None:
         for (place, one), keys in written.keys.items():
             for shard_id, some in grouped(one, keys).items():
                 self._copy(one, shard_id, some, written.progress[place])

@@ -25,7 +25,7 @@ from sqla_shard.migrate.stages import Progress
 
 __all__ = [
     "PASSES",
-    "Found",
+    "DifferentRow",
     "Pass",
     "PassPosition",
     "last_pass",
@@ -54,7 +54,7 @@ _MOST = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class DifferentRow:
     """One row that differs.
 
     :ivar table: name of the table.
@@ -75,7 +75,7 @@ class Found:
         return {**asdict(self), "ids": ids}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Found:
+    def from_dict(cls, data: Mapping[str, Any]) -> DifferentRow:
         """Return one from the result of :meth:`as_dict`.
 
         :raises TypeError: for other data.
@@ -109,14 +109,14 @@ class Pass:
     rows: int = 0
     waiting: int = 0
     differences: int = 0
-    found: list[Found] = field(default_factory=list)
+    found: list[DifferentRow] = field(default_factory=list)
 
     @property
     def is_equal(self) -> bool:
         """Whether no row differs."""
         return not self.differences
 
-    def add(self, found: Found) -> None:
+    def add(self, found: DifferentRow) -> None:
         """Add a row that differs."""
         self.differences += 1
         if len(self.found) < _MOST:
@@ -138,7 +138,7 @@ class Pass:
             rows=_integer(data["rows"]),
             waiting=_integer(data["waiting"]),
             differences=_integer(data["differences"]),
-            found=[Found.from_dict(one) for one in data["found"]],
+            found=[DifferentRow.from_dict(one) for one in data["found"]],
         )
 
     def __str__(self) -> str:

@@ -23,7 +23,7 @@ from sqla_shard.dialects import backend_for
 from sqla_shard.exc import StageRefusedError
 from sqla_shard.migrate.copying import claim_page
 from sqla_shard.migrate.copying import Claimed
-from sqla_shard.migrate.fences import Fence
+from sqla_shard.migrate.fences import DatabaseFence
 from sqla_shard.migrate.full_pass import FullPass
 from sqla_shard.migrate.lag import lag_guard
 from sqla_shard.migrate.mark_tables import Key
@@ -103,7 +103,7 @@ def _claim(
             return move.copier.ids.proposals(one, keys)
         return {}
 
-    legacy, fence = one.legacy(move.engine), Fence()
+    legacy, fence = one.legacy(move.engine), DatabaseFence()
     dialect = move.engine.dialect
     backend = backend_for(dialect.name, driver=dialect.driver)
     after = Claimed()

@@ -16,7 +16,7 @@ from sqla_shard.migrate.report import Site
 from sqla_shard.migrate.report import Traffic
 from sqla_shard.migrate.verdicts import Verdict
 
-__all__ = ["Recorder"]
+__all__ = ["ShadowCounts"]
 
 #: Maximum number of forms of statements in a report, and of messages.
 _MOST_FORMS = 2000
@@ -45,7 +45,7 @@ class _Sum:
         return Count(statements=self.statements, seconds=self.seconds)
 
 
-class Recorder:
+class ShadowCounts:
     """The counts of one process.
 
     :param most: maximum number of lines of the application, with a form of

@@ -25,14 +25,14 @@ from sqla_shard.exc import ConversionError
 from sqla_shard.exc import DeclarationError
 from sqla_shard.migrate.future import FutureTable
 
-__all__ = ["Conversion", "Difference", "Reference", "is_same"]
+__all__ = ["AttributeDifference", "Conversion", "Reference", "is_same"]
 
 #: A type id, and the primary key in the database.
 Reference: TypeAlias = tuple[int, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class AttributeDifference:
     """One attribute that differs.
 
     :ivar attribute: name of the attribute of the object.
@@ -218,7 +218,7 @@ class Conversion:
 
     def differences(
         self, values: Mapping[str, Any], found: Mapping[str, Any]
-    ) -> Iterator[Difference]:
+    ) -> Iterator[AttributeDifference]:
         """Yield the attributes of an object that differ.
 
         :param values: what :meth:`values` has returned for the row.
@@ -227,7 +227,7 @@ class Conversion:
         for attribute, expected in values.items():
             value = found[attribute]
             if not is_same(expected, value):
-                yield Difference(
+                yield AttributeDifference(
                     attribute=attribute, expected=expected, found=value
                 )
 

@@ -36,7 +36,7 @@ from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import MoveSetupError
 from sqla_shard.exc import SideClosedError
 from sqla_shard.exc import UnmarkedWriteError
-from sqla_shard.migrate.fences import Fence
+from sqla_shard.migrate.fences import DatabaseFence
 from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.marks import Marks
 from sqla_shard.migrate.stages import Progress
@@ -46,7 +46,7 @@ from sqla_shard.migrate.tables import MovedRows
 from sqla_shard.session import ShardSession
 from sqla_shard.session.flush import place_of
 
-__all__ = ["LegacyMarks", "ShardMarks", "Written"]
+__all__ = ["LegacyMarks", "ShardMarks", "WrittenRows"]
 
 #: What a statement of a cluster may be executed with.
 _LOCATIONS = ("place", "shard_id", "keyspace")
@@ -55,7 +55,7 @@ _LOCATIONS = ("place", "shard_id", "keyspace")
 P = TypeVar("P", Place, None)
 
 
-class Written(Generic[P]):
+class WrittenRows(Generic[P]):
     """The rows that a transaction has written.
 
     :ivar progress: the stage, by database.
@@ -81,8 +81,8 @@ class _SessionMarks(Generic[P]):
     def __init__(
         self,
         tables: Iterable[MovedRows],
-        fence: Fence,
-        copy: Callable[[Written[P]], object],
+        fence: DatabaseFence,
+        copy: Callable[[WrittenRows[P]], object],
     ) -> None:
         self._tables: Mapping[Any, MovedRows] = {
             self._table_of(one): one for one in tables
@@ -133,10 +133,10 @@ class _SessionMarks(Generic[P]):
         while self._listeners:
             event.remove(*self._listeners.pop())
 
-    def _written(self, session: Session) -> Written[P]:
-        found: Written[P] | None = session.info.get(self._info)
+    def _written(self, session: Session) -> WrittenRows[P]:
+        found: WrittenRows[P] | None = session.info.get(self._info)
         if found is None:
-            found = session.info[self._info] = Written()
+            found = session.info[self._info] = WrittenRows()
         return found
 
     def _enter(self, session: Session, place: P) -> Progress:
@@ -300,9 +300,9 @@ class LegacyMarks(_SessionMarks[None]):
         self,
         tables: Iterable[MovedRows],
         bind: Any,
-        copy: Callable[[Written[None]], object],
+        copy: Callable[[WrittenRows[None]], object],
     ) -> None:
-        super().__init__(tables, Fence(), copy)
+        super().__init__(tables, DatabaseFence(), copy)
         self._bind = bind
 
     def _table_of(self, one: MovedRows) -> Any:
@@ -387,9 +387,9 @@ class ShardMarks(_SessionMarks[Place]):
         self,
         tables: Iterable[MovedRows],
         cluster: Any,
-        copy: Callable[[Written[Place]], object],
+        copy: Callable[[WrittenRows[Place]], object],
     ) -> None:
-        super().__init__(tables, Fence(), copy)
+        super().__init__(tables, DatabaseFence(), copy)
         self._cluster = cluster
         self.listen(ShardSession)
 

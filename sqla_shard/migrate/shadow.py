@@ -54,12 +54,12 @@ from sqla_shard.migrate.forms import Form
 from sqla_shard.migrate.future import Future
 from sqla_shard.migrate.planner import MOST_VALUES
 from sqla_shard.migrate.planner import Planner
-from sqla_shard.migrate.recorder import Recorder
+from sqla_shard.migrate.recorder import ShadowCounts
 from sqla_shard.migrate.report import Report
 from sqla_shard.migrate.report import Traffic
 from sqla_shard.migrate.traffic import reduced
-from sqla_shard.migrate.watch import Transaction
-from sqla_shard.migrate.watch import Watch
+from sqla_shard.migrate.watch import EngineWatch
+from sqla_shard.migrate.watch import PlannedTransaction
 from sqla_shard.util import sqlalchemy_private as private
 from sqla_shard.util.calling_lines import calling_frame
 from sqla_shard.util.files import replace_file
@@ -134,7 +134,7 @@ class Shadow:
         self._files: dict[str, bool] = {}
         self._random = random.Random()  # noqa: S311  # not a secret
         self._flushed = _flushed_columns(self.future)
-        self._watch = Watch(
+        self._watch = EngineWatch(
             begin=self._begin,
             plan=self._plan,
             end=self._end,
@@ -149,7 +149,7 @@ class Shadow:
     def _reset(self) -> None:
         self._watch.forget()
         self._planner = Planner(self.future)
-        self._recorder = Recorder(self._most_sites)
+        self._recorder = ShadowCounts(self._most_sites)
         self._forms: WeakKeyDictionary[Any, tuple[Form, Traffic | None]] = (
             WeakKeyDictionary()
         )
@@ -235,14 +235,14 @@ class Shadow:
 
     # -- transactions
 
-    def _begin(self) -> Transaction | None:
+    def _begin(self) -> PlannedTransaction | None:
         """Return a new transaction; None if it is not planned."""
         self._recorder.begun()
         if self._sample < 1 and self._random.random() >= self._sample:
             return None
         if self._budget is not None and not self._has_time(self._budget):
             return None
-        return Transaction(self._planner.writes())
+        return PlannedTransaction(self._planner.writes())
 
     def _has_time(self, budget: float) -> bool:
         """Return whether planning has taken less than its share of the time.
@@ -256,7 +256,7 @@ class Shadow:
         available = min(busy, process_time() - self._since)
         return recorder.planning <= budget * available
 
-    def _plan(self, transaction: Transaction) -> None:
+    def _plan(self, transaction: PlannedTransaction) -> None:
         """Plan and count the pending execution of a transaction."""
         started = thread_time()
         try:
@@ -264,7 +264,9 @@ class Shadow:
         finally:
             self._recorder.planned(thread_time() - started)
 
-    def _end(self, transaction: Transaction, is_committed: bool) -> None:
+    def _end(
+        self, transaction: PlannedTransaction, is_committed: bool
+    ) -> None:
         writes = transaction.writes
         if writes.is_refused:
             what = "several_owners"
@@ -309,7 +311,7 @@ class Shadow:
 
     # -- statements
 
-    def _see(self, transaction: Transaction, context: Any) -> None:
+    def _see(self, transaction: PlannedTransaction, context: Any) -> None:
         """Plan and count an execution."""
         statement = context.invoked_statement
         if isinstance(statement, SavepointClause):

@@ -22,15 +22,15 @@ from sqla_shard.cluster.retries import repeat
 from sqla_shard.cluster.retries import Retries
 from sqla_shard.dialects import backend_for
 from sqla_shard.dialects.base import Backend
+from sqla_shard.engine import ExecutionPlan
 from sqla_shard.engine import OPTION
-from sqla_shard.engine import Plan
 from sqla_shard.engine.locations import by_server
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.rendering import TRANSLATE
 from sqla_shard.exc import StageRefusedError
 from sqla_shard.migrate.copying import locking_transaction
 from sqla_shard.migrate.copying import snapshot
-from sqla_shard.migrate.fences import Fence
+from sqla_shard.migrate.fences import DatabaseFence
 from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.pass_reports import last_pass
 from sqla_shard.migrate.pass_reports import PASSES
@@ -64,7 +64,7 @@ class Switch:
     ) -> None:
         self._move = move
         self._on_step = on_step
-        self._fence = Fence()
+        self._fence = DatabaseFence()
 
     # -- tables and fences
 
@@ -387,5 +387,5 @@ def _patient(engine: Engine, backend: Backend) -> Iterator[Connection]:
 
 def _view(root: Connection, place: Place) -> Connection:
     return root.execution_options(
-        **{OPTION: Plan((place,)), "schema_translate_map": TRANSLATE}
+        **{OPTION: ExecutionPlan((place,)), "schema_translate_map": TRANSLATE}
     )

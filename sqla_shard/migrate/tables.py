@@ -2,7 +2,7 @@
 
 :class:`LegacyRows` are the rows in the database, by their primary keys;
 :class:`ShardObjects` are the objects of one virtual shard, by their ids.  Both
-are a :class:`~sqla_shard.migrate.copying.Part`.
+are a :class:`~sqla_shard.migrate.copying.MarkedRows`.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from sqla_shard.migrate.future import Future
 from sqla_shard.migrate.mark_tables import after_key
 from sqla_shard.migrate.mark_tables import among
 from sqla_shard.migrate.mark_tables import Key
-from sqla_shard.migrate.marks import Mark
 from sqla_shard.migrate.marks import Marks
+from sqla_shard.migrate.marks import RowMark
+from sqla_shard.migrate.rows import AttributeDifference
 from sqla_shard.migrate.rows import Conversion
-from sqla_shard.migrate.rows import Difference
 from sqla_shard.migrate.rows import Reference
 from sqla_shard.models.lookup_definition import link
 from sqla_shard.routing import spec_of
@@ -118,7 +118,9 @@ class AnyConversion(Protocol):
         """Return the attributes of an object."""
         ...
 
-    def differences(self, values: Row, found: Row) -> Iterator[Difference]:
+    def differences(
+        self, values: Row, found: Row
+    ) -> Iterator[AttributeDifference]:
         """Yield the attributes that differ."""
         ...
 
@@ -278,7 +280,7 @@ class LegacyRows:
 
     def look(
         self, keys: Collection[Key]
-    ) -> dict[Key, tuple[Mark, Row | None]]:
+    ) -> dict[Key, tuple[RowMark, Row | None]]:
         """Return marks and rows by key."""
         with one_read(self.engine) as connection:
             return self.marks.rows_of(connection, keys)
@@ -351,7 +353,7 @@ class ShardPart:
 
     def look(
         self, keys: Collection[Key]
-    ) -> dict[Key, tuple[Mark, Row | None]]:
+    ) -> dict[Key, tuple[RowMark, Row | None]]:
         """Return marks and rows by key."""
         return look_twice(self, keys)
 

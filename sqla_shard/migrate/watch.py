@@ -23,13 +23,13 @@ from sqlalchemy import event
 from sqla_shard.migrate.planner import Writes
 from sqla_shard.util.calling_lines import position_of
 
-__all__ = ["Transaction", "Watch"]
+__all__ = ["EngineWatch", "PlannedTransaction"]
 
 #: The line of a statement that no frame of Python has executed.
 _NOWHERE = ("<unknown>", 0, "")
 
 
-class Transaction:
+class PlannedTransaction:
     """A transaction that is planned.
 
     :ivar writes: what it has written.
@@ -80,12 +80,14 @@ class _Known:
 
     __slots__ = ("identity", "transaction")
 
-    def __init__(self, identity: int, transaction: Transaction | None) -> None:
+    def __init__(
+        self, identity: int, transaction: PlannedTransaction | None
+    ) -> None:
         self.identity = identity
         self.transaction = transaction
 
 
-class Watch:
+class EngineWatch:
     """Listens to engines.
 
     :param begin: called for each transaction; returns None for one that is
@@ -101,9 +103,9 @@ class Watch:
     def __init__(
         self,
         *,
-        begin: Callable[[], Transaction | None],
-        plan: Callable[[Transaction], None],
-        end: Callable[[Transaction, bool], None],
+        begin: Callable[[], PlannedTransaction | None],
+        plan: Callable[[PlannedTransaction], None],
+        end: Callable[[PlannedTransaction, bool], None],
         calling_frame: Callable[[], FrameType | None],
         failed: Callable[[BaseException], None],
     ) -> None:
@@ -241,7 +243,7 @@ class Watch:
             except Exception as error:  # it must not become the application's
                 self._failed(error)
 
-    def _plan_pending(self, transaction: Transaction) -> None:
+    def _plan_pending(self, transaction: PlannedTransaction) -> None:
         if transaction.pending is None:
             return
         try:

@@ -24,8 +24,8 @@ from sqlalchemy import func
 from sqlalchemy import update
 
 from sqla_shard.dialects.sql import InsertMissing
+from sqla_shard.engine import ExecutionPlan
 from sqla_shard.engine import OPTION
-from sqla_shard.engine import Plan
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.rendering import TRANSLATE
 from sqla_shard.exc import LocalIdsExhaustedError
@@ -101,7 +101,10 @@ def _advance(
         return _advance_file(session.view(place), values)
     with place.engine.connect() as root:
         connection = root.execution_options(
-            **{OPTION: Plan((place,)), "schema_translate_map": TRANSLATE}
+            **{
+                OPTION: ExecutionPlan((place,)),
+                "schema_translate_map": TRANSLATE,
+            }
         )
         result = connection.execute(_ADVANCE, values)
         if not result.rowcount:

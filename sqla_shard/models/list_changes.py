@@ -21,8 +21,8 @@ from sqla_shard.exc import SequenceExhaustedError
 from sqla_shard.exc import StaleNeighbourError
 from sqla_shard.models.inverse_mapping import write_inverse
 from sqla_shard.models.list_counts import add_to_count
-from sqla_shard.models.list_pages import Key
 from sqla_shard.models.list_pages import position
+from sqla_shard.models.list_pages import PositionKey
 from sqla_shard.models.list_positions import middle
 from sqla_shard.models.list_positions import moves_in
 from sqla_shard.models.list_positions import next_on_top
@@ -223,8 +223,8 @@ class _Gap:
     :ivar below: the row after the position; None at the end.
     """
 
-    above: Key | None
-    below: Key | None
+    above: PositionKey | None
+    below: PositionKey | None
 
     @property
     def high(self) -> int | None:
@@ -244,7 +244,7 @@ def move(
     _check(rows, target_id, before, after)
     _refuse_spread(rows, target_id, before, after)
     current, gap = _locked_gap(rows, target_id, before, after)
-    own = Key(current, target_id)
+    own = PositionKey(current, target_id)
     if (gap.above is None or own < gap.above) and (
         gap.below is None or own > gap.below
     ):
@@ -341,10 +341,10 @@ def _locked_gap(
     return current, _Gap(above=above, below=found)
 
 
-def _key(sequence: int | None, target_id: int | None) -> Key | None:
+def _key(sequence: int | None, target_id: int | None) -> PositionKey | None:
     if sequence is None or target_id is None:
         return None
-    return Key(sequence, target_id)
+    return PositionKey(sequence, target_id)
 
 
 def _report(rows: List, target_id: int, sequence: int, gap: _Gap) -> bool:
@@ -370,7 +370,7 @@ def _squeeze_in(rows: List, target_id: int, gap: _Gap) -> int:
     """Re-space the rows around a gap, and insert a row into it."""
     center = gap.low if gap.high is None else gap.high
     assert center is not None  # noqa: S101  # a gap has at least one side
-    placed = _spread(rows, center, Key(center, target_id), gap)
+    placed = _spread(rows, center, PositionKey(center, target_id), gap)
     return placed[target_id]
 
 
@@ -388,7 +388,7 @@ def respace(rows: List, target_id: int) -> int:
 
 
 def _spread(
-    rows: List, center: int, added: Key | None, gap: _Gap | None
+    rows: List, center: int, added: PositionKey | None, gap: _Gap | None
 ) -> dict[int, int]:
     """Spread the rows around a position; return the changed sequences.
 
@@ -407,7 +407,9 @@ def _spread(
             row=0 if added is None else added.target_id,
             number=max(most, 0) + 1,
         )
-        keys = [Key(sequence, target_id) for target_id, sequence in found]
+        keys = [
+            PositionKey(sequence, target_id) for target_id, sequence in found
+        ]
         if added is not None and gap is not None:
             keys = _with_moved_row(keys, added, gap)
         if len(keys) <= most:
@@ -426,7 +428,9 @@ def _spread(
     return changed
 
 
-def _with_moved_row(keys: list[Key], added: Key, gap: _Gap) -> list[Key]:
+def _with_moved_row(
+    keys: list[PositionKey], added: PositionKey, gap: _Gap
+) -> list[PositionKey]:
     """Return rows, lowest first, with a row inserted between neighbours."""
     if gap.below is not None:
         index = bisect_right(keys, gap.below)
@@ -443,7 +447,7 @@ def respace_all(rows: List) -> int:
     rows.locked(rows.statements.lock_many)
     moves = rows.statements.definition.respace_to
     keys = [
-        Key(sequence, target_id)
+        PositionKey(sequence, target_id)
         for target_id, sequence in rows.execute(rows.statements.whole)
     ]
     changed = {}

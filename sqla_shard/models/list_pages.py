@@ -61,9 +61,9 @@ from sqla_shard.session.paging import Subject
 from sqla_shard.types.columns import MAX_SEQUENCE
 
 __all__ = [
-    "Bookmarks",
-    "Key",
-    "Mark",
+    "BookmarkContent",
+    "ListBookmarks",
+    "PositionKey",
     "bound",
     "contains",
     "count",
@@ -89,26 +89,26 @@ _EDGES = {True: _BACK, False: b">"}
 _HALF = 64
 
 
-class Key(NamedTuple):
+class PositionKey(NamedTuple):
     """The position of a row in its list."""
 
     sequence: int
     target_id: int
 
 
-class Mark(NamedTuple):
+class BookmarkContent(NamedTuple):
     """The content of a bookmark.
 
     :ivar seen: keys of the last rows shown, in the order of the page.
     :ivar ahead: key of the first row not shown.
     """
 
-    seen: tuple[Key, ...]
-    ahead: Key
+    seen: tuple[PositionKey, ...]
+    ahead: PositionKey
 
 
 @dataclass(frozen=True)
-class Bookmarks:
+class ListBookmarks:
     """The bookmarks of a list and its order.
 
     :ivar seal: the seal of the cluster.
@@ -119,7 +119,7 @@ class Bookmarks:
     subject: Subject
 
     def make_bookmark(
-        self, last: tuple[Key, ...], ahead: Key, *, back: bool
+        self, last: tuple[PositionKey, ...], ahead: PositionKey, *, back: bool
     ) -> str:
         """Return the bookmark of the page that follows rows.
 
@@ -148,7 +148,7 @@ class Bookmarks:
 
     def read_bookmark(
         self, bookmark: str, checked: Callable[[int], int], max_id: int
-    ) -> tuple[Mark | None, bool]:
+    ) -> tuple[BookmarkContent | None, bool]:
         """Return the content of a bookmark, and whether it pages backwards.
 
         :param checked: raises if an id is not the id of a target.
@@ -166,10 +166,10 @@ class Bookmarks:
         if back:
             payload = payload[len(_BACK) :]
         number, rest = divmod(len(payload), _KEY.size)
-        keys: tuple[Key, ...] = ()
+        keys: tuple[PositionKey, ...] = ()
         if not rest and 2 <= number <= _WITNESSES + 1:
             keys = tuple(
-                Key(high << _HALF | low, target_id)
+                PositionKey(high << _HALF | low, target_id)
                 for high, low, target_id in _KEY.iter_unpack(payload)
             )
         # A forged bookmark with invalid keys must raise this error as well.
@@ -181,11 +181,11 @@ class Bookmarks:
                 f"{self.subject.name}",
                 bookmark=bookmark,
             )
-        return Mark(keys[:-1], keys[-1]), back
+        return BookmarkContent(keys[:-1], keys[-1]), back
 
 
 def _is_valid_key(
-    key: Key, checked: Callable[[int], int], max_id: int
+    key: PositionKey, checked: Callable[[int], int], max_id: int
 ) -> bool:
     try:
         checked(key.target_id)
@@ -203,16 +203,16 @@ class _Start(NamedTuple):
     :ivar seen: current keys of rows before the start that were shown.
     """
 
-    cut: Key
+    cut: PositionKey
     shown: frozenset[int]
-    seen: tuple[Key, ...]
+    seen: tuple[PositionKey, ...]
 
 
-class Found(NamedTuple):
+class KeyedRow(NamedTuple):
     """A row, and its key on the server."""
 
     row: Any
-    key: Key
+    key: PositionKey
 
 
 def position(rows: List, target_id: int) -> int | None:
@@ -343,12 +343,12 @@ def page(
 
 def _page(
     reader: _Reader,
-    mark: Mark | None,
+    mark: BookmarkContent | None,
     limit: int,
-    bookmarks: Bookmarks,
+    bookmarks: ListBookmarks,
     back: bool = False,
 ) -> Page[Any]:
-    seen: tuple[Key, ...] = ()
+    seen: tuple[PositionKey, ...] = ()
     if mark is None:
         found = reader.first(limit + 1)
     else:
@@ -359,10 +359,10 @@ def _page(
 
 
 def page_of(
-    found: list[Found],
+    found: list[KeyedRow],
     limit: int,
-    seen: tuple[Key, ...],
-    bookmarks: Bookmarks,
+    seen: tuple[PositionKey, ...],
+    bookmarks: ListBookmarks,
     *,
     follows: bool = False,
     back: bool = False,
@@ -393,31 +393,31 @@ def page_of(
     return Page(items, onward, turned)
 
 
-def bookmarks_of(rows: List, newest_first: bool = True) -> Bookmarks:
+def bookmarks_of(rows: List, newest_first: bool = True) -> ListBookmarks:
     """Return the bookmarks of a list in an order."""
     order = "newest" if newest_first else "oldest"
     name = f"{rows.name} of {rows.source_id}, {order} first"
     session = rows.session
     keyspace = session.places.keyspace(rows.place.keyspace, "objects")
     subject = Subject(name, (keyspace.identity,))
-    return Bookmarks(session.cluster.seal, subject)
+    return ListBookmarks(session.cluster.seal, subject)
 
 
-def _with_keys(result: Any) -> list[Found]:
-    return [Found(row[0], Key(row[2], row[1])) for row in result]
+def _with_keys(result: Any) -> list[KeyedRow]:
+    return [KeyedRow(row[0], PositionKey(row[2], row[1])) for row in result]
 
 
-def _keys(rows: List, statement: Any, **parameters: Any) -> list[Key]:
+def _keys(rows: List, statement: Any, **parameters: Any) -> list[PositionKey]:
     found = rows.execute(statement, **parameters)
-    return [Key(sequence, target_id) for target_id, sequence in found]
+    return [PositionKey(sequence, target_id) for target_id, sequence in found]
 
 
 # -- the next page
 
 
 def _rows_after_mark(
-    reader: _Reader, mark: Mark, number: int
-) -> tuple[list[Found], tuple[Key, ...]]:
+    reader: _Reader, mark: BookmarkContent, number: int
+) -> tuple[list[KeyedRow], tuple[PositionKey, ...]]:
     """Return the rows that follow the rows of a bookmark.
 
     :returns: the rows, and the current keys of the rows shown before them.
@@ -466,7 +466,7 @@ class _DatabaseReader:
         self.newest_first = newest_first
         self.max_shift = reach(rows.statements.definition.respace_to)
 
-    def first(self, number: int) -> list[Found]:
+    def first(self, number: int) -> list[KeyedRow]:
         """Return the first rows."""
         built = self._rows.statements
         pages = built.first_bounded if self._bounds else built.first_page
@@ -476,8 +476,8 @@ class _DatabaseReader:
         return _with_keys(found)
 
     def rows_after(
-        self, cut: Key, last: Key, number: int
-    ) -> tuple[list[Found], int | None]:
+        self, cut: PositionKey, last: PositionKey, number: int
+    ) -> tuple[list[KeyedRow], int | None]:
         """Return the rows after ``cut``, and the sequence of ``last``.
 
         :returns: the sequence as None if ``last`` is not in the list, or no
@@ -496,7 +496,7 @@ class _DatabaseReader:
         # Each row has the sequence of ``last`` as well.
         return _with_keys(result), result[0][3] if result else None
 
-    def present(self, ids: Iterable[int]) -> Mapping[int, Key]:
+    def present(self, ids: Iterable[int]) -> Mapping[int, PositionKey]:
         """Return the keys of the targets that are in the list."""
         statement = self._rows.statements.present
         found = _keys(self._rows, statement, ids=list(ids))
@@ -511,8 +511,8 @@ class _SpreadReader(_DatabaseReader):
     """Reads the rows of a page of a spread list."""
 
     def rows_after(
-        self, cut: Key, last: Key, number: int
-    ) -> tuple[list[Found], int | None]:
+        self, cut: PositionKey, last: PositionKey, number: int
+    ) -> tuple[list[KeyedRow], int | None]:
         """Return the rows after ``cut``, and the sequence of ``last``.
 
         The rows of a spread list are not moved.
@@ -527,13 +527,13 @@ class _SpreadReader(_DatabaseReader):
         )
         return self._once(_with_keys(result), number), last.sequence
 
-    def first(self, number: int) -> list[Found]:
+    def first(self, number: int) -> list[KeyedRow]:
         """Return the first rows."""
         return self._once(super().first(self._rows.most(number)), number)
 
-    def _once(self, found: list[Found], number: int) -> list[Found]:
+    def _once(self, found: list[KeyedRow], number: int) -> list[KeyedRow]:
         """Return rows without their copies."""
-        by_target: dict[int, Found] = {}
+        by_target: dict[int, KeyedRow] = {}
         for each in found:
             by_target.setdefault(each.key.target_id, each)
         return list(by_target.values())[:number]
@@ -551,23 +551,25 @@ class _CachedReader:
         self.newest_first = newest_first
         self.max_shift = cached.max_shift
 
-    def first(self, number: int) -> list[Found]:
+    def first(self, number: int) -> list[KeyedRow]:
         return self._found(self._cached.first(number, self.newest_first))
 
     def rows_after(
-        self, cut: Key, last: Key, number: int
-    ) -> tuple[list[Found], int | None]:
+        self, cut: PositionKey, last: PositionKey, number: int
+    ) -> tuple[list[KeyedRow], int | None]:
         now = self._cached.sequence(last.target_id)
         found = self._cached.rows_after(cut, number, self.newest_first)
         return self._found(found), now
 
-    def _found(self, numbers: Iterable[int]) -> list[Found]:
-        return [Found(i, Key(*self._cached.key(i))) for i in numbers]
+    def _found(self, numbers: Iterable[int]) -> list[KeyedRow]:
+        return [
+            KeyedRow(i, PositionKey(*self._cached.key(i))) for i in numbers
+        ]
 
-    def present(self, ids: Iterable[int]) -> Mapping[int, Key]:
+    def present(self, ids: Iterable[int]) -> Mapping[int, PositionKey]:
         found = {i: self._cached.sequence(i) for i in ids}
         return {
-            target_id: Key(sequence, target_id)
+            target_id: PositionKey(sequence, target_id)
             for target_id, sequence in found.items()
             if sequence is not None
         }
@@ -580,7 +582,10 @@ _Reader = _DatabaseReader | _CachedReader
 
 
 def _resume(
-    mark: Mark, current: Mapping[int, Key], newest_first: bool, max_shift: int
+    mark: BookmarkContent,
+    current: Mapping[int, PositionKey],
+    newest_first: bool,
+    max_shift: int,
 ) -> _Start:
     """Return the start of the next page when the last row shown has moved.
 
@@ -597,7 +602,7 @@ def _resume(
         return _Start(_up_to(ahead, newest_first), shown, ())
     for index in range(len(seen) - 1, -1, -1):
         if current.get(seen[index].target_id) == seen[index]:
-            later = Mark(seen[index + 1 :], ahead)
+            later = BookmarkContent(seen[index + 1 :], ahead)
             start = _respaced(
                 later, current, newest_first, max_shift, seen[index]
             )
@@ -611,11 +616,11 @@ def _resume(
 
 
 def _respaced(
-    mark: Mark,
-    current: Mapping[int, Key],
+    mark: BookmarkContent,
+    current: Mapping[int, PositionKey],
     newest_first: bool,
     max_shift: int,
-    after: Key | None = None,
+    after: PositionKey | None = None,
 ) -> _Start | None:
     """Return the start of the next page among rows that were re-spaced.
 
@@ -648,9 +653,11 @@ def _respaced(
     return None
 
 
-def _up_to(key: Key, newest_first: bool) -> Key:
+def _up_to(key: PositionKey, newest_first: bool) -> PositionKey:
     """Return the key directly before a row."""
-    return Key(key.sequence, key.target_id + (1 if newest_first else -1))
+    return PositionKey(
+        key.sequence, key.target_id + (1 if newest_first else -1)
+    )
 
 
 # -- targets
@@ -699,7 +706,7 @@ def first_pages(
     by_shard: dict[Any, list[List]] = {}
     for rows in left.values():
         by_shard.setdefault(rows.place, []).append(rows)
-    found: dict[int, list[Found]] = {source_id: [] for source_id in left}
+    found: dict[int, list[KeyedRow]] = {source_id: [] for source_id in left}
     for group in by_shard.values():
         for start in range(0, len(group), BRANCHES):
             _read_lists(group[start : start + BRANCHES], limit + 1, found)
@@ -710,7 +717,7 @@ def first_pages(
 
 
 def _read_lists(
-    lists: Sequence[List], number: int, found: dict[int, list[Found]]
+    lists: Sequence[List], number: int, found: dict[int, list[KeyedRow]]
 ) -> None:
     """Read several lists of one shard."""
     first = lists[0]
@@ -718,7 +725,9 @@ def _read_lists(
     statement = _statement(first.cls, len(parameters))
     result = first.execute(statement, number=number, **parameters)
     for row, source_id, target_id, sequence in result:
-        found[source_id].append(Found(row, Key(sequence, target_id)))
+        found[source_id].append(
+            KeyedRow(row, PositionKey(sequence, target_id))
+        )
 
 
 def _statement(cls: Any, branches: int) -> Any:

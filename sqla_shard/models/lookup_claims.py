@@ -41,9 +41,9 @@ from sqla_shard.session import ShardSession
 
 __all__ = [
     "LIFETIME",
-    "Call",
     "Claim",
     "Made",
+    "PendingCall",
     "add_key",
     "calls_of",
     "check_older",
@@ -428,7 +428,7 @@ class Made:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class PendingCall:
     """A pending operation.
 
     :ivar operation: name of the operation.
@@ -451,7 +451,7 @@ class Call:
         lookup: Any,
         key: str,
         **arguments: Any,
-    ) -> Call:
+    ) -> PendingCall:
         """Return a call that writes the row of a key."""
         place = LookupAccess(lookup, session).place(key)
         return cls(
@@ -464,10 +464,10 @@ class Call:
 
 def calls_of(
     verb: str, claims: Sequence[Claim], session: ShardSession, target_id: int
-) -> list[Call]:
+) -> list[PendingCall]:
     """Return the calls of an operation for the given claims."""
     return [
-        Call.on(
+        PendingCall.on(
             session,
             verb,
             one.lookup,
@@ -484,10 +484,10 @@ def undo_call(
     lookup: Any,
     made: Made,
     undo: Operation[[int]] | None,
-) -> Call:
+) -> PendingCall:
     """Return the operation that deletes an object that has lost its key."""
     place = place_of(session, lookup, made.target_id)
-    return Call(
+    return PendingCall(
         operation=operation_name("undo", lookup),
         keyspace=place.keyspace,
         shard_id=place.shard_id,
@@ -500,7 +500,7 @@ def undo_call(
 
 
 def leave_calls(
-    session: ShardSession, place: Place, calls: Sequence[Call]
+    session: ShardSession, place: Place, calls: Sequence[PendingCall]
 ) -> None:
     """Add operations to the transaction, to be applied after COMMIT.
 
@@ -565,7 +565,7 @@ def _confirm(
         )
         confirmed = lost
     place = LookupAccess(cls, session).place(key)
-    leave_calls(session, place, [Call(**one) for one in confirmed])
+    leave_calls(session, place, [PendingCall(**one) for one in confirmed])
 
 
 def release(

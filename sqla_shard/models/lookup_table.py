@@ -27,7 +27,7 @@ from sqlalchemy import type_coerce
 from sqlalchemy import update
 
 from sqla_shard.dialects.sql import InsertMissing
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine import scatter
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import InvalidKeyError
@@ -45,8 +45,8 @@ from sqla_shard.types.shard_bound import KeySlot
 
 __all__ = [
     "LookupAccess",
+    "LookupStatements",
     "NormalizedKey",
-    "Statements",
     "read_keys",
     "resolve_all",
     "resolve_many",
@@ -206,7 +206,7 @@ def table_with_keys(
     )
 
 
-class Statements:
+class LookupStatements:
     """The statements of a lookup class.
 
     Their parameters: ``the_keys`` (a slot), ``the_key``, ``the_id``,
@@ -234,7 +234,7 @@ class Statements:
             shown += [
                 self._table.c.claim.label("token"),
                 ends,
-                type_coerce(ends <= Moment(), Boolean()).label("expired"),
+                type_coerce(ends <= ServerTime(), Boolean()).label("expired"),
             ]
         self.rows = found = select(*shown)
         wanted: Any = bindparam("the_keys", expanding=True)
@@ -261,7 +261,7 @@ class Statements:
             table.c.policy: bindparam("the_policy"),
             table.c.claim: bindparam("the_token"),
             target: null(),
-            table.c.expires_at: Moment(lifetime),
+            table.c.expires_at: ServerTime(lifetime),
         }
         owned = {
             table.c.policy: bindparam("the_policy"),
@@ -277,7 +277,7 @@ class Statements:
             pending,
             table.c.claim == bindparam("old_token"),
             table.c.expires_at == bindparam("old_end"),
-            table.c.expires_at <= Moment(),
+            table.c.expires_at <= ServerTime(),
         )
         self.claim = InsertMissing(table).values({**key, **claimed})
         self.give = InsertMissing(table).values({**key, **owned})
@@ -327,12 +327,12 @@ class Statements:
         self.after = page.where(self._here, target > bindparam("the_id"))
 
 
-def statements_of(cls: Any) -> Statements:
+def statements_of(cls: Any) -> LookupStatements:
     """Return the statements of a lookup class.
 
     :raises ClassDefinitionError: if a class given by name is not found.
     """
-    return built_once(cls, Statements)
+    return built_once(cls, LookupStatements)
 
 
 # -- from keys to ids: one statement for each server

@@ -48,8 +48,8 @@ from sqla_shard.util import sqlalchemy_private as private
 __all__ = [
     "CachedRows",
     "List",
+    "MappingStatements",
     "NotCached",
-    "Statements",
     "cached_count",
     "cached_rows",
     "chunked",
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 
-class Statements:
+class MappingStatements:
     """The statements of a mapping class.
 
     Their parameters: ``source`` and ``row`` (ids), ``owner`` (the source
@@ -317,12 +317,12 @@ def _beyond(
     return and_(sequence >= at, or_(sequence > at, target > row))
 
 
-def statements_of(cls: Any) -> Statements:
+def statements_of(cls: Any) -> MappingStatements:
     """Return the statements of a mapping class.
 
     :raises ClassDefinitionError: if a class given by name is not found.
     """
-    return built_once(cls, Statements)
+    return built_once(cls, MappingStatements)
 
 
 #: Maximum number of ids in a statement.
@@ -348,7 +348,7 @@ class List:
         self.cls = cls
         self.session = session
         self.source_id = source_id
-        self.statements: Statements = statements_of(cls)
+        self.statements: MappingStatements = statements_of(cls)
         source = self.statements.definition.source
         self.place = place_of(cls, session, source, source_id)
 

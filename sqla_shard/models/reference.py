@@ -55,13 +55,13 @@ from sqla_shard.engine.unread import unread_lines
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.models.reference_rows import Change
-from sqla_shard.models.reference_rows import Copies
+from sqla_shard.models.reference_rows import CopyDifference
 from sqla_shard.models.reference_rows import define
-from sqla_shard.models.reference_rows import Difference
 from sqla_shard.models.reference_rows import finish
 from sqla_shard.models.reference_rows import Key
 from sqla_shard.models.reference_rows import keys_of
 from sqla_shard.models.reference_rows import PARALLEL
+from sqla_shard.models.reference_rows import ReferenceCopies
 from sqla_shard.models.reference_rows import Rows
 from sqla_shard.models.reference_rows import rows_by_key
 from sqla_shard.models.reference_rows import table_of
@@ -327,7 +327,7 @@ def verify_references(
     shards: dict[str, int] = {}
     whole = _Found()
     for table in tables:
-        copies = Copies(table, places)
+        copies = ReferenceCopies(table, places)
         wanted = with_retries(copies.source, copies.read_source)
         rows[copies.name] = len(wanted)
         shards[copies.name] = copies.keyspace.shards
@@ -347,7 +347,10 @@ def verify_references(
 
 
 def _on_server(
-    copies: Copies, wanted: Rows, shards: Sequence[Place], repair: bool
+    copies: ReferenceCopies,
+    wanted: Rows,
+    shards: Sequence[Place],
+    repair: bool,
 ) -> _Found:
     found = _Found()
     size = max(_ROWS // max(len(wanted), 1), 1)
@@ -359,8 +362,8 @@ def _on_server(
 
 
 def _compare(
-    copies: Copies, wanted: Rows, shards: Sequence[Place]
-) -> Iterator[tuple[Place, Difference | Exception]]:
+    copies: ReferenceCopies, wanted: Rows, shards: Sequence[Place]
+) -> Iterator[tuple[Place, CopyDifference | Exception]]:
     """Yield the differences of the shards of a server, or their errors."""
 
     def read() -> dict[int, Rows]:
@@ -381,17 +384,17 @@ def _compare(
             yield place, error
     else:
         for place in shards:
-            yield place, Difference.between(rows[place.shard_id], wanted)
+            yield place, CopyDifference.between(rows[place.shard_id], wanted)
 
 
 def _add_outcome(
     found: _Found,
-    copies: Copies,
+    copies: ReferenceCopies,
     place: Place,
-    outcome: Difference | Exception,
+    outcome: CopyDifference | Exception,
     repair: bool,
 ) -> None:
-    if isinstance(outcome, Difference) and outcome and repair:
+    if isinstance(outcome, CopyDifference) and outcome and repair:
         try:
             outcome = copies.synchronize(place)
         except (SQLAlchemyError, OSError) as error:

@@ -38,9 +38,9 @@ from sqlalchemy.orm import Mapper
 from sqla_shard.dialects import Failure
 from sqla_shard.dialects.sql import Upsert
 from sqla_shard.engine import by_server
+from sqla_shard.engine import ExecutionPlan
 from sqla_shard.engine import OPTION
 from sqla_shard.engine import Places
-from sqla_shard.engine import Plan
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.rendering import TRANSLATE
 from sqla_shard.exc import ClassDefinitionError
@@ -70,9 +70,9 @@ from sqla_shard.types.shard_bound import ShardNumber
 __all__ = [
     "PARALLEL",
     "Change",
-    "Copies",
-    "Difference",
+    "CopyDifference",
     "Key",
+    "ReferenceCopies",
     "Row",
     "Rows",
     "define",
@@ -349,7 +349,7 @@ _ATTEMPTS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class CopyDifference:
     """The difference between a copy and the source.
 
     :ivar missing: rows that the copy lacks.
@@ -362,7 +362,7 @@ class Difference:
     extra: tuple[Key, ...]
 
     @classmethod
-    def between(cls, copy_rows: Rows, source_rows: Rows) -> Difference:
+    def between(cls, copy_rows: Rows, source_rows: Rows) -> CopyDifference:
         """Return how the rows of a copy differ from the rows of the source."""
         return cls(
             missing={
@@ -380,7 +380,7 @@ class Difference:
         return bool(self.missing or self.different or self.extra)
 
 
-class Copies:
+class ReferenceCopies:
     """A reference table and its copies in a cluster.
 
     :param table: the table of a reference class.
@@ -439,7 +439,7 @@ class Copies:
     ) -> dict[int, Rows]:
         """Return the rows of the given shards of a server, by shard."""
         found: dict[int, list[Any]] = {p.shard_id: [] for p in places}
-        plan = Plan(places, [connection] * len(places))
+        plan = ExecutionPlan(places, [connection] * len(places))
         rows = connection.execute(
             self._read_many, execution_options=_options(plan)
         )
@@ -448,7 +448,7 @@ class Copies:
         return {shard: self._rows(rows) for shard, rows in found.items()}
 
     def change(
-        self, connection: Connection, place: Place, found: Difference
+        self, connection: Connection, place: Place, found: CopyDifference
     ) -> None:
         """Write a difference to a shard."""
         # Delete first: a key that is spelled differently may be equal to a new
@@ -461,14 +461,14 @@ class Copies:
             values = [dict(zip(self._names, r, strict=True)) for r in some]
             _send(connection, place, Upsert(self._table), values)
 
-    def synchronize(self, place: Place) -> Difference:
+    def synchronize(self, place: Place) -> CopyDifference:
         """Make a copy equal to the source, in one transaction.
 
         :returns: the difference before the change.
         """
         return with_retries(place, lambda: self._synchronize(place))
 
-    def _synchronize(self, place: Place) -> Difference:
+    def _synchronize(self, place: Place) -> CopyDifference:
         with place.engine.connect() as connection:
             there = self.lock(connection, place)
             if place.engine is self.source.engine:
@@ -476,7 +476,7 @@ class Copies:
                 wanted = self.read(connection)
             else:
                 wanted = self.read_source()
-            found = Difference.between(there, wanted)
+            found = CopyDifference.between(there, wanted)
             if found:
                 self.change(connection, place, found)
                 connection.commit()
@@ -493,7 +493,7 @@ class Copies:
         return tuple_(*columns).in_(list(keys))
 
 
-def _options(plan: Plan) -> dict[str, Any]:
+def _options(plan: ExecutionPlan) -> dict[str, Any]:
     return {OPTION: plan, "schema_translate_map": TRANSLATE}
 
 
@@ -501,7 +501,7 @@ def _send(
     connection: Connection, place: Place, statement: Any, values: Any = None
 ) -> Any:
     return connection.execute(
-        statement, values, execution_options=_options(Plan((place,)))
+        statement, values, execution_options=_options(ExecutionPlan((place,)))
     )
 
 
@@ -558,7 +558,7 @@ def write(cls: Any, change: Change, places: Places) -> None:
     :raises ReferenceSizeError: if there would be too many rows.
     :raises ReferenceIncompleteError: if some shards were not written.
     """
-    copies = Copies(table_of(cls), places)
+    copies = ReferenceCopies(table_of(cls), places)
     try:
         with_retries(copies.source, lambda: _write_source(copies, change))
     except ServerUnreachableError as error:
@@ -584,13 +584,13 @@ def write(cls: Any, change: Change, places: Places) -> None:
         raise _incomplete(copies, whole) from next(iter(whole.errors.values()))
 
 
-def _write_source(copies: Copies, change: Change) -> None:
+def _write_source(copies: ReferenceCopies, change: Change) -> None:
     place = copies.source
     with place.engine.connect() as connection:
         there = copies.lock(connection, place)
         wanted = change(there)
         _check_size(copies.name, wanted)
-        found = Difference.between(there, wanted)
+        found = CopyDifference.between(there, wanted)
         copies.change(connection, place, found)
         if found.missing:
             _check_not_overwritten(
@@ -599,7 +599,7 @@ def _write_source(copies: Copies, change: Change) -> None:
         connection.commit()
 
 
-def _on_server(copies: Copies, shards: Sequence[Place]) -> _Outcome:
+def _on_server(copies: ReferenceCopies, shards: Sequence[Place]) -> _Outcome:
     outcome = _Outcome()
     for index, place in enumerate(shards, 1):
         try:
@@ -615,7 +615,9 @@ def _on_server(copies: Copies, shards: Sequence[Place]) -> _Outcome:
     return outcome
 
 
-def _incomplete(copies: Copies, outcome: _Outcome) -> ReferenceIncompleteError:
+def _incomplete(
+    copies: ReferenceCopies, outcome: _Outcome
+) -> ReferenceIncompleteError:
     return ReferenceIncompleteError(
         reference=copies.name,
         keyspace=copies.keyspace.name,

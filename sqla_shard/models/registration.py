@@ -35,7 +35,6 @@ from sqla_shard.exc import ClaimLostError
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import KeyNotHeldError
 from sqla_shard.exc import KeyPendingError
-from sqla_shard.models.lookup_claims import Call
 from sqla_shard.models.lookup_claims import calls_of
 from sqla_shard.models.lookup_claims import check_older
 from sqla_shard.models.lookup_claims import Claim
@@ -44,6 +43,7 @@ from sqla_shard.models.lookup_claims import give_key
 from sqla_shard.models.lookup_claims import leave_calls
 from sqla_shard.models.lookup_claims import LIFETIME
 from sqla_shard.models.lookup_claims import Made
+from sqla_shard.models.lookup_claims import PendingCall
 from sqla_shard.models.lookup_claims import place_of
 from sqla_shard.models.lookup_claims import release
 from sqla_shard.models.lookup_claims import undo_call
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Saga",
-    "Step",
+    "SagaStep",
     "async_change",
     "async_sign_up",
     "change",
@@ -78,7 +78,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class SagaStep:
     """A transaction of a saga.
 
     :ivar function: runs in the transaction; takes the session.
@@ -95,13 +95,13 @@ class Step:
 
 
 #: A generator that yields the next step, and receives its result or error.
-Saga = Generator[Step, Any, T]
+Saga = Generator[SagaStep, Any, T]
 
 
 def run(cluster: Cluster, saga: Saga[T]) -> T:
     """Run a saga, and return its result."""
 
-    async def execute(step: Step) -> Any:
+    async def execute(step: SagaStep) -> Any:
         return cluster.run(step.function, **step.options)
 
     # The coroutine awaits nothing, and therefore ends with the first send().
@@ -119,7 +119,7 @@ async def run_awaited(cluster: Cluster, saga: Saga[T]) -> T:
     async def in_session(session: Any, function: Callable[..., Any]) -> Any:
         return await session.run_sync(function)
 
-    async def execute(step: Step) -> Any:
+    async def execute(step: SagaStep) -> Any:
         return await cluster.async_run(
             in_session, step.function, **step.options
         )
@@ -128,9 +128,9 @@ async def run_awaited(cluster: Cluster, saga: Saga[T]) -> T:
 
 
 async def _each_step(
-    saga: Saga[T], execute: Callable[[Step], Awaitable[Any]]
+    saga: Saga[T], execute: Callable[[SagaStep], Awaitable[Any]]
 ) -> T:
-    advance: Callable[[], Step] = partial(next, saga)
+    advance: Callable[[], SagaStep] = partial(next, saga)
     try:
         while True:
             step = advance()
@@ -147,7 +147,7 @@ async def _each_step(
 
 def retried_once(function: Callable[..., T]) -> Saga[T]:
     """Run an idempotent step; retry it once if its outcome is unknown."""
-    step = Step(function=function)
+    step = SagaStep(function=function)
     try:
         done: T = yield step
     except CommitUnknownError:
@@ -258,7 +258,7 @@ def _sign_up_saga(
             claiming = partial(_claim, cls, key, token, lifetime)
             claims.append((yield from retried_once(claiming)))
         creating = partial(_create, create, claims, undo)
-        made: Made = yield Step(
+        made: Made = yield SagaStep(
             function=creating, key=f"sign-up {token_hex()}"
         )
     except CommitUnknownError:
@@ -347,7 +347,7 @@ def _confirm_claims(
     """
     one = claims[0]
     try:
-        rows = yield Step(function=partial(_rows, claims))
+        rows = yield SagaStep(function=partial(_rows, claims))
         for one, row in zip(claims, rows, strict=True):
             if row is None or row.target_id != made.target_id:
                 # The operation may not have run: the time for operations after
@@ -464,7 +464,7 @@ class _NewKey:
 
     key: str
     was_held: bool
-    old: list[Call]
+    old: list[PendingCall]
 
 
 def _change_saga(
@@ -483,7 +483,7 @@ def _change_saga(
         return
     switching = partial(_switch, cls, switch, target_id, new.old)
     try:
-        yield Step(function=switching, key=f"change of key {token_hex()}")
+        yield SagaStep(function=switching, key=f"change of key {token_hex()}")
     except CommitUnknownError:
         # Keep both rows: the object may contain the new key already.
         raise
@@ -528,7 +528,7 @@ def _acquire(
     give_key(table, form, target_id, token)
     before = held.pop(form.text, None)
     calls = [
-        Call.on(
+        PendingCall.on(
             session,
             "release",
             cls,
@@ -551,7 +551,7 @@ def _switch(
     cls: Any,
     switch: Callable[[ShardSession], Any],
     target_id: int,
-    old: Sequence[Call],
+    old: Sequence[PendingCall],
     session: ShardSession,
 ) -> None:
     switch(session)

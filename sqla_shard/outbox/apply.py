@@ -37,7 +37,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import IntegrityError
 
 from sqla_shard.dialects import Failure
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import short
 from sqla_shard.exc import OperationDefinitionError
@@ -410,7 +410,7 @@ def _apply(
             "shard_id": place.shard_id,
             "home_keyspace": keyspace,
             "home_shard": shard_id,
-            "applied_at": Moment(),
+            "applied_at": ServerTime(),
         }
         try:
             session.execute(
@@ -503,7 +503,7 @@ _FAILED = (
     .values(
         error=bindparam("the_error"),
         attempts=bindparam("the_attempts"),
-        due_at=Moment(_later),
+        due_at=ServerTime(_later),
     )
 )
 

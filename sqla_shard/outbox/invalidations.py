@@ -41,7 +41,7 @@ from sqlalchemy import type_coerce
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard import exc
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine import by_server
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import describe_unread
@@ -116,7 +116,7 @@ _SIZE = select(
     OUTBOX.c.region,
     func.count().label("rows"),
     type_coerce(func.min(OUTBOX.c.created_at), UTCTimestamp()).label("made"),
-    Moment().label("now"),
+    ServerTime().label("now"),
 ).group_by(OUTBOX.c.shard_id, OUTBOX.c.region)
 
 _one = OUTBOX.alias("one")
@@ -229,7 +229,7 @@ _INSERT = insert(OUTBOX).values(
     region=bindparam("region"),
     cache_key=bindparam("cache_key"),
     shard_id=bindparam("shard_id"),
-    created_at=Moment(),
+    created_at=ServerTime(),
 )
 
 
@@ -394,7 +394,7 @@ _PAGE = (
         OUTBOX.c.region,
         OUTBOX.c.cache_key,
         MADE.label("made"),
-        Moment().label("now"),
+        ServerTime().label("now"),
     )
     .order_by(OUTBOX.c.created_at, OUTBOX.c.token)
     .limit(bindparam("batch"))

@@ -22,7 +22,7 @@ from sqlalchemy import BigInteger
 from sqlalchemy import bindparam
 from sqlalchemy import insert
 
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import OperationArgumentError
 from sqla_shard.exc import OperationDefinitionError
@@ -58,8 +58,8 @@ _INSERT = insert(INTENTS).values(
     home_shard=bindparam("home_shard"),
     keyspace=bindparam("keyspace"),
     shard_id=bindparam("shard_id"),
-    created_at=Moment(),
-    due_at=Moment(bindparam("lease", type_=BigInteger())),
+    created_at=ServerTime(),
+    due_at=ServerTime(bindparam("lease", type_=BigInteger())),
     attempts=0,
 )
 

@@ -28,7 +28,7 @@ from sqlalchemy import type_coerce
 from sqlalchemy import update
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.unread import complete
 from sqla_shard.engine.unread import describe_unread
 from sqla_shard.engine.unread import short
@@ -156,7 +156,7 @@ class PendingCount:
         )
 
 
-_due = type_coerce(INTENTS.c.due_at <= Moment(), Boolean())
+_due = type_coerce(INTENTS.c.due_at <= ServerTime(), Boolean())
 _COLUMNS = [
     c
     if c.name not in ("created_at", "due_at")
@@ -175,7 +175,7 @@ _COUNTS = select(
     func.count().label("count"),
     func.count(INTENTS.c.error).label("failed"),
     type_coerce(func.min(INTENTS.c.created_at), UTCTimestamp()).label("made"),
-    Moment().label("now"),
+    ServerTime().label("now"),
 ).group_by(INTENTS.c.operation)
 
 
@@ -406,11 +406,11 @@ _TAKE = (
         INTENTS.c.attempts == bindparam("the_attempts"),
     )
     .values(
-        due_at=Moment(bindparam("lease", type_=BigInteger())),
+        due_at=ServerTime(bindparam("lease", type_=BigInteger())),
         attempts=INTENTS.c.attempts + 1,
     )
 )
-_TAKE_DUE = _TAKE.where(INTENTS.c.due_at <= Moment())
+_TAKE_DUE = _TAKE.where(INTENTS.c.due_at <= ServerTime())
 
 
 def _take_and_apply(
@@ -459,7 +459,7 @@ def _take(
 
 # -- tokens of applied operations
 
-_is_old = APPLIED.c.applied_at <= Moment(
+_is_old = APPLIED.c.applied_at <= ServerTime(
     bindparam("since", type_=BigInteger())
 )
 #: Selects the number of a shard that has old tokens.

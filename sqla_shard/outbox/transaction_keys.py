@@ -53,11 +53,11 @@ from sqlalchemy import select
 from sqlalchemy import type_coerce
 from sqlalchemy.exc import IntegrityError
 
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine import by_server
+from sqla_shard.engine import ExecutionPlan
 from sqla_shard.engine import OPTION
 from sqla_shard.engine import Places
-from sqla_shard.engine import Plan
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.rendering import TRANSLATE
 from sqla_shard.engine.unread import complete
@@ -83,8 +83,8 @@ __all__ = [
     "MINUTE",
     "CommittedKey",
     "HalfCommit",
-    "Part",
     "Token",
+    "TransactionPart",
     "encode_key",
     "find_halves",
     "find_key",
@@ -122,7 +122,7 @@ def encode_key(key: object) -> bytes:
     return found
 
 
-class Part(NamedTuple):
+class TransactionPart(NamedTuple):
     """The row of one server of a transaction that writes several.
 
     :ivar key: the key of the transaction.
@@ -156,7 +156,7 @@ class Part(NamedTuple):
         return b"".join((prefix, self.attempt, *numbers, key))
 
     @classmethod
-    def decode(cls, token: bytes) -> Part:
+    def decode(cls, token: bytes) -> TransactionPart:
         """Return the part of a row."""
         middle = len(_MARK) + TOKEN_BYTES
         numbers = token[middle:_HEAD]
@@ -230,7 +230,7 @@ class Token:
         attempt = token_bytes(TOKEN_BYTES)
         total = 1 + len(others)
         parts = [
-            Part(self._key, attempt, number, total).encode()
+            TransactionPart(self._key, attempt, number, total).encode()
             for number in range(total if others else 0)
         ]
         self._mark = parts[0] if parts else _MARK + attempt
@@ -303,7 +303,10 @@ def _forget_on(place: Place, older_than: timedelta, batch: int) -> int:
     count = 0
     with place.engine.connect() as root:
         connection = root.execution_options(
-            **{OPTION: Plan((place,)), "schema_translate_map": TRANSLATE}
+            **{
+                OPTION: ExecutionPlan((place,)),
+                "schema_translate_map": TRANSLATE,
+            }
         )
         # Use the clock of the server, as created_at does.
         now: datetime | None = connection.scalar(
@@ -441,7 +444,9 @@ class HalfCommit:
         )
 
 
-_PARTS = select(TOKENS.c.token, _MADE, Moment().label("now")).where(IS_PART)
+_PARTS = select(TOKENS.c.token, _MADE, ServerTime().label("now")).where(
+    IS_PART
+)
 
 
 def find_halves(
@@ -466,12 +471,12 @@ def halves_on_all(
     :raises ValueError: if the age is not valid.
     """
     check_age("older_than", older_than)
-    attempts: dict[bytes, dict[int, tuple[Part, Place, Any]]] = {}
+    attempts: dict[bytes, dict[int, tuple[TransactionPart, Place, Any]]] = {}
     rows, unread = scan(cluster, partial(_read, _PARTS))
     if unread:
         return [], unread
     for place, row in rows:
-        part = Part.decode(row.token)
+        part = TransactionPart.decode(row.token)
         its = attempts.setdefault(part.attempt, {})
         its[part.number] = part, place, row
     found = []
@@ -487,7 +492,9 @@ def halves_on_all(
 
 
 def _half(
-    part: Part, its: Mapping[int, tuple[Part, Place, Any]], made: datetime
+    part: TransactionPart,
+    its: Mapping[int, tuple[TransactionPart, Place, Any]],
+    made: datetime,
 ) -> HalfCommit:
     committed = tuple(
         WrittenShard(

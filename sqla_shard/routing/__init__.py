@@ -22,7 +22,7 @@ from sqla_shard.routing.router import keyspace_of
 from sqla_shard.routing.router import locate
 from sqla_shard.routing.router import refusal_of
 from sqla_shard.routing.router import route
-from sqla_shard.routing.router import Shape
+from sqla_shard.routing.router import RoutingShape
 from sqla_shard.routing.router import shape_of
 from sqla_shard.routing.router import Spread
 from sqla_shard.routing.specs import ANY_VALUE
@@ -46,7 +46,7 @@ __all__ = [
     "ANY_VALUE",
     "Colocation",
     "Decision",
-    "Shape",
+    "RoutingShape",
     "Spread",
     "Supposition",
     "TableSpec",

@@ -74,8 +74,8 @@ from sqla_shard.routing.sources import Derived
 from sqla_shard.routing.sources import form_of
 from sqla_shard.routing.sources import Leaf
 from sqla_shard.routing.sources import Level
-from sqla_shard.routing.sources import Problem
 from sqla_shard.routing.sources import tie
+from sqla_shard.routing.sources import UnsupportedConstruct
 from sqla_shard.routing.specs import kind_of
 from sqla_shard.types import IdType
 from sqla_shard.util import sqlalchemy_private as private
@@ -207,7 +207,7 @@ class Reader:
         self.shown: list[Block] = []
         self.top: list[Leaf] = []
         self.assigned: list[Condition] = []
-        self.problems: list[Problem] = []
+        self.problems: list[UnsupportedConstruct] = []
         self.single_shard_problems: list[str] = []
         self._counts = counted_select(statement) is not None
         if isinstance(statement, SelectBase):
@@ -572,7 +572,9 @@ class Reader:
     def _refuse(
         self, construct: str, message: str, *, is_unreadable: bool = False
     ) -> None:
-        self.problems.append(Problem(construct, message, is_unreadable))
+        self.problems.append(
+            UnsupportedConstruct(construct, message, is_unreadable)
+        )
 
 
 def _under(source: Any) -> Any:

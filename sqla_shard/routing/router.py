@@ -50,7 +50,7 @@ from sqla_shard.routing.sources import are_incomparable
 from sqla_shard.routing.sources import form_of
 from sqla_shard.routing.sources import groups_of
 from sqla_shard.routing.sources import Leaf
-from sqla_shard.routing.sources import Problem
+from sqla_shard.routing.sources import UnsupportedConstruct
 from sqla_shard.routing.specs import kind_of
 from sqla_shard.routing.specs import spec_of
 from sqla_shard.routing.specs import supposed
@@ -62,9 +62,9 @@ from sqla_shard.util import sqlalchemy_private as private
 __all__ = [
     "ALONE",
     "Decision",
-    "Group",
-    "Shape",
+    "RoutingShape",
     "Spread",
+    "TableGroup",
     "check",
     "check_mergeable",
     "keyspace_of",
@@ -95,7 +95,7 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class TableGroup:
     """Tables that are tied to one another, and the condition on their ids.
 
     :ivar cut: the clause of a subquery, such as LIMIT, that conditions
@@ -108,7 +108,7 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class RoutingShape:
     """The routing of a form of statement, for any values.
 
     :ivar tables: all tables, at any depth.
@@ -124,8 +124,8 @@ class Shape:
     """
 
     tables: tuple[Any, ...] = ()
-    groups: tuple[Group, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    groups: tuple[TableGroup, ...] = ()
+    problems: tuple[UnsupportedConstruct, ...] = ()
     single_shard_problems: tuple[str, ...] = ()
     assigned: tuple[Condition, ...] = ()
     settable: tuple[tuple[str, IdType], ...] = ()
@@ -134,10 +134,10 @@ class Shape:
     constant: bool = False
 
 
-_shapes: LRUCache[Any, Shape] = LRUCache(1000)
+_shapes: LRUCache[Any, RoutingShape] = LRUCache(1000)
 
 
-def shape_of(statement: Any) -> tuple[Any, Shape]:
+def shape_of(statement: Any) -> tuple[Any, RoutingShape]:
     """Return the bind parameters of a statement, and its shape.
 
     :raises NoShardKeyError: if it contains an INSERT.
@@ -150,7 +150,7 @@ def shape_of(statement: Any) -> tuple[Any, Shape]:
         statement = statement.element
     if isinstance(statement, TextClause):
         if not shown and constant(statement) is not None:
-            return (), Shape(constant=True)
+            return (), RoutingShape(constant=True)
         return (), _textual(shown)
     key = private.cache_key(statement)
     if key is None:
@@ -173,7 +173,7 @@ def _binds_of(statement: Any) -> list[Any]:
     ]
 
 
-def _textual(shown: tuple[Any, ...]) -> Shape:
+def _textual(shown: tuple[Any, ...]) -> RoutingShape:
     """Return the shape of SQL text whose rows are loaded as mapped classes."""
     tables = [
         table
@@ -182,19 +182,19 @@ def _textual(shown: tuple[Any, ...]) -> Shape:
         if isinstance(table, TableClause)
     ]
     groups = [
-        Group(names=(table.name,), condition=None, cut=None)
+        TableGroup(names=(table.name,), condition=None, cut=None)
         for table in tables
         if spec_of(table).kind != "global"
     ]
     # The text may contain LIMIT, aggregates and the like.
-    return Shape(
+    return RoutingShape(
         tables=tuple(tables),
         groups=tuple(groups),
         single_shard_problems=("SQL as text",),
     )
 
 
-def _read(statement: Any, binds: Any) -> Shape:
+def _read(statement: Any, binds: Any) -> RoutingShape:
     if getattr(statement, "is_insert", False):
         raise NoShardKeyError(
             "an INSERT inside another statement does not determine its "
@@ -209,7 +209,7 @@ def _read(statement: Any, binds: Any) -> Shape:
         single += _without_from(statement, reader)
     if groups and any(_repeats(block.leaves) for block in reader.shown):
         single.append(ALONE)
-    return Shape(
+    return RoutingShape(
         tables=tuple(leaf.table for leaf in reader.leaves),
         groups=groups,
         problems=tuple(reader.problems),
@@ -279,7 +279,9 @@ def _settable(statement: Any) -> Iterator[tuple[str, IdType]]:
                 yield column.key, kind
 
 
-def _groups(reader: Reader, bind_index: Mapping[str, int]) -> Iterator[Group]:
+def _groups(
+    reader: Reader, bind_index: Mapping[str, int]
+) -> Iterator[TableGroup]:
     """Yield the tables that determine the shards, with their conditions."""
     conditions = ConditionReader(reader.blocks, bind_index)
     sharded = [
@@ -288,7 +290,7 @@ def _groups(reader: Reader, bind_index: Mapping[str, int]) -> Iterator[Group]:
         if spec_of(leaf.table).kind != "global" and not leaf.is_copied
     ]
     for members in groups_of(sharded):
-        yield Group(
+        yield TableGroup(
             names=tuple(dict.fromkeys(leaf.name for leaf in members)),
             condition=conditions.read(members),
             cut=next((m.level.cut for m in members if m.level.cut), None),
@@ -376,7 +378,7 @@ def locate(
     return _decide(binds, shape, parameters, places, scatter)
 
 
-def refusal_of(shape: Shape, places: Places) -> ShardError | None:
+def refusal_of(shape: RoutingShape, places: Places) -> ShardError | None:
     """Return the error that a form of statement raises for any values.
 
     :returns: None if it depends on the values, or there is none.
@@ -396,7 +398,11 @@ def refusal_of(shape: Shape, places: Places) -> ShardError | None:
 
 
 def _decide(
-    binds: Any, shape: Shape, parameters: Any, places: Places, scatter: bool
+    binds: Any,
+    shape: RoutingShape,
+    parameters: Any,
+    places: Places,
+    scatter: bool,
 ) -> Decision:
     if shape.constant:
         known = places.topology.keyspaces.values()
@@ -474,12 +480,14 @@ def check(statement: Any) -> None:
     _raise(_problems_on_any_shard(shape))
 
 
-def _problems_on_any_shard(shape: Shape) -> Iterator[Problem]:
+def _problems_on_any_shard(
+    shape: RoutingShape,
+) -> Iterator[UnsupportedConstruct]:
     """Yield the problems that a statement has even if the shard is given."""
     return (problem for problem in shape.problems if not problem.is_unreadable)
 
 
-def _inserted(statement: Any, select: Any) -> Iterator[Problem]:
+def _inserted(statement: Any, select: Any) -> Iterator[UnsupportedConstruct]:
     """Find ids in the wrong form in INSERT .. FROM SELECT."""
     for name, shown in zip(
         private.select_names(statement) or (),
@@ -490,14 +498,14 @@ def _inserted(statement: Any, select: Any) -> Iterator[Problem]:
         if column is not None and are_incomparable(
             form_of(column), form_of(shown)
         ):
-            yield Problem(
+            yield UnsupportedConstruct(
                 f"INSERT INTO {column}",
                 f"{column} and {shown} hold ids in different forms; "
                 "full_id() returns the whole id",
             )
 
 
-def _raise(problems: Iterable[Problem]) -> None:
+def _raise(problems: Iterable[UnsupportedConstruct]) -> None:
     for problem in problems:
         raise UnsupportedStatementError(
             problem.message, construct=problem.construct
@@ -505,7 +513,7 @@ def _raise(problems: Iterable[Problem]) -> None:
 
 
 def _shards(
-    shape: Shape, value: Values, scatter: bool, keyspace: Keyspace
+    shape: RoutingShape, value: Values, scatter: bool, keyspace: Keyspace
 ) -> frozenset[int] | None:
     """Return the shards that the conditions determine; None for all."""
     union: frozenset[int] = frozenset()
@@ -522,7 +530,7 @@ def _shards(
 
 
 def _reason(
-    shape: Shape, value: Values, scattered: bool, shard_id: int
+    shape: RoutingShape, value: Values, scattered: bool, shard_id: int
 ) -> str:
     """Return why a statement is sent to a shard, with the values."""
     if scattered:
@@ -535,12 +543,12 @@ def _reason(
     return " and ".join(filter(None, reasons))
 
 
-def _why(shape: Shape) -> str:
+def _why(shape: RoutingShape) -> str:
     return " and ".join(str(group.condition) for group in shape.groups)
 
 
 def _check_assigned(
-    shape: Shape,
+    shape: RoutingShape,
     value: Values,
     given: Mapping[str, Any],
     shards: Iterable[int],
@@ -569,7 +577,7 @@ def _check_stays(what: str, target: Set[int] | None, shards: Set[int]) -> None:
 
 
 def _no_shard_key(
-    group: Group, shape: Shape, keyspace: Keyspace
+    group: TableGroup, shape: RoutingShape, keyspace: Keyspace
 ) -> NoShardKeyError:
     names = ", ".join(map(repr, group.names))
     if keyspace.kind == "mod":
@@ -623,7 +631,7 @@ _INSTEAD = {
 }
 
 
-def check_mergeable(shape: Shape) -> None:
+def check_mergeable(shape: RoutingShape) -> None:
     """Refuse a statement whose rows of several shards cannot be merged.
 
     :raises ScatterUnsupportedError: if there is no correct merge.
@@ -645,7 +653,7 @@ def check_mergeable(shape: Shape) -> None:
 
 
 def _slots(
-    shape: Shape, binds: Any, given: Mapping[str, Any]
+    shape: RoutingShape, binds: Any, given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the lists of ids that are given by name, each as one parameter.
 

@@ -46,7 +46,7 @@ __all__ = [
     "Derived",
     "Leaf",
     "Level",
-    "Problem",
+    "UnsupportedConstruct",
     "are_incomparable",
     "check",
     "check_columns",
@@ -61,7 +61,7 @@ _ID_FUNCTIONS = frozenset({"count", "max", "min"})
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class UnsupportedConstruct:
     """A construct whose answer would be wrong, and what to write instead.
 
     :ivar is_unreadable: whether it only prevents the router from finding the
@@ -95,7 +95,7 @@ def are_incomparable(one: str | None, other: str | None) -> bool:
     return _is_local(one) or _is_local(other)
 
 
-def check(element: Any) -> Problem | None:
+def check(element: Any) -> UnsupportedConstruct | None:
     """Return the problem of one node of an expression, or None."""
     if isinstance(element, BinaryExpression):
         return _comparison(element)
@@ -109,11 +109,11 @@ def check(element: Any) -> Problem | None:
     return None
 
 
-def check_columns(columns: Iterator[Any]) -> Problem | None:
+def check_columns(columns: Iterator[Any]) -> UnsupportedConstruct | None:
     """Return the problem of the columns of a SELECT, or None."""
     for column in columns:
         if isinstance(column, BindParameter) and _is_local(form_of(column)):
-            return Problem(
+            return UnsupportedConstruct(
                 str(column),
                 "an id given as a value cannot be shown as a column of type "
                 f"{column.type!r}: on other shards it has no local id; select "
@@ -122,7 +122,7 @@ def check_columns(columns: Iterator[Any]) -> Problem | None:
     return None
 
 
-def _comparison(clause: BinaryExpression[Any]) -> Problem | None:
+def _comparison(clause: BinaryExpression[Any]) -> UnsupportedConstruct | None:
     if composed(clause) is not None:
         return None
     for left, right in _pairs(clause):
@@ -170,7 +170,7 @@ def _parts(element: Any) -> list[Any]:
     return [element]
 
 
-def _function(element: Any) -> Problem | None:
+def _function(element: Any) -> UnsupportedConstruct | None:
     name = str(getattr(element, "name", "a function"))
     arguments = list(element.clauses)
     given = [one for one in arguments if _is_local(form_of(one))]
@@ -180,7 +180,7 @@ def _function(element: Any) -> Problem | None:
     return _alone(name, given[0])
 
 
-def _case(element: Case[Any]) -> Problem | None:
+def _case(element: Case[Any]) -> UnsupportedConstruct | None:
     results = [result for _, result in element.whens]
     if element.else_ is not None:
         results.append(element.else_)
@@ -190,7 +190,7 @@ def _case(element: Case[Any]) -> Problem | None:
         if form is not None and (
             are_incomparable(form, own) or _is_local_id_parameter(result, form)
         ):
-            return Problem(
+            return UnsupportedConstruct(
                 "case()",
                 f"case() returns {result} and other values; write full_id() "
                 "for each that is an id",
@@ -217,7 +217,7 @@ def _is_local(form: str | None) -> bool:
 
 def _comparison_problem(
     left: Any, right: Any, one: str | None, other: str | None
-) -> Problem:
+) -> UnsupportedConstruct:
     if not _is_local(one):
         left, right, one, other = right, left, other, one
     if _is_local(other):
@@ -235,14 +235,14 @@ def _comparison_problem(
             "session.get_many(), or with the rows of a mapping class, by "
             "page(session, source_id, targets=True)"
         )
-    return Problem(
+    return UnsupportedConstruct(
         f"{left} and {right}",
         f"{left} holds local ids and cannot be compared with {right}: {how}",
     )
 
 
-def _alone(name: str, column: Any) -> Problem:
-    return Problem(
+def _alone(name: str, column: Any) -> UnsupportedConstruct:
+    return UnsupportedConstruct(
         f"{name}()",
         f"{name}({column}) would see the local id alone; use "
         f"full_id({column})",

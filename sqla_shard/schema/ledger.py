@@ -59,8 +59,8 @@ __all__ = [
     "STARTED",
     "UNDONE",
     "VERSION_TABLE",
+    "DatabaseMark",
     "Entry",
-    "Mark",
     "begin_mark",
     "changed_tables",
     "creating_own_tables",
@@ -331,7 +331,7 @@ _IS_MARK = LEDGER.c.direction == _DIRECTION
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class DatabaseMark:
     """The mark of a database that provision has created.
 
     :ivar epoch: epoch of the topology, such as ``"epoch 2"``.
@@ -343,7 +343,7 @@ class Mark:
     rows: Mapping[str, int] | None
 
 
-def read_marks(shards: Sequence[Shard]) -> dict[int, Mark]:
+def read_marks(shards: Sequence[Shard]) -> dict[int, DatabaseMark]:
     """Return the marks of databases that share an engine, by shard."""
     place = shards[0].place
     found = place.backend.ddl.read_table(
@@ -354,7 +354,7 @@ def read_marks(shards: Sequence[Shard]) -> dict[int, Mark]:
         f"direction = '{_DIRECTION}'",
     )
     return {
-        shard.shard_id: Mark(
+        shard.shard_id: DatabaseMark(
             epoch=epoch, rows=json.loads(rows) if state == FINISHED else None
         )
         for shard in shards

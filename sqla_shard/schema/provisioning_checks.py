@@ -37,8 +37,8 @@ from sqla_shard.exc import SchemaError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.outbox.tables import PREFIX
+from sqla_shard.schema.ledger import DatabaseMark
 from sqla_shard.schema.ledger import finish_mark
-from sqla_shard.schema.ledger import Mark
 from sqla_shard.schema.ledger import read_marks
 from sqla_shard.schema.ledger import written_since
 from sqla_shard.schema.reports import Outcome
@@ -537,7 +537,7 @@ def _unprovisioned(names: Collection[str]) -> str | None:
     )
 
 
-def _unexpected_rows(mark: Mark, tables: Sequence[str]) -> str | None:
+def _unexpected_rows(mark: DatabaseMark, tables: Sequence[str]) -> str | None:
     if not tables:
         return None
     return (

@@ -18,8 +18,8 @@ from sqlalchemy import Connection
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from sqla_shard.engine import ExecutionPlan
 from sqla_shard.engine import OPTION
-from sqla_shard.engine import Plan
 from sqla_shard.engine import Scatter
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.rendering import TRANSLATE
@@ -56,7 +56,9 @@ class ShardView(Connection):
 
     __slots__ = ("_shard_id", "_shard_options")
 
-    def __init__(self, root: Connection, place: Place, plan: Plan) -> None:
+    def __init__(
+        self, root: Connection, place: Place, plan: ExecutionPlan
+    ) -> None:
         # One dictionary for both: SQLAlchemy sets attributes such as the
         # nested transaction on either of them.
         object.__setattr__(self, "__dict__", root.__dict__)
@@ -82,7 +84,7 @@ class ShardView(Connection):
             return super().scalar(*args, **kwargs)
 
 
-def bind_to(root: Connection, plan: Plan) -> None:
+def bind_to(root: Connection, plan: ExecutionPlan) -> None:
     """Use a plan for statements on a connection that have no own plan."""
     root._execution_options = root._execution_options.union(
         {OPTION: plan, "schema_translate_map": TRANSLATE}
@@ -154,7 +156,7 @@ def connect(
     limits: Scatter | None,
     *,
     scattered: bool = False,
-) -> Plan:
+) -> ExecutionPlan:
     """Return the plan of a statement, with a connection to each server.
 
     :param places: the shards of the statement.
@@ -204,7 +206,7 @@ def connect(
     reached = places
     if errors:
         reached = [place for place in places if place.engine in found]
-    made = Plan(
+    made = ExecutionPlan(
         reached,
         [found[place.engine] for place in reached],
         session.log.wrote,

@@ -48,15 +48,15 @@ from sqla_shard.exc import InvalidIdError
 from sqla_shard.types import IdType
 
 if TYPE_CHECKING:
-    from sqla_shard.session.scatter_pages import Key
+    from sqla_shard.session.scatter_pages import PageKey
 
 __all__ = [
     "BRANCHES",
     "MOST_BYTES",
     "MOST_ROWS",
     "BookmarkValueError",
-    "Mark",
     "Page",
+    "PagePosition",
     "Seal",
     "Subject",
     "bookmark_text",
@@ -344,7 +344,7 @@ class BookmarkValueError(ValueError):
 
 
 @dataclass(frozen=True)
-class Mark:
+class PagePosition:
     """The position of a page.
 
     :ivar values: values of the row after which the page begins; empty if
@@ -445,7 +445,7 @@ _SQLITE = frozenset("ifs")
 
 def pack(
     values: Sequence[Any],
-    keys: Sequence[Key],
+    keys: Sequence[PageKey],
     dialect: Dialect,
     *,
     back: bool,
@@ -473,7 +473,9 @@ def pack(
     return payload
 
 
-def unpack(payload: bytes, keys: Sequence[Key], dialect: Dialect) -> Mark:
+def unpack(
+    payload: bytes, keys: Sequence[PageKey], dialect: Dialect
+) -> PagePosition:
     """Return the position in a payload of :func:`pack`.
 
     :raises BookmarkValueError: if the payload is not valid.
@@ -487,7 +489,7 @@ def unpack(payload: bytes, keys: Sequence[Key], dialect: Dialect) -> Mark:
         _value(tag, text, key, dialect)
         for (tag, text), key in zip(parts, keys, strict=bool(parts))
     ]
-    return Mark(values, payload[:1] == _BACK)
+    return PagePosition(values, payload[:1] == _BACK)
 
 
 def _tag(value: Any) -> str:
@@ -516,7 +518,7 @@ def _parts(payload: bytes) -> Iterator[tuple[str, str]]:
             raise BookmarkValueError from None
 
 
-def _value(tag: str, text: str, key: Key, dialect: Dialect) -> Any:
+def _value(tag: str, text: str, key: PageKey, dialect: Dialect) -> Any:
     """Return the value of a key from its encoded string.
 
     :raises BookmarkValueError: if the string is not a valid value.

@@ -58,9 +58,9 @@ from sqla_shard.routing import keyspace_of
 from sqla_shard.session.paging import bookmark_text
 from sqla_shard.session.paging import BookmarkValueError
 from sqla_shard.session.paging import check_limit
-from sqla_shard.session.paging import Mark
 from sqla_shard.session.paging import pack
 from sqla_shard.session.paging import Page
+from sqla_shard.session.paging import PagePosition
 from sqla_shard.session.paging import Subject
 from sqla_shard.session.paging import unpack
 from sqla_shard.types import ShardedId
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from sqla_shard.session.session import ShardSession
 
 __all__ = [
-    "Key",
+    "PageKey",
     "bare",
     "fingerprint",
     "scatter_page",
@@ -181,9 +181,9 @@ def scatter_page(
     if isinstance(statement, LambdaElement):
         statement = private.resolved(statement)
     keys = _keys(statement)
-    bookmarks = Bookmarks(session, statement, keys, parameters)
+    bookmarks = StatementBookmarks(session, statement, keys, parameters)
     count = len(statement.column_descriptions)
-    mark = Mark() if after is None else bookmarks.read_bookmark(after)
+    mark = PagePosition() if after is None else bookmarks.read_bookmark(after)
     if mark.back:
         keys = [replace(key, descending=not key.descending) for key in keys]
     made = statement.order_by(None).limit(limit + 1)
@@ -217,7 +217,7 @@ def scatter_page(
     return Page(items, onward, turned)
 
 
-class Bookmarks:
+class StatementBookmarks:
     """The bookmarks of a statement and its order.
 
     :ivar subject: the rows that the bookmarks belong to.
@@ -228,7 +228,7 @@ class Bookmarks:
         self,
         session: ShardSession,
         statement: Any,
-        keys: Sequence[Key],
+        keys: Sequence[PageKey],
         parameters: Any = None,
     ) -> None:
         self._keys = keys
@@ -248,7 +248,7 @@ class Bookmarks:
             ),
         )
 
-    def read_bookmark(self, bookmark: str) -> Mark:
+    def read_bookmark(self, bookmark: str) -> PagePosition:
         """Return the position in a bookmark.
 
         :raises InvalidBookmarkError: if the bookmark is not valid for the
@@ -290,7 +290,7 @@ class Bookmarks:
 
 
 def _bookmarked(
-    rows: Sequence[Any], at: int, count: int, keys: Sequence[Key]
+    rows: Sequence[Any], at: int, count: int, keys: Sequence[PageKey]
 ) -> Sequence[Any]:
     """Return the values of the row after which another page begins.
 
@@ -337,7 +337,7 @@ def _limits(statement: Any, limit: int) -> Scatter:
 
 
 @dataclass(frozen=True)
-class Key:
+class PageKey:
     """A value of ORDER BY.
 
     :ivar element: the expression.
@@ -375,7 +375,7 @@ class Key:
         return literal(value, self.value.type)
 
 
-def _keys(statement: Any) -> list[Key]:
+def _keys(statement: Any) -> list[PageKey]:
     """Return the keys that order the rows and are unique together.
 
     :raises ScatterUnsupportedError: if the statement cannot have pages.
@@ -391,7 +391,7 @@ def _keys(statement: Any) -> list[Key]:
         for table in _tables(source):
             for column in table.primary_key:
                 if not any(same(column, element) for element in named):
-                    keys.append(Key(column, descending, outer))
+                    keys.append(PageKey(column, descending, outer))
     return keys
 
 
@@ -431,7 +431,7 @@ def _refused(construct: str, instead: str) -> ScatterUnsupportedError:
     )
 
 
-def _key(ordering: Ordering, outer: bool) -> Key:
+def _key(ordering: Ordering, outer: bool) -> PageKey:
     element = ordering.element
     if ordering.nulls_last is not None:
         raise _refused(
@@ -452,7 +452,7 @@ def _key(ordering: Ordering, outer: bool) -> Key:
         # A FLOAT is returned with six digits; it is not equal to that number.
         element = element + literal_column("0E0", Float())
     nullable = outer or getattr(element, "nullable", True)
-    return Key(element, ordering.descending, nullable)
+    return PageKey(element, ordering.descending, nullable)
 
 
 def _tables(source: Any) -> Iterator[Any]:
@@ -481,13 +481,13 @@ def _described(statement: Any) -> str:
     )
 
 
-def _listed(keys: Sequence[Key]) -> str:
+def _listed(keys: Sequence[PageKey]) -> str:
     return ", ".join(
         f"{key.element}{' DESC' if key.descending else ''}" for key in keys
     )
 
 
-def _beyond(keys: Sequence[Key], values: Sequence[Any]) -> Any:
+def _beyond(keys: Sequence[PageKey], values: Sequence[Any]) -> Any:
     """Return the condition of the rows after the row with the values."""
     rest: Any = None
     for key, value in reversed(list(zip(keys, values, strict=True))):
@@ -505,13 +505,13 @@ def _beyond(keys: Sequence[Key], values: Sequence[Any]) -> Any:
     return and_(_from(first, value), rest)
 
 
-def _equal(key: Key, value: Any) -> Any:
+def _equal(key: PageKey, value: Any) -> Any:
     if value is None:
         return key.value.is_(None)
     return key.value == key.given(value)
 
 
-def _further(key: Key, value: Any) -> Any:
+def _further(key: PageKey, value: Any) -> Any:
     """Return the condition of the rows after a value, if there are any."""
     element = key.value
     if value is None:
@@ -523,7 +523,7 @@ def _further(key: Key, value: Any) -> Any:
     return element < key.given(value)
 
 
-def _from(key: Key, value: Any) -> Any:
+def _from(key: PageKey, value: Any) -> Any:
     element = key.value
     if not key.descending:
         return element >= key.given(value)

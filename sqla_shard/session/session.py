@@ -41,9 +41,9 @@ from sqlalchemy.orm import ORMExecuteState
 from sqlalchemy.orm import Session
 from sqlalchemy.orm import SessionTransaction
 
+from sqla_shard.engine import ExecutionPlan
 from sqla_shard.engine import Places
-from sqla_shard.engine import Plan
-from sqla_shard.engine import Watch
+from sqla_shard.engine import StatementReports
 from sqla_shard.engine.hooks import TRANSACTION_LOG
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ForkedSessionError
@@ -173,7 +173,7 @@ class ShardSession(ShardedSession):
         return self._log
 
     @property
-    def watch(self) -> Watch | None:
+    def watch(self) -> StatementReports | None:
         """The observers of the session's statements."""
         watch = self.cluster.watch
         return None if watch is None else replace(watch, session=self)
@@ -374,9 +374,11 @@ class ShardSession(ShardedSession):
             f"{place.shard_id} of {place.keyspace} is"
         )
 
-    def plan_for(self, place: Place, *, scattered: bool = False) -> Plan:
+    def plan_for(
+        self, place: Place, *, scattered: bool = False
+    ) -> ExecutionPlan:
         """Return the plan of a statement that the session has checked."""
-        return Plan(
+        return ExecutionPlan(
             (place,),
             (),
             self.log.wrote,
@@ -384,9 +386,9 @@ class ShardSession(ShardedSession):
             watch=self.watch,
         )
 
-    def _connection_plan(self, place: Place) -> Plan:
+    def _connection_plan(self, place: Place) -> ExecutionPlan:
         """Return the plan of statements that are executed on a connection."""
-        return Plan((place,), (), self._wrote, watch=self.watch)
+        return ExecutionPlan((place,), (), self._wrote, watch=self.watch)
 
     def _wrote(self, place: Place, what: str, table: Any = None) -> None:
         by_session = self._flushing or self.bulk is not None

@@ -7,7 +7,7 @@ sent, refuses a second shard, and reports after a failed COMMIT what has been
 committed where.  After Ctrl-C between two COMMITs, it logs the same report.
 
 With ``cross_shard="ordered"`` the servers commit in the order of
-:meth:`Written.in_order`:
+:meth:`WrittenShards.in_order`:
 
 1. servers with a shard of a keyspace of kind ``mod``, which hold lookups;
 2. servers with a global keyspace;
@@ -66,7 +66,7 @@ __all__ = [
     "ReadingLost",
     "Snapshot",
     "TransactionLog",
-    "Written",
+    "WrittenShards",
     "check_cross_shard",
     "connection_lost",
     "give_up",
@@ -126,11 +126,11 @@ class _Write:
     late: bool
 
 
-#: The state of a :class:`Written`, for :meth:`Written.restore`.
+#: The state of a :class:`WrittenShards`, for :meth:`WrittenShards.restore`.
 Snapshot = dict[tuple[str, int], _Write]
 
 
-class Written:
+class WrittenShards:
     """The shards that one transaction has written."""
 
     def __init__(self) -> None:
@@ -235,7 +235,7 @@ class Written:
 
 
 #: Rule for writes on several shards: not allowed (None); committed one server
-#: after another, in any order or in the order of :meth:`Written.in_order`; or
+#: after another, in any order or in that of :meth:`WrittenShards.in_order`; or
 #: one shard by the transaction, and others by operations of the outbox.
 CrossShard = Literal["logged", "ordered", "unordered"] | None
 _WAYS = (None, "logged", "ordered", "unordered")
@@ -300,7 +300,7 @@ class TransactionLog:
         self._places = places
         self._last = last
         self.first: tuple[Place, str] | None = None
-        self._written = Written()
+        self._written = WrittenShards()
         self._committed: list[Engine] = []
         self._committing: Engine | None = None
         self._savepoints: list[tuple[Any, Any]] = []

@@ -35,9 +35,9 @@ from sqla_shard.util import masking
 
 __all__ = [
     "MISSING",
+    "DocumentTable",
     "Draft",
     "ServerDraft",
-    "Table",
     "above",
     "brief",
     "in_document_order",
@@ -48,7 +48,7 @@ __all__ = [
 
 
 MISSING = object()
-"""Returned by :meth:`Table.get` for a missing key."""
+"""Returned by :meth:`DocumentTable.get` for a missing key."""
 
 # Names of keys in other systems, and in the short form.
 _SYNONYMS = {
@@ -93,7 +93,7 @@ def key_name(key: object) -> str:
     return masking.cut(name if name.isprintable() else repr(name[:81])[1:-1])
 
 
-class Table:
+class DocumentTable:
     """One table of a document.
 
     :param values: the table.
@@ -310,7 +310,7 @@ def parse(
     :param policy: the placeholders that the document may use.
     :param problems: list to which problems are appended.
     """
-    table = Table(document, place="", problems=problems)
+    table = DocumentTable(document, place="", problems=problems)
     table.refuse_others(("epoch", "resets", "keyspaces"))
     epoch = table.integer(
         "epoch",
@@ -336,12 +336,12 @@ def parse(
         return epoch, resets, []
     if not keyspaces:
         table.report("keyspaces", f"is empty; {remedy}")
-    inner = Table(keyspaces, place="keyspaces", problems=problems)
+    inner = DocumentTable(keyspaces, place="keyspaces", problems=problems)
     drafts = [_keyspace(inner, name, policy) for name in keyspaces]
     return epoch, resets, drafts
 
 
-def _count(table: Table, key: str) -> int | None:
+def _count(table: DocumentTable, key: str) -> int | None:
     """Return the number of an optional key."""
     remedy = "use 0 or more, or omit the key"
     number = table.integer(key, remedy=remedy)
@@ -351,7 +351,7 @@ def _count(table: Table, key: str) -> int | None:
     return number
 
 
-def _keyspace(parent: Table, name: object, policy: Policy) -> Draft:
+def _keyspace(parent: DocumentTable, name: object, policy: Policy) -> Draft:
     draft = Draft(place=parent.place_of(name), name=str(name))
     if not isinstance(name, str) or not _KEYSPACE_NAME.fullmatch(name):
         parent.report(
@@ -367,7 +367,7 @@ def _keyspace(parent: Table, name: object, policy: Policy) -> Draft:
             f"the keys {', '.join(_KEYSPACE_KEYS)}",
         )
         return draft
-    table = Table(values, place=draft.place, problems=parent.problems)
+    table = DocumentTable(values, place=draft.place, problems=parent.problems)
     table.refuse_others(_KEYSPACE_KEYS)
     draft.kind = _kind(table)
     draft.shards = _shards(table, draft.kind)
@@ -382,7 +382,7 @@ def _keyspace(parent: Table, name: object, policy: Policy) -> Draft:
     return draft
 
 
-def _id_layout(table: Table, kind: Kind | None) -> IdLayout | None:
+def _id_layout(table: DocumentTable, kind: Kind | None) -> IdLayout | None:
     given = table.get("id_layout")
     if given is MISSING:
         return DEFAULT_LAYOUT
@@ -400,7 +400,7 @@ def _id_layout(table: Table, kind: Kind | None) -> IdLayout | None:
             f"{{ {', '.join(f'{key} = ...' for key in _LAYOUT_KEYS)} }}",
         )
         return None
-    inner = Table(
+    inner = DocumentTable(
         given, place=table.place_of("id_layout"), problems=table.problems
     )
     # The time distinguishes the layouts.
@@ -419,7 +419,7 @@ def _id_layout(table: Table, kind: Kind | None) -> IdLayout | None:
         return None
 
 
-def _kind(table: Table) -> Kind | None:
+def _kind(table: DocumentTable) -> Kind | None:
     kinds: tuple[Kind, ...] = get_args(Kind)
     remedy = f"write one of {', '.join(map(repr, kinds))}"
     value = table.text("kind", remedy=remedy)
@@ -431,7 +431,7 @@ def _kind(table: Table) -> Kind | None:
     return None
 
 
-def _shards(table: Table, kind: Kind | None) -> int | None:
+def _shards(table: DocumentTable, kind: Kind | None) -> int | None:
     if kind == "global":
         if table.get("shards") is not MISSING:
             table.report(
@@ -450,7 +450,7 @@ def _shards(table: Table, kind: Kind | None) -> int | None:
 
 
 def _servers(
-    table: Table, kind: Kind | None, policy: Policy
+    table: DocumentTable, kind: Kind | None, policy: Policy
 ) -> list[ServerDraft] | None:
     remedy = f"give each server a table [[{table.place_of('servers')}]]"
     values = table.get("servers", remedy=remedy)
@@ -466,7 +466,7 @@ def _servers(
     for index, value in enumerate(values):
         key = f"servers[{index}]"
         if isinstance(value, Mapping):
-            inner = Table(
+            inner = DocumentTable(
                 value, place=table.place_of(key), problems=table.problems
             )
             drafts.append(_server(inner, kind, policy))
@@ -482,7 +482,9 @@ def _servers(
     return drafts
 
 
-def _server(table: Table, kind: Kind | None, policy: Policy) -> ServerDraft:
+def _server(
+    table: DocumentTable, kind: Kind | None, policy: Policy
+) -> ServerDraft:
     draft = ServerDraft(place=table.place)
     table.refuse_others(_SERVER_KEYS)
     name = table.text("name", remedy="give each server its own name")
@@ -512,7 +514,9 @@ def _server(table: Table, kind: Kind | None, policy: Policy) -> ServerDraft:
     return draft
 
 
-def _url(table: Table, key: str, remedy: str, policy: Policy) -> Url | None:
+def _url(
+    table: DocumentTable, key: str, remedy: str, policy: Policy
+) -> Url | None:
     text = table.text(key, remedy=remedy)
     if text is None:
         return None
@@ -522,7 +526,7 @@ def _url(table: Table, key: str, remedy: str, policy: Policy) -> Url | None:
     return url
 
 
-def _weight(table: Table) -> float | None:
+def _weight(table: DocumentTable) -> float | None:
     value = table.get("weight")
     if value is MISSING:
         return 1.0
@@ -542,7 +546,7 @@ def _weight(table: Table) -> float | None:
 
 
 def parse_ranges(
-    table: Table, key: str, draft: ServerDraft, *, is_required: bool
+    table: DocumentTable, key: str, draft: ServerDraft, *, is_required: bool
 ) -> None:
     """Read the ranges of a server into its draft.
 

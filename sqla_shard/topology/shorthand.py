@@ -25,13 +25,13 @@ from collections.abc import Mapping
 from sqla_shard.exc import Problem
 from sqla_shard.topology.parse import above
 from sqla_shard.topology.parse import brief
+from sqla_shard.topology.parse import DocumentTable
 from sqla_shard.topology.parse import key_name
 from sqla_shard.topology.parse import MISSING
 from sqla_shard.topology.parse import parse_ranges
 from sqla_shard.topology.parse import ServerDraft
-from sqla_shard.topology.parse import Table
 
-__all__ = ["DEFAULT_URL", "Places", "expand", "is_short"]
+__all__ = ["DEFAULT_URL", "FormPlaces", "expand", "is_short"]
 
 DEFAULT_URL = "mysql://${MYSQL_USER}:${MYSQL_PASSWORD}@{host}"
 """Template for URLs of bare hosts."""
@@ -53,7 +53,7 @@ def is_short(document: object) -> bool:
     )
 
 
-class Places:
+class FormPlaces:
     """Maps places of the full form to places of the short form."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Places:
 
 def expand(
     document: Mapping[object, object], *, url: str, problems: list[Problem]
-) -> tuple[dict[object, object], Places]:
+) -> tuple[dict[object, object], FormPlaces]:
     """Return the full form of a document in the short form.
 
     :param document: the short form.
@@ -92,13 +92,15 @@ def expand(
                 f"{DEFAULT_URL!r}",
             )
         )
-    places = Places()
+    places = FormPlaces()
     servers: list[object] = []
     highest = 0
     for name, entry in document.items():
         base = f"keyspaces.objects.servers[{len(servers)}]"
         if isinstance(entry, Mapping):
-            table = Table(entry, place=key_name(name), problems=problems)
+            table = DocumentTable(
+                entry, place=key_name(name), problems=problems
+            )
             for key, short in _FULL.items():
                 places.add(f"{base}.{key}", table.place_of(short))
             places.add(f"{base}.name", table.place)
@@ -116,7 +118,7 @@ def expand(
     return {"epoch": 0, "keyspaces": {"objects": keyspace}}, places
 
 
-def _server(table: Table, name: object, url: str) -> dict[str, object]:
+def _server(table: DocumentTable, name: object, url: str) -> dict[str, object]:
     table.refuse_others(_FULL.values())
     server = {"name": name}
     for key, short in _FULL.items():
@@ -134,6 +136,9 @@ def _highest(entry: Mapping[object, object]) -> int:
     """Return the highest shard of a server; 0 if it has no shards."""
     draft = ServerDraft(place="")
     parse_ranges(
-        Table(entry, place="", problems=[]), "range", draft, is_required=False
+        DocumentTable(entry, place="", problems=[]),
+        "range",
+        draft,
+        is_required=False,
     )
     return max((item.last for _, item in draft.ranges), default=0)

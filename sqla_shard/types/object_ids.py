@@ -38,7 +38,7 @@ from sqla_shard.exc import LocalIdsExhaustedError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.ids import IdLayout
-from sqla_shard.types.shard_bound import Address
+from sqla_shard.types.shard_bound import ComparedId
 from sqla_shard.types.shard_bound import IdSlot
 from sqla_shard.types.shard_bound import Prefix
 from sqla_shard.types.shard_bound import ShardBound
@@ -244,7 +244,7 @@ class ShardedId(IdType):
             value = checked(value)
             if value is None or isinstance(value, ShardBound):
                 return value
-            return Address(value, type_id, layout)
+            return ComparedId(value, type_id, layout)
 
         return process
 

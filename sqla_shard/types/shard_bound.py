@@ -27,7 +27,7 @@ from typing import Any
 from sqla_shard.ids import IdLayout
 
 __all__ = [
-    "Address",
+    "ComparedId",
     "IdSlot",
     "KeySlot",
     "Prefix",
@@ -113,7 +113,7 @@ class Prefix(ShardBound):
         return f"<prefix of type {type_id}>"
 
 
-class Address(ShardBound):
+class ComparedId(ShardBound):
     """A full id that is compared with the local ids of one type."""
 
     __slots__ = ("layout", "object_id", "type_id")

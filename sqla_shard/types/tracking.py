@@ -34,8 +34,8 @@ rejected leaves everything unchanged.
     Changes by C code that bypasses the methods of a list, such as
     :mod:`heapq`, are not detected.  Change a copy and assign it.
 
-With another :class:`Shape`, containers have the values of a typed field; see
-:mod:`sqla_shard.models.field_types`.
+With another :class:`ContainerShape`, containers have the values of a typed
+field; see :mod:`sqla_shard.models.field_types`.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ from sqla_shard.types.value_checks import where
 
 __all__ = [
     "MAX_DEPTH",
+    "ContainerShape",
     "Element",
     "Node",
-    "Shape",
     "TrackedDict",
     "TrackedList",
     "ValueDict",
@@ -97,7 +97,7 @@ class Element(Protocol):
         """Return True if the container can be stored without a copy."""
 
 
-class Shape(Protocol):
+class ContainerShape(Protocol):
     """The type of a whole container."""
 
     @property
@@ -129,7 +129,7 @@ class Node:
     # garbage collected would be lost silently.
     _owner: Node | None = None
     _on_change: Callable[[], object] | None = None
-    _shape: Shape
+    _shape: ContainerShape
     _label: str | None = None
 
     def _changed(self) -> None:
@@ -343,7 +343,7 @@ class TrackedDict(Node, dict[str, Any]):
         it is not a JSON value.
     """
 
-    _shape: Shape = JSON_SHAPE
+    _shape: ContainerShape = JSON_SHAPE
 
     def __init__(self, mapping: Any = (), /, **kw: Any) -> None:
         super().__init__()
@@ -458,7 +458,7 @@ class TrackedList(Node, list[Any]):
         it is not a JSON value.
     """
 
-    _shape: Shape = JSON_SHAPE
+    _shape: ContainerShape = JSON_SHAPE
 
     def __init__(self, iterable: Iterable[Any] = (), /) -> None:
         super().__init__()
@@ -615,13 +615,13 @@ class TrackedList(Node, list[Any]):
 class ValueDict(TrackedDict):
     """A TrackedDict of decoded values of a typed field."""
 
-    _shape: Shape = _ANYTHING
+    _shape: ContainerShape = _ANYTHING
 
 
 class ValueList(TrackedList):
     """A TrackedList of decoded values of a typed field."""
 
-    _shape: Shape = _ANYTHING
+    _shape: ContainerShape = _ANYTHING
 
 
 _is_flat = frozenset((dict, list)).isdisjoint

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
 __all__ = [
+    "ContainerPath",
     "Path",
-    "Place",
     "check_float",
     "check_int",
     "check_key",
@@ -33,13 +33,13 @@ __all__ = [
 ]
 
 
-class Place(Protocol):
+class ContainerPath(Protocol):
     """A container that can return its own path."""
 
     def _where(self) -> str: ...
 
 
-Path: TypeAlias = "str | Place | tuple[Path, str | int, object]"
+Path: TypeAlias = "str | ContainerPath | tuple[Path, str | int, object]"
 """A name, a container, or the step from a path to an element.
 
 A step is ``(path, key, walked)``; ``walked`` is the container that has the

@@ -13,7 +13,7 @@ from sqlalchemy import or_
 from sqlalchemy import type_coerce
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine import Places
 from sqla_shard.models.lookup_definition import link
 from sqla_shard.models.lookup_table import LookupAccess
@@ -72,7 +72,7 @@ class RowCheck(_LookupCheck):
         self._rows = statements.rows
         if self._definition.unique:
             # Use the server's clock, which also determines when claims expire.
-            self._rows = self._rows.add_columns(Moment().label("now"))
+            self._rows = self._rows.add_columns(ServerTime().label("now"))
 
     def _kinds(self) -> Iterable[FindingKind]:
         yield kinds.DANGLING

@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import select
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.exc import InvalidKeyError
 from sqla_shard.exc import KeyTakenError
 from sqla_shard.exc import LookupPolicyError
@@ -213,7 +213,9 @@ class KeyRepair:
         if row is None or row.expires_at is None:
             return False
         place = self._place(session, finding)
-        now = session.scalar(select(Moment()), bind_arguments={"place": place})
+        now = session.scalar(
+            select(ServerTime()), bind_arguments={"place": place}
+        )
         assert now is not None  # noqa: S101  # a row, always
         if now - row.expires_at <= self._keep:
             return False

@@ -16,7 +16,7 @@ import pytest
 from sqla_shard import Cluster
 from sqla_shard import pack
 from sqla_shard.dashboard import Observer
-from sqla_shard.dashboard.readings import Cached
+from sqla_shard.dashboard.readings import CachedReading
 from sqla_shard.dashboard.servers import DatabaseSize
 from sqla_shard.dashboard.servers import Sizes
 from sqla_shard.topology.urls import address_of
@@ -263,8 +263,8 @@ def largest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
                 for shard_id in part
             }
         )
-        observer._sizes = Cached("sizes", lambda: sizes, fresh=600.0)
-        observer._rollouts = Cached("revisions", tuple, fresh=600.0)
+        observer._sizes = CachedReading("sizes", lambda: sizes, fresh=600.0)
+        observer._rollouts = CachedReading("revisions", tuple, fresh=600.0)
         with Served(observer, allow_changes=False) as served:
             yield served
 

@@ -14,7 +14,7 @@ from sqlalchemy import insert
 from sqlalchemy import update
 
 from sqla_shard.exc import StageRefusedError
-from sqla_shard.migrate.fences import Fence
+from sqla_shard.migrate.fences import DatabaseFence
 from sqla_shard.migrate.passes import reconcile
 from sqla_shard.migrate.passes import verify
 from sqla_shard.migrate.switching import copy_waiting
@@ -166,7 +166,7 @@ def test_a_write_that_bypasses_the_session_is_found_and_named(scene):
     switch.go("reading")
 
 
-class Unfenced(Fence):
+class Unfenced(DatabaseFence):
     """The control: a process acts by its last known stage."""
 
     def __init__(self, known):

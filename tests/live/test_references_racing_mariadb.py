@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster
 from sqla_shard.dialects import Failure
-from sqla_shard.models.reference_rows import Copies
+from sqla_shard.models.reference_rows import ReferenceCopies
 from sqla_shard.testing import MariaDBFleet
 from tests.models.backends import On
 from tests.models.reference_models import COUNTRIES
@@ -47,7 +47,7 @@ class TestRacing(reference_writing.Racing):
         self, cluster: Cluster, rows: list[Any]
     ) -> None:
         Country.replace(cluster, rows)
-        copies = Copies(Country.__table__, cluster.places)
+        copies = ReferenceCopies(Country.__table__, cluster.places)
         place = copies.others[-1]
         new = (
             f"INSERT INTO {place.schema}.country (code, name, labels) "

@@ -17,7 +17,7 @@ from sqla_shard import AsyncShardSession
 from sqla_shard import Cluster
 from sqla_shard import ObjectMixin
 from sqla_shard import ShardSession
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.jobs import ClaimedJob
 from sqla_shard.jobs import claims
 from sqla_shard.jobs import current_job
@@ -159,7 +159,7 @@ def empty(cluster: Cluster) -> None:
 
 def expire(cluster: Cluster, job: ClaimedJob | EnqueuedJob) -> None:
     """Let the time of a claim, or of a finished job, pass."""
-    past = Moment(literal(-1_000_000, BigInteger()))
+    past = ServerTime(literal(-1_000_000, BigInteger()))
     this = update(JOBS).where(JOBS.c.id == job.local_id)
     on_shard(cluster, job.shard_id, this.values(due_at=past))
 

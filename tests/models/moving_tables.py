@@ -31,7 +31,7 @@ from sqla_shard.migrate.copying import look_twice
 from sqla_shard.migrate.copying import read_images
 from sqla_shard.migrate.copying import record_images
 from sqla_shard.migrate.copying import snapshot
-from sqla_shard.migrate.fences import Fence
+from sqla_shard.migrate.fences import DatabaseFence
 from sqla_shard.migrate.marks import Marks
 from sqla_shard.migrate.stage_stores import stage_store
 from sqla_shard.migrate.stages import advanced
@@ -66,7 +66,7 @@ class Counters:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.marks = Marks(COUNTERS)
-        self.fence = Fence()
+        self.fence = DatabaseFence()
         for table in (COUNTERS, self.marks.table, self.fence.table):
             table.drop(engine, checkfirst=True)
             table.create(engine)

@@ -25,7 +25,7 @@ from sqla_shard import ObjectMixin
 from sqla_shard import operation
 from sqla_shard import scatter
 from sqla_shard import ShardSession
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.models import normalization
 from sqla_shard.outbox.tables import APPLIED
 from sqla_shard.outbox.tables import INTENTS
@@ -185,7 +185,7 @@ def make_due(cluster: Cluster, but: Container[int] = ()) -> None:
 
     :param but: shards that have no table of them.
     """
-    hour_ago = Moment(literal(-3_600_000_000, BigInteger()))
+    hour_ago = ServerTime(literal(-3_600_000_000, BigInteger()))
     _on_all(cluster, update(INTENTS).values(due_at=hour_ago), but)
 
 

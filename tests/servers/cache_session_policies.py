@@ -40,7 +40,7 @@ from sqla_shard.cache import cache
 from sqla_shard.cache.cache import Announcement
 from sqla_shard.cache.protocol import Tombstones
 from sqla_shard.cache.regions import open_region
-from sqla_shard.cache.rows import Part
+from sqla_shard.cache.rows import ReadPart
 from sqla_shard.session.commit import Commits
 from tests.models.cache_session_models import cached_classes
 from tests.models.cache_session_models import REGION
@@ -255,7 +255,7 @@ def _always_the_same(places: Any, place: Any) -> str:
 
 def _always_new(scope: Any, places: Mapping[int, Any]) -> Iterator[Any]:
     # In the session's own transaction, whatever that has seen.
-    yield Part(places, scope, is_separate=False, leases=True)
+    yield ReadPart(places, scope, is_separate=False, leases=True)
 
 
 def _subject_of(key: str) -> Subject:

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import insert
 
 from sqla_shard import Cluster
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.outbox import apply
 from sqla_shard.outbox.tables import INTENTS
 from tests.models.operation_models import account
@@ -295,7 +295,9 @@ def leave_rows(
         }
         for number in range(count)
     ]
-    statement = insert(INTENTS).values(created_at=Moment(), due_at=Moment())
+    statement = insert(INTENTS).values(
+        created_at=ServerTime(), due_at=ServerTime()
+    )
     with cluster.begin() as session:
         places = session.places
         place = places.place(places.keyspace("objects", ""), home)

@@ -28,9 +28,9 @@ from sqla_shard.migrate.comparing import look
 from sqla_shard.migrate.copying import apply_images
 from sqla_shard.migrate.copying import read_images
 from sqla_shard.migrate.copying import record_images
-from sqla_shard.migrate.fences import Fence
-from sqla_shard.migrate.marks import Mark
+from sqla_shard.migrate.fences import DatabaseFence
 from sqla_shard.migrate.marks import Marks
+from sqla_shard.migrate.marks import RowMark
 from sqla_shard.migrate.stages import Progress
 from tests.models.moving_tables import copy_rows
 from tests.models.moving_tables import Move
@@ -82,8 +82,8 @@ class Marking:
             with engine.begin() as connection:
                 posts.raise_versions(connection, keys, number=1)
         assert read(engine, posts, (1,), (2,), (3,)) == {
-            (1,): Mark(object_id=None, version=1, copied=0, round=1),
-            (2,): Mark(object_id=None, version=2, copied=0, round=1),
+            (1,): RowMark(object_id=None, version=1, copied=0, round=1),
+            (2,): RowMark(object_id=None, version=2, copied=0, round=1),
         }
 
     def test_a_transaction_that_is_rolled_back_marks_nothing(
@@ -164,7 +164,7 @@ class Marking:
                 found = posts.receive(connection, versions, number=1)
             assert found == newer
         assert read(engine, posts, (1,)) == {
-            (1,): Mark(object_id=None, version=2, copied=2, round=1)
+            (1,): RowMark(object_id=None, version=2, copied=2, round=1)
         }
         with engine.begin() as connection:
             assert posts.outdated(connection, number=2) == [(1,), (2,)]
@@ -186,12 +186,12 @@ class Marking:
                 keys = [(chosen.randrange(6),) for _ in range(4)]
                 with engine.begin() as connection:
                     # One has a snapshot of versions that are raised since.
-                    Fence().enter(connection)
+                    DatabaseFence().enter(connection)
                     posts.raise_versions(connection, keys, number=1)
                 yield from set(keys)
 
         with engine.begin() as connection:
-            Fence().create(connection)
+            DatabaseFence().create(connection)
         with ThreadPoolExecutor(4) as pool:
             written = sum(pool.map(lambda i: len([*write(i)]), range(4)))
         keys = [(number,) for number in range(6)]
@@ -201,7 +201,7 @@ class Marking:
 
 class Fencing:
     def test_it_waits_for_transactions_that_have_entered(self, engine):
-        fence = Fence()
+        fence = DatabaseFence()
         fence.table.drop(engine, checkfirst=True)
         with engine.begin() as connection:
             fence.create(connection)
@@ -226,14 +226,14 @@ class Fencing:
             assert fence.enter(connection) == MARKING
 
     def test_without_the_table(self, engine):
-        fence = Fence()
+        fence = DatabaseFence()
         fence.table.drop(engine, checkfirst=True)
         refused = pytest.raises(StageUnavailableError, match="plan --create")
         with engine.begin() as connection, refused:
             fence.enter(connection)
 
     def test_an_older_process_does_not_lower_it(self, engine):
-        fence = Fence()
+        fence = DatabaseFence()
         fence.table.drop(engine, checkfirst=True)
         with engine.begin() as connection:
             fence.create(connection)

@@ -23,7 +23,7 @@ import pytest
 from sqlalchemy import insert
 
 from sqla_shard import Cluster
-from sqla_shard.dialects.sql import Moment
+from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.exc import ShardError
 from sqla_shard.outbox import apply
 from sqla_shard.outbox.tables import INTENTS
@@ -250,8 +250,8 @@ class Repairing(Suite):
             "home_shard": NEAR,
             "keyspace": "objects",
             "shard_id": SHARDS,
-            "created_at": Moment(),
-            "due_at": Moment(),
+            "created_at": ServerTime(),
+            "due_at": ServerTime(),
             "attempts": 0,
         }
         with cluster.begin() as session:

@@ -35,7 +35,7 @@ from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.session.scatter_pages import _keys
-from sqla_shard.session.scatter_pages import Bookmarks
+from sqla_shard.session.scatter_pages import StatementBookmarks
 from tests.models.backends import Clusters
 from tests.models.layouts import LAYOUT
 from tests.models.layouts import pack
@@ -141,7 +141,7 @@ def forged(session: Any, statement: Any, values: Any) -> str:
 
     :param values: pairs of a form and a text.
     """
-    marks = Bookmarks(session, statement, _keys(statement))
+    marks = StatementBookmarks(session, statement, _keys(statement))
     return session.cluster.seal.seal(_written(values), marks.subject)
 
 
@@ -486,7 +486,7 @@ class ScatterPages:
         made = select(Thing).order_by(Thing.n, Thing.name.desc(), Thing.at)
         with filled.session() as session:
             good = session.scatter_page(made, 5)
-            marks = Bookmarks(session, made, _keys(made))
+            marks = StatementBookmarks(session, made, _keys(made))
             payload = session.cluster.seal.unseal(good.next, marks.subject)
             for wrong in (
                 b"",

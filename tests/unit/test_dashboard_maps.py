@@ -15,7 +15,7 @@ from sqla_shard.dashboard.maps import by_value
 from sqla_shard.dashboard.maps import bytes_text
 from sqla_shard.dashboard.maps import Colours
 from sqla_shard.dashboard.maps import map_of
-from sqla_shard.dashboard.readings import Cached
+from sqla_shard.dashboard.readings import CachedReading
 
 
 def topology_of(shards: int, owners: list[int]) -> Topology:
@@ -108,7 +108,7 @@ class TestCached:
             assert go.wait(60)
             return len(calls)
 
-        cached = Cached("test", read, fresh=600.0)
+        cached = CachedReading("test", read, fresh=600.0)
         for _ in range(5):
             found = cached.get(0.01)
             assert found.value is None
@@ -130,7 +130,7 @@ class TestCached:
                 raise answer
             return answer
 
-        cached = Cached("test", read, fresh=600.0)
+        cached = CachedReading("test", read, fresh=600.0)
         assert cached.get(60).error is None
         cached.expire()
         failed = cached.get(60)
@@ -152,7 +152,7 @@ class TestCached:
             raise ZeroDivisionError
 
         monkeypatch.setattr(threading, "excepthook", hook)
-        cached = Cached("test", read, fresh=600.0)
+        cached = CachedReading("test", read, fresh=600.0)
         assert "traceback" in str(cached.get(60).error)
         assert ended.wait(60)
         assert raised == [ZeroDivisionError]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sqla_shard.exc import FleetServerError
-from sqla_shard.fleet.checksums import Column
-from sqla_shard.fleet.checksums import Columns
+from sqla_shard.fleet.checksums import ComparedColumn
+from sqla_shard.fleet.checksums import ComparedColumns
 from sqla_shard.fleet.checksums import key_of
 from sqla_shard.fleet.differences import DataReport
 from sqla_shard.fleet.differences import Difference
@@ -18,7 +18,7 @@ from tests.models.scripted_admin import ScriptedAdmin
 
 def column(name, kind, **more):
     options = {"full": kind, "charset": None, "collation": None, "octets": 0}
-    return Column(name=name, kind=kind, **{**options, **more})
+    return ComparedColumn(name=name, kind=kind, **{**options, **more})
 
 
 class TestPoints:
@@ -92,7 +92,7 @@ class TestStatements:
         name = column(
             "n", "varchar", charset="latin1", collation="latin1_german2_ci"
         )
-        columns = Columns("d", "t", [name], "PRIMARY", ["n"])
+        columns = ComparedColumns("d", "t", [name], "PRIMARY", ["n"])
         bound = columns.bound_of(["FC"])
         assert bound == ("_latin1 x'FC' COLLATE latin1_german2_ci",)
         assert columns.shown(["FC"]) == ("ü",)
@@ -100,7 +100,7 @@ class TestStatements:
 
     def test_composite_keys_use_their_index(self):
         two = [column("a", "int"), column("b", "int")]
-        columns = Columns("d", "t", two, "PRIMARY", ["a", "b"])
+        columns = ComparedColumns("d", "t", two, "PRIMARY", ["a", "b"])
         sql = columns.chunk(("1", "2"), ("3", "4"))
         assert "FORCE INDEX (`PRIMARY`)" in sql
         assert "(`a` > 1 OR (`a` = 1 AND `b` > 2))" in sql
@@ -111,12 +111,12 @@ class TestStatements:
             column("a", "varchar", octets=400),
             column("b", "longtext", octets=2**32 - 1),
         ]
-        sql = Columns("d", "t", two, None).checksum
+        sql = ComparedColumns("d", "t", two, None).checksum
         assert "CAST(`a` AS BINARY)" in sql
         assert "SHA1(`b`)" in sql
 
     def test_names_are_quoted(self):
-        columns = Columns("d%", "a`b", [column("x%d", "int")], None)
+        columns = ComparedColumns("d%", "a`b", [column("x%d", "int")], None)
         assert "`d%%`.`a``b`" in columns.buckets()
         assert "`x%%d`" in columns.checksum
 

@@ -8,9 +8,9 @@ from sqla_shard.exc import FleetSetupError
 from sqla_shard.fleet import Account
 from sqla_shard.fleet.admin import quoted
 from sqla_shard.fleet.definitions import _AUTO_INCREMENT
-from sqla_shard.fleet.definitions import Column
 from sqla_shard.fleet.definitions import differences
-from sqla_shard.fleet.definitions import Table
+from sqla_shard.fleet.definitions import ServerTable
+from sqla_shard.fleet.definitions import StoredColumn
 from sqla_shard.fleet.replication import MariaDBReplication
 from sqla_shard.fleet.replication import MySQLReplication
 from sqla_shard.fleet.row_copy import literal
@@ -81,7 +81,7 @@ def test_the_later_position_of_each_domain_counts(applied, position, expected):
     ],
 )
 def test_literals(kind, sql):
-    assert literal(Column(name="a`b", type=kind)) == sql
+    assert literal(StoredColumn(name="a`b", type=kind)) == sql
 
 
 def test_the_counter_of_a_comment_is_not_that_of_the_table():
@@ -98,10 +98,10 @@ def table(name, **changes):
         "name": name,
         "sql": "CREATE",
         "auto_increment": 1,
-        "columns": (Column(name="a", type="int"),),
+        "columns": (StoredColumn(name="a", type="int"),),
         "size": 1,
     }
-    return ("d", name), Table(**{**values, **changes})
+    return ("d", name), ServerTable(**{**values, **changes})
 
 
 def test_differences_ignore_counters_and_sizes():

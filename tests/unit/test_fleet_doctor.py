@@ -16,8 +16,8 @@ from sqla_shard.fleet.facts import Event
 from sqla_shard.fleet.facts import FleetFacts
 from sqla_shard.fleet.facts import PairFacts
 from sqla_shard.fleet.facts import ServerFacts
+from sqla_shard.fleet.facts import ServerVersion
 from sqla_shard.fleet.facts import Session
-from sqla_shard.fleet.facts import Version
 from sqla_shard.fleet.facts import Volume
 from sqla_shard.fleet.findings import Finding
 from sqla_shard.fleet.findings import findings_of
@@ -66,7 +66,7 @@ def server(role, address, **changes):
             "max_connections": "100",
             "datadir": "/var/lib/mysql/",
         },
-        "version": Version(is_mariadb=True, number=(10, 11, 19)),
+        "version": ServerVersion(is_mariadb=True, number=(10, 11, 19)),
         "clock": 0.0,
         "clock_error": 0.001,
         "sessions": (),
@@ -312,7 +312,7 @@ def test_settings_of_mysql():
 
 
 def version(*number, is_mariadb=True):
-    return Version(is_mariadb=is_mariadb, number=number)
+    return ServerVersion(is_mariadb=is_mariadb, number=number)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from sqla_shard.fleet.binlog_archive import LogFile
 from sqla_shard.fleet.dumps import TableContent
 from sqla_shard.fleet.files import File
 from sqla_shard.fleet.files import files_at
-from sqla_shard.fleet.files import Written
+from sqla_shard.fleet.files import HashingWriter
 from sqla_shard.fleet.storage import Backup
 from sqla_shard.fleet.storage import DatabaseFile
 from sqla_shard.fleet.storage import dump_name
@@ -56,7 +56,7 @@ def write_dump_of(storage, name, shard=7):
     database = f"db{shard:05d}"
     file = storage.file(name, dump_name(database))
     with file.create() as opened:
-        written = Written(opened)
+        written = HashingWriter(opened)
         written.write(b"SELECT 1;\n")
     return DatabaseFile(
         keyspace="objects",

@@ -37,7 +37,7 @@ from sqla_shard.routing import spec_of
 from sqla_shard.topology import diff
 from sqla_shard.topology import refusals
 from sqla_shard.topology import Topology
-from sqla_shard.types.shard_bound import Address
+from sqla_shard.types.shard_bound import ComparedId
 from sqla_shard.types.shard_bound import IdSlot
 from sqla_shard.types.shard_bound import Prefix
 
@@ -86,7 +86,7 @@ def test_a_comparison_with_a_local_id_is_that_of_full_ids(
     shard, type_id, local = data.draw(parts(layout))
     other = layout.pack(*data.draw(parts(layout)))
     own = layout.pack(shard, type_id, local)
-    address = Address(other, type_id, layout)
+    address = ComparedId(other, type_id, layout)
     assert (local < address.at(shard)) == (own < other)
     assert (local == address.at(shard)) == (own == other)
     assert address.is_at(shard) == (

@@ -24,9 +24,9 @@ from sqla_shard.merging.merge import Coalesce
 from sqla_shard.merging.merge import Extreme
 from sqla_shard.merging.merge import First
 from sqla_shard.merging.merge import GroupRule
-from sqla_shard.merging.merge import Key
 from sqla_shard.merging.merge import Mean
 from sqla_shard.merging.merge import Merge
+from sqla_shard.merging.merge import OrderKey
 from sqla_shard.merging.merge import Total
 from sqla_shard.merging.values import Text
 from sqla_shard.routing import Spread
@@ -43,28 +43,28 @@ def test_runs_are_put_one_after_another() -> None:
 
 def test_one_run_is_sorted_already() -> None:
     run: list[Any] = [(3, "a"), (1, "b")]
-    merge = Merge(hidden=1, keys=(Key(First(0)),))
+    merge = Merge(hidden=1, keys=(OrderKey(First(0)),))
     assert merge.rows([run]) == [("a",), ("b",)]
 
 
 @pytest.mark.parametrize(
     ("key", "want"),
     [
-        (Key(First(0)), [None, None, 1, 2, 3]),
-        (Key(First(0), descending=True), [3, 2, 1, None, None]),
-        (Key(First(0), nulls_last=True), [1, 2, 3, None, None]),
-        (Key(First(0), nulls_last=False), [None, None, 1, 2, 3]),
+        (OrderKey(First(0)), [None, None, 1, 2, 3]),
+        (OrderKey(First(0), descending=True), [3, 2, 1, None, None]),
+        (OrderKey(First(0), nulls_last=True), [1, 2, 3, None, None]),
+        (OrderKey(First(0), nulls_last=False), [None, None, 1, 2, 3]),
         (
-            Key(First(0), descending=True, nulls_last=True),
+            OrderKey(First(0), descending=True, nulls_last=True),
             [3, 2, 1, None, None],
         ),
         (
-            Key(First(0), descending=True, nulls_last=False),
+            OrderKey(First(0), descending=True, nulls_last=False),
             [None, None, 3, 2, 1],
         ),
     ],
 )
-def test_where_null_goes(key: Key, want: list[Any]) -> None:
+def test_where_null_goes(key: OrderKey, want: list[Any]) -> None:
     for values in itertools.permutations([None, 1, 2, 3, None]):
         runs: list[Any] = [[(value,)] for value in values]
         rows = Merge(keys=(key,)).rows(runs)
@@ -73,12 +73,12 @@ def test_where_null_goes(key: Key, want: list[Any]) -> None:
 
 def test_rows_that_are_equal_keep_their_order() -> None:
     runs: list[Any] = [[(1, "a"), (1, "b")], [(0, "c"), (1, "d")]]
-    down = Merge(keys=(Key(First(0), descending=True),))
+    down = Merge(keys=(OrderKey(First(0), descending=True),))
     assert [row[1] for row in down.rows(runs)] == ["a", "b", "d", "c"]
 
 
 def test_several_keys_at_random(rng: random.Random) -> None:
-    keys = (Key(First(0)), Key(First(1), descending=True))
+    keys = (OrderKey(First(0)), OrderKey(First(1), descending=True))
     merge = Merge(hidden=1, keys=keys, limit=7)
 
     def place(row: Any) -> Any:
@@ -100,7 +100,7 @@ def test_several_keys_at_random(rng: random.Random) -> None:
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    merge = Merge(keys=(Key(First(0)),))
+    merge = Merge(keys=(OrderKey(First(0)),))
     with pytest.raises(ScatterUnsupportedError, match="ORDER BY"):
         merge.rows([[(1,)], [("a",)]])
 
@@ -189,7 +189,7 @@ def test_groups_of_several_shards() -> None:
     columns = (First(1), Total(2))
     merge = Merge(
         hidden=1,
-        keys=(Key(Total(2), descending=True),),
+        keys=(OrderKey(Total(2), descending=True),),
         limit=2,
         combine=GroupRule((0,), (), columns),
     )
@@ -203,7 +203,7 @@ def test_groups_of_several_shards() -> None:
 def test_distinct_rows_of_several_shards() -> None:
     merge = Merge(
         hidden=1,
-        keys=(Key(First(0)),),
+        keys=(OrderKey(First(0)),),
         limit=2,
         combine=GroupRule((0,), ()),
     )
@@ -227,7 +227,7 @@ _SPACE = b"\x02\x09"
 
 def _by_weights(*rows: Any) -> list[Any]:
     text = Text(0, 1, 2)
-    merge = Merge(3, (Key(First(0), sorted_by=2),), texts=(text,))
+    merge = Merge(3, (OrderKey(First(0), sorted_by=2),), texts=(text,))
     runs = [[(weights, padding, w, w)] for weights, padding, w in rows]
     return [shown for (shown,) in merge.rows(runs)]
 

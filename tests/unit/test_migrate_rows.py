@@ -27,8 +27,8 @@ from sqla_shard.migrate import Declaration
 from sqla_shard.migrate import Owned
 from sqla_shard.migrate import Owner
 from sqla_shard.migrate.future import Future
+from sqla_shard.migrate.rows import AttributeDifference
 from sqla_shard.migrate.rows import Conversion
-from sqla_shard.migrate.rows import Difference
 from sqla_shard.migrate.rows import is_same
 
 METADATA = MetaData()
@@ -111,8 +111,12 @@ def test_an_object_of_a_row_is_the_same(conversion):
     post.price = None
     found = conversion.attributes(post)
     assert list(conversion.differences(values, found)) == [
-        Difference(attribute="title", expected="Boats ", found="Boats"),
-        Difference(attribute="price", expected=Decimal("1.50"), found=None),
+        AttributeDifference(
+            attribute="title", expected="Boats ", found="Boats"
+        ),
+        AttributeDifference(
+            attribute="price", expected=Decimal("1.50"), found=None
+        ),
     ]
 
 

@@ -13,7 +13,7 @@ from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.rendering import render
 from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.ids import pack
-from sqla_shard.types.shard_bound import Address
+from sqla_shard.types.shard_bound import ComparedId
 from sqla_shard.types.shard_bound import IdSlot
 from sqla_shard.types.shard_bound import Prefix
 
@@ -42,7 +42,7 @@ def test_schema_addresses_and_prefixes(placeholder: str) -> None:
     )
     parameters = (
         Prefix(1, DEFAULT_LAYOUT),
-        Address(pack(7, 1, 42), 1, DEFAULT_LAYOUT),
+        ComparedId(pack(7, 1, 42), 1, DEFAULT_LAYOUT),
         "boats",
     )
     here = render(text, parameters, place(7), placeholder)

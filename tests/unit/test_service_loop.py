@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from sqla_shard.cli.service_loop import End
+from sqla_shard.cli.service_loop import StopFlag
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -24,7 +24,7 @@ def test_a_signal_that_interrupts_no_system_call(number):
         threading.Event().wait(0.1)
         signal.pthread_kill(threading.get_ident(), number)
 
-    with End() as end:
+    with StopFlag() as end:
         other = threading.Thread(target=receive)
         other.start()
         assert end.wait(60)
@@ -39,7 +39,7 @@ def test_other_signals_do_not_end_it():
         signal.SIGUSR1, lambda number, frame: seen.append(number)
     )
     try:
-        with End() as end:
+        with StopFlag() as end:
             os.kill(os.getpid(), signal.SIGUSR1)
             assert not end.wait(0.05)
             assert not end.wait(0)
@@ -53,7 +53,7 @@ def test_the_handlers_of_before_are_restored():
         signal.getsignal(signal.SIGTERM),
         signal.getsignal(signal.SIGINT),
     )
-    with End():
+    with StopFlag():
         assert signal.getsignal(signal.SIGTERM) is not handlers[0]
     assert handlers == (
         signal.getsignal(signal.SIGTERM),

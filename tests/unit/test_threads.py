@@ -22,7 +22,7 @@ from sqla_shard.cache import stores
 from sqla_shard.cache.stores import Breaker
 from sqla_shard.cluster.cluster import all_caches
 from sqla_shard.exc import DictionaryNotFoundError
-from sqla_shard.migrate.recorder import Recorder
+from sqla_shard.migrate.recorder import ShadowCounts
 from sqla_shard.types.compression import Dictionaries
 from tests.servers.following import TIMEOUT
 from tests.servers.following import topology
@@ -158,7 +158,7 @@ def test_one_caller_at_a_time_tries_a_node_that_has_failed(
 
 
 def test_shadow_mode_counts_every_transaction() -> None:
-    recorder = Recorder(10)
+    recorder = ShadowCounts(10)
     each = 5_000
 
     def work(number: int) -> None:

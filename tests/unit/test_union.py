@@ -9,7 +9,7 @@ from sqla_shard.engine.rendering import render
 from sqla_shard.engine.rendering import statements_for
 from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.ids import pack
-from sqla_shard.types.shard_bound import Address
+from sqla_shard.types.shard_bound import ComparedId
 from sqla_shard.types.shard_bound import Prefix
 from tests.unit.test_rendering import place
 from tests.unit.test_rendering import slot
@@ -23,7 +23,7 @@ PARAMETERS = (
     Prefix(1, DEFAULT_LAYOUT),
     slot(pack(1, 1, 5), pack(2, 1, 6), pack(1, 1, 7)),
     "boats",
-    Address(pack(2, 1, 6), 1, DEFAULT_LAYOUT),
+    ComparedId(pack(2, 1, 6), 1, DEFAULT_LAYOUT),
 )
 
 

@@ -35,12 +35,12 @@ from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.exc import InvalidIdError
 from sqla_shard.exc import ParameterValueError
 from sqla_shard.exc import ShardError
-from sqla_shard.models.list_pages import Bookmarks as ListBookmarks
 from sqla_shard.models.list_pages import bookmarks_of
-from sqla_shard.models.list_pages import Key
+from sqla_shard.models.list_pages import ListBookmarks
+from sqla_shard.models.list_pages import PositionKey
 from sqla_shard.models.mapping_list import List
 from sqla_shard.session.scatter_pages import _keys
-from sqla_shard.session.scatter_pages import Bookmarks
+from sqla_shard.session.scatter_pages import StatementBookmarks
 from sqla_shard.types.blob import decode_blob
 from sqla_shard.types.blob import encode_blob
 from tests.suites.hostile_values import FIELDS
@@ -248,12 +248,12 @@ class _Bookmarks(_Fuzzer):
     def _bookmark(self, session: Any, in_list: bool, which: int) -> Any:
         rng = self.rng
         made = self._made[which]
-        marks: Bookmarks | ListBookmarks
+        marks: StatementBookmarks | ListBookmarks
         if in_list:
             rows = List(ThingHasThings, session, self._ids[0])
             marks = bookmarks_of(rows, which % 2 == 0)
         else:
-            marks = Bookmarks(session, made, _keys(made))
+            marks = StatementBookmarks(session, made, _keys(made))
         seal = session.cluster.seal
         good = self._good.get((in_list, which))
         if good is None:
@@ -303,7 +303,7 @@ class _Bookmarks(_Fuzzer):
     def _keys_of_list(self, marks: Any) -> str:
         rng = self.rng
         keys = tuple(
-            Key(
+            PositionKey(
                 rng.choice([0, 1, 2**64, 10**38 - 1, 2**128 - 1]),
                 rng.choice(
                     [*self._ids[:3], 0, 1, pack(9, 101, 1), 2**62, 2**64 - 1]

@@ -9,8 +9,8 @@ from collections.abc import Collection
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqla_shard.dashboard.maps import Block
 from sqla_shard.dashboard.maps import by_category
+from sqla_shard.dashboard.maps import CellBlock
 from sqla_shard.dashboard.maps import map_of
 from sqla_shard.topology import Topology
 
@@ -27,7 +27,7 @@ class MapServer:
 
     name: str
     count: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[CellBlock, ...]
     state: str
     has_user: bool
 

@@ -55,9 +55,9 @@ from sqla_shard import exc
 from sqla_shard.cache.stores import check_seconds
 from sqla_shard.cache.stores.memcached import MemcachedStore
 from sqla_shard.cache.stores.memcached_node import delete_command
-from sqla_shard.cache.stores.memcached_node import Item as NodeItem
+from sqla_shard.cache.stores.memcached_node import NodeItem
 from sqla_shard.cache.stores.memcached_node import store_command
-from sqla_shard.cache.stores.memory import Item
+from sqla_shard.cache.stores.memory import MemoryItem
 from sqla_shard.cache.stores.memory import MemoryStore
 from sqla_shard.util.json_values import parsed_json
 
@@ -112,7 +112,7 @@ class DogpileMemoryStore(MemoryStore):
         super().__init__()
         self._backend: CacheBackend = backend
 
-    def _item(self, key: str) -> Item | None:
+    def _item(self, key: str) -> MemoryItem | None:
         item = super()._item(key)
         if item is None or item.value is None:
             return item
@@ -126,7 +126,7 @@ class DogpileMemoryStore(MemoryStore):
             return None
         return replace(item, value=found.payload)
 
-    def _keep(self, key: str, item: Item, value: bytes) -> None:
+    def _keep(self, key: str, item: MemoryItem, value: bytes) -> None:
         item.value = _ELSEWHERE
         metadata = {"ct": time(), "v": value_version, _NUMBER: item.number}
         self._backend.set(NAMES + key, CachedValue(value, metadata))

@@ -53,10 +53,10 @@ from sqla_shard.cache.stores import LONGEST
 from sqla_shard.cache.stores import State
 from sqla_shard.cache.stores.memcached_node import delete_command
 from sqla_shard.cache.stores.memcached_node import flags_of
-from sqla_shard.cache.stores.memcached_node import Item
 from sqla_shard.cache.stores.memcached_node import malformed_error
 from sqla_shard.cache.stores.memcached_node import MemcachedClient
-from sqla_shard.cache.stores.memcached_node import Node
+from sqla_shard.cache.stores.memcached_node import MemcachedNode
+from sqla_shard.cache.stores.memcached_node import NodeItem
 from sqla_shard.cache.stores.memcached_node import slots_of
 from sqla_shard.cache.stores.memcached_node import store_command
 from sqla_shard.outbox.tables import check_keys
@@ -74,7 +74,7 @@ _NO_NUMBER = b"0"
 _ASK_GUARD = b"mg sqla_shard:guard t c\r\n"
 _PUT_GUARD = f"ms sqla_shard:guard 0 ME T{LONGEST}\r\n\r\n".encode()
 
-_NOTHING = Item(b"", b"")
+_NOTHING = NodeItem(b"", b"")
 _BLOCKED = Found(State.BLOCKED)
 _BUSY = Found(State.BUSY)
 _LOST = Found(State.LOST)
@@ -145,16 +145,18 @@ class Lease(NamedTuple):
     cas: bytes = b""
 
 
-def _heads(client: MemcachedClient, keys: Sequence[str]) -> dict[str, Item]:
+def _heads(
+    client: MemcachedClient, keys: Sequence[str]
+) -> dict[str, NodeItem]:
     """Return the items of keys, without their data."""
-    found: dict[str, Item] = {}
+    found: dict[str, NodeItem] = {}
     lines = client.lines(b"mg %s k f c\r\n" % key.encode() for key in keys)
     for key, line in zip(keys, lines, strict=True):
         flags = flags_of(line)
         if line.startswith(b"HD"):
             if flags[b"k"] != key.encode():
                 raise malformed_error(line)
-            found[key] = Item(flags[b"f"], b"", flags[b"c"])
+            found[key] = NodeItem(flags[b"f"], b"", flags[b"c"])
     return found
 
 
@@ -320,7 +322,7 @@ def _fill(
 
 
 def _lease(
-    client: MemcachedClient, node: Node, keys: list[str], seconds: int
+    client: MemcachedClient, node: MemcachedNode, keys: list[str], seconds: int
 ) -> dict[str, Found]:
     """Take leases of missing keys."""
     token = token_bytes(TOKEN_BYTES)
@@ -348,7 +350,9 @@ def _lease(
     return found
 
 
-def _is_old(client: MemcachedClient, node: Node, guard: bytes) -> bool:
+def _is_old(
+    client: MemcachedClient, node: MemcachedNode, guard: bytes
+) -> bool:
     """Return whether a node grants leases.
 
     :param guard: the response to the read of its guard.
@@ -402,7 +406,7 @@ class MemcachedStore:
         self.longest = check_seconds("longest", longest)
         self._largest = largest
         self._nodes = [
-            Node(
+            MemcachedNode(
                 name,
                 longest=longest,
                 timeout=timeout,
@@ -499,9 +503,9 @@ class MemcachedStore:
 
     # -- other items on the same nodes
 
-    def items(self, keys: Iterable[str]) -> dict[str, Item]:
+    def items(self, keys: Iterable[str]) -> dict[str, NodeItem]:
         """Return items of any kind, without those of failed nodes."""
-        found: dict[str, Item] = {}
+        found: dict[str, NodeItem] = {}
         for node, its in self._parts(check_keys(keys)).items():
             found.update(node.run(MemcachedClient.items, its) or {})
         return found
@@ -521,13 +525,13 @@ class MemcachedStore:
 
     # -- inside
 
-    def _parts(self, keys: list[str]) -> dict[Node, list[str]]:
+    def _parts(self, keys: list[str]) -> dict[MemcachedNode, list[str]]:
         if not keys:
             return {}
         slots = self._slots
         if len(slots) == 1:
             return {slots[0]: keys}
-        parts: dict[Node, list[str]] = {}
+        parts: dict[MemcachedNode, list[str]] = {}
         for key in keys:
             node = slots[crc32(key.encode()) % len(slots)]
             its = parts.get(node)
@@ -538,13 +542,13 @@ class MemcachedStore:
         return parts
 
 
-def _close(nodes: list[Node]) -> None:
+def _close(nodes: list[MemcachedNode]) -> None:
     for node in nodes:
         node.close()
 
 
 def _read(
-    node: Node, client: MemcachedClient | None, keys: list[str]
+    node: MemcachedNode, client: MemcachedClient | None, keys: list[str]
 ) -> dict[str, Found]:
     """Return the states of existing keys; of all if the node has failed."""
     found = None
@@ -622,7 +626,7 @@ _STATS = {
 }
 
 
-def _node_stats(node: Node) -> NodeStats:
+def _node_stats(node: MemcachedNode) -> NodeStats:
     found = node.run(MemcachedClient.statistics)
     if found is None:
         return NodeStats(node=node.name, answers=False)

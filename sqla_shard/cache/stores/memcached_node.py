@@ -41,9 +41,9 @@ except ImportError as error:
     ) from None
 
 __all__ = [
-    "Item",
     "MemcachedClient",
-    "Node",
+    "MemcachedNode",
+    "NodeItem",
     "Stream",
     "delete_command",
     "flags_of",
@@ -249,7 +249,7 @@ class _Sockets:
         return [(0, 0, 0, "", (host, port))]
 
 
-class Item(NamedTuple):
+class NodeItem(NamedTuple):
     """An item of a node: its client flags, value and number."""
 
     kind: bytes
@@ -266,7 +266,7 @@ class MemcachedClient(Client):  # type: ignore[misc]  # it has no annotations
         """Return a key as bytes; check_keys() has checked it before."""
         return key.encode()
 
-    def items(self, keys: Sequence[str]) -> dict[str, Item]:
+    def items(self, keys: Sequence[str]) -> dict[str, NodeItem]:
         """Return the items of keys, with their CAS values."""
         return self._whole(self.gets_many(keys)) if keys else {}
 
@@ -327,10 +327,10 @@ class MemcachedClient(Client):  # type: ignore[misc]  # it has no annotations
         buf: bytes,
         remapped_keys: Mapping[bytes, str],
         prefixed_keys: Sequence[bytes],
-    ) -> tuple[str, Item, bytes]:
+    ) -> tuple[str, NodeItem, bytes]:
         _, name, kind, size, *cas = line.split(b" ")
         data = self.sock.value(int(size))
-        return remapped_keys[name], Item(kind, data, *cas), buf
+        return remapped_keys[name], NodeItem(kind, data, *cas), buf
 
 
 def store_command(
@@ -364,7 +364,7 @@ def flags_of(line: bytes) -> dict[bytes, bytes]:
     return {flag[:1]: flag[1:] for flag in line.split(b" ")[1:]}
 
 
-class Node:
+class MemcachedNode:
     """A memcached node.  Safe to use from several threads.
 
     After a failure it is skipped for some time, see :class:`.Breaker`.  There
@@ -523,7 +523,7 @@ class Node:
         self.breaker.record_failure(error)
 
 
-def slots_of(nodes: list[Node]) -> list[Node]:
+def slots_of(nodes: list[MemcachedNode]) -> list[MemcachedNode]:
     """Return the table of nodes.
 
     Rendezvous hashing: a node that is added or removed moves only its own

@@ -25,14 +25,14 @@ from sqla_shard.cache.stores import LONGEST
 from sqla_shard.cache.stores import State
 from sqla_shard.outbox.tables import check_keys
 
-__all__ = ["Item", "MemoryStore"]
+__all__ = ["MemoryItem", "MemoryStore"]
 
 #: When there are too many items, one in this many values is evicted.
 _PART = 10
 
 
 @dataclass(slots=True)
-class Item:
+class MemoryItem:
     """A value, a lease, or a tombstone with the end of each token.
 
     :ivar number: unique number of the item in the store.
@@ -68,7 +68,7 @@ class MemoryStore:
         self._most = most
         self._largest = largest
         self._clock = clock
-        self._items: dict[str, Item] = {}
+        self._items: dict[str, MemoryItem] = {}
         self._numbers = count(1)
         self._lock = threading.Lock()
 
@@ -171,7 +171,7 @@ class MemoryStore:
 
     # -- for subclasses with values elsewhere
 
-    def _item(self, key: str) -> Item | None:
+    def _item(self, key: str) -> MemoryItem | None:
         """Return the item of a key, unless it has expired."""
         item = self._items.get(key)
         if item is not None and item.end <= self._clock():
@@ -179,7 +179,7 @@ class MemoryStore:
             return None
         return item
 
-    def _keep(self, key: str, item: Item, value: bytes) -> None:
+    def _keep(self, key: str, item: MemoryItem, value: bytes) -> None:
         """Store the value of a new item."""
         item.value = value
 
@@ -189,12 +189,12 @@ class MemoryStore:
 
     # -- inside -----------------------------------------------------------
 
-    def _put(self, key: str, expire: float) -> Item:
+    def _put(self, key: str, expire: float) -> MemoryItem:
         # Insert it again: items are in the order of their age.
         self._drop(key)
         if len(self._items) >= self._most:
             self._make_room()
-        item = Item(next(self._numbers), self._clock() + expire)
+        item = MemoryItem(next(self._numbers), self._clock() + expire)
         self._items[key] = item
         return item
 

@@ -50,8 +50,8 @@ __all__ = [
     "SEEN",
     "TABLES",
     "VIEWS",
+    "InformationTable",
     "MySQLCatalogue",
-    "Part",
 ]
 
 
@@ -63,7 +63,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class InformationTable:
     """The columns that are read from a table of information_schema.
 
     :ivar schema: column with the name of the database.
@@ -119,17 +119,17 @@ def _name_unless_same(column: str, schema: str) -> str:
 
 
 _I_S = "information_schema."
-TABLES = Part(
+TABLES = InformationTable(
     source=_I_S + "tables",
     columns=("table_type", "engine", "table_collation", "table_comment"),
 )
-DATABASES = Part(
+DATABASES = InformationTable(
     source=_I_S + "schemata",
     schema="schema_name",
     table="''",
     columns=("default_character_set_name", "default_collation_name"),
 )
-COLUMNS = Part(
+COLUMNS = InformationTable(
     source=_I_S + "columns",
     columns=(
         "column_name",
@@ -152,7 +152,7 @@ _INDEX = (
     "sub_part",
     "index_comment",
 )
-VIEWS = Part(
+VIEWS = InformationTable(
     source=_I_S + "views",
     columns=(
         _without_database_name("view_definition"),
@@ -161,7 +161,7 @@ VIEWS = Part(
         "security_type",
     ),
 )
-TRIGGERS = Part(
+TRIGGERS = InformationTable(
     source=_I_S + "triggers",
     schema="trigger_schema",
     table="event_object_table",
@@ -174,7 +174,7 @@ TRIGGERS = Part(
         "definer",
     ),
 )
-REFERENCES = Part(
+REFERENCES = InformationTable(
     source=_I_S + "referential_constraints",
     schema="constraint_schema",
     columns=(
@@ -187,7 +187,7 @@ REFERENCES = Part(
         "delete_rule",
     ),
 )
-REFERENCING = Part(
+REFERENCING = InformationTable(
     source=_I_S + "key_column_usage",
     columns=(
         "constraint_name",
@@ -201,16 +201,18 @@ REFERENCING = Part(
     more="AND table_name IN :tables AND referenced_table_name IS NOT NULL",
 )
 #: Parts that MariaDB opens no table for; the key is True for MariaDB.
-SEEN: Mapping[bool, Sequence[Part]] = {
+SEEN: Mapping[bool, Sequence[InformationTable]] = {
     True: (
         COLUMNS,
         TRIGGERS,
-        Part(source=_I_S + "statistics", columns=(*_INDEX, "ignored")),
+        InformationTable(
+            source=_I_S + "statistics", columns=(*_INDEX, "ignored")
+        ),
     ),
     False: (
         COLUMNS,
         TRIGGERS,
-        Part(
+        InformationTable(
             source=_I_S + "statistics",
             columns=(
                 *_INDEX,
@@ -223,14 +225,14 @@ SEEN: Mapping[bool, Sequence[Part]] = {
     ),
 }
 #: The part that MariaDB opens every table for, with the same keys.
-CHECKS: Mapping[bool, Part] = {
-    True: Part(
+CHECKS: Mapping[bool, InformationTable] = {
+    True: InformationTable(
         source=_I_S + "check_constraints",
         schema="constraint_schema",
         columns=("constraint_name", "level", "check_clause"),
     ),
     # On MySQL the table of a CHECK is in another table.
-    False: Part(
+    False: InformationTable(
         source=_I_S + "check_constraints JOIN " + _I_S + "table_constraints "
         "USING (constraint_schema, constraint_name)",
         schema="constraint_schema",
@@ -423,7 +425,7 @@ class _ServerCatalogue:
 
     def _add(
         self,
-        part: Part,
+        part: InformationTable,
         schemas: list[str],
         but: Container[tuple[str, str]] = (),
         tables: list[str] | None = None,
@@ -440,7 +442,7 @@ class _ServerCatalogue:
 
     def _read(
         self,
-        part: Part,
+        part: InformationTable,
         schemas: list[str],
         *,
         by_table: bool = False,

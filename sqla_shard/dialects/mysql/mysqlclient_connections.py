@@ -3,9 +3,9 @@
 They differ from those of the driver:
 
 * a statement, COMMIT or ROLLBACK of a
-  :class:`~sqla_shard.dialects.polling.Call` is sent with ``send_query()``;
-  its response is read with ``read_query_result()`` once the socket is
-  readable, so that one thread waits for several servers;
+  :class:`~sqla_shard.dialects.polling.PolledCall` is sent with
+  ``send_query()``; its response is read with ``read_query_result()`` once the
+  socket is readable, so that one thread waits for several servers;
 * a call that another thread waits for can be interrupted;
 * a cursor can be closed while another cursor of the same connection waits in
   another thread;
@@ -35,9 +35,9 @@ from typing import Any
 from greenlet import getcurrent
 
 from sqla_shard.dialects.mysql.driver import close_descriptor
-from sqla_shard.dialects.polling import Call
 from sqla_shard.dialects.polling import CAN_POLL
 from sqla_shard.dialects.polling import Pipelining
+from sqla_shard.dialects.polling import PolledCall
 from sqla_shard.dialects.polling import PolledConnection
 from sqla_shard.dialects.polling import wait_for
 
@@ -185,7 +185,7 @@ class _Polled(PolledConnection):
     def _run(self, query: Any) -> None:
         self.before_command(query)
         plain: Any = super()
-        if type(getcurrent()) is Call:
+        if type(getcurrent()) is PolledCall:
             plain.send_query(bytes(query))
             self._read_response()
         else:

@@ -37,7 +37,7 @@ __all__ = [
     "OPERATION",
     "OPERATIONS",
     "TOPOLOGY",
-    "Found",
+    "FormerState",
     "HistoryEntry",
     "ProtectedNode",
     "Publication",
@@ -190,7 +190,7 @@ def faults(topology: Topology, data: bytes) -> Iterator[Problem]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FormerState:
     """The state before a publication.
 
     :ivar newest: the topology that processes use: the published one, or the
@@ -280,7 +280,7 @@ class PublishedTopologies:
             )
         return self._parsed(node.data, node_of(epoch))
 
-    def _look(self) -> Found:
+    def _look(self) -> FormerState:
         self._store.sync()
         node = self._store.read(TOPOLOGY)
         epochs = self._epochs()
@@ -299,7 +299,7 @@ class PublishedTopologies:
                 key=attrgetter("version"),
                 default=None,
             )
-        return Found(
+        return FormerState(
             newest=newest,
             version=None if node is None else node.version,
             fault=fault,

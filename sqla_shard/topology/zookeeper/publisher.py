@@ -49,7 +49,7 @@ from sqla_shard.topology.generations import without_generations
 from sqla_shard.topology.publication_notes import PublicationNote
 from sqla_shard.topology.zookeeper.publications import faults
 from sqla_shard.topology.zookeeper.publications import FLEET
-from sqla_shard.topology.zookeeper.publications import Found
+from sqla_shard.topology.zookeeper.publications import FormerState
 from sqla_shard.topology.zookeeper.publications import HISTORY
 from sqla_shard.topology.zookeeper.publications import LOCK
 from sqla_shard.topology.zookeeper.publications import node_of
@@ -67,7 +67,7 @@ from sqla_shard.topology.zookeeper.publications import TOPOLOGY
 
 if TYPE_CHECKING:
     from sqla_shard.topology.zookeeper.store import Change
-    from sqla_shard.topology.zookeeper.store import Check
+    from sqla_shard.topology.zookeeper.store import VersionCheck
 
 __all__ = ["Publisher"]
 
@@ -218,7 +218,7 @@ class Publisher(PublishedTopologies):
         dry_run: bool = False,
         renamed: bool = False,
         force: bool = False,
-        guard: Check | None = None,
+        guard: VersionCheck | None = None,
         note: PublicationNote | None = None,
     ) -> Publication:
         """Publish a topology.
@@ -358,14 +358,14 @@ class Publisher(PublishedTopologies):
 
     def _replace(
         self,
-        found: Found,
+        found: FormerState,
         new: Topology,
         given: Topology,
         expected_epoch: int | None,
         dry_run: bool,
         renamed: bool,
         force: bool,
-        guard: Check | None = None,
+        guard: VersionCheck | None = None,
         note: PublicationNote | None = None,
     ) -> Publication:
         """Publish ``new`` with raised generations.
@@ -405,20 +405,20 @@ class Publisher(PublishedTopologies):
         )
         return self._publication(found, new, version, given)
 
-    def _none_pending(self) -> Check | None:
+    def _none_pending(self) -> VersionCheck | None:
         """Return the condition that no fleet operation is pending.
 
         None if there has never been one.
 
         :raises FleetLockedError: if one is.
         """
-        from sqla_shard.topology.zookeeper.store import Check
+        from sqla_shard.topology.zookeeper.store import VersionCheck
 
         node = self._store.read(OPERATION)
         if node is None:
             return None
         if not node.data:
-            return Check(OPERATION, node.version)
+            return VersionCheck(OPERATION, node.version)
         title, holder = pending_names(node.data)
         raise FleetLockedError(
             fleet=self.name,
@@ -429,10 +429,10 @@ class Publisher(PublishedTopologies):
 
     def _write(
         self,
-        found: Found,
+        found: FormerState,
         new: Topology,
         data: bytes,
-        guard: Check | None,
+        guard: VersionCheck | None,
         note: PublicationNote | None,
     ) -> int:
         from sqla_shard.topology.zookeeper.store import Create
@@ -456,7 +456,7 @@ class Publisher(PublishedTopologies):
 
     def _outcome(
         self,
-        found: Found,
+        found: FormerState,
         new: Topology,
         data: bytes,
         error: TopologyUnavailableError,
@@ -506,7 +506,7 @@ class Publisher(PublishedTopologies):
             if name.endswith(NOTE) and name.removesuffix(NOTE) not in names
         ]
 
-    def _has(self, found: Found, topology: Topology) -> bool:
+    def _has(self, found: FormerState, topology: Topology) -> bool:
         newest = found.newest
         if (
             newest is None
@@ -527,7 +527,7 @@ class Publisher(PublishedTopologies):
         used = partial(self._used, below=newest.epoch)
         return with_raised_generations(before, topology, used) == newest
 
-    def _checked(self, found: Found, new: Topology) -> bytes:
+    def _checked(self, found: FormerState, new: Topology) -> bytes:
         """Return the document of a topology after all checks."""
         data = to_json(new)
         # Also checks that its placeholders are allowed.
@@ -587,7 +587,7 @@ class Publisher(PublishedTopologies):
 
     def _publication(
         self,
-        found: Found,
+        found: FormerState,
         new: Topology,
         version: int | None,
         given: Topology,

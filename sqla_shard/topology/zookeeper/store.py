@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Change",
-    "Check",
     "Create",
     "NodeStat",
     "Replace",
     "StoredNode",
+    "VersionCheck",
     "ZooKeeperStore",
     "acl_of_first",
     "acl_text",
@@ -203,7 +203,7 @@ class Replace:
 
 
 @dataclass(frozen=True)
-class Check:
+class VersionCheck:
     """A condition: a node has a version.
 
     :ivar node: path of the node.
@@ -215,7 +215,7 @@ class Check:
 
 
 #: A part of a transaction.
-Change: TypeAlias = Create | Replace | Check
+Change: TypeAlias = Create | Replace | VersionCheck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -534,7 +534,7 @@ class ZooKeeperStore:
                         )
                     case Replace(data=data, version=version):
                         transaction.set_data(path, data, version)
-                    case Check(version=version):
+                    case VersionCheck(version=version):
                         transaction.check(path, version)
             return transaction.commit_async()
 
