@@ -39,7 +39,7 @@ def a_list(function=page, format="d:%d", **options):  # noqa: A002
 def test_it_looks_like_the_function():
     cached = objects()
     assert cached.__name__ == "many"
-    assert cached.__doc__ == "Say what it does."
+    assert cached.__doc__ == "Describe the function."
     assert cached.__wrapped__ is many
     assert str(inspect.signature(cached)) == "(session, ids)"
     assert not inspect.iscoroutinefunction(cached)
