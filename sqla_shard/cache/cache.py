@@ -347,7 +347,7 @@ class Cache:
         :param places: the shard locations, by the ids of objects or sources.
         :returns: the objects by id, with None for those not found and
             without those that cannot be loaded; for lists the
-            :class:`~.lists.Prefix` of each.
+            :class:`~.lists.FirstRows` of each.
         """
         return self._row_caches[table].read(session, places)
 

@@ -541,7 +541,8 @@ class Cluster(FromSources, EventTarget):
         All servers are pinged at the same time, each over a new connection,
         which is closed afterwards.  The source is not read: the result has
         its last state.  A child process that has not read it yet waits for
-        that.
+        that.  If a newer topology removes a server meanwhile, all servers of
+        that one are pinged, for as long again.
 
         :param timeout: seconds; a server that has not responded by then is
             reported as down.

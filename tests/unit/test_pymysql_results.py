@@ -288,3 +288,56 @@ def test_a_long_value_does_not_stay_in_the_buffer():
     made._read_query_result()
     assert made._result.rows == (("g" * 1_000_000,),)
     assert len(made._rfile.data) < 100_000
+
+
+def test_rows_that_were_read_do_not_stay_in_the_buffer():
+    data = packets(answer(TWO, [ROW] * 40))
+    made = connection(True, data, lambda: 100_000)
+    made._read_query_result()
+    assert made._rfile.data == b""
+
+
+@pytest.mark.parametrize("use_unicode", [True, False])
+@pytest.mark.parametrize("column", COLUMNS)
+def test_each_type_with_and_without_unicode(column, use_unicode):
+    data = packets(answer([column], [row_of(column[2][:1])])) * 2
+    theirs, mine = both(data, turns=2, use_unicode=use_unicode)
+    assert mine[0] == theirs[0]
+    # The driver cannot convert bytes to Decimal: the connection is lost.
+    if not isinstance(theirs[0][0], type):
+        assert mine[1] == theirs[1]
+
+
+class Shouting:
+    """A converter that cannot be hashed."""
+
+    def __eq__(self, other):
+        return self is other
+
+    def __call__(self, text):
+        return text.upper()
+
+
+@pytest.mark.parametrize(
+    ("convert", "text", "value"),
+    [(Shouting(), "a", "A"), (int, "١٢", 12), (float, "٣", 3.0)],
+)
+def test_converters_of_an_application_are_called_with_text(
+    convert, text, value
+):
+    conv = {
+        **pymysql.converters.conversions,
+        FIELD_TYPE.VAR_STRING: convert,
+    }
+    data = packets(answer(TWO[1:], [row_of([text])])) * 2
+    theirs, mine = both(data, turns=2, conv=conv)
+    assert mine == theirs
+    assert mine[1][0] == ((value,),)
+
+
+def test_a_result_while_the_file_is_that_of_the_driver():
+    """As that of ``init_command``, which ``connect()`` executes."""
+    made = connection(True, packets(answer(TWO, [ROW])), lambda: 10_000)
+    made._rfile = made._rfile._file
+    made._read_query_result()
+    assert made._result.rows == ((7, "x"),)

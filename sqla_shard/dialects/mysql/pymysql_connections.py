@@ -125,7 +125,9 @@ class _Reading:
 
     def _read_query_result(self, unbuffered: bool = False) -> Any:
         """Read a result as PyMySQL does, with another class."""
-        if unbuffered:
+        # ``init_command`` is executed by connect(), in which the file of the
+        # socket is still the driver's.
+        if unbuffered or not isinstance(self._rfile, Received):
             plain: Any = super()
             return plain._read_query_result(unbuffered)
         self._result = None

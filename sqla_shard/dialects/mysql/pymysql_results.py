@@ -85,6 +85,14 @@ class Received:
         self.data, self.position = found, count
         return found[:count]
 
+    def release(self) -> None:
+        """Release the buffer if all of it has been read.
+
+        Idle connections would hold the last rows that they have read.
+        """
+        if self.position == len(self.data):
+            self.data, self.position = b"", 0
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -113,11 +121,11 @@ def result_class(module: Any) -> type[Any]:
     slow = converters.convert_datetime
     attributes = {
         "_packet_class": module.FieldDescriptorPacket,
-        # Functions that convert to the same objects in less time.
-        "_faster": {
-            slow: partial(_to_datetime, slow),
-            converters.through: None,
-        },
+        # Functions that convert text to the same objects in less time.
+        "_faster": (
+            (slow, partial(_to_datetime, slow)),
+            (converters.through, None),
+        ),
     }
     return type("Result", (_Result, module.MySQLResult), attributes)
 
@@ -130,7 +138,7 @@ class _Result:
     affected_rows: int
     rows: tuple[Any, ...]
     _packet_class: Any
-    _faster: dict[Any, Any]
+    _faster: tuple[tuple[Any, Any], ...]
     _packets: list[bytes]
     _encoding: str
 
@@ -172,9 +180,17 @@ class _Result:
 
     def _converter(self, encoding: str | None, convert: Any) -> Converter:
         """Return what PyMySQL would use, or the same in less time."""
-        if convert is int or convert is float:
+        # Without ``use_unicode`` values are bytes, for which the driver's
+        # functions differ.  int() and float() read other digits than those
+        # of ASCII only from a string.
+        if encoding == "ascii" and (convert is int or convert is float):
             return None, convert
-        return encoding, self._faster.get(convert, convert)
+        if encoding is not None:
+            # Not a dictionary: an application's function may be unhashable.
+            for slow, fast in self._faster:
+                if convert is slow:
+                    return encoding, fast
+        return encoding, convert
 
     def __getattr__(self, name: str) -> Any:
         # Only the cursors that return dictionaries ask for it.
@@ -199,6 +215,7 @@ class _Result:
             if plain._check_packet_is_eof(packet):
                 break
             rows.append(plain._read_row_from_packet(packet))
+        received.release()
         self.connection = None
         self.affected_rows = len(rows)
         self.rows = tuple(rows)
