@@ -64,6 +64,24 @@ def cluster(mariadb_fleet: Any) -> Iterator[Cluster]:
     mariadb_fleet.drop_databases(document)
 
 
+@pytest.mark.parametrize("command", ["SELECT 1", "SET @mark = 1"])
+def test_an_init_command_may_return_rows(
+    cluster: Cluster, mariadb_fleet: Any, command: str
+) -> None:
+    options = {"connect_args": {"init_command": command}}
+    with (
+        Cluster.from_topology(
+            cluster.topology.to_mapping(),
+            environ=mariadb_fleet.environ,
+            engine_options=options,
+        ) as other,
+        other.session() as session,
+    ):
+        statement = text("SELECT @mark, 2")
+        row = session.execute(statement, bind_arguments={"shard_id": 31}).one()
+    assert tuple(row) == (1 if "mark" in command else None, 2)
+
+
 def test_sessions_are_utc_and_strict(cluster: Cluster) -> None:
     with cluster.session() as session:
         for shard_id in (0, 31):
