@@ -33,6 +33,8 @@ from greenlet import getcurrent
 from greenlet import greenlet
 from greenlet import GreenletExit
 
+from sqla_shard.util.greenlets import THREAD
+
 __all__ = [
     "CAN_POLL",
     "PIPELINING",
@@ -42,7 +44,7 @@ __all__ = [
     "PolledSSLSocket",
     "PolledSocket",
     "Poller",
-    "wait_for",
+    "polled_call",
 ]
 
 
@@ -94,6 +96,7 @@ class PolledCall(greenlet):
     def wait(self, fd: int, events: int, timeout: float | None) -> None:
         """Let the other calls continue until a socket is ready.
 
+        :param timeout: seconds; None for no limit.
         :raises TimeoutError: if it is not ready in time.
         """
         self.fd = fd
@@ -103,27 +106,23 @@ class PolledCall(greenlet):
         parent.switch()
 
 
-def wait_for(fd: int, events: int, timeout: float | None) -> bool:
-    """Let the other calls of the thread continue until a socket is ready.
-
-    :param timeout: seconds; None for no limit.
-    :returns: False, without waiting, outside of a :class:`PolledCall`.
-    :raises TimeoutError: if it is not ready in time.
-    """
+def polled_call() -> PolledCall | None:
+    """Return the call that is running in this thread; None outside of one."""
+    # Do not ask greenlet first: see the module of THREAD.
+    if not THREAD.has_greenlets:
+        return None
     call = getcurrent()
-    if type(call) is not PolledCall:
-        return False
-    call.wait(fd, events, timeout)
-    return True
+    return call if type(call) is PolledCall else None
 
 
 class Poller:
-    """Runs calls of one thread, whose greenlet is the parent of the calls.
+    """Runs calls of its thread, whose greenlet is the parent of the calls.
 
     :ivar waiting: the calls that wait, by descriptor.
     """
 
     def __init__(self) -> None:
+        THREAD.has_greenlets = True
         self._poll = select.poll()
         self.waiting: dict[int, PolledCall] = {}
 
@@ -277,12 +276,15 @@ class PolledSocket(socket.socket):
 
     def recv_into(self, *args: Any, **kwargs: Any) -> int:
         """Receive; see ``socket.recv_into``."""
-        wait_for(self.fileno(), _READABLE, self.gettimeout())
+        call = polled_call()
+        if call is not None:
+            call.wait(self.fileno(), _READABLE, self.gettimeout())
         return super().recv_into(*args, **kwargs)
 
     def sendall(self, data: Any, flags: int = 0) -> None:
         """Send all data; see ``socket.sendall``."""
-        if type(getcurrent()) is not PolledCall:
+        call = polled_call()
+        if call is None:
             super().sendall(data, flags)
             return
         timeout = self.gettimeout()
@@ -291,7 +293,7 @@ class PolledSocket(socket.socket):
         sent = self.send(view, flags | _AT_ONCE)
         while sent < len(view):
             left = None if end is None else max(end - monotonic(), 0)
-            wait_for(self.fileno(), _WRITABLE, left)
+            call.wait(self.fileno(), _WRITABLE, left)
             sent += self.send(view[sent:], flags | _AT_ONCE)
 
 
@@ -309,27 +311,29 @@ def _at_once(sock: socket.socket) -> Iterator[float | None]:
 class PolledSSLSocket(ssl.SSLSocket):
     """The counterpart of :class:`PolledSocket` for TLS."""
 
-    def _polled(self, act: Callable[[], Any]) -> Any:
+    def _polled(self, call: PolledCall, act: Callable[[], Any]) -> Any:
         with _at_once(self) as timeout:
             while True:
                 try:
                     return act()
                 except ssl.SSLWantReadError:
-                    wait_for(self.fileno(), _READABLE, timeout)
+                    call.wait(self.fileno(), _READABLE, timeout)
                 except ssl.SSLWantWriteError:
-                    wait_for(self.fileno(), _WRITABLE, timeout)
+                    call.wait(self.fileno(), _WRITABLE, timeout)
 
     def recv_into(self, *args: Any, **kwargs: Any) -> int:
         """Receive; see ``SSLSocket.recv_into``."""
         plain = super().recv_into
-        if type(getcurrent()) is not PolledCall:
+        call = polled_call()
+        if call is None:
             return plain(*args, **kwargs)
-        found: int = self._polled(partial(plain, *args, **kwargs))
+        found: int = self._polled(call, partial(plain, *args, **kwargs))
         return found
 
     def sendall(self, data: Any, flags: int = 0) -> None:
         """Send all data; see ``SSLSocket.sendall``."""
-        if type(getcurrent()) is not PolledCall:
+        call = polled_call()
+        if call is None:
             super().sendall(data, flags)
             return
         plain = super().send
@@ -337,4 +341,4 @@ class PolledSSLSocket(ssl.SSLSocket):
         while view:
             # A record that could not be sent must be sent again unchanged.
             part = view[:_RECORD]
-            view = view[self._polled(partial(plain, part, flags)) :]
+            view = view[self._polled(call, partial(plain, part, flags)) :]

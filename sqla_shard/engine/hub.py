@@ -41,6 +41,7 @@ from sqla_shard.dialects.polling import Poller
 from sqla_shard.engine.lanes import invalidate
 from sqla_shard.engine.lanes import Lanes
 from sqla_shard.engine.lanes import Task
+from sqla_shard.util.greenlets import THREAD
 
 __all__ = ["Hub", "Lane", "Stopped", "before_invalidate"]
 
@@ -191,6 +192,7 @@ class Hub:
 
     def __init__(self, lanes: Lanes, poller: Poller | None = None) -> None:
         self.greenlet = getcurrent()
+        THREAD.has_greenlets = True
         self._lanes = lanes
         self._poller = poller
         self._groups: list[_Group] = []

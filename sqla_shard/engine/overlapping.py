@@ -56,6 +56,7 @@ from sqla_shard.engine.lanes import AwaitedLanes
 from sqla_shard.engine.lanes import Lanes
 from sqla_shard.engine.polled_lanes import lanes_for
 from sqla_shard.engine.polled_lanes import POLLED
+from sqla_shard.util.greenlets import THREAD
 
 __all__ = [
     "Turn",
@@ -241,7 +242,7 @@ def _call_driver(
 ) -> bool | None:
     """Execute a statement of a lane, in a thread where possible."""
     context = arguments[3]
-    lane = getcurrent()
+    lane = getcurrent() if THREAD.has_greenlets else None
     turn = current_turn()
     if not isinstance(lane, Lane) and (turn is None or turn.taken):
         if turn is not None:

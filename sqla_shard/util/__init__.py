@@ -5,6 +5,7 @@
 ``calling_lines``       the line that has executed a statement
 ``definitions``         where a function is defined
 ``forking``             calls in a child process, right after a fork
+``greenlets``           whether a thread runs greenlets of this library
 ``jitter``              random pauses
 ``pace``                how fast a run reads rows
 ``printable``           text without control characters

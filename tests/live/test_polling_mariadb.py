@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine
 from sqlalchemy import func
 from sqlalchemy import select
 from sqlalchemy import text
@@ -26,6 +28,8 @@ from tests.servers.faults import Pin
 from tests.servers.faults import SERVERS
 from tests.servers.faults import SHARDS
 from tests.servers.following import until
+from tests.servers.greenlets import others
+from tests.servers.greenlets import thread_greenlets
 from tests.servers.processes import running
 from tests.servers.processes import started_since
 from tests.test_docs import certificates  # noqa: F401  # a fixture
@@ -120,6 +124,29 @@ def test_no_thread_is_started(cluster: Cluster) -> None:
         found = select(Pin).options(scatter(timeout=60))
         assert {pin.id for pin in session.scalars(found)} >= set(ids)
     assert started_since(before) == []
+
+
+def test_threads_that_poll_nothing_do_not_ask_for_a_greenlet(
+    cluster: Cluster,
+) -> None:
+    """Or a child that is forked while one of them ends could hang."""
+    ids = add(cluster, "it")
+    with cluster.session() as session:
+        # From now on statements of these engines may overlap.
+        assert None not in session.get_many(Pin, ids)
+    engines = cluster.places.engines
+    before = thread_greenlets()
+
+    def job(engine: Engine) -> list[Any]:
+        # The thread connects, and ends a transaction, too.
+        engine.dispose()
+        with engines.visit(engine) as connection:
+            assert connection.scalar(select(func.length("it"))) == 2
+        return others(before)
+
+    jobs = [partial(job, engine) for engine in engines]
+    assert len(jobs) == SERVERS
+    assert engines.in_parallel(jobs, "test") == [[]] * SERVERS
 
 
 def test_large_statements_and_responses_do_not_block_each_other(

@@ -32,14 +32,11 @@ from importlib import import_module
 from math import ceil
 from typing import Any
 
-from greenlet import getcurrent
-
 from sqla_shard.dialects.mysql.driver import close_descriptor
 from sqla_shard.dialects.polling import CAN_POLL
 from sqla_shard.dialects.polling import Pipelining
-from sqla_shard.dialects.polling import PolledCall
+from sqla_shard.dialects.polling import polled_call
 from sqla_shard.dialects.polling import PolledConnection
-from sqla_shard.dialects.polling import wait_for
 
 __all__ = ["Adapted", "Connecting"]
 
@@ -185,7 +182,7 @@ class _Polled(PolledConnection):
     def _run(self, query: Any) -> None:
         self.before_command(query)
         plain: Any = super()
-        if type(getcurrent()) is PolledCall:
+        if polled_call() is not None:
             plain.send_query(bytes(query))
             self._read_response()
         else:
@@ -203,7 +200,9 @@ class _Polled(PolledConnection):
         """Wait for a response, and read its first packet."""
         plain: Any = self
         try:
-            wait_for(self._fd, select.POLLIN, self._timeout)
+            call = polled_call()
+            if call is not None:
+                call.wait(self._fd, select.POLLIN, self._timeout)
         except TimeoutError as error:
             plain.close()
             raise self.OperationalError(
