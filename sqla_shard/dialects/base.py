@@ -262,6 +262,18 @@ class DDL(Protocol):
         """
         ...
 
+    def missing_indexes(
+        self, connection: Connection, statements: Sequence[str]
+    ) -> list[str]:
+        """Return the CREATE INDEX statements whose indexes do not exist.
+
+        An index with other columns, or another uniqueness, is another one.
+
+        :param statements: those that :meth:`Batch.creation` has joined with
+            the CREATE TABLE of a table that exists.
+        """
+        return list(statements)
+
     def rolls_back(self, connection: Connection) -> bool:
         """Return whether every table of the database has transactions."""
         return True

@@ -293,9 +293,10 @@ def _open_revision(
     entries = open_entries(connection)
     if not entries:
         return BEHIND, None  # The revision has finished since.
-    last = last_sent(entries)[0]
+    sent = last_sent(entries)
+    last = sent[0]
     try:
-        took_effect(connection, version.shard.place.backend.ddl, last)
+        took_effect(connection, version.shard.place.backend.ddl, sent)
     except InDoubtError as error:
         return IN_DOUBT, str(error)
     if last.error is not None:
@@ -382,7 +383,8 @@ def _record(
     entries = open_entries(connection)
     if not entries:
         raise SchemaError(f"no revision is unfinished on {shard} any more")
-    last, *joined = last_sent(entries)
+    sent = last_sent(entries)
+    last = sent[0]
     values: dict[str, Any] = {"is_open": False, "state": FINISHED}
     of_last = LEDGER.c.id == last.id
     if answer is Answer.REVISION_DONE:
@@ -395,14 +397,15 @@ def _record(
             "statement is in doubt; answer with revision-done or "
             "revision-undone"
         )
-    elif joined:
-        # The answer would be about the CREATE TABLE, or about an index.
+    elif len(sent) > 1 and not _is_in_doubt(connection, shard, sent):
+        # An operator may have seen the table without its indexes.
         raise SchemaError(
             f"{last.step} was interrupted on {shard} in a CREATE TABLE with "
-            f"{len(joined)} index(es), which is not in doubt: the table "
+            f"{len(sent) - 1} index(es), which is not in doubt: the table "
             "exists with all of them, or does not exist. Repeat the command, "
-            "or answer with revision-done or revision-undone: "
-            f"{one_line(last.statement)}"
+            "after restoring the file of the revision if it was changed; or "
+            "complete the revision or undo it by hand, and answer with "
+            f"revision-done or revision-undone: {one_line(last.statement)}"
         )
     else:
         state = DONE if answer is Answer.STATEMENT_DONE else UNDONE
@@ -414,6 +417,19 @@ def _record(
         update(LEDGER).where(LEDGER.c.is_open.is_(True)).values(**values)
     )
     return last
+
+
+def _is_in_doubt(
+    connection: Connection, shard: Shard, sent: Sequence[Entry]
+) -> bool:
+    """Return whether an operator may answer about a CREATE TABLE."""
+    if sent[0].state in (DONE, UNDONE):
+        return True  # An answer can be corrected.
+    try:
+        took_effect(connection, shard.place.backend.ddl, sent)
+    except InDoubtError:
+        return True
+    return False
 
 
 T = TypeVar("T")

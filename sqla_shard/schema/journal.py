@@ -12,7 +12,8 @@ the same connection and in the same transaction:
   the ledger in any case; without a successor, its outcome is unknown.
 
 Entries of indexes that a CREATE TABLE creates with its table are inserted
-together with its entry, as joined: all of them have taken effect, or none.
+together with its entry, as joined.  Without a successor, they have taken
+effect if the table exists with these indexes, and have not if there is none.
 
 Any other entry with a successor has taken effect.  With the last COMMIT of the
 revision, which also writes alembic's version, the entries are closed.
@@ -181,7 +182,7 @@ class Journal:
             self._revision,
         ):
             raise self._unfinished(last, f"finish it before the {self.step}")
-        if took_effect(self._connection, self._ddl, last):
+        if took_effect(self._connection, self._ddl, sent):
             self._skipped = self.entries
             return
         self._skipped = self.entries[: -len(sent)]
@@ -318,7 +319,7 @@ class Journal:
         entries = open_entries(self._connection)
         try:
             if entries:
-                took_effect(self._connection, self._ddl, last_sent(entries)[0])
+                took_effect(self._connection, self._ddl, last_sent(entries))
         except InDoubtError as error:
             return error
         return None
@@ -594,8 +595,11 @@ class Journal:
 
     def _changed(self, entry: Entry) -> InDoubtError:
         return InDoubtError(
-            f"{entry.step} was changed after it was interrupted: its "
-            f"statement {entry.number + 1} was {one_line(entry.statement)}",
+            # First what to do: a status shortens the text.
+            f"{entry.step} was changed after it was interrupted. Restore its "
+            "file and repeat the command; or complete it or undo it by hand, "
+            "and answer with revision-done or revision-undone. Its statement "
+            f"{entry.number + 1} was {one_line(entry.statement)}",
             statement=entry.statement,
         )
 

@@ -248,8 +248,7 @@ def open_entries(connection: Connection) -> list[Entry]:
 def last_sent(entries: Sequence[Entry]) -> Sequence[Entry]:
     """Return the entries of the statement that was sent last.
 
-    They are several if it was a CREATE TABLE with indexes: all of them have
-    taken effect, or none.  The first one shows which.
+    They are several if it was a CREATE TABLE with indexes.
 
     :param entries: the open entries, in order; at least one.
     """
@@ -265,12 +264,15 @@ def one_line(statement: str) -> str:
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
 
 
-def took_effect(connection: Connection, ddl: DDL, last: Entry) -> bool:
-    """Return whether the last entry of a revision has taken effect.
+def took_effect(
+    connection: Connection, ddl: DDL, sent: Sequence[Entry]
+) -> bool:
+    """Return whether the last statement of a revision has taken effect.
 
-    :param last: the first entry of :func:`last_sent`.
+    :param sent: its entries, of :func:`last_sent`.
     :raises InDoubtError: if the database proves neither.
     """
+    last, *joined = sent
     if last.state in (DONE, UNDONE, FINISHED):
         return last.state != UNDONE
     if not last.statement:
@@ -301,6 +303,22 @@ def took_effect(connection: Connection, ddl: DDL, last: Entry) -> bool:
             f"{last.number + 1}, and of the tables that it names only "
             f"{', '.join(sorted(changed))} has changed: "
             f"{one_line(last.statement)}",
+            statement=last.statement,
+        )
+    # The server creates all or nothing, but an operator may have created the
+    # table by hand, or dropped an index, and the table may be another one.
+    missing = ddl.missing_indexes(
+        connection, [entry.statement for entry in joined]
+    )
+    if missing:
+        raise InDoubtError(
+            f"{last.step} was interrupted in its statement "
+            f"{last.number + 1}, which creates {', '.join(before)} with "
+            f"{len(joined)} index(es), and the table exists without "
+            f"{len(missing)} of them: {'; '.join(map(one_line, missing))}. "
+            "Create what is missing, or remove the table if it is another "
+            "one, and repeat the command; an answer about the statement is "
+            "about the table with all of these indexes",
             statement=last.statement,
         )
     return True

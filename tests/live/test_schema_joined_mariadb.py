@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
+from functools import partial
 from random import Random
 
 import pymysql
@@ -15,6 +16,7 @@ from sqlalchemy.schema import CreateTable
 
 from sqla_shard import exc
 from sqla_shard import schema
+from sqla_shard.dialects.mysql.ddl import MySQLDDL
 from sqla_shard.dialects.mysql.new_tables import creation_of
 from sqla_shard.schema import Answer
 from sqla_shard.schema.static_revisions import is_static
@@ -147,6 +149,107 @@ def test_no_statement_is_in_doubt(arranged, exists, answer):
     upgraded(arranged)
 
 
+def replaced(index: str, other: str) -> tuple[str, str, list[str], str]:
+    """Return a doubt of :data:`DOUBTS`: another index has the name."""
+    change = f"ALTER TABLE {{db}}boards DROP KEY {index}, ADD {other}"
+    return "boards", change, [index], f"DROP INDEX {index} ON {{db}}boards"
+
+
+VIEW = "CREATE VIEW {db}pins AS SELECT 1"
+PINS = "CREATE TABLE {db}pins (id BIGINT PRIMARY KEY, likes INTEGER)"
+ONE = "DROP INDEX by_title ON {db}boards"
+BOTH = "ALTER TABLE {db}boards DROP KEY by_title, DROP KEY ix_boards_order"
+#: What an operator sends after an interruption: the table that is created
+#: then, the statement, the missing indexes, and what to send before these.
+#: Without a statement, it is the CREATE TABLE that the status shows.
+DOUBTS = {
+    "created by hand": ("pins", "", ["ix_pins_likes"], ""),
+    "another table": ("pins", PINS, ["ix_pins_likes"], ""),
+    "view": ("pins", VIEW, ["ix_pins_likes"], ""),
+    "dropped": ("boards", ONE, ["by_title"], ""),
+    "both dropped": ("boards", BOTH, ["by_title", "ix_boards_order"], ""),
+    "other order": replaced("by_title", "KEY by_title (likes, title)"),
+    "fewer columns": replaced("by_title", "KEY by_title (title)"),
+    "prefix": replaced("by_title", "KEY by_title (title(5), likes)"),
+    "unique": replaced("by_title", "UNIQUE by_title (title, likes)"),
+    "not unique": replaced("ix_boards_order", "KEY ix_boards_order (`order`)"),
+}
+
+
+def open_statements(project: Project) -> list[str]:
+    entries = project.ledger(SHARD)
+    return [e["statement"].strip() for e in entries if e["is_open"]]
+
+
+def put_in_doubt(project: Project, name: str) -> None:
+    table, statement, *_ = DOUBTS[name]
+    end_in(project, table, exists=table == "boards")
+    if not statement:
+        creation = open_statements(project)[JOINED[table][0]]
+        statement = creation.replace("CREATE TABLE ", "CREATE TABLE {db}", 1)
+    project.query(SHARD, statement)
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_a_table_without_its_indexes(arranged, name):
+    table, _, missing, undo = DOUBTS[name]
+    put_in_doubt(arranged, name)
+    sent = open_statements(arranged)
+    numbers = JOINED[table]
+    wanted = [
+        one
+        for one in sent[numbers[1] :]
+        if one.split(" ON ")[0].split()[-1] in missing
+    ]
+    assert len(wanted) == len(missing)
+    before = status(arranged)
+    report = arranged.report(*UP, status=1)["shards"][SHARD]
+    after = status(arranged)
+    assert report["state"] == before.condition == after.condition == "in doubt"
+    for shown in (before.detail, report["error"], after.detail):
+        where = f"in its statement {numbers[0] + 1}, which creates {table} "
+        assert where in shown
+        assert f"without {len(missing)} of them" in shown
+        for one in sent[numbers[1] :]:
+            assert (one in shown) == (one in wanted)
+    assert open_statements(arranged) == sent
+    assert arranged.heads(SHARD) == []
+    # Another table is removed, as the message says; otherwise the statements
+    # of the message are sent.
+    if name in ("another table", "view"):
+        kind = "VIEW" if name == "view" else "TABLE"
+        arranged.query(SHARD, f"DROP {kind} {{db}}{table}")
+    else:
+        if undo:
+            arranged.query(SHARD, undo)
+        for one in wanted:
+            arranged.query(SHARD, one.replace(" ON ", " ON {db}"))
+    upgraded(arranged)
+    assert status(arranged).condition == "current"
+
+
+def test_an_answer_about_a_table_without_its_index(arranged):
+    put_in_doubt(arranged, "created by hand")
+    for answer in (Answer.STATEMENT_UNDONE, Answer.STATEMENT_DONE):
+        # The second one corrects the first.
+        found = schema.resolve(arranged.config(), SHARD, answer)
+        assert found.statement.lstrip().startswith("CREATE TABLE pins")
+        assert status(arranged).condition == "interrupted"
+    arranged.alembic(*UP)
+    assert status(arranged).condition == "current"
+    wanted, found = (arranged.tables(one)["pins"] for one in (0, SHARD))
+    assert "ix_pins_likes" in wanted
+    assert "ix_pins_likes" not in found
+    assert "`link`" in found
+
+
+def test_a_table_that_is_removed_after_the_answer(arranged):
+    put_in_doubt(arranged, "another table")
+    schema.resolve(arranged.config(), SHARD, Answer.STATEMENT_UNDONE)
+    arranged.query(SHARD, "DROP TABLE {db}pins")
+    upgraded(arranged)
+
+
 def test_a_revision_that_is_undone_by_hand(arranged):
     end_in(arranged, "pins", exists=True)
     for name in TABLES:
@@ -166,6 +269,15 @@ def test_a_revision_that_was_edited_meanwhile(arranged):
     found = status(arranged)
     assert found.condition == "in doubt"
     assert "was changed after it was interrupted" in found.detail
+    assert "Restore its file and repeat the command" in found.detail
+    assert "answer with revision-done or revision-undone" in found.detail
+    for answer in (Answer.STATEMENT_DONE, Answer.STATEMENT_UNDONE):
+        with pytest.raises(exc.SchemaError) as refused:
+            schema.resolve(arranged.config(), SHARD, answer)
+        assert "after restoring the file of the revision" in str(refused.value)
+        assert "answer with revision-done or revision-undone" in str(
+            refused.value
+        )
     arranged.rewrite(path, "String(51)", "String(50)")
     upgraded(arranged)
 
@@ -355,6 +467,13 @@ def test_the_tables_are_equal(project, rng, seed):
     server, first = project.place(0)
     _, second = project.place(1)
     connection = project.servers[server].root_connect(ssl_disabled=True)
+    engine = sa.create_engine(
+        "mysql+pymysql://",
+        creator=partial(
+            project.servers[server].root_connect, ssl_disabled=True
+        ),
+        poolclass=sa.NullPool,
+    )
     joined = drawn = 0
     with closing(connection), connection.cursor() as cursor:
         cursor.execute(
@@ -381,6 +500,8 @@ def test_the_tables_are_equal(project, rng, seed):
                     break
             else:
                 same(cursor, (first, second), statements)
+                assert missing_in(engine, first, statements) == []
+                assert missing_in(engine, second, statements) == []
                 for database in (first, second):
                     [name] = names_of(cursor, database)
                     cursor.execute(
@@ -389,6 +510,14 @@ def test_the_tables_are_equal(project, rng, seed):
                     )
                 same(cursor, (first, second), statements)
                 joined += 1
+
+
+def missing_in(
+    engine: sa.Engine, database: str, statements: list[str]
+) -> list[str]:
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"USE {database}")
+        return MySQLDDL().missing_indexes(connection, statements[1:])
 
 
 def same(cursor, databases: tuple[str, str], statements: list[str]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sqla_shard.dialects.mysql.new_tables import creation_of
+from sqla_shard.dialects.mysql.new_tables import Index
+from sqla_shard.dialects.mysql.new_tables import index_of
 
 PINS = (
     "\nCREATE TABLE pins (\n\tid BIGINT NOT NULL AUTO_INCREMENT, \n\t"
@@ -153,3 +155,25 @@ def test_two_unique_indexes_have_an_order():
 def test_which_indexes_are_not_recognized(index):
     assert creation_of([PINS, index]) is None
     assert creation_of([PINS, INDEX, index]) is None
+
+
+def test_the_parts_of_an_index():
+    found = index_of("\nCREATE UNIQUE INDEX `By a` ON `Pins` (B, `group By`) ")
+    assert found == Index(
+        table="`Pins`",
+        name="by a",
+        columns=("b", "group by"),
+        is_unique=True,
+    )
+    found = index_of("CREATE INDEX by_a ON pins (a)")
+    assert found == Index(
+        table="pins", name="by_a", columns=("a",), is_unique=False
+    )
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["CREATE INDEX by_a ON pins (a(5))", "CREATE TABLE pins (a INT)", ""],
+)
+def test_what_is_not_an_index(statement):
+    assert index_of(statement) is None

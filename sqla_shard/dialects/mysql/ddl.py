@@ -23,6 +23,7 @@ from sqla_shard.dialects.mysql.batches import digest_of
 from sqla_shard.dialects.mysql.batches import lock_name
 from sqla_shard.dialects.mysql.batches import MySQLBatch
 from sqla_shard.dialects.mysql.batches import NO_SUCH_TABLE
+from sqla_shard.dialects.mysql.new_tables import index_of
 
 __all__ = ["MySQLDDL"]
 
@@ -111,6 +112,12 @@ class MySQLDDL(DDL):
         """Hash ``SHOW CREATE TABLE``, without the counter."""
         return {table: _definition(connection, table) for table in tables}
 
+    def missing_indexes(
+        self, connection: Connection, statements: Sequence[str]
+    ) -> list[str]:
+        """Compare ``SHOW INDEX``; a view has none."""
+        return [one for one in statements if not _has_index(connection, one)]
+
     def rolls_back(self, connection: Connection) -> bool:
         """Look for tables of storage engines without transactions."""
         return not connection.scalar(_NOT_TRANSACTIONAL)
@@ -160,6 +167,24 @@ def _definition(connection: Connection, table: str) -> str | None:
             return None
         raise
     return digest_of(row[1])
+
+
+def _has_index(connection: Connection, statement: str) -> bool:
+    index = index_of(statement)
+    if index is None:
+        return False
+    rows = connection.exec_driver_sql(f"SHOW INDEX FROM {index.table}")
+    found = [
+        row for row in rows.mappings() if row["Key_name"].lower() == index.name
+    ]
+    found.sort(key=lambda row: row["Seq_in_index"])
+    columns = tuple(row["Column_name"].lower() for row in found)
+    return columns == index.columns and all(
+        bool(row["Non_unique"]) is not index.is_unique
+        and (row["Index_type"], row["Collation"]) == ("BTREE", "A")
+        and row["Sub_part"] is None
+        for row in found
+    )
 
 
 def _chunks(schemas: Sequence[str]) -> Iterator[Sequence[str]]:

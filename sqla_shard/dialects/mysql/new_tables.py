@@ -17,8 +17,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-__all__ = ["creation_of"]
+__all__ = ["Index", "creation_of", "index_of"]
 
 _NAME = r"(?:`[^`%]+`|[A-Za-z_][\w$]*)"
 _NAMES = rf"\(\s*{_NAME}(?:\s*,\s*{_NAME})*\s*\)"
@@ -82,6 +83,37 @@ _WORDS = frozenset(
 )
 #: Most letters in an index; those of four bytes fit into any row format.
 _MOST = 191
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """An index that CREATE TABLE can create with its table.
+
+    :ivar table: name of the table, as the statement has it.
+    :ivar name: name of the index, not quoted and in lower case.
+    :ivar columns: its columns in order, not quoted and in lower case.
+    """
+
+    table: str
+    name: str
+    columns: tuple[str, ...]
+    is_unique: bool
+
+
+def index_of(statement: str) -> Index | None:
+    """Return the index that a statement creates.
+
+    :returns: None for a statement that :func:`creation_of` does not join.
+    """
+    found = _INDEX.fullmatch(statement)
+    if found is None:
+        return None
+    return Index(
+        table=found["table"],
+        name=_plain(found["name"]).lower(),
+        columns=tuple(name.lower() for name in _names(found["columns"])),
+        is_unique=found["unique"] is not None,
+    )
 
 
 def creation_of(statements: Sequence[str]) -> str | None:
@@ -164,10 +196,14 @@ def _lengths(parts: Sequence[str]) -> dict[str, int] | None:
 
 def _fits(columns: str, lengths: dict[str, int]) -> bool:
     """Return whether an index has the whole values of its columns."""
-    names = [_plain(name) for name in re.findall(_NAME, columns)]
+    names = _names(columns)
     return all(name in lengths for name in names) and (
         sum(lengths[name] for name in names) <= _MOST
     )
+
+
+def _names(columns: str) -> list[str]:
+    return [_plain(name) for name in re.findall(_NAME, columns)]
 
 
 def _plain(name: str) -> str:
