@@ -77,6 +77,7 @@ def test_nor_does_a_statement_of_an_engine_whose_statements_overlap() -> None:
     def execute() -> None:
         with engine.connect() as connection:
             assert connection.scalar(text("SELECT 1")) == 1
+        engine.dispose()  # by its thread, as SQLite wants it
 
     assert created_by(execute) == 0
 
