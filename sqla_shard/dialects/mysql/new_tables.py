@@ -8,14 +8,14 @@ columns of common types with literal defaults, a primary key, and indexes of
 whole columns.  Without a primary key a unique index would become the clustered
 one; a foreign key has an index that the server creates, and drops for another
 one; long texts are cut or hashed in an index; and InnoDB looks for duplicates
-in the order in which unique indexes were created.  Expressions, comments,
-partitions, CREATE TABLE ... SELECT and everything else is not recognized.
+in the order in which unique indexes were created.  Expressions, comments in
+the text, partitions, CREATE TABLE ... SELECT and everything else is not
+recognized.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -125,9 +125,8 @@ def creation_of(statements: Sequence[str]) -> str | None:
     head = _HEAD.match(statements[0])
     if head is None:
         return None
-    end = _end(statements[0], head.end())
-    parts = list(_parts(statements[0][head.end() : end]))
-    if end is None or _TAIL.fullmatch(statements[0], end) is None:
+    parts, end = _definitions(statements[0], head.end())
+    if not parts or _TAIL.fullmatch(statements[0], end) is None:
         return None
     lengths = _lengths(parts)
     if lengths is None:
@@ -149,23 +148,24 @@ def creation_of(statements: Sequence[str]) -> str | None:
     return statements[0][:end] + "".join(keys) + statements[0][end:]
 
 
-def _end(text: str, start: int) -> int | None:
-    """Return the position of the parenthesis that ends the columns."""
+def _definitions(text: str, start: int) -> tuple[list[str], int]:
+    """Return the definitions of a CREATE TABLE, and the position after them.
+
+    That is the parenthesis that ends them.
+
+    :returns: no definitions if one of them is not recognized.
+    """
+    parts = []
     position = start
     while found := _PART.match(text, position):
+        parts.append(found[1].strip())
         position = found.end()
         if text[position : position + 1] == ")":
-            return position
+            return parts, position
         if text[position : position + 1] != ",":
-            return None
+            break
         position += 1
-    return None
-
-
-def _parts(text: str) -> Iterator[str]:
-    """Yield the definitions of columns and keys."""
-    for found in _PART.finditer(text):
-        yield found[1].strip()
+    return [], start
 
 
 def _lengths(parts: Sequence[str]) -> dict[str, int] | None:
