@@ -276,6 +276,9 @@ class ZooKeeperEnsemble(Startable):
     old one is paused.  The traffic between the servers is never encrypted,
     not even with ``tls=True``, and does not pass through a
     :class:`~.proxy.Proxy`: to partition the servers, pause or kill some.
+    ZooKeeper 3.8.0 does not always recover from a pause without a majority
+    that was longer than its sessions: in about one of ten trials it elected a
+    leader and opened no session until all servers were restarted.
 
     :param servers: number of servers; odd, since one more would not allow
         more failures.

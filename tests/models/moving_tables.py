@@ -220,7 +220,7 @@ class Move:
             self.deaths += 1
         except DBAPIError as error:
             # A deadlock, after which applications and the tool try again.
-            if backend.classify(error) is not Failure.CONFLICT:
+            if backend.classify(error.orig) is not Failure.CONFLICT:
                 raise
 
     @contextmanager

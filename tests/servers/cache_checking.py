@@ -96,9 +96,8 @@ def _windows(
         ]
         for event in exempt:
             since = over.get(event.txn, inf)
-            ends = [
-                done.end for done in (*passes, *written) if done.start >= since
-            ]
+            ending = passes if event.ids is not None else (*passes, *written)
+            ends = [done.end for done in ending if done.start >= since]
             windows[key].append((event.start, min(ends, default=inf)))
     return windows
 

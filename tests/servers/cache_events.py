@@ -54,7 +54,8 @@ class Event:
     drained     of no key: a pass that has left nothing in the outboxes.  Ends
                 what was exempt, where the transaction was over before it.
                 So does a transaction that has written the key since, and
-                has reached the node
+                has reached the node; but not where "exempt" has ids, since
+                each member of that set is cached by itself
     failed      of no key
     ==========  =============================================================
     """

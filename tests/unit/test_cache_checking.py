@@ -170,3 +170,20 @@ def test_what_is_in_an_outbox_may_be_stale_until_it_is_drained(events, stale):
     read = event("read", 8, 10, 4)
     report = check([WRITE, *events, read])
     assert len(report.stale) == stale
+
+
+@pytest.mark.parametrize(
+    ("events", "wrong"),
+    [
+        ([OVER], None),
+        # A write of other members removes no cached value of this one.
+        ([OVER, ids_of("add", 5, 7, 9, txn="y")], None),
+        ([OVER, drained(6, 7)], {7}),
+    ],
+)
+def test_a_member_in_an_outbox_may_be_stale_until_it_is_drained(events, wrong):
+    exempt = ids_of("exempt", 3, 3, txn="x")
+    read = ids_of("read", 8, 10, 7, 8)
+    report = check([*ADDED, *GONE, exempt, *events, read])
+    found = [set(one.ids) for one in report.stale]
+    assert found == ([] if wrong is None else [wrong])
