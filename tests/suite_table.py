@@ -283,7 +283,7 @@ WITH_ANOTHER_LAYOUT = (
 #: recognized, insert local ids with textual SQL, or count connections.
 WITH_TIME_IDS = {
     "reading": (
-        "test_what_is_no_id_is_refused test_one_bad_id_and_nothing_is_sent "
+        "test_invalid_ids_are_refused test_one_bad_id_and_nothing_is_sent "
         "test_lazy_parent"
     ),
     "mapping_reading": "test_forged_bookmarks",

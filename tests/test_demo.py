@@ -55,7 +55,7 @@ def make(*arguments: str) -> str:
         (["quickstart"], "examples.quickstart"),
     ],
 )
-def test_what_make_runs(arguments: list[str], module: str) -> None:
+def test_commands_of_make(arguments: list[str], module: str) -> None:
     assert make(*arguments).endswith(f".venv/bin/python -m {module}")
 
 

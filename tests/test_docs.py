@@ -497,7 +497,7 @@ def test_every_error_says_what_to_do():
         assert any(line.startswith("   ") for line in advice), name
 
 
-def test_what_is_shown_in_the_readme_is_the_quickstart():
+def test_the_code_of_the_readme_is_the_quickstart():
     def code(page: Path) -> str:
         return next(b.code for b in blocks_of(page) if b.language == "python")
 

@@ -70,7 +70,7 @@ def sentences(path: Path) -> str:
 
 
 @pytest.mark.parametrize("pattern", UNTRUE)
-def test_what_makes_a_statement_untrue_is_there(pattern: str) -> None:
+def test_exceptions_to_a_statement_exist(pattern: str) -> None:
     assert UNTRUE[pattern]()
 
 
@@ -208,6 +208,6 @@ def test_words_about_the_future_would_be_found() -> None:
 
 
 @pytest.mark.parametrize("page", ALLOWED)
-def test_what_is_allowed_is_on_its_page(page: str) -> None:
+def test_allowances_are_on_their_page(page: str) -> None:
     text = sentences(ROOT / page)
     assert [one for one in ALLOWED[page] if one not in text] == []

@@ -28,7 +28,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("name", ["sqla_shard", *MODULES])
-def test_what_is_listed_exists_and_is_documented(name: str) -> None:
+def test_listed_names_exist_and_are_documented(name: str) -> None:
     module: Any = importlib.import_module(name)
     assert module.__doc__, name
     listed = module.__all__

@@ -260,7 +260,7 @@ _TIMED = frozenset(
             "test_connection_reaches_the_server_after_one_and_a_half"
         ),
         "test_testing_proxy.test_half_of_it_is_on_each_way",
-        "test_testing_proxy.test_what_is_sent_without_an_answer_waits_once",
+        "test_testing_proxy.test_a_request_without_a_response_waits_once",
         "test_testing_proxy.test_without_delay_answers_come_at_once",
         "test_topology_diff.test_the_largest_topology_in_milliseconds",
         "test_topology_model.test_finds_servers_quickly",

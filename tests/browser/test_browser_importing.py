@@ -87,7 +87,7 @@ def test_import(site: Site, visitor: Callable[..., Visitor]) -> None:
     assert titles == wanted[: len(titles)]
 
 
-def test_what_is_no_link_is_left_out_and_listed(
+def test_lines_without_a_link_are_skipped_and_listed(
     site: Site, visitor: Callable[..., Visitor]
 ) -> None:
     name, _ = site.add_user()

@@ -69,9 +69,7 @@ def test_add_edit_remove_restore(site: Site, board: Any) -> None:
 
 
 @pytest.mark.thorough
-def test_what_was_removed_can_be_had_back_at_once(
-    site: Site, board: Any
-) -> None:
+def test_a_removed_pin_can_be_restored_at_once(site: Site, board: Any) -> None:
     one, board_id = board
     before = one.order()
     one.card(before[1]).locator('[data-action="remove"]').click()

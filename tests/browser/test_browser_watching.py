@@ -7,7 +7,7 @@ from tests.browser.serving import Site
 from tests.browser.watching import Visitor
 
 
-def test_what_goes_wrong_is_noticed(chromium, site: Site) -> None:
+def test_errors_of_a_page_are_detected(chromium, site: Site) -> None:
     one = Visitor(chromium, site)
     page = one.page
     page.goto("/")

@@ -263,7 +263,7 @@ def test_no_listeners():
     store.close()
 
 
-def test_what_is_sent_for_hits(server):
+def test_requests_for_hits(server):
     with connected([server], timeout=5.0) as store:
         keys = [f"key:{i}" for i in range(50)]
         leases = leased(store, keys)

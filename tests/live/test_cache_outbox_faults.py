@@ -140,7 +140,7 @@ class TestNodes(Suite):
             )
         assert rows(cluster) == []
 
-    def test_what_nodes_say(self, servers):
+    def test_responses_of_nodes(self, servers):
         with connected([one.address for one in servers]) as store:
             put(store, "a", b"1")
             assert state(store, "a") is State.VALUE

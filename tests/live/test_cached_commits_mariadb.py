@@ -217,7 +217,7 @@ def test_pending_operations_on_other_shards(
         assert cities == ["Oslo", "Bonn"]
 
 
-def test_what_is_repaired(cluster: Cluster) -> None:
+def test_repaired_commits(cluster: Cluster) -> None:
     """Lost rows of a list, and of its reverse."""
     board = stored(cluster, Board())
     pin = stored(cluster, Pin(title="p"), 6)

@@ -105,7 +105,7 @@ def test_the_right_database_of_the_right_server(shell, fleet):
             assert found == expected
 
 
-def test_what_the_user_has_set_does_not_lead_elsewhere(shell, fleet, tmp_path):
+def test_settings_of_the_user_do_not_change_the_server(shell, fleet, tmp_path):
     (tmp_path / ".my.cnf").write_text(
         "[client]\nhost=192.0.2.1\nport=1\nuser=nobody\npassword=wrong\n"
         "socket=/nowhere\n[mysql]\nskip-column-names\ndatabase=mysql\n"

@@ -480,7 +480,7 @@ def test_schema_commands_by_alembic_ini(shop, tmp_path):
     assert not state.exists()
 
 
-def test_what_is_not_there(location, tmp_path):
+def test_missing_paths(location, tmp_path):
     done = invoke("-t", location, "topology", "show")
     assert done.exit_code == 1
     assert "nothing is published there" in done.stderr

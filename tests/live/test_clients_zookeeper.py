@@ -253,7 +253,7 @@ def test_without_permission_it_goes_on(location, zookeeper, caplog):
     client.close()
 
 
-def test_what_others_write_is_shown_as_text_or_not_at_all(location):
+def test_data_of_others_is_shown_as_text_or_not_at_all(location):
     client = KazooClient(hosts=location.removeprefix("zookeeper://"))
     client.start()
     good = {"role": "x", "host": "a\x1b[2Jb", "pid": 1, "program": "p" * 999}

@@ -71,7 +71,7 @@ def test_all_well(cluster: Cluster) -> None:
     ],
     ids=["counter", "revision", "rows", "order of keys"],
 )
-def test_what_differs_by_right_is_not_reported(
+def test_permitted_differences_are_not_reported(
     cluster: Cluster, servers: dict[str, Any], statements: list[str]
 ) -> None:
     run(servers["server2"], ALTERED, *statements)
@@ -323,7 +323,7 @@ def test_it_only_reads(
         assert re.match(READING, statement)
 
 
-def test_what_is_read_of_all_databases_opens_few_tables(
+def test_reading_all_databases_opens_few_tables(
     cluster: Cluster, servers: dict[str, Any], mariadb_fleet: Any
 ) -> None:
     """A table that is opened for its catalogue costs ten times as much."""

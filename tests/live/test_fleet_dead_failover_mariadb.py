@@ -348,7 +348,7 @@ class Returning(DeadFailover):
         return found
 
 
-def test_what_arrives_while_it_stops_is_applied(pairs, monkeypatch):
+def test_transactions_received_while_it_stops_are_applied(pairs, monkeypatch):
     fleet = pairs.fleet()
     primary, standby = roles(pairs)
     monkeypatch.setitem(runner.KINDS, "dead-failover", Returning)
@@ -425,7 +425,7 @@ def test_a_standby_that_was_reset_is_not_published_by_resume(pairs):
     assert "does not replicate; look at it" in left
 
 
-def test_what_was_received_meanwhile_is_not_lost_by_resume(pairs):
+def test_resume_loses_no_transactions_received_meanwhile(pairs):
     fleet, primary = killed_before_publish(pairs)
     _, standby = roles(pairs)
     primary.start()

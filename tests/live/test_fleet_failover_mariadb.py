@@ -168,7 +168,7 @@ def test_an_operator_may_skip_the_comparison(pairs, fleet, quiet):
     assert roles(pairs) == (new, old)
 
 
-def test_what_no_time_was_left_for_is_named(pairs, fleet):
+def test_steps_without_time_left_are_named(pairs, fleet):
     plan = Failover.planned(fleet, "server1", compare_limit=1e-6)
     result = apply(fleet, plan)
     assert result.problems == ()

@@ -192,7 +192,7 @@ def test_a_resumed_opening_is_checked_again(pairs, fleet, state):
         primary.root_execute("SET GLOBAL read_only = 0")
 
 
-def test_what_is_no_longer_the_primary_is_closed_by_an_undo(pairs, fleet):
+def test_an_undo_closes_a_server_that_is_no_longer_the_primary(pairs, fleet):
     primary = close(pairs)
     _, standby = roles(pairs)
     before = document(pairs)

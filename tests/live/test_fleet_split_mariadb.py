@@ -854,7 +854,7 @@ def test_orphans_are_renamed_restored_and_dropped(fleet, pairs):
     assert orphans_on(fleet, "server1") == moved[:1]
 
 
-def test_what_is_not_fenced_or_the_only_copy_stays(fleet, pairs):
+def test_databases_that_are_not_fenced_or_the_only_copy_stay(fleet, pairs):
     apply(fleet, planned(fleet, pairs))
     with pairs["server1"].primary.root_connect() as connection:
         cursor = connection.cursor()

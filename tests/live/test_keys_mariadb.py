@@ -516,7 +516,7 @@ def test_nothing_written_is_no_key(
     assert tokens(fleet) == before
 
 
-def test_what_fails_leaves_no_key(
+def test_a_failed_transaction_leaves_no_key(
     cluster: Cluster, fleet: MariaDBFleet
 ) -> None:
     def write(session: Any) -> None:
@@ -629,7 +629,7 @@ def test_a_function_that_commits_itself_and_is_not_answered(
     assert count(fleet, "half") == 1
 
 
-def test_what_was_cancelled_during_commit_is_not_repeated(
+def test_a_transaction_cancelled_during_commit_is_not_repeated(
     cluster: Cluster, fleet: MariaDBFleet
 ) -> None:
     server = fleet.servers[0]

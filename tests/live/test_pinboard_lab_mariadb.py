@@ -80,7 +80,7 @@ def ms(page: str) -> float:
     return float(found[1])
 
 
-def test_who_is_not_affected_by_a_stopped_or_slow_server(
+def test_a_stopped_or_slow_server_affects_only_its_users(
     people: tuple[Visitor, Visitor], cluster: Cluster, app: Flask
 ) -> None:
     ada, grace = people

@@ -149,7 +149,7 @@ def test_a_server_that_is_fenced_before_commit(
     assert count(cluster, EDGE, "fenced") == 0
 
 
-def test_what_was_fenced_at_commit_is_repeated(
+def test_a_transaction_fenced_at_commit_is_repeated(
     cluster: Cluster, fleet: MariaDBFleet
 ) -> None:
     server = fleet.servers[0]

@@ -91,7 +91,7 @@ def test_the_first_and_the_next(publisher, location, client):
     assert publisher.at(1) == topology(1)
 
 
-def test_what_is_published_while_it_is_looked_for(
+def test_a_topology_published_during_the_lookup(
     publisher, location, monkeypatch
 ):
     """Between the question for it and the one to be told of it."""
@@ -124,7 +124,7 @@ def test_a_dry_run_writes_nothing(publisher, client):
     assert [one.epoch for one in publisher.history()] == [1]
 
 
-def test_what_is_there_already_is_not_published_again(publisher):
+def test_an_equal_topology_is_not_published_again(publisher):
     publisher.publish(topology(3))
     again = publisher.publish(topology(3), expected_epoch=2)
     assert (again.new, again.is_published) == (topology(3), False)
@@ -151,7 +151,7 @@ def test_epochs_only_grow(publisher, epoch):
     ],
     ids=["shards", "database", "kind", "exchange", "taken over"],
 )
-def test_what_would_lose_data_is_refused(publisher, more, message):
+def test_a_change_that_would_lose_data_is_refused(publisher, more, message):
     publisher.publish(topology(1))
     for dry_run in (True, False):
         with pytest.raises(exc.TopologyRefusedError, match=message):
@@ -803,7 +803,7 @@ def test_another_name_of_the_same_machine(publisher):
     assert done.new == topology(3, generation=4)
 
 
-def test_what_was_raised_can_be_published_again(publisher):
+def test_raised_ids_can_be_published_again(publisher):
     """A publication whose answer was lost is repeated without changes."""
     publisher.publish(topology(1, generation=1))
     again = topology(2, hosts=("one", "three"), generation=1)
@@ -988,7 +988,9 @@ def test_no_server(location):
         Publisher("topology.toml")
 
 
-def test_what_is_published_is_a_topology_file(publisher, client, tmp_path):
+def test_the_published_document_is_a_topology_file(
+    publisher, client, tmp_path
+):
     publisher.publish(topology(1))
     data, _ = client.get("/topology")
     assert json.loads(data) == topology(1).to_mapping()

@@ -186,7 +186,7 @@ def test_no_password_in_the_clear_for_who_is_not_verified(
 
 
 @pytest.mark.parametrize("kind", ["threads", "loop"])
-def test_who_is_verified_is_sent_it(
+def test_the_password_is_sent_to_a_verified_server(
     certificates: Path,  # noqa: F811  # the fixture
     kind: str,
 ) -> None:

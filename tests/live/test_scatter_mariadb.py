@@ -188,7 +188,7 @@ def test_parameters_are_repeated_for_each_branch(
         (lambda s: s.distinct(), True),
     ],
 )
-def test_what_a_union_carries(
+def test_the_limits_of_a_union(
     cluster: Cluster, ids: list[int], refinement: Any, union: bool
 ) -> None:
     with cluster.session() as session, logged(cluster) as log:
@@ -447,7 +447,7 @@ def test_the_error_of_the_application_is_the_one_raised(
     assert busy(cluster) == 0
 
 
-def test_what_is_logged_of_a_rollback_has_no_values(
+def test_the_log_of_a_rollback_has_no_values(
     cluster: Cluster,
     fleet: MariaDBFleet,
     ids: list[int],

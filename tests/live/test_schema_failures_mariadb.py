@@ -52,7 +52,7 @@ def once(project, shard_ids=None):
 # -- revisions that fail
 
 
-def test_what_may_have_done_something_before_it_failed_is_in_doubt(project):
+def test_a_failed_statement_with_possible_effects_is_in_doubt(project):
     project.add("0001", 'op.execute("CREATE SEQUENCE s INCREMENT BY no")')
     report = project.report("upgrade", "head", status=1)
     first, *others = report["shards"]

@@ -47,9 +47,7 @@ def test_objects_are_read_within_a_savepoint(cluster, board_id, end):
     assert cluster.cache.stats()[0].hits > hits
 
 
-def test_what_was_written_before_a_savepoint_is_rolled_back_stays(
-    cluster, board_id
-):
+def test_writes_before_a_savepoint_that_is_rolled_back_stay(cluster, board_id):
     with cluster.begin() as session:
         board = session.get(Board, board_id)
         savepoint = session.begin_nested()

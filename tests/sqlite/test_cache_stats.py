@@ -156,7 +156,7 @@ def test_a_lost_lease_is_no_fill(cluster, cache, pins, monkeypatch):
     assert stats.bytes_written == 0
 
 
-def test_what_is_not_read_from_the_cache_is_not_counted(cluster, cache, pins):
+def test_reads_without_the_cache_are_not_counted(cluster, cache, pins):
     read(cluster, *pins, cache=False)
     cache.disable(Pin)
     read(cluster, *pins)

@@ -95,7 +95,7 @@ def read_nothing(cluster):
 
 
 class TestBeginning:
-    def test_what_finds_nothing_begins(self, cluster):
+    def test_a_read_without_rows_begins_a_transaction(self, cluster):
         # The topology of a session that never began was that of its first
         # read, for as long as it lived.
         for read in read_nothing(cluster):
@@ -105,7 +105,7 @@ class TestBeginning:
                 session.close()
                 assert session._places is None
 
-    def test_how_several_shards_are_written(self, cluster):
+    def test_writes_of_several_shards(self, cluster):
         for read in read_nothing(cluster):
             users = [stored(cluster, User(), shard) for shard in (1, 6)]
             with cluster.session() as session:
@@ -118,7 +118,7 @@ class TestBeginning:
                     for user in users:
                         session.get(User, user).city = "Rome"
 
-    def test_who_listens_to_transactions(self, cluster):
+    def test_listeners_of_transactions(self, cluster):
         user = stored(cluster, User(name="u"), warm=True)
         numbers = []
 

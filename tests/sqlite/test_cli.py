@@ -294,7 +294,7 @@ def test_completion(shell):
     assert "_SQLA_SHARD_COMPLETE" in done.stdout
 
 
-def test_what_completion_asks(tmp_path):
+def test_requests_of_completion(tmp_path):
     done = run(
         tmp_path,
         _SQLA_SHARD_COMPLETE="bash_complete",

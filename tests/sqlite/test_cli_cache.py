@@ -85,7 +85,7 @@ def test_remaining_keys_in_json(cluster, topology, ids, file):
     assert left["oldest"] >= 0
 
 
-def test_what_another_process_has_in_its_memory(
+def test_entries_in_the_memory_of_another_process(
     cluster, topology, ids, tmp_path
 ):
     """It cannot be deleted from here."""

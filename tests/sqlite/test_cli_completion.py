@@ -203,7 +203,7 @@ def test_commands_complete_from_alembic_ini_if_they_need_it(
     "content",
     [None, b"", b"epoch = [", b"\xff", b"keyspaces = 3", b"epoch = 1"],
 )
-def test_what_cannot_be_read_completes_nothing(
+def test_an_unreadable_source_completes_nothing(
     tmp_path: Path, content: bytes | None
 ) -> None:
     if content is not None:

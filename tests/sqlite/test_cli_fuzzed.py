@@ -71,7 +71,7 @@ def test_arguments_at_random(directory: Path, rng: random.Random) -> None:
     ],
     ids=lambda value: None if isinstance(value, str) else value[0],
 )
-def test_what_was_found_at_random(
+def test_findings_of_random_runs(
     directory: Path, arguments: list[str], message: str
 ) -> None:
     done = run(directory, *arguments, SQLA_SHARD_TOPOLOGY="topology.json")

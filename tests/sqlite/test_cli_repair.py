@@ -102,7 +102,7 @@ def test_now(cluster, topology, ids):
 
 
 @pytest.mark.thorough
-def test_what_is_not_defined_is_reported(cluster, topology, ids, tmp_path):
+def test_undefined_operations_are_reported(cluster, topology, ids, tmp_path):
     token = leave(cluster, ids)
     # A process of its own, which has loaded nothing else.
     for option in ("--once", "--dry-run"):

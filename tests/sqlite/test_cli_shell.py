@@ -282,7 +282,7 @@ def test_settings_of_the_url(options, tmp_path, query, both, mariadb, mysql):
         ("mysql://app:${LONG}@host", "exceed 16384 bytes"),
     ],
 )
-def test_what_no_client_takes(options, url, message):
+def test_urls_without_a_client(options, url, message):
     environ = {"X": "hush", "NUL": "\0", "LONG": "hush" * 5000}
     with pytest.raises(click.ClickException, match=message) as caught:
         options(url, environ=environ)

@@ -179,7 +179,7 @@ def test_close_waits_for_what_is_in_use(tmp_path: Path) -> None:
         cluster.session().connection({"shard_id": 2})
 
 
-def test_what_comes_back_later_is_closed(tmp_path: Path) -> None:
+def test_connections_returned_later_are_closed(tmp_path: Path) -> None:
     document = with_files(sqlite_topology(tmp_path, shards=2))
     cluster = Cluster.from_topology(document)
     session = cluster.session()

@@ -82,7 +82,7 @@ def test_a_file_for_functions_alone(app, tmp_path):
     ],
     ids=["classes", "prefixes", "no prefix", "no classes"],
 )
-def test_what_file_and_code_say(app, tmp_path, text, cached, prefix, says):
+def test_settings_of_file_and_code(app, tmp_path, text, cached, prefix, says):
     path = tmp_path / "cache.toml"
     path.write_text(text)
     with pytest.raises(ExtensionSetupError, match=says):
@@ -141,7 +141,7 @@ def test_two_caches_are_refused(app):
     ],
     ids=["file", "backend", "region", "prefix"],
 )
-def test_what_cannot_be_closes_the_cluster(
+def test_an_invalid_configuration_closes_the_cluster(
     app, monkeypatch, where, prefix, error
 ):
     closed = []

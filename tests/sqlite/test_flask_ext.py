@@ -95,7 +95,7 @@ def test_nothing_is_committed_by_itself(app, db, cluster, board_id):
     assert busy(cluster) == 0
 
 
-def test_what_is_committed_stays(app, db, cluster, board_id):
+def test_committed_rows_stay(app, db, cluster, board_id):
     @app.post("/<title>")
     def rename(title):
         db.session.get(Board, board_id).title = title

@@ -67,7 +67,7 @@ def test_ids_in_urls(client, key):
         "boats",
     ],
 )
-def test_what_is_not_an_id_is_not_found(client, text):
+def test_an_invalid_id_is_not_found(client, text):
     assert client.get(f"/any/{text}").status_code == 404
 
 

@@ -223,7 +223,7 @@ def test_reads_are_repeated_with_a_new_session(app, db, cluster, board_id):
     assert len(calls) == 1
 
 
-def test_what_is_committed_is_not_repeated(app, db, cluster, board_id):
+def test_a_committed_transaction_is_not_repeated(app, db, cluster, board_id):
     fail, calls = failing(9)
 
     @app.get("/")

@@ -372,7 +372,9 @@ def test_the_pool_ends_with_the_last_connection(
     assert gone() is None
 
 
-def test_what_runs_may_go_on_until_the_deadline(places: Places) -> None:
+def test_running_statements_may_continue_until_the_deadline(
+    places: Places,
+) -> None:
     with Cluster.from_topology(
         places.topology(1, 1, 2), grace=TIMEOUT
     ) as cluster:
@@ -462,7 +464,7 @@ def test_a_statement_that_runs_is_not_torn(places: Places) -> None:
         assert places.where(cluster)["s2"] == 0
 
 
-def test_who_waits_for_a_connection_is_refused(places: Places) -> None:
+def test_waiting_for_a_connection_is_refused(places: Places) -> None:
     with Cluster.from_topology(
         places.topology(1, 1, 2),
         engine_options={

@@ -247,9 +247,7 @@ def test_a_key_of_several_servers(cluster: Cluster) -> None:
     cluster.run(write_both, key="x" * 234, cross_shard="ordered")
 
 
-def test_what_a_killed_process_has_left_half(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_keys_of_a_killed_process(cluster: Cluster, tmp_path: Path) -> None:
     document = sqlite_topology(tmp_path, servers=2, shards=4, main=True)
 
     def child() -> None:
@@ -322,7 +320,7 @@ def test_old_keys_are_forgotten(cluster: Cluster) -> None:
         cluster.run(write, key="4")
 
 
-def test_what_is_forgotten_is_counted_in_keys(cluster: Cluster) -> None:
+def test_removals_are_counted_in_keys(cluster: Cluster) -> None:
     for number in range(3):
         cluster.run(write, key=f"{number}")
     assert cluster.forget_keys(timedelta(0)) == 3
@@ -342,7 +340,7 @@ def test_invalid_ages(cluster: Cluster, older_than: Any) -> None:
         cluster.forget_keys(timedelta(1), batch=0)
 
 
-def test_what_a_function_raises_is_not_taken_for_an_end(
+def test_an_exception_of_the_function_is_raised_unchanged(
     cluster: Cluster,
 ) -> None:
     def ends(session: Any) -> None:

@@ -221,7 +221,9 @@ def test_awaited(cluster: Cluster) -> None:
     assert [Path(f).stem for f in found] == expected
 
 
-def test_what_a_savepoint_has_undone_has_no_place(cluster: Cluster) -> None:
+def test_shards_of_a_rolled_back_savepoint_have_no_place(
+    cluster: Cluster,
+) -> None:
     with commits(cluster) as seen:
         with cluster.begin(cross_shard="ordered") as session:
             session.add(Board(title="x", shard_id=2))
@@ -239,7 +241,9 @@ def test_what_a_savepoint_has_undone_has_no_place(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("way", [None, "ordered", "unordered"])
-def test_what_was_read_comes_last(cluster: Cluster, way: Any) -> None:
+def test_shards_that_were_only_read_come_last(
+    cluster: Cluster, way: Any
+) -> None:
     ids = {n: board_on(cluster, n) for n in (0, 3, 6)}
     with commits(cluster) as seen:
         with cluster.begin(cross_shard=way) as session:

@@ -239,7 +239,7 @@ def test_texts_that_are_too_long(visitor: Visitor) -> None:
     assert len(visitor.order(board_id)) == 2
 
 
-def test_what_titles_are_freed_of(visitor: Visitor) -> None:
+def test_characters_removed_from_titles(visitor: Visitor) -> None:
     title = " a\x00b\x1b[0m\u202egnp.exe\u2066  c\n"
     made = visitor.api("POST", "/boards", {"title": title}, 201)
     assert made["title"] == "a b [0mgnp.exe c"
@@ -322,7 +322,7 @@ def test_pages_keep_to_their_policy(visitor: Visitor) -> None:
         assert not re.search(r'(src|rel="stylesheet" href)="http', page), path
 
 
-def test_what_a_page_names_is_there(visitor: Visitor) -> None:
+def test_files_named_by_a_page_exist(visitor: Visitor) -> None:
     page = visitor.get("/")
     names = set(re.findall(r'"(/static/[^"]+)"', page))
     assert len(names) == 8

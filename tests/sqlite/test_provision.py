@@ -88,7 +88,7 @@ def test_the_first_topology_and_a_larger_one(
     assert rows == [(1,), (2,)]
 
 
-def test_what_is_complete_is_left_alone(
+def test_complete_databases_are_not_changed(
     project: Project, grown: dict[str, Any]
 ) -> None:
     project.provision(options=ONE)

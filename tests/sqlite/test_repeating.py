@@ -50,7 +50,7 @@ def count(cluster: Cluster) -> int:
 
 
 @KEYS
-def test_what_the_function_has_committed_itself(
+def test_commits_of_the_function_itself(
     cluster: Cluster, key: str | None
 ) -> None:
     def write(session: Any) -> None:
@@ -64,7 +64,7 @@ def test_what_the_function_has_committed_itself(
 
 
 @KEYS
-def test_what_is_committed_when_one_that_hears_of_it_raises(
+def test_a_listener_that_raises_after_commit(
     cluster: Cluster, key: str | None
 ) -> None:
     def fail(session: Any) -> None:
@@ -87,7 +87,7 @@ def test_what_is_committed_when_one_that_hears_of_it_raises(
     ],
     ids=["savepoint", "nothing written"],
 )
-def test_what_has_committed_nothing_is_repeated(
+def test_a_transaction_that_has_committed_nothing_is_repeated(
     cluster: Cluster, end: Callable[[Any], None]
 ) -> None:
     attempts: list[int] = []

@@ -96,7 +96,7 @@ def test_a_report_that_cannot_be_written_any_more(project):
     assert "Traceback" not in done.shown
 
 
-def test_what_a_revision_prints_is_not_in_the_report(project):
+def test_output_of_a_revision_is_not_in_the_report(project):
     project.add("0001", "print('hello')")
     program = ("-m", "sqla_shard.cli", "schema", "-c", project.ini)
     done = subprocess.run(

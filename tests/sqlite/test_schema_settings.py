@@ -210,7 +210,7 @@ def test_on_version_apply_is_called_for_each_shard(
         ("sqla_shard", 1),
     ],
 )
-def test_what_is_not_for_an_application_to_say(
+def test_settings_that_applications_cannot_change(
     alembic: Alembic, name: str, value: Any
 ) -> None:
     config = alembic(**{name: value})

@@ -184,7 +184,7 @@ def test_suggest_command(reports: Path, tmp_path: Path) -> None:
         ("blog_under_shadow:posts_of", "neither a declarative base nor"),
     ],
 )
-def test_what_has_no_tables(
+def test_a_module_without_tables(
     project: pytest.Pytester, name: str, message: str
 ) -> None:
     shown = invoke("migrate", "suggest", name)

@@ -480,7 +480,9 @@ class Objects(Suite):
             pytest.param("\ud800", "surrogates", id="surrogate"),
         ],
     )
-    def test_what_json_does_not_have(self, cluster, cache, value, named):
+    def test_values_that_json_does_not_have(
+        self, cluster, cache, value, named
+    ):
         returned.append({1: value})
         for _ in range(2):
             with pytest.raises(exc.CachedFunctionError, match=named) as raised:
@@ -493,7 +495,7 @@ class Objects(Suite):
         assert self.ask(cluster, odd, [1]) == {1: ["fine"]}
         assert self.took() == [[1]]
 
-    def test_what_contains_itself(self, cluster, cache):
+    def test_a_value_that_contains_itself(self, cluster, cache):
         endless: list[Any] = []
         endless.append(endless)
         returned.append([endless])

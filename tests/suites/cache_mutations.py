@@ -599,7 +599,9 @@ class WrongCells(Suite):
         names = cluster.cache._of_class(BoardHasPins).columns.names
         return names.index("board_id"), names.index("pin_id")
 
-    def test_what_cannot_be_loaded_is_logged_once(self, cluster, caplog):
+    def test_values_that_cannot_be_loaded_are_logged_once(
+        self, cluster, caplog
+    ):
         """A text that is no document fails where it is loaded."""
         new = stored(cluster, User(name="x"), warm=True)
         key = key_of(cluster, User, new)

@@ -80,7 +80,7 @@ class Values(Suite):
         "value",
         [b"1", b"", BYTES * 4, b"\r\nEND\r\n", b"VALUE a 1 1\r\n", b"\0"],
     )
-    def test_what_was_put_there_is_found(self, store, mark, value):
+    def test_stored_values_are_found(self, store, mark, value):
         put(store, mark, value)
         assert store.fetch([mark], 30) == {mark: Found(State.VALUE, value)}
 
@@ -276,7 +276,7 @@ class Tombstones(Suite):
         assert store.block([mark], token(), 1) == set()
         assert harness.until(lambda: state(store, mark) is State.LEASED)
 
-    def test_what_was_filled_in_its_place_goes_with_it(
+    def test_a_value_stored_in_its_place_is_removed_with_it(
         self, harness, store, mark
     ):
         ours = token()

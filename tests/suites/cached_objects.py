@@ -348,7 +348,7 @@ class State(Suite):
             event.remove(Session, "do_orm_execute", listen)
         assert calls
 
-    def test_who_listens_to_all_engines(self, cluster, user):
+    def test_listeners_of_all_engines(self, cluster, user):
         """The cache must not see statements of a listener on connections."""
         calls = []
 

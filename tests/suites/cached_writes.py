@@ -192,7 +192,7 @@ class Objects(Suite):
                 assert seen(cluster, User, user).city == "Rome"
         assert statements == []
 
-    def test_what_matches_after_the_row_before(self, cluster):
+    def test_rows_that_match_after_the_row_before(self, cluster):
         """Of many UPDATEs one may find what another has changed."""
         (user,) = self.users(cluster, 5)
         table = User.__table__

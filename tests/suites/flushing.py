@@ -429,7 +429,7 @@ class Merging(_Writing):
             bodies = [c.body for c in session.get(Pin, pin.id).comments]
         assert bodies == ["2", "3"]
 
-    def test_what_is_not_there_is_inserted(self, session, log):
+    def test_missing_rows_are_inserted(self, session, log):
         merged = session.merge(Pin(id=pack(21, PIN, 5), title="a"))
         session.flush()
         assert set(log.take()) == {21}

@@ -146,7 +146,7 @@ class Inserting(Changing):
             )
         assert log.take() == {}
 
-    def test_the_shard_of_a_row_that_is_none(self, many, log):
+    def test_rows_of_an_invalid_shard(self, many, log):
         with pytest.raises(exc.UnknownShardError, match="99"):
             many.execute(insert(Pin), [{"title": "t", "shard_id": 99}])
         for wrong in ("1", True, 1.0, None):

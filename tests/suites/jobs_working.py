@@ -369,7 +369,7 @@ class Limits(Suite):
         yield made
         on_shard(cluster, 0, delete(QUEUES))
 
-    def test_what_was_set(self, cluster, near):
+    def test_values_that_were_set(self, cluster, near):
         assert jobs.limits(cluster) == []
         assert jobs.pause(cluster, "adding").is_open is False
         assert jobs.set_limit(cluster, "other", 2.5).is_open is True

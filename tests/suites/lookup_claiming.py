@@ -179,7 +179,7 @@ class Claiming(Suite):
         cluster.run(claim.confirm, user)
         assert owner(cluster, mark) == user
 
-    def test_what_belongs_to_an_object_has_no_end(self, cluster, mark):
+    def test_claims_of_an_object_have_no_end(self, cluster, mark):
         (user,) = ids()
         cluster.run(UserName.claim, mark, user)
         end_at(cluster, UserName, mark, _LONG_AGO)

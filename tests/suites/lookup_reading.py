@@ -65,7 +65,7 @@ class Reading(Suite):
             found = UserEmail.resolve_many(session, spellings)
         assert found == dict.fromkeys(spellings, user)
 
-    def test_what_differs_in_bytes_is_different(self, cluster, mark):
+    def test_keys_with_different_bytes_are_different(self, cluster, mark):
         keys = [
             *("a", "A", "a ", " a", "a\t", "a\0", "á", "a\u0301", "ａ"),
             *("ß", "ss", "ı", "i", "\u212a", "K", "k", "%", "_", "a%"),
@@ -185,7 +185,7 @@ class Reading(Suite):
         with cluster.session() as session:
             assert UserName.resolve(session, mark) == user
 
-    def test_what_the_transaction_has_written(self, cluster, mark):
+    def test_rows_written_by_the_transaction(self, cluster, mark):
         (user,) = ids()
         with cluster.session() as session:
             UserName.claim(session, mark, user)
@@ -269,7 +269,7 @@ class Reading(Suite):
                 assert caught.value.policy == "email/2"
                 assert caught.value.known == ("casefold/1", "exact/1")
 
-    def test_what_was_a_key_before(self, cluster, mark):
+    def test_former_keys(self, cluster, mark):
         old = f"no address {mark}"
         (user,) = ids()
         _write(cluster, old, user, "exact/1", UserContact)
@@ -431,7 +431,7 @@ class Sharing(Suite):
         with pytest.raises(exc.KeyNotHeldError):
             cluster.run(UserTag.rename, f"a{mark}", f"c{mark}", one)
 
-    def test_what_is_for_the_other_kind(self, session):
+    def test_keys_of_the_other_kind(self, session):
         calls: list[Any] = [
             (UserTag.resolve, "x"),
             (UserTag.resolve_many, ["x"]),

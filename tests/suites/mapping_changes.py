@@ -66,7 +66,7 @@ class Appending(Changes):
         session.commit()
         assert shown(cluster, BoardHasPins, board) == [c, b, a]
 
-    def test_what_is_there_stays_as_it_is(self, cluster, session, board, five):
+    def test_existing_rows_stay_unchanged(self, cluster, session, board, five):
         before = sequences(cluster, BoardHasPins, board)
         assert BoardHasPins.append(session, board, five[2]) is False
         assert BoardHasPins.append_many(session, board, five) == []
@@ -445,7 +445,7 @@ class Moving(Changes):
         session.commit()
         assert shown(cluster, BoardHasPins, board) == [b, e, a, c, d]
 
-    def test_what_others_have_committed_is_seen(
+    def test_commits_of_others_are_visible(
         self, cluster, session, board, five
     ):
         a, b, c, d, e = five
@@ -669,7 +669,7 @@ class Moving(Changes):
         with pytest.raises(exc.WrongTypeError):
             session.flush()
 
-    def test_what_a_callback_raises_lets_the_move_fail(
+    def test_an_exception_of_a_callback_fails_the_move(
         self, cluster, board, request
     ):
         definition = NarrowList.__sqla_shard_mapping__

@@ -125,7 +125,7 @@ class Following:
         assert reverse(cluster, pin) == {}
         assert cluster.pending() == []
 
-    def test_what_is_there_already(self, cluster: Cluster) -> None:
+    def test_existing_rows(self, cluster: Cluster) -> None:
         (board,), (pin,) = boards(3), pins(6)
         assert change(cluster, BoardHasPins.append, board, pin)
         assert not change(cluster, BoardHasPins.append, board, pin)

@@ -347,7 +347,7 @@ class NamedKeyspaces:
             )
             assert elsewhere.rowcount == 1  # type: ignore[attr-defined]  # of a DELETE
 
-    def test_what_is_loaded_from_a_global_keyspace_has_no_shard(
+    def test_objects_of_a_global_keyspace_have_no_shard(
         self, cluster: Cluster
     ) -> None:
         with cluster.begin() as session:

@@ -135,7 +135,7 @@ class AttributeSuite(Suite):
     # -- the class
 
     @both
-    def test_what_the_class_says(self, name):
+    def test_attributes_of_the_class(self, name):
         attribute = getattr(Sheet, name)
         mapper = inspect(Sheet)
         assert isinstance(attribute, attributes.InstrumentedAttribute)
@@ -179,7 +179,7 @@ class AttributeSuite(Suite):
         assert described["name"] == name
         assert described["entity"] is Sheet
 
-    def test_what_is_made_of_a_field(self, cluster, session, sheet):
+    def test_expressions_of_a_field(self, cluster, session, sheet):
         assert (sheet.caption, sheet.heading, sheet.loud) == ("t", "t!", "T")
         sheet.caption = "u"
         assert sheet.title == "u"
@@ -466,7 +466,7 @@ class AttributeSuite(Suite):
             (defer("*"), undefer(Sheet.title)),
         ],
     )
-    def test_what_is_loaded(self, session, sheet, option):
+    def test_loaded_attributes(self, session, sheet, option):
         options = option if isinstance(option, tuple) else (option,)
         key = sheet.id
         session.expunge_all()
@@ -475,7 +475,7 @@ class AttributeSuite(Suite):
         assert "label" not in found.__dict__
         assert (found.title, found.tags, found.label) == ("t", ["a"], "l")
 
-    def test_what_is_deferred(self, session, sheet, log):
+    def test_deferred_attributes(self, session, sheet, log):
         key = sheet.id
 
         def read(option: Any) -> Sheet:
@@ -686,7 +686,7 @@ class ValidatorSuite(Suite):
             ("note", "b", False),
         ]
 
-    def test_what_they_return_is_checked(self):
+    def test_their_results_are_checked(self):
         new = Checked(tags=["b", "a"])
         assert new.tags == ["a", "b"]
         new.tags.append("0")

@@ -267,7 +267,7 @@ class InPlaceSuite(Suite):
         assert new.prices == {"a": Decimal("1.50"), "b": Decimal(2)}
         assert new.count == 1
 
-    def test_what_was_replaced_is_let_go(self, cluster, session):
+    def test_replaced_values_are_released(self, cluster, session):
         new = session.get(Thing, thing(cluster, **FULL))
         old = {field: getattr(new, field) for field in FULL}
         for field in FULL:

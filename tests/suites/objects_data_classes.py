@@ -231,7 +231,7 @@ class DataclassSuite(Suite):
             session.commit()
         assert raw(cluster, Sketch, sketch_id)["tags"] == ["x", "y"]
 
-    def test_what_is_the_same_is_flushed_twice(self, cluster):
+    def test_equal_values_are_flushed_twice(self, cluster):
         """Equal objects are not one object; they may have no hash."""
         with cluster.begin() as session:
             maker = Maker("ada")

@@ -603,7 +603,7 @@ class OneTableSuite(Suite):
             session.commit()
             assert ours.get(session, "novel", Novel).active
 
-    def test_what_is_in_the_row(self, cluster, ours):
+    def test_values_of_the_row(self, cluster, ours):
         """Fields of a class are in the documents of its objects alone."""
         assert raw(cluster, Item, ours.ids["novel"]) == {
             "name": "novel",

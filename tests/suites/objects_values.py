@@ -270,7 +270,7 @@ class ValueSuite(Suite):
         ],
     )
     @pytest.mark.parametrize("is_stored", [True, False])
-    def test_what_cannot_be_put_in_in_place(
+    def test_values_that_cannot_be_added_in_place(
         self, cluster, session, change, place, is_stored
     ):
         new = Thing(size=Size(1))

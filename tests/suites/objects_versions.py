@@ -145,7 +145,7 @@ class VersionSuite(Suite):
             change(found, how)
             session.commit()
 
-    def test_what_the_error_says(self, cluster):
+    def test_the_message_of_the_error(self, cluster):
         key = stored(cluster, Counted, title="a", shard_id=1)
         with cluster.session() as session:
             found = session.get(Counted, key)

@@ -172,7 +172,7 @@ class Autocommit(Suite):
         forget_all(autocommitting)
         return first_of_each(autocommitting)
 
-    def test_what_fails_is_not_taken_for_done(
+    def test_failed_operations_are_not_done(
         self, autocommitting, ids, defined, mark
     ):
         def fails_once(session, account_id):

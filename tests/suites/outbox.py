@@ -268,7 +268,7 @@ class Outbox(Suite):
         store.unblock([mark], ours)
         assert state(store, mark) is State.LEASED
 
-    def test_what_cannot_be_taken_out_stays(self, cluster, ids):
+    def test_entries_that_cannot_be_removed_stay(self, cluster, ids):
         leave(cluster, ids[0], [("r", "a"), ("r", "b"), ("s", "b")])
         leave(cluster, ids[7], [("r", "b"), ("r", "c"), ("t", "a")])
         r, s = Failing({"b"}), Failing()

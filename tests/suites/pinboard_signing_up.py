@@ -221,9 +221,7 @@ class SigningUp:
         with cluster.session() as session:
             assert sign_in(session, email).id == won[0]
 
-    def test_what_fails_gives_back_what_it_claimed(
-        self, cluster: Cluster
-    ) -> None:
+    def test_a_failure_releases_its_claims(self, cluster: Cluster) -> None:
         email, name = new_names()
 
         def fail(session: Any, entered: Any) -> int:

@@ -97,7 +97,7 @@ class ByStatement(Reading):
         assert found == 3
         assert len(log.executions) == 1
 
-    def test_what_a_server_computes_of_all_shards(self, session, data):
+    def test_aggregates_computed_by_a_server(self, session, data):
         made = select(
             func.count() + 1,
             func.count(Pin.title.distinct()),

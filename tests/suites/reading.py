@@ -140,7 +140,7 @@ class Get(Reading):
             (pack(32, PIN, 1), exc.UnknownShardError),
         ],
     )
-    def test_what_is_no_id_is_refused(self, session, log, key, error):
+    def test_invalid_ids_are_refused(self, session, log, key, error):
         with pytest.raises(error) as caught:
             session.get(Pin, key)
         assert type(caught.value) is error

@@ -241,7 +241,7 @@ class WithObjects(Suite):
         assert session.scalars(one).all() == ["de"]
 
     @pytest.mark.parametrize("kind", ["left", "held", "not held", "scalar"])
-    def test_what_each_shard_would_show_is_refused(
+    def test_rows_that_each_shard_would_return_are_refused(
         self, session: ShardSession, users: list[int], kind: str
     ) -> None:
         held = exists().where(User.country_code == Country.code)

@@ -67,7 +67,9 @@ class Written(Suite):
         Country.replace(cluster, [])
         assert same(cluster, Country) == []
 
-    def test_what_was_read_is_written_again(self, cluster: Cluster) -> None:
+    def test_rows_that_were_read_are_written_again(
+        self, cluster: Cluster
+    ) -> None:
         before = same(cluster, Country)
         with cluster.session() as session:
             every = session.scalars(select(Country)).all()
@@ -119,7 +121,7 @@ class Written(Suite):
         Country.upsert(cluster, [COUNTRIES[0]])
         assert len(same(cluster, Country)) == 3
 
-    def test_what_is_damaged_is_made_good(self, cluster: Cluster) -> None:
+    def test_damaged_rows_are_repaired(self, cluster: Cluster) -> None:
         before = same(cluster, Country)
         spoil(cluster, 2, "DELETE FROM country")
         spoil(cluster, 5, "UPDATE country SET name = 'x', area = 1")
@@ -250,7 +252,7 @@ class Refused(Suite):
             Rate.upsert(cluster, many[1:])
         assert len(same(cluster, Rate)) == 1
 
-    def test_what_the_lowest_shard_refuses(self, cluster: Cluster) -> None:
+    def test_refusals_of_the_lowest_shard(self, cluster: Cluster) -> None:
         before = same(cluster, Country)
         with pytest.raises(IntegrityError):
             Country.upsert(cluster, [{"code": "a"}])

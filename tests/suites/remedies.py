@@ -166,7 +166,7 @@ def refusal(session: ShardSession, data: Data, case: Case) -> str:
 
 class Remedies:
     @pytest.mark.parametrize("name", ALL)
-    def test_what_the_message_names_works(
+    def test_the_remedy_of_the_message_works(
         self, cluster: Cluster, data: Data, name: str
     ) -> None:
         case = ALL[name]

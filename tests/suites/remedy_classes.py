@@ -832,7 +832,7 @@ def refusal(case: Definition) -> str:
 
 class Definitions:
     @pytest.mark.parametrize("name", CLASSES)
-    def test_what_the_message_names_works(self, name: str) -> None:
+    def test_the_remedy_of_the_message_works(self, name: str) -> None:
         case = CLASSES[name]
         in_order(refusal(case), case.names)
         define(case.remedy)

@@ -140,7 +140,9 @@ def _fails(session: Any, **arguments: Any) -> None:
 class Repairing(Suite):
     """The cluster has a fixture ``topology``: a file that names it."""
 
-    def test_what_waits_is_counted(self, cluster, ids, mark, monkeypatch):
+    def test_pending_entries_are_counted(
+        self, cluster, ids, mark, monkeypatch
+    ):
         assert cluster.count_pending() == []
         leave_many(cluster, ids, 30, mark)
         (found,) = cluster.count_pending()
@@ -154,7 +156,7 @@ class Repairing(Suite):
         assert cluster.repair(now=True).applied == 30
         assert cluster.count_pending() == []
 
-    def test_what_a_crash_has_left(self, cluster, ids, mark):
+    def test_entries_after_a_crash(self, cluster, ids, mark):
         with (
             after_crash(),
             cluster.begin(cross_shard="logged") as session,

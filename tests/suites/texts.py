@@ -170,7 +170,7 @@ class Texts:
         order = titles.scalars(select(mixed).order_by(mixed.desc()))
         assert order == ["ß4", "b0", "a3", "a1", "B2"]
 
-    def test_what_ends_in_nul_is_another_text(self, titles):
+    def test_a_text_that_ends_in_nul_is_different(self, titles):
         titles.add("exact", "a", "a\0", "a", "a\0", "a\0\0", "a ")
         made = select(func.count(Title.id)).group_by(Title.exact)
         assert sorted(titles.scalars(made)) == [1, 1, 2, 2]

@@ -396,6 +396,6 @@ class Unread:
         assert CASES.keys() == dict(commands(program, "sqla-shard")).keys()
 
     @pytest.mark.parametrize("case", list(_each()))
-    def test_what_is_not_read_is_reported(self, scene, case, monkeypatch):
+    def test_unread_servers_are_reported(self, scene, case, monkeypatch):
         changed = self.OTHERWISE.get(case.arguments, {})
         check(scene, replace(case, **changed), monkeypatch)

@@ -380,7 +380,7 @@ class Damage:
         cluster.run(claim.confirm, user)
         assert owner(cluster, AccountEmail, "a@x.org") == user
 
-    def test_what_is_right_at_the_second_look(self, cluster):
+    def test_rows_that_are_correct_at_the_second_check(self, cluster):
         users = [
             cluster.run(add_account, email=f"{i}@x.org") for i in range(3)
         ]
@@ -401,7 +401,7 @@ class Damage:
         assert max(seen) == 3
         assert counts(report) == {}
 
-    def test_what_becomes_something_else_is_looked_at_again(self, cluster):
+    def test_a_changed_finding_is_checked_again(self, cluster):
         user = cluster.run(add_account, email="me@x.org")
 
         def take(progress: Any) -> None:
@@ -482,7 +482,7 @@ class Damage:
         keys = {row[2] for row in everything(cluster)}
         assert keys == {"gone@x.org", "now@x.org"}
 
-    def test_what_is_confirmed_too_late(self, cluster):
+    def test_findings_confirmed_too_late(self, cluster):
         claim = cluster.run(
             AccountEmail.claim,
             "a@x.org",
@@ -572,7 +572,7 @@ class Rekeying:
             for tag in ("sea", "LAND"):
                 assert AccountTag.resolve_all(session, tag) == sorted(users)
 
-    def test_what_was_lost_is_read_from_the_object(self, cluster):
+    def test_lost_rows_are_read_from_the_object(self, cluster):
         user = cluster.run(add_account, handle="Bob")
         plant(cluster, AccountHandle, "bob", user, policy="casefold/1")
         assert verify(cluster, rekey=True).repaired("outdated") == 1

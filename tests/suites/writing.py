@@ -218,7 +218,7 @@ class SecondShard:
         for pin_id in pins:
             assert f"Pin {pin_id}" in str(caught.value)
 
-    def test_what_was_refused_binds_nothing(self, cluster, pins):
+    def test_a_refused_statement_binds_nothing(self, cluster, pins):
         with cluster.session() as session:
             wrong, right = at(3, Pin(title="a")), at(20, Pin(title="b"))
             session.add_all([wrong, right])

@@ -237,7 +237,7 @@ def test_heading_without_list_is_an_empty_folder() -> None:
         (f"https://a.example/{'x' * MAX_TEXT}", "more than 500,000 character"),
     ],
 )
-def test_what_is_no_web_page_is_skipped(url: str, reason: str) -> None:
+def test_other_links_than_web_pages_are_skipped(url: str, reason: str) -> None:
     text = f'<DL>\n<DT><A HREF="{url}">T</A>\n<DD>of none\n</DL>'
     (root,) = read(DOCTYPE + text)
     assert root.links == []

@@ -139,7 +139,7 @@ def written(start, end, txn):
     return event("write", start, end, 5, txn=txn)
 
 
-def test_what_was_only_read_may_be_unknown_to_others():
+def test_versions_that_were_only_read_may_be_unknown_to_others():
     found = [event("read", 1, 2, 5), event("read", 3, 4, 4)]
     assert check(found).stale
     assert not check(found, reads_tell=False).stale
@@ -166,7 +166,7 @@ def test_what_was_only_read_may_be_unknown_to_others():
         ([EXEMPT, OVER, written(5, 7, "x")], 0),
     ],
 )
-def test_what_is_in_an_outbox_may_be_stale_until_it_is_drained(events, stale):
+def test_keys_in_an_outbox_may_be_stale_until_it_is_drained(events, stale):
     read = event("read", 8, 10, 4)
     report = check([WRITE, *events, read])
     assert len(report.stale) == stale

@@ -93,7 +93,7 @@ def test_it_is_the_same_for_ever(more, expected):
     ],
     ids=repr,
 )
-def test_what_an_address_does_not_say(more):
+def test_changes_that_keep_the_address(more):
     assert text(**more) == text()
 
 
@@ -109,11 +109,11 @@ def test_what_an_address_does_not_say(more):
     ],
     ids=repr,
 )
-def test_what_an_address_says(more):
+def test_generations_of_an_address(more):
     assert text(**more) != text()
 
 
-def test_what_a_number_says():
+def test_generations_with_a_number():
     """It is identified by these, and by nothing else."""
     one = {"number": 1}
     assert text(primary="mysql://other@two:3307", **one) == text(**one)

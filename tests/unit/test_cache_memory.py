@@ -67,7 +67,7 @@ def test_the_oldest_make_way_but_never_a_tombstone():
     assert len(store._items) <= 100
 
 
-def test_what_has_ended_makes_way_first():
+def test_expired_entries_are_evicted_first():
     harness = Memory()
     harness.store = MemoryStore(most=3, clock=lambda: harness.now)
     for key, expire in (("kept", 60), ("short", 1), ("shorter", 1)):

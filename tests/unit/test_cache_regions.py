@@ -100,7 +100,7 @@ def test_values_are_where_the_region_has_its_own(region):
 
 
 @pytest.mark.parametrize("how", ["deleted", "replaced", "foreign", "older"])
-def test_what_is_not_of_the_store_is_not_served(region, how):
+def test_values_of_another_store_are_not_served(region, how):
     store = store_of(region)
     put(store, "k", b"old")
     old = region.backend.get("sqla_shard:k")
@@ -156,7 +156,7 @@ def test_it_goes_with_its_region():
     ],
     ids=str,
 )
-def test_how_long_a_value_lasts(given, expected):
+def test_the_expiration_of_a_value(given, expected):
     config = {"backend": MEMORY, "expiration_time": given}
     opened = open_region("objects", config)
     assert opened.times == Times(expire=expected)
@@ -330,7 +330,7 @@ def test_a_tombstone_must_not_be_longer_than_a_node_waits():
     assert arguments == {"servers": ["127.0.0.1:1"], "longest": 60}
 
 
-def test_what_was_given_is_left_as_it_is():
+def test_arguments_are_not_changed():
     arguments = {"servers": ["127.0.0.1:1"]}
     config = {"backend": BACKEND, "arguments": arguments, "tombstone": 70}
     before = {**config, "arguments": dict(arguments)}

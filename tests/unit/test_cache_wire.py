@@ -353,7 +353,7 @@ STATS = b"STAT uptime 12\r\nSTAT bytes 34\r\nSTAT version 1.6 x\r\n"
     ],
     ids=["whole", "parts", "bytes"],
 )
-def test_what_a_node_says_of_itself(node_of, answer):
+def test_statistics_of_a_node(node_of, answer):
     node, store = node_of(answer)
     for _ in range(2):
         (found,) = store.stats()

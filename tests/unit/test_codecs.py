@@ -199,7 +199,7 @@ def test_nullable_annotations(annotation):
         (Decimal, ValueKind.DECIMAL),
     ],
 )
-def test_what_the_json_value_is(annotation, kind):
+def test_the_json_value(annotation, kind):
     assert field(annotation).stored_kind is kind
 
 
@@ -405,7 +405,7 @@ def test_values_that_are_refused(annotation, value, message):
         (Legacy, "old", Legacy.NEW),
     ],
 )
-def test_what_other_programs_may_have_written(annotation, stored, value):
+def test_values_of_other_programs(annotation, stored, value):
     decoded = field(annotation).decode(stored)
     assert decoded == value
     assert type(decoded) is type(value)

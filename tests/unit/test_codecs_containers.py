@@ -117,7 +117,7 @@ def test_native_containers_learn_at_every_depth():
     check_links(blob)
 
 
-def test_what_is_taken_out_of_a_typed_container_is_not_for_others():
+def test_items_removed_from_a_typed_container_are_not_shared():
     blob, _ = heard({"m": [["a"]], "n": {}})
     value = field(list[list[str]]).decode(blob["m"])
     taken = value.pop()
@@ -324,7 +324,7 @@ def test_decoded_elements_are_as_they_would_be_read_back():
     assert type(value[0]) is float
 
 
-def test_what_is_decoded_is_not_part_of_the_blob():
+def test_decoded_values_are_not_part_of_the_blob():
     blob, blob_listener = heard({"field": [{"at": "2024-01-01"}]})
     value, listener = decoded(list[dict[str, dt.date]], blob["field"])
     value[0]["at"] = TWO
@@ -447,7 +447,7 @@ def change(target, what, key, value):
 
 
 @given(st.dictionaries(keys, date_lists), st.lists(changes, max_size=20))
-def test_what_is_stored_follows_what_is_changed(start, steps):
+def test_changes_are_stored(start, steps):
     """As a field does it: encode again after every change."""
     codec = field(dict[str, list[dt.date]])
     blob = TrackedDict(field=codec.encode(start))

@@ -347,7 +347,7 @@ def test_where_a_dataclass_is_not_made():
     assert is_clean(plain)
 
 
-def test_what_is_for_dataclasses(base):
+def test_arguments_for_dataclasses(base):
     with pytest.raises(
         ClassDefinitionError, match=r"title has init, repr.*MappedAsDataclass"
     ):

@@ -66,7 +66,7 @@ def test_classification_of_errors(
     assert BACKEND.classify(kind(number, text)) is failure
 
 
-def test_what_is_lacking() -> None:
+def test_missing_tables_and_databases() -> None:
     found = {
         number: BACKEND.lacks(pymysql.err.OperationalError(number, "it"))
         for number in (1146, 1049, 1142, 1044)

@@ -81,7 +81,9 @@ def test_others_are_left_out(sql, default):
         ("DROP TABLE /*!40000 db8.*/ a", "db7", "executable comment"),
     ],
 )
-def test_what_could_change_another_database_is_refused(sql, default, message):
+def test_statements_that_could_change_another_database_are_refused(
+    sql, default, message
+):
     with pytest.raises(NotReplayableError, match=message):
         rewrite(sql, default)
 

@@ -153,14 +153,14 @@ class TestReports:
         assert report.ok
         assert str(report).endswith("a (h:1) and b (h:2): equal")
 
-    def test_what_was_not_read_is_not_equal(self):
+    def test_unread_shards_are_not_equal(self):
         unread = Unread(database="d", table="t", reason="lost")
         report = self.report(unread=(unread,))
         assert not report.ok
         assert "d.t: not compared: lost" in str(report)
         assert "equal" not in str(report)
 
-    def test_how_many_are_not_listed(self):
+    def test_the_number_of_unlisted_rows(self):
         one = Difference(
             database="d", table="t", kind="row", key=(1, 2), columns=("a",)
         )

@@ -178,7 +178,7 @@ def test_the_worst_come_first():
 # -- unknown is not fine ------------------------------------------------------
 
 
-def test_what_was_not_read_is_unknown_once():
+def test_an_unread_server_is_unknown_once():
     silent = ServerFacts(
         name="server1",
         role="standby",
@@ -208,7 +208,7 @@ def test_what_was_not_read_is_unknown_once():
     assert ", lag" in first
 
 
-def test_what_a_server_refuses_to_show_is_not_an_outage():
+def test_a_refused_statement_is_not_an_outage():
     parts = server("standby", "b:3306").parts
     refusing = ServerFacts(
         name="server1",

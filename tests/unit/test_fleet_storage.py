@@ -113,7 +113,7 @@ def test_a_backup_is_there_when_it_is_finished(storage):
         assert found.value.known == ("whole",)
 
 
-def test_what_cannot_be_finished_is_not_listed(storage):
+def test_unfinished_files_are_not_listed(storage):
     entry = dataclasses.replace(write_dump_of(storage, HALF), size=5)
     backup = dataclasses.replace(
         backup_of(storage, "other"), name=HALF, databases=(entry,)

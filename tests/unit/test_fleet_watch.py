@@ -276,7 +276,7 @@ def test_a_hook_that_is_not_executable(tmp_path):
         Hook([str(file)], seconds=LONG)
 
 
-def test_a_hook_that_vanishes_is_a_trouble(tmp_path):
+def test_a_missing_hook_is_reported(tmp_path):
     file = tmp_path / "page"
     file.write_text("#!/bin/sh\nexit 3\n")
     file.chmod(stat.S_IRWXU)

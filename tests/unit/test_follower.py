@@ -839,7 +839,7 @@ def test_a_callback_that_blocks_is_logged(
     assert until(lambda: follower.report().state == "current")
 
 
-def test_one_that_takes_its_time_is_no_trouble(
+def test_a_slow_callback_is_not_reported(
     begun: Callable[..., Follower],
 ) -> None:
     feed = Feed(topology(3))

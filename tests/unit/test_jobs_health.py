@@ -57,7 +57,7 @@ def test_a_probe_that_has_no_outcome(now: list[float], engine: Any) -> None:
     assert windows.allows(engine)
 
 
-def test_what_does_not_count(engine: Any) -> None:
+def test_errors_of_the_caller_do_not_count(engine: Any) -> None:
     windows = health.HealthWindows()
     for _ in range(15):
         windows.record(engine, None)

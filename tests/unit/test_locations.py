@@ -108,7 +108,7 @@ def test_a_file_of_no_known_format() -> None:
             source_at(location)
 
 
-def test_what_can_be_followed_is_left_as_it_is() -> None:
+def test_locations_that_can_be_followed_are_unchanged() -> None:
     feed = Feed(topology(1))
     assert followed(feed) is feed
     assert followed(FileSource("a.toml")).interval == 1.0

@@ -147,7 +147,7 @@ def test_errors_show_no_secret(surface: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_what_is_shown_once_is_shown_again_as_it_is(text: str) -> None:
+def test_masked_text_is_masked_to_itself(text: str) -> None:
     assert redact(redact(text)) == redact(text)
 
 

@@ -99,7 +99,7 @@ def test_several_keys_at_random(rng: random.Random) -> None:
         assert merge.rows(runs) == [row[1:] for row in every[:7]]
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
+def test_values_that_cannot_be_compared_are_refused() -> None:
     merge = Merge(keys=(OrderKey(First(0)),))
     with pytest.raises(ScatterUnsupportedError, match="ORDER BY"):
         merge.rows([[(1,)], [("a",)]])
@@ -178,7 +178,7 @@ def test_extremes_that_agree_in_what_is_shown() -> None:
     assert caught.value.construct == "max()"
 
 
-def test_what_stands_in_place_of_nothing() -> None:
+def test_values_in_place_of_null() -> None:
     merge = _combined(Coalesce(Total(0), 1))
     assert merge.rows([[(None, 7)], [(None, 7)]]) == [(7,)]
     # The first shard has nothing, and its description is not passed on.

@@ -50,7 +50,7 @@ def test_the_text_stays_as_it_is():
         with_tail("COMMENT='100%% ) ('"),
     ],
 )
-def test_what_is_joined(table):
+def test_joined_indexes(table):
     found = creation_of([table, INDEX])
     assert found is not None
     assert found.replace(", KEY by_a (a)", "") == table
@@ -175,5 +175,5 @@ def test_the_parts_of_an_index():
     "statement",
     ["CREATE INDEX by_a ON pins (a(5))", "CREATE TABLE pins (a INT)", ""],
 )
-def test_what_is_not_an_index(statement):
+def test_statements_that_are_no_index(statement):
     assert index_of(statement) is None

@@ -505,7 +505,7 @@ def test_post_init_runs_and_what_it_makes_is_tracked():
     check_links(value)
 
 
-def test_what_post_init_does_not_take_is_refused():
+def test_values_refused_by_post_init_are_refused():
     with pytest.raises(BlobValueError) as caught:
         decoded(list[Normalised], [{"name": "!"}])
     assert str(caught.value) == (
@@ -769,7 +769,7 @@ class Money:
 
 
 @given(st.lists(st.decimals(allow_nan=False, allow_infinity=False)))
-def test_what_is_stored_follows_what_is_changed(amounts):
+def test_changes_are_stored(amounts):
     codec = field(list[Money])
     blob = TrackedDict(field=[])
 

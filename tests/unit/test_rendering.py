@@ -94,7 +94,7 @@ def test_percent_signs_stay_escaped() -> None:
         max_size=12,
     )
 )
-def test_what_is_left_matches_the_placeholders(parts: list[Any]) -> None:
+def test_remaining_parameters_match_the_placeholders(parts: list[Any]) -> None:
     text, parameters = "", []
     for part in parts:
         if isinstance(part, tuple):

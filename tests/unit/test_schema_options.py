@@ -31,7 +31,7 @@ def test_ranges_that_are_not_shown_are_counted(shard_ids):
 @pytest.mark.parametrize(
     "text", ["", " ", "a", "1-", "-1", "3-1", "1,,2", "0x1", "65536", "1 2"]
 )
-def test_what_names_no_shards_is_refused(text):
+def test_an_option_without_shards_is_refused(text):
     with pytest.raises(SchemaOptionError, match="0-511,600") as raised:
         parse_shards(text)
     assert raised.value.option == "shards"

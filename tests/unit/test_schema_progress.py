@@ -142,7 +142,7 @@ def test_each_server_has_a_bar_that_ends_green_or_red():
     assert terminal.colours() == ["red", "green", "red", "green"]
 
 
-def test_what_ctrl_c_leaves_is_yellow_and_no_failure():
+def test_shards_left_by_ctrl_c_are_yellow_and_no_failure():
     terminal = Terminal().run(2, [outcome(1, 0), outcome(2, 4)])
     terminal.progress.advance(outcome(1, 1, State.INTERRUPTED))
     for server, shard_id in ((1, 2), (1, 3), (2, 5), (2, 6), (2, 7)):

@@ -175,7 +175,7 @@ def test_changes_rows(statement):
 
 
 @pytest.mark.parametrize("statement", UNKNOWN)
-def test_what_is_not_recognised_is_unknown(statement):
+def test_unrecognised_statements_are_unknown(statement):
     assert read(statement).effect is Effect.UNKNOWN
 
 
@@ -210,7 +210,7 @@ def test_rows_that_a_statement_returns_may_be_read():
         ("DELETE FROM a; CREATE TRIGGER t BEFORE INSERT ON a", False),
     ],
 )
-def test_what_is_refused_as_a_whole(statement, is_whole):
+def test_texts_refused_as_a_whole(statement, is_whole):
     found = read(statement)
     assert found.effect is Effect.UNKNOWN
     assert found.is_whole is is_whole
@@ -252,6 +252,6 @@ def test_any_text_is_read(text):
     first=st.sampled_from([*READS, *SESSION]),
     second=st.sampled_from([*ROWS, *TABLES, *UNKNOWN[3:]]),
 )
-def test_what_follows_a_semicolon_is_never_overlooked(first, second):
+def test_text_after_a_semicolon_is_never_ignored(first, second):
     joined = f"{first};\n{second}"
     assert read(joined).effect not in (Effect.READS, Effect.SESSION), joined

@@ -241,7 +241,7 @@ def test_a_child_process_keeps_no_lock(tmp_path: Path) -> None:
     assert snapshot(tmp_path / "last.json").load() == topology(1)
 
 
-def test_who_hangs_with_the_lock_is_not_waited_for(
+def test_a_hanging_owner_of_the_lock_is_not_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "_LONGEST_LOCK", 0.1)

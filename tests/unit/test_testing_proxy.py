@@ -246,7 +246,7 @@ def test_connection_reaches_the_server_after_one_and_a_half(echo):
     assert 0.2 <= taken < 2
 
 
-def test_what_is_sent_without_an_answer_waits_once(proxy):
+def test_a_request_without_a_response_waits_once(proxy):
     with client(proxy) as connection:
         ask(connection)
         proxy.delay = 0.3

@@ -145,7 +145,7 @@ def test_statements_of_any_kind(
         packet(b""),
     ],
 )
-def test_what_is_no_commit(
+def test_statements_that_are_no_commit(
     proxy: Proxy, client: socket.socket, data: bytes
 ) -> None:
     say(client, GREETED)

@@ -41,7 +41,7 @@ def test_ports_that_are_always_taken_are_given_up():
     assert start.count == 3
 
 
-def test_what_fails_for_another_reason_is_not_repeated():
+def test_other_failures_are_not_repeated():
     start = Starts("disk full")
     with pytest.raises(exc.ServerProcessError):
         on_free_ports(start)

@@ -69,7 +69,7 @@ OLD = topology(a=("h1", [0, 3], "h1b"), b=("h2", [4, 7], "h2b"))
         "other names",
     ],
 )
-def test_what_may_be_published(new):
+def test_exchanges_that_may_be_published(new):
     assert exchanges(OLD, new) == ()
     assert refusals(OLD, new) == ()
 

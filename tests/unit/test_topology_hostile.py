@@ -194,7 +194,7 @@ def test_half_of_a_surrogate_pair(values: dict[str, Any]) -> None:
     str(found).encode()
 
 
-def test_what_a_terminal_would_take_for_a_command() -> None:
+def test_control_sequences_of_terminals() -> None:
     found = message(read(document(**{"\x1b[2J\x07": keyspace()})))
     assert found.replace("\n", "").isprintable()
 

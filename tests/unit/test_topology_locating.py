@@ -61,7 +61,7 @@ def test_passwords_are_left_out(topology):
     assert "hush" in topology.keyspace("main").servers[0].primary
 
 
-def test_what_is_not_there(topology):
+def test_missing_paths(topology):
     with pytest.raises(UnknownShardError, match="shard 8 is not open"):
         find_object(topology, pack(8, 1, 1))
     with pytest.raises(UnknownShardError):

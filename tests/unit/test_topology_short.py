@@ -160,6 +160,6 @@ def test_a_template_that_has_a_port_already() -> None:
 @pytest.mark.parametrize(
     "document", [{}, {"a": 1}, {"a": {"x": 1}}, {"epoch": 1, **PUBLISHED}]
 )
-def test_what_is_not_the_short_form(document: dict[str, Any]) -> None:
+def test_texts_that_are_not_the_short_form(document: dict[str, Any]) -> None:
     places = [one.place for one in problems(document)]
     assert "keyspaces" in places

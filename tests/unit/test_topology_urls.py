@@ -245,7 +245,7 @@ class TestPlaceholders:
             "$$ for a dollar sign",
         )
 
-    def test_what_only_decoding_shows_is_checked_too(self) -> None:
+    def test_decoded_characters_are_checked_too(self) -> None:
         check("mysql://u:%24%7BHOME%7D@h", "${HOME} is not a placeholder")
 
     def test_without_a_value(self) -> None:

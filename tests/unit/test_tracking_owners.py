@@ -30,7 +30,7 @@ def test_removed_containers_no_longer_notify():
     assert root == {"b": 1, "d": []}
 
 
-def test_what_has_no_place_is_taken_as_it_is():
+def test_a_value_without_an_owner_is_not_copied():
     root, listener = heard({"a": [[1]]})
     taken = root.pop("a")
     root["b"] = taken
@@ -41,7 +41,7 @@ def test_what_has_no_place_is_taken_as_it_is():
     assert root == {"b": [[1, 2]]}
 
 
-def test_what_has_a_place_is_copied():
+def test_a_value_with_an_owner_is_copied():
     one, one_listener = heard({"a": [[1]]})
     two, two_listener = heard({})
     two["a"] = one["a"]

@@ -72,7 +72,7 @@ def test_one_shard_is_rendered_as_ever() -> None:
         "UPDATE __sqla_shard__.t SET a = 1",
     ],
 )
-def test_what_a_branch_cannot_carry(text: str) -> None:
+def test_columns_that_a_branch_cannot_carry(text: str) -> None:
     places = [place(i) for i in range(3)]
     assert statements_for(text, (), places, "%s") == [
         (text.replace("__sqla_shard__", p.schema), ()) for p in places

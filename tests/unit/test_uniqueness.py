@@ -136,7 +136,7 @@ def expression(**kwargs: Any) -> dict[str, Any]:
     ],
     ids=["column", "constraint", "index", "expression"],
 )
-def test_what_two_shards_can_break_warns_unless_it_is_meant(
+def test_uniqueness_that_two_shards_can_break_warns_unless_intended(
     base: Any, make: Any, written: Any, remedy: str
 ) -> None:
     unique = {"unique": True} if written is column else {}
@@ -230,7 +230,7 @@ def test_the_message_names_the_column_that_helps(base: Any) -> None:
     assert "to the constraint" not in str(caught[0].message)
 
 
-def test_what_is_added_later(base: Any) -> None:
+def test_constraints_that_are_added_later(base: Any) -> None:
     table = object_class(base).__table__
     Index("meant", table.c.name, unique=True, info=MEANT)
     Index("plain", table.c.name)
