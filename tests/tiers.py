@@ -107,22 +107,25 @@ _PROCESSES = frozenset(
         "test_writing_load",
     ]
 )
-#: Not in `check`, of which they took a sixth of the processor time; but on a
-#: second Python.
+#: Not in `check`, of which they took a tenth of the processor time.
 _LATER = frozenset(
     [
-        # Programs.
         "test_cli_completion",
         "test_cli_docs.test_help_and_completion_import_no_sqlalchemy",
+        "test_horizontal_shard.test_many_sessions_in_many_threads",
         "test_lanes.test_threads_that_outlive_the_main_thread",
         "test_layers.test_each_room_can_be_imported_first",
-        "test_testing_documents.test_needs_neither_pymysql_nor_pytest",
-        "test_testing_jars.test_the_servers_load_no_client",
-        "time_ids.test_processes_whose_clocks_differ",
-        "test_horizontal_shard.test_many_sessions_in_many_threads",
+        "test_microblog",
         "test_remedies.test_every_refusal_has_a_remedy_that_is_run",
         "test_remedies.test_sites_are_found",
-        # Random changes and statements, and each of many orders.
+        "test_testing_documents.test_needs_neither_pymysql_nor_pytest",
+        "test_testing_jars.test_the_servers_load_no_client",
+    ]
+)
+#: Only in `all` and on a second Python: random changes and statements, each
+#: of many orders, and processes.
+_RANDOM = frozenset(
+    [
         "cache_mutations.test_reads",
         "cached_lists.test_random_changes",
         "compressed_blobs.test_nothing_is_lost",
@@ -136,11 +139,13 @@ _LATER = frozenset(
         "merged_computed.test_is_what_one_database_computes",
         "merged_pages.test_pages_are_all_rows_in_order",
         "objects_filters.test_comparisons",
+        "repairing.test_by_four_threads",
         "spread_stages.test_equals_a_model",
         "spread_stages.test_operations_of_all_stages",
         "test_masking.test_the_time_grows_with_the_length",
         "test_moving.test_a_pass_is_resumed_after_each_page",
         "test_pinboard_refusals.test_invalid_links",
+        "time_ids.test_processes_whose_clocks_differ",
         "verify_lookups.test_a_commit_that_is_lost",
     ]
 )
@@ -166,6 +171,7 @@ _THOROUGH = frozenset(
         "test_cache_faults_memcached",
         "test_cache_faults_redis",
         "test_cache_generations.test_the_same_in_every_process",
+        "test_cache_mutations_mariadb.test_reads",
         "test_cache_outbox_faults",
         "test_cache_protocol",
         "test_cache_redis",
@@ -180,27 +186,45 @@ _THOROUGH = frozenset(
         "test_demo",
         "test_dev_up",
         "test_docs.test_sphinx_builds_without_a_warning",
+        "test_feeds_redis.test_equal_to_the_tables_under_load",
+        "test_fleet_backup_mariadb.test_a_folder_that_fails_in_the_middle",
+        "test_fleet_backup_mariadb.test_a_killed_restore_is_resumed_or_undone",
+        "test_fleet_compare_mariadb.test_a_command_that_gets_a_signal",
+        "test_fleet_doctor_mariadb.test_a_fault_is_found_and_put_right",
         "test_fleet_journal_zookeeper.test_a_running_operation_is_not_taken_over",
         (
             "test_fleet_journal_zookeeper."
             "test_of_many_that_take_over_at_once_one_wins"
         ),
+        "test_fleet_journal_zookeeper.test_resume",
+        "test_fleet_split_mariadb",
         "test_fleet_start_mariadb",
-        "test_follows_killed_mariadb",
         "test_following.test_500_changes_leave_nothing_behind",
         "test_following_zookeeper",
+        "test_follows_killed_mariadb",
+        "test_follows_redis.test_equal_to_the_tables_under_load",
         "test_forked_sockets_mariadb",
         "test_frozen_commands",
         "test_frozen_mariadb",
         "test_hostile_fuzz",
         "test_hostile_fuzz_mariadb",
+        "test_jobs_mariadb.test_a_unique_key_of_racing_processes",
         "test_keys_mariadb",
+        "test_load_mariadb.test_sampling_costs_less_than_1_percent_of_a_get",
+        "test_load_memcached.test_the_reads_of_processes_are_summed",
         "test_logged_faults_mariadb",
         "test_logged_fuzz_mariadb",
+        "test_lookups_claiming_mariadb.test_the_microsecond_of_the_end",
+        "test_lookups_registration_mariadb.test_sign_up_and_change",
+        "test_mappings_rows_mariadb",
         "test_microblog_mariadb",
         "test_moving_lag_mariadb",
         "test_moving_mariadb",
         "test_moving_model",
+        (
+            "test_moving_rows_mariadb."
+            "test_every_write_is_on_the_side_that_is_the_truth"
+        ),
         "test_ordered_fuzz_mariadb",
         "test_other_layout",
         "test_other_layout_mariadb",
@@ -214,6 +238,7 @@ _THOROUGH = frozenset(
         "test_quickstart_mariadb",
         "test_random_edits_zookeeper",
         "test_references_faults_mariadb",
+        "test_references_racing_mariadb",
         "test_release",
         "test_repairing",
         "test_schema_doubt_mariadb",
@@ -221,16 +246,27 @@ _THOROUGH = frozenset(
         "test_schema_emptied_chaos_mariadb",
         "test_schema_emptied_mariadb",
         "test_schema_failures_mariadb",
+        "test_schema_indexes",
+        "test_schema_joined_mariadb.test_a_runner_that_was_killed",
+        "test_schema_joined_mariadb.test_a_table_without_its_indexes",
+        (
+            "test_schema_joined_mariadb."
+            "test_connections_and_runners_that_are_killed"
+        ),
+        "test_schema_joined_mariadb.test_no_statement_is_in_doubt",
         "test_schema_kill_mariadb",
         "test_schema_lost_mariadb",
         "test_schema_many_mariadb",
+        "test_schema_new_tables_mariadb.test_connections_that_are_killed",
         "test_schema_newer",
         "test_schema_newer_chaos_mariadb",
         "test_schema_odd",
         "test_schema_odd_mariadb",
         "test_schema_portable_mariadb",
         "test_schema_settings",
+        "test_schema_several_mariadb",
         "test_schema_showing",
+        "test_sign_ups_mariadb",
         "test_spread_moves_mariadb",
         "test_testing_mariadb",
         "test_testing_memcached",
@@ -268,7 +304,7 @@ _TIMED = frozenset(
     ]
 )
 
-#: Neither in `check` nor on a second Python: for many values, or many times.
+#: Only in `all`: for many values, or many times.
 _MANY = frozenset(
     [
         "mapping_gap.test_moves_into_one_gap",
@@ -299,7 +335,11 @@ _ONE_PYTHON = frozenset(
 )
 
 #: Modules and tests that tiers leave out, whatever their markers.
-_LEFT_OUT = {"check": _MANY | _LATER, "pythons": _MANY | _ONE_PYTHON}
+_LEFT_OUT = {
+    "check": _MANY | _RANDOM | _LATER,
+    "test": _MANY | _RANDOM,
+    "pythons": _MANY | _ONE_PYTHON,
+}
 
 #: Other words in the names of an area's modules.
 _AREAS = {
