@@ -51,8 +51,9 @@ def store(
     store = FeedStore(two_databases(server), size=10, timeout=5.0)
     monkeypatch.setattr(feed, "store", store)
     yield store
-    store.databases.close()
+    # Before it is closed: jobs write to it.
     run_jobs(cluster)
+    store.databases.close()
 
 
 def on_tables(cluster: Cluster, user: int) -> list[int]:
