@@ -91,7 +91,7 @@ test: $(VENV)/.dev servers ## check on real MariaDB, each suite once
 # One of the tests builds the documentation, more strictly than `make docs`.
 # pytest comes last, for its closing line.
 all: $(VENV)/.dev servers ## check everything
-	$(call RUN_TIER,all,4,,lint type audit python3.13 python3.10,pythons)
+	$(call RUN_TIER,all,6,,lint type audit python3.13 python3.10,pythons)
 
 lint: $(VENV)/.dev ## check style and formatting
 	@$(BIN)/ruff check --quiet .

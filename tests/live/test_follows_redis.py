@@ -54,8 +54,9 @@ def store(
     store = FollowStore(two_databases(server), timeout=5.0)
     monkeypatch.setattr(stored, "store", store)
     yield store
-    store.databases.close()
+    # Before it is closed: jobs write to it.
     run_jobs(cluster)
+    store.databases.close()
 
 
 def answers(
