@@ -13,8 +13,8 @@ that the next one runs on another backend:
     Everything.  ``make all``; also what pytest runs by default.
 
 ``pythons`` is ``check`` for a second Python: with some of the tests that start
-programs or have random values, without those that read the sources, and with
-each function that needs a database once (``--once``), whatever its parameters.
+programs, without those that read the sources, and with each function that
+needs a database once (``--once``), whatever its parameters.
 
 A test says what it needs by a marker, most often by where it is:
 
@@ -125,35 +125,6 @@ _LATER = frozenset(
         "test_testing_documents.test_needs_neither_pymysql_nor_pytest",
         "test_testing_jars.test_the_servers_load_no_client",
         "verify_racing",
-    ]
-)
-#: Only in `all` and on a second Python: random changes and statements, each
-#: of many orders, and processes.
-_RANDOM = frozenset(
-    [
-        "cache_mutations.test_reads",
-        "cached_lists.test_random_changes",
-        "compressed_blobs.test_nothing_is_lost",
-        "compressed_blobs.test_random_changes",
-        "differential.test_answers_are_equal_or_refused",
-        "differential.test_changes_are_equal_or_refused",
-        "follow_graph.test_equal_to_a_model",
-        "lookup_registration.test_every_order_of_failure",
-        "mapping_counts.test_the_count_is_that_of_the_acknowledged_changes",
-        "mapping_racing.test_one_gap",
-        "merged_computed.test_is_what_one_database_computes",
-        "merged_pages.test_pages_are_all_rows_in_order",
-        "objects_filters.test_comparisons",
-        "repairing.test_by_four_threads",
-        "spread_stages.test_equals_a_model",
-        "spread_stages.test_operations_of_all_stages",
-        "test_masking.test_the_time_grows_with_the_length",
-        "test_moving.test_a_pass_is_resumed_after_each_page",
-        "test_pinboard_refusals.test_invalid_links",
-        "test_pymysql_results.test_a_connection_that_ends_is_lost",
-        "test_pymysql_results.test_an_unexpected_packet_is_read_by_the_driver",
-        "time_ids.test_processes_whose_clocks_differ",
-        "verify_lookups.test_a_commit_that_is_lost",
     ]
 )
 _THOROUGH = frozenset(
@@ -322,20 +293,44 @@ _TIMED = frozenset(
     ]
 )
 
-#: Only in `all`: for many values, or many times.
+#: Only in `all`: many values, orders, processes or times; random changes and
+#: statements.
 _MANY = frozenset(
     [
+        "cache_mutations.test_reads",
+        "cached_lists.test_random_changes",
+        "compressed_blobs.test_nothing_is_lost",
+        "compressed_blobs.test_random_changes",
+        "differential.test_answers_are_equal_or_refused",
+        "differential.test_changes_are_equal_or_refused",
+        "follow_graph.test_equal_to_a_model",
+        "lookup_registration.test_every_order_of_failure",
+        "mapping_counts.test_the_count_is_that_of_the_acknowledged_changes",
         "mapping_gap.test_moves_into_one_gap",
         "mapping_machine.test_is_a_list",
+        "mapping_racing.test_one_gap",
         "merged.test_answers_are_equal",
+        "merged_computed.test_is_what_one_database_computes",
         "merged_corners.test_random_having",
         "merged_numbers.test_numbers_are_equal_or_refused",
+        "merged_pages.test_pages_are_all_rows_in_order",
+        "objects_filters.test_comparisons",
         "proofs.test_the_compiled_cache_does_not_grow_with_ids",
+        "repairing.test_by_four_threads",
         "scatter_pages.test_every_row_once_in_order",
+        "spread_stages.test_equals_a_model",
+        "spread_stages.test_operations_of_all_stages",
         "test_cached_machine.test_is_a_list",
+        "test_masking.test_the_time_grows_with_the_length",
+        "test_moving.test_a_pass_is_resumed_after_each_page",
         "test_normalization.test_each_character_alone",
         "test_normalization.test_exact_takes_every_character",
+        "test_pinboard_refusals.test_invalid_links",
+        "test_pymysql_results.test_a_connection_that_ends_is_lost",
+        "test_pymysql_results.test_an_unexpected_packet_is_read_by_the_driver",
         "test_topology_sizes.test_the_map_of_a_process_takes_less_than_5_mb",
+        "time_ids.test_processes_whose_clocks_differ",
+        "verify_lookups.test_a_commit_that_is_lost",
     ]
 )
 
@@ -354,8 +349,8 @@ _ONE_PYTHON = frozenset(
 
 #: Modules and tests that tiers leave out, whatever their markers.
 _LEFT_OUT = {
-    "check": _MANY | _RANDOM | _LATER,
-    "test": _MANY | _RANDOM,
+    "check": _MANY | _LATER,
+    "test": _MANY,
     "pythons": _MANY | _ONE_PYTHON,
 }
 
