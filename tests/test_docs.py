@@ -393,6 +393,7 @@ LONG = {
     DOCS / "howto" / "jobs.rst",
     DOCS / "howto" / "migrations.rst",
     DOCS / "howto" / "move.rst",
+    DOCS / "howto" / "provision.rst",
     DOCS / "howto" / "testing.rst",
     DOCS / "reference" / "cli.rst",
     DOCS / "tutorial-migrations.rst",

@@ -1,7 +1,7 @@
 """Requirements of each test, and the tiers that it belongs to.
 
 There are three tiers, each with all of the ones before it but the suites
-that the next one runs on another backend:
+that the next one runs on another backend, and a few that need none:
 
 ``check``
     Python alone: unit tests, SQLite, nothing started, few random values.
@@ -119,12 +119,9 @@ _LATER = frozenset(
         "test_microblog",
         "test_pinboard_importing",
         "test_references",
-        "test_remedies.test_every_refusal_has_a_remedy_that_is_run",
-        "test_remedies.test_sites_are_found",
         "test_shadow_microblog",
         "test_testing_documents.test_needs_neither_pymysql_nor_pytest",
         "test_testing_jars.test_the_servers_load_no_client",
-        "verify_racing",
     ]
 )
 _THOROUGH = frozenset(
@@ -178,6 +175,7 @@ _THOROUGH = frozenset(
         "test_fleet_backup_mariadb.test_a_folder_that_fails_in_the_middle",
         "test_fleet_backup_mariadb.test_a_killed_restore_is_resumed_or_undone",
         "test_fleet_compare_mariadb.test_a_command_that_gets_a_signal",
+        "test_fleet_compare_mariadb.test_no_false_difference_under_writes",
         "test_fleet_doctor_mariadb.test_a_fault_is_found_and_put_right",
         "test_fleet_journal_zookeeper.test_a_running_operation_is_not_taken_over",
         (
@@ -204,6 +202,7 @@ _THOROUGH = frozenset(
         "test_logged_fuzz_mariadb",
         "test_lookups_claiming_mariadb.test_the_microsecond_of_the_end",
         "test_lookups_registration_mariadb.test_sign_up_and_change",
+        "test_lookups_tables_mariadb.test_all_tables_are_alike",
         "test_mappings_rows_mariadb",
         "test_microblog_mariadb",
         "test_moving_lag_mariadb",
@@ -267,6 +266,7 @@ _THOROUGH = frozenset(
         "test_topology_hostile",
         "test_typing",
         "test_upstream",
+        "texts.test_texts_that_differ_at_their_end",
     ]
 )
 
@@ -309,10 +309,13 @@ _MANY = frozenset(
         "mapping_gap.test_moves_into_one_gap",
         "mapping_machine.test_is_a_list",
         "mapping_racing.test_one_gap",
+        "mapping_racing.test_two_boards",
         "merged.test_answers_are_equal",
         "merged_computed.test_is_what_one_database_computes",
+        "merged_computed.test_it_is_one_more_round_trip",
         "merged_corners.test_random_having",
         "merged_numbers.test_numbers_are_equal_or_refused",
+        "merged_pages.test_an_enum_of_the_server_has_no_pages",
         "merged_pages.test_pages_are_all_rows_in_order",
         "objects_filters.test_comparisons",
         "proofs.test_the_compiled_cache_does_not_grow_with_ids",
@@ -328,9 +331,25 @@ _MANY = frozenset(
         "test_pinboard_refusals.test_invalid_links",
         "test_pymysql_results.test_a_connection_that_ends_is_lost",
         "test_pymysql_results.test_an_unexpected_packet_is_read_by_the_driver",
+        "test_remedies",
         "test_topology_sizes.test_the_map_of_a_process_takes_less_than_5_mb",
         "time_ids.test_processes_whose_clocks_differ",
         "verify_lookups.test_a_commit_that_is_lost",
+        "verify_racing",
+    ]
+)
+
+#: Not in `test`: `check` runs them on SQLite, and a server is no different.
+_ON_SQLITE = frozenset(
+    [
+        "awaited",
+        "awaited_lists",
+        "lookup_awaited",
+        "mapping_sets",
+        "objects_histories",
+        "remedies",
+        "two_layouts",
+        "web_forms",
     ]
 )
 
@@ -350,7 +369,7 @@ _ONE_PYTHON = frozenset(
 #: Modules and tests that tiers leave out, whatever their markers.
 _LEFT_OUT = {
     "check": _MANY | _LATER,
-    "test": _MANY,
+    "test": _MANY | _ON_SQLITE,
     "pythons": _MANY | _ONE_PYTHON,
 }
 
