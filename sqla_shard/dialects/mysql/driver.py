@@ -235,10 +235,11 @@ def initial_statement(url: URL, arguments: Mapping[str, Any]) -> str:
     if limit is not None:
         # A server that waits for a lock sends nothing, so that it seems to
         # hang.  The default limits are 50 seconds and a day, and the server
-        # continues to wait after its client has disconnected.
+        # continues to wait after its client has disconnected.  MySQL refuses
+        # the number of LEAST() without a cast, which is a text there.
         seconds = max(1, int(float(limit) * _FOR_LOCKS))
         parts += [
-            f"{name} = LEAST(@@{name}, {seconds})"
+            f"{name} = CAST(LEAST(@@{name}, {seconds}) AS UNSIGNED)"
             for name in ("innodb_lock_wait_timeout", "lock_wait_timeout")
         ]
     return ", ".join(parts)
