@@ -91,15 +91,22 @@ class Catalogue(Protocol):
         """
         ...
 
+    def kind(self, connection: Connection) -> str:
+        """Return the name of the kind of server, such as ``"MySQL"``.
+
+        Kinds write the same table differently, so that its digests differ.
+        """
+        ...
+
     def digests(
         self, connection: Connection, schemas: Iterable[str]
     ) -> dict[str, dict[str, str]]:
         """Return a digest of the definition of every table, by database.
 
         Tables of equal definitions have equal digests in any database of any
-        server, if the servers have the same version and the accounts the
-        same privileges.  :data:`DATABASE` stands for the defaults of the
-        database.
+        server, if the servers have the same kind and version, and the
+        accounts the same privileges.  :data:`DATABASE` stands for the
+        defaults of the database.
 
         :param schemas: names of databases, not quoted; a database that does
             not exist is left out of the result.
@@ -256,7 +263,8 @@ class DDL(Protocol):
         """Return the definitions of tables; None for one that does not exist.
 
         The definitions do not contain counters such as the next
-        AUTO_INCREMENT.
+        AUTO_INCREMENT.  A definition is one word, after the name of its
+        kind of server where another kind would write the table differently.
 
         :param tables: names of the tables, quoted if necessary.
         """

@@ -103,13 +103,15 @@ class _Instance:
                 engine, schema, _ = self._locate(name)
                 by_engine.setdefault(engine, {})[schema] = shard
         tables = {}
+        kind = None
         for engine, schemas in by_engine.items():
             with engine.connect() as connection:
+                kind = backend.catalogue.kind(connection)
                 found = backend.catalogue.digests(connection, schemas)
             for schema, digests in _without_own_tables(found).items():
                 tables[schemas[schema]] = digests
         return _ServerCatalogue(
-            instance=self, databases=databases, tables=tables
+            instance=self, databases=databases, tables=tables, kind=kind
         )
 
     def definition(self, shard_id: int, table: str) -> str:
@@ -148,13 +150,34 @@ class _ServerCatalogue:
 
     :ivar databases: the names of all databases of the server.
     :ivar tables: the digests of the tables, by shard.
+    :ivar kind: the kind of server; None if no database was read.
     :ivar error: the reason why nothing could be read, or None.
     """
 
     instance: _Instance
     databases: AbstractSet[str] = frozenset()
     tables: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    kind: str | None = None
     error: str | None = None
+
+    def unread(self, kind: str | None) -> UnreadServer | None:
+        """Return the server if it cannot be compared with another kind."""
+        reason = self.error
+        if reason is None and kind and self.kind and kind != self.kind:
+            reason = (
+                f"it is a {self.kind} server, and the reference is on "
+                f"{kind}, which writes the same tables differently; compare "
+                "the servers of one kind at a time: sqla-shard schema verify "
+                f"--servers {self.instance.server.name}"
+            )
+        if reason is None:
+            return None
+        return UnreadServer(
+            server=self.instance.server.name,
+            role=self.instance.role,
+            reason=reason,
+            shards=tuple(self.instance.shards),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -162,11 +185,13 @@ class _Database:
     """The database of a virtual shard on one server.
 
     :ivar tables: the digests of its tables.
+    :ivar kind: the kind of its server.
     """
 
     instance: _Instance
     shard: int
     tables: Mapping[str, str]
+    kind: str | None
 
     def definition(self, table: str) -> str:
         """Return the definition of a table, or the error of reading it."""
@@ -410,12 +435,19 @@ def _compare(
     """
     keyspace = readings[0].instance.keyspace
     databases = [
-        _Database(instance=reading.instance, shard=shard, tables=tables)
+        _Database(
+            instance=reading.instance,
+            shard=shard,
+            tables=tables,
+            kind=reading.kind,
+        )
         for reading in readings
         for shard, tables in sorted(reading.tables.items())
     ]
     reference = _reference(keyspace, wanted, readings, databases)
     instance = reference and reference.instance
+    kind = reference.kind if reference else None
+    databases = [one for one in databases if one.kind == kind]
     return KeyspaceDrift(
         keyspace=keyspace.name,
         reference=reference.shard if reference else None,
@@ -437,14 +469,7 @@ def _compare(
             )
         ),
         unread=tuple(
-            UnreadServer(
-                server=reading.instance.server.name,
-                role=reading.instance.role,
-                reason=reading.error,
-                shards=tuple(reading.instance.shards),
-            )
-            for reading in readings
-            if reading.error is not None
+            filter(None, (reading.unread(kind) for reading in readings))
         ),
     )
 

@@ -226,11 +226,13 @@ def _report_lines(report: DriftReport) -> Iterator[str]:
 def _verdict(report: DriftReport) -> str:
     if report.ok:
         return "no drift"
-    drifted = any(
-        found.drifted or found.missing or found.orphaned
-        for found in report.keyspaces
-    )
-    return "drift" if drifted else "no drift in what was read"
+    spaces = report.keyspaces
+    # What was not read may have drifted.
+    unread = {(x.server, x.role) for found in spaces for x in found.unread}
+    missed = f"{_many(len(unread), 'server')} not compared" if unread else ""
+    if any(x.drifted or x.missing or x.orphaned for x in spaces):
+        return f"drift; {missed}" if missed else "drift"
+    return f"incomplete: {missed}"
 
 
 def _headline(found: KeyspaceDrift) -> str:

@@ -287,7 +287,16 @@ def took_effect(
             statement=last.statement,
         )
     before = json.loads(last.tables_before)
-    changed = changed_tables(connection, ddl, before)
+    now = ddl.definitions(connection, before)
+    if any(_is_foreign(before[table], now[table]) for table in before):
+        raise InDoubtError(
+            f"{last.step} was interrupted in its statement "
+            f"{last.number + 1} on another kind of server, which writes the "
+            "definitions of tables differently, so they do not show whether "
+            f"it took effect: {one_line(last.statement)}",
+            statement=last.statement,
+        )
+    changed = {table for table in before if before[table] != now[table]}
     if not changed:
         return False
     if last.state == FAILED:
@@ -331,6 +340,13 @@ def _is_without_effect(connection: Connection, ddl: DDL, last: Entry) -> bool:
         return ddl.rolls_back(connection)
     # The definitions were compared when the statement failed.
     return reading.effect is Effect.TABLES or reading.is_whole
+
+
+def _is_foreign(before: str | None, now: str | None) -> bool:
+    """Return whether two kinds of servers have written the definitions."""
+    if before is None or now is None:
+        return False
+    return before.split(" ")[:-1] != now.split(" ")[:-1]
 
 
 def changed_tables(

@@ -10,6 +10,7 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard import exc
+from sqla_shard.dialects.mysql.catalogue import MySQLCatalogue
 from sqla_shard.schema import verify
 from sqla_shard.schema.drift_report import Copies
 from sqla_shard.schema.drift_report import Orphan
@@ -170,7 +171,7 @@ def test_a_server_that_is_down(servers: dict[str, Any]) -> None:
         assert (unread.server, unread.role) == ("server1", "primary")
         assert "server1 unreachable (2003): " in str(report)
         assert found.drifted == found.missing == ()
-        assert str(report).startswith("no drift in what was read; ")
+        assert str(report).startswith("incomplete: 1 server not compared; ")
         assert "hunter2" not in str(report) + repr(report)
         with pytest.raises(exc.DriftReferenceError, match="cannot be reached"):
             verify(cluster, reference=0)
@@ -187,3 +188,33 @@ def test_a_standby_that_is_down(servers: dict[str, Any]) -> None:
         assert (unread.server, unread.role) == ("server1", "standby")
         assert "server1 (standby) cannot be reached" in unread.reason
         assert found.databases == 6
+
+
+def test_kinds_of_servers_are_not_compared(
+    cluster: Cluster,
+    servers: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = MySQLCatalogue.kind
+    ports = [servers[name].port for name in ("server2", "standby2")]
+
+    def kind(catalogue: MySQLCatalogue, connection: Any) -> str:
+        if connection.engine.url.port in ports:
+            return "another kind"
+        return real(catalogue, connection)
+
+    monkeypatch.setattr(MySQLCatalogue, "kind", kind)
+    report = verify(cluster)
+    found = only(report)
+    assert not report.ok
+    assert (found.reference, found.databases) == (0, 4)
+    assert found.drifted == found.missing == ()
+    assert [(one.server, one.role) for one in found.unread] == [
+        ("server2", "primary"),
+        ("server2", "standby"),
+    ]
+    text = str(report)
+    assert text.startswith("incomplete: 2 servers not compared; ")
+    assert "no drift" not in text
+    assert "sqla-shard schema verify --servers server2" in text
+    assert verify(cluster, servers=["server2"]).ok

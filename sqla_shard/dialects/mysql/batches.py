@@ -8,7 +8,6 @@ failed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator
 from collections.abc import Sequence
 from hashlib import sha256
@@ -21,12 +20,13 @@ from sqlalchemy.exc import DBAPIError
 from sqla_shard.dialects.base import Batch
 from sqla_shard.dialects.base import Statement
 from sqla_shard.dialects.mysql.new_tables import creation_of
+from sqla_shard.dialects.mysql.show_create import without_character_sets
+from sqla_shard.dialects.mysql.show_create import without_counter
 
 __all__ = ["NO_SUCH_TABLE", "MySQLBatch", "digest_of", "lock_name"]
 
 # MySQL 8 refuses longer names of locks.
 _LOCK_NAME = 64
-_COUNTER = re.compile(r" AUTO_INCREMENT=\d+")
 #: Key of ``Connection.info``: whether several statements are allowed.
 _ALLOWED = "sqla_shard.several_statements"
 NO_SUCH_TABLE = 1146
@@ -149,7 +149,7 @@ class MySQLBatch(Batch):
 
     def digest(self, rows: Sequence[Any]) -> str:
         """Hash ``SHOW CREATE TABLE``, without the counter."""
-        return digest_of(rows[0][1])
+        return digest_of(rows[0][1], self._connection.dialect)
 
 
 def lock_name(schema: str) -> str:
@@ -160,6 +160,14 @@ def lock_name(schema: str) -> str:
     return f"sqla_shard.{sha256(schema.encode()).hexdigest()[:48]}"
 
 
-def digest_of(definition: str) -> str:
-    """Return a digest of ``SHOW CREATE TABLE``, without the counter."""
-    return sha256(_COUNTER.sub("", definition).encode()).hexdigest()
+def digest_of(definition: str, dialect: Any) -> str:
+    """Return a digest of ``SHOW CREATE TABLE``, without the counter.
+
+    The two kinds of servers write the same table differently, so the digests
+    of MySQL begin with its name.
+    """
+    text = without_counter(definition)
+    if dialect.is_mariadb:
+        return sha256(text.encode()).hexdigest()
+    text = without_character_sets(text)
+    return f"mysql {sha256(text.encode()).hexdigest()}"

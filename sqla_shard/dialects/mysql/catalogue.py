@@ -14,8 +14,6 @@ revision that drops ``pins_ibfk_1`` fails where it is ``pins_ibfk_2``.
 Parts that the account has no privilege for are missing without an error:
 triggers need TRIGGER, the text of views SHOW VIEW, foreign keys on MariaDB any
 privilege but SELECT.
-
-Written for MySQL 8 as well, but not tested on it.
 """
 
 from __future__ import annotations
@@ -39,6 +37,8 @@ from sqlalchemy.exc import DBAPIError
 from sqla_shard.dialects.base import Catalogue
 from sqla_shard.dialects.base import DATABASE
 from sqla_shard.dialects.base import hashed
+from sqla_shard.dialects.mysql.show_create import without_character_sets
+from sqla_shard.dialects.mysql.show_create import without_counter
 
 __all__ = [
     "ARE_VIEWS",
@@ -96,8 +96,8 @@ class InformationTable:
         # long values.
         statement = text(
             f"SELECT {schema} AS s, {table} AS t, "  # noqa: S608 - constants
-            f"BIT_XOR(CAST(CONV(LEFT(MD5(CONCAT_WS(',', {values})), 16), "
-            f"16, 10) AS UNSIGNED)) AS d FROM {self.source} "
+            f"BIT_XOR(CAST(CONV(LEFT(SHA2(CONCAT_WS(',', {values}), 256), "
+            f"16), 16, 10) AS UNSIGNED)) AS d FROM {self.source} "
             f"WHERE {self.schema} IN :schemas {self.more} GROUP BY s, t"
         )
         for name in ("schemas", "tables"):
@@ -271,6 +271,10 @@ class MySQLCatalogue(Catalogue):
             found = set(connection.scalars(_SCHEMATA))
             return _Folded(found) if _folds(connection) else found
 
+    def kind(self, connection: Connection) -> str:
+        """Tell MariaDB from MySQL."""
+        return "MariaDB" if _is_mariadb(connection) else "MySQL"
+
     def digests(
         self, connection: Connection, schemas: Iterable[str]
     ) -> dict[str, dict[str, str]]:
@@ -296,7 +300,9 @@ class MySQLCatalogue(Catalogue):
             raise
         created = str(row[1])
         if table == DATABASE:
-            return created.replace(f" {database}", "")
+            return _READ_ONLY.sub("", created.replace(f" {database}", ""))
+        if not _is_mariadb(connection):
+            created = without_character_sets(created)
         lines = list(_normalized_lines(created.replace(f"{database}.", "")))
         found = _rows(connection, f"SHOW TRIGGERS FROM {database}")
         for trigger in sorted(row for row in found if row[2] == table):
@@ -310,7 +316,8 @@ def _rows(connection: Connection, sql: str) -> Sequence[Any]:
     return connection.exec_driver_sql(sql).all()
 
 
-_COUNTER = re.compile(r" AUTO_INCREMENT=\d+")
+# The state of a fence, not a definition.
+_READ_ONLY = re.compile(r" ?/\* READ ONLY = 1 \*/")
 _KEY = re.compile(r"  (?:\w+ )*?(?:KEY|CONSTRAINT) ")
 _VIEW = re.compile(r" (?=(?:VIEW|AS select|from|where) )", re.IGNORECASE)
 
@@ -332,7 +339,11 @@ def _normalized_lines(created: str) -> Iterator[str]:
                 keys = []
             # The counter is in the last line, after the columns.
             own = line.startswith(")")
-            yield _COUNTER.sub("", line) if own else line
+            yield without_counter(line) if own else line
+
+
+def _is_mariadb(connection: Connection) -> bool:
+    return bool(getattr(connection.dialect, "is_mariadb", False))
 
 
 def _folds(connection: Connection) -> bool:
@@ -359,7 +370,7 @@ class _ServerCatalogue:
 
     def __init__(self, connection: Connection, schemas: Iterable[str]) -> None:
         self._connection = connection
-        self._mariadb = bool(getattr(connection.dialect, "is_mariadb", False))
+        self._mariadb = _is_mariadb(connection)
         self._fold = str.lower if _folds(connection) else str
         self._asked = {self._fold(schema): schema for schema in schemas}
         self._by_table = False

@@ -166,7 +166,7 @@ def _definition(connection: Connection, table: str) -> str | None:
         if error.orig is not None and error.orig.args[:1] == (NO_SUCH_TABLE,):
             return None
         raise
-    return digest_of(row[1])
+    return digest_of(row[1], connection.dialect)
 
 
 def _has_index(connection: Connection, statement: str) -> bool:

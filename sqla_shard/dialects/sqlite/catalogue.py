@@ -40,6 +40,10 @@ class SQLiteCatalogue(Catalogue):
         # The names of journals are longer: db00000.sqlite-wal.
         return {path.stem for path in directory.glob("*.sqlite")}
 
+    def kind(self, connection: Connection) -> str:
+        """Name the only kind."""
+        return "SQLite"
+
     def digests(
         self, connection: Connection, schemas: Iterable[str]
     ) -> dict[str, dict[str, str]]:
