@@ -288,9 +288,22 @@ class Admin:
                 found[name.lower()] = value
         return found
 
+    def write_while_closed(self) -> None:
+        """Let the operator write on a server that stays ``read_only``.
+
+        A fence of MySQL sets ``super_read_only``, which stops the operator,
+        too; MariaDB has no such variable.
+        """
+        if not self.is_mariadb:
+            self.run("SET GLOBAL super_read_only = 0")
+
     @contextmanager
     def unlogged(self) -> Iterator[None]:
-        """Keep the statements of a block out of the binary log."""
+        """Keep the statements of a block out of the binary log.
+
+        The server may be closed: see :meth:`write_while_closed`.
+        """
+        self.write_while_closed()
         self.run("SET SESSION sql_log_bin = 0")
         try:
             yield

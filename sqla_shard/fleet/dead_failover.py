@@ -13,9 +13,9 @@ the topology then names no standby.  Limits:
   say so.
 * A primary that cannot be reached from here, but is reached by applications,
   goes on acknowledging writes, which are lost.
-* A standby that was restarted has forgotten what it had received.  It is
-  refused: starting its replication would delete the relay log, which may have
-  the only copy of acknowledged writes.
+* A standby of MariaDB that was restarted has forgotten what it had received.
+  It is refused: starting its replication would delete the relay log, which may
+  have the only copy of acknowledged writes.  One of MySQL applies it.
 
 AUTO_INCREMENT of every table is raised, and the clock of every shard whose ids
 begin with the time, so that the id of a lost row never names another object.
@@ -413,6 +413,7 @@ class DeadFailover(Promotion):
             if isinstance(keyspace.id_layout, TimeLayout)
             for shard_id in chain.from_iterable(server.shards)
         }
+        admin.write_while_closed()
         # One transaction: each COMMIT waits for the disk, while nobody can
         # write.
         admin.run("START TRANSACTION")
@@ -476,6 +477,8 @@ def _not_drainable(
     """
     if status is None:
         return "it does not replicate; promote a server that does"
+    if standby.RECEIVED_SURVIVES:
+        return None
     if not status.received:
         return f"what it had received is unknown: it was restarted. {_RESCUE}"
     if standby.covers(standby.applied(), status.received):

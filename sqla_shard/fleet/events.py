@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.admin import marked
+from sqla_shard.fleet.replication import replication_of
 
 __all__ = [
     "disable_events",
@@ -65,7 +66,7 @@ def enable_events(admin: Admin, events: Sequence[Sequence[str]]) -> None:
 
 def disable_events(admin: Admin, events: Sequence[Sequence[str]]) -> None:
     """Disable events of a former primary, if they are there."""
-    _alter(admin, events, "DISABLE ON SLAVE")
+    _alter(admin, events, f"DISABLE ON {replication_of(admin).REPLICA}")
 
 
 def _alter(admin: Admin, events: Sequence[Sequence[str]], end: str) -> None:

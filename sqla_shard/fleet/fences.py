@@ -16,7 +16,6 @@ Limits:
 - The rows are not replicated: the target of a move replicates from the
   source, and would fence itself.  Write them on each server;
   :func:`carry_fences` does so for a copy.
-- Untested on MySQL 8.
 """
 
 from __future__ import annotations

@@ -2,10 +2,7 @@
 
 :func:`replication_of` returns the statements of a server.  Positions are
 strings of the server, opaque to callers: GTID positions such as ``0-1-42`` on
-MariaDB, sets of GTIDs on MySQL 8.
-
-MySQL 8 is supported by its documentation; its statements are not run by the
-tests of this package.
+MariaDB, sets of GTIDs on MySQL.
 """
 
 from __future__ import annotations
@@ -51,6 +48,8 @@ class MariaDBReplication(Replication):
     REPLICA = "SLAVE"
     SOURCE = "MASTER"
     START_APPLIER = "START SLAVE SQL_THREAD"
+    # With MASTER_USE_GTID the first START deletes the relay log.
+    RECEIVED_SURVIVES = False
     SEMI_SYNC = ("rpl_semi_sync_master", "rpl_semi_sync_slave")
     POSITION = "gtid_binlog_pos"
     APPLIED = "gtid_slave_pos"
@@ -279,11 +278,13 @@ class MariaDBReplication(Replication):
 
 
 class MySQLReplication(Replication):
-    """MySQL 8.0.26 and later, with GTIDs."""
+    """MySQL 8.4 and later, with GTIDs."""
 
     REPLICA = "REPLICA"
     SOURCE = "SOURCE"
     START_APPLIER = "START REPLICA SQL_THREAD"
+    # But for relay_log_recovery, which the doctor finds.
+    RECEIVED_SURVIVES = True
     SEMI_SYNC = ("rpl_semi_sync_source", "rpl_semi_sync_replica")
     #: It includes replicated transactions.
     POSITION = APPLIED = HISTORY = "gtid_executed"
@@ -302,13 +303,15 @@ class MySQLReplication(Replication):
     CHANGE = (
         "CHANGE REPLICATION SOURCE TO SOURCE_HOST = %s, SOURCE_PORT = %s,"
         " SOURCE_USER = %s, SOURCE_PASSWORD = %s,"
-        " SOURCE_CONNECT_RETRY = 1, SOURCE_AUTO_POSITION = 1,"
-        " GET_SOURCE_PUBLIC_KEY = 1"
+        # The default of 10 lets it give up while the primary restarts.
+        " SOURCE_CONNECT_RETRY = 1, SOURCE_RETRY_COUNT = 86400,"
+        " SOURCE_AUTO_POSITION = 1, GET_SOURCE_PUBLIC_KEY = 1"
     )
+    # The tables of performance_schema may be switched off.  Only the receiver
+    # has this host.
     RECEIVER = (
-        "SELECT thread_id FROM"
-        " performance_schema.replication_connection_status"
-        " WHERE channel_name = '' AND thread_id IS NOT NULL"
+        "SELECT id FROM information_schema.processlist"
+        " WHERE user = 'system user' AND host = 'connecting host'"
     )
     # The list of processes has whole seconds.
     LONGEST_WAIT = (
@@ -331,9 +334,22 @@ class MySQLReplication(Replication):
         "DYNAMIC",
     )
     operator_privileges = (
-        *("SELECT", "INSERT", "UPDATE", "DELETE", "RELOAD", "PROCESS"),
-        *("BINLOG_ADMIN", "REPLICATION CLIENT", "CONNECTION_ADMIN"),
-        *("REPLICATION_SLAVE_ADMIN", "SYSTEM_VARIABLES_ADMIN"),
+        # Rows and tables of the application: copies, comparisons, restores.
+        *("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "DROP"),
+        *("INDEX", "REFERENCES", "LOCK TABLES"),
+        # Views, triggers, procedures and events, also those of other users,
+        # of root, and of users that are gone.  SUPER is for triggers and
+        # functions, which are refused (1419) while there is a binary log.
+        *("CREATE VIEW", "SHOW VIEW", "TRIGGER", "CREATE ROUTINE"),
+        *("ALTER ROUTINE", "EXECUTE", "EVENT", "SET_ANY_DEFINER"),
+        *("ALLOW_NONEXISTENT_DEFINER", "SYSTEM_USER", "SUPER"),
+        # Fences: read_only, the global read lock, KILL, event_scheduler.
+        *("RELOAD", "PROCESS", "CONNECTION_ADMIN", "SYSTEM_VARIABLES_ADMIN"),
+        "XA_RECOVER_ADMIN",
+        *("REPLICATION_SLAVE_ADMIN", "REPLICATION CLIENT"),
+        *("REPLICATION SLAVE", "BINLOG_ADMIN"),
+        # CLONE, on both servers.
+        *("BACKUP_ADMIN", "CLONE_ADMIN"),
     )
 
     def past_read_only(self) -> set[str]:
@@ -375,12 +391,7 @@ class MySQLReplication(Replication):
     def adopt(self, position: str, history: str = "") -> None:
         """Delete the binary log, and set ``gtid_purged``."""
         self.detach()
-        # 8.4 has the new words only, 8.0 the former ones only.
-        self.admin.run(
-            "RESET MASTER"
-            if self.admin.version < (8, 2)
-            else "RESET BINARY LOGS AND GTIDS"
-        )
+        self.admin.run("RESET BINARY LOGS AND GTIDS")
         self.admin.run("SET GLOBAL gtid_purged = %s", position)
 
     def clone_from(self, host: str, port: int, account: Account) -> None:

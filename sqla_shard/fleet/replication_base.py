@@ -22,6 +22,8 @@ __all__ = [
     "Replication",
 ]
 
+#: Seconds in which a standby must apply what it has received.
+_APPLY = 5.0
 #: A database in the text of a digest, before the name of a table.
 _NAMED = re.compile(r"`((?:[^`]|``)+)` \. `")
 _BYTES = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
@@ -42,6 +44,10 @@ class Replication(ABC):
     #: Its words for a standby and a primary, in statements and columns.
     REPLICA: ClassVar[str]
     SOURCE: ClassVar[str]
+
+    #: Whether a standby that was stopped or restarted can apply what it had
+    #: received.
+    RECEIVED_SURVIVES: ClassVar[bool]
 
     #: Its variables of semi-synchronous replication begin with these: those
     #: of a primary, and those of a standby.
@@ -188,8 +194,9 @@ class Replication(ABC):
 
     def reaches(self, position: str, seconds: float) -> bool:
         """Wait until a standby has applied a position; False if it is late."""
+        # With 0 seconds MySQL waits for ever.
         answer = self.admin.value(
-            f"SELECT {self.WAIT}(%s, %s)", position, seconds
+            f"SELECT {self.WAIT}(%s, %s)", position, max(seconds, 0.001)
         )
         return bool(answer == 0)
 
@@ -321,7 +328,11 @@ class Replication(ABC):
         :param account: replication account.
         :param demoted: whether this server was a primary, and the new primary
             has all of its writes.
+        :raises FleetServerError: if it does not apply what it has received,
+            which would be deleted.
         """
+        if self.RECEIVED_SURVIVES:
+            self._apply_received()
         self.admin.run(f"STOP {self.REPLICA}")
         self.admin.run(
             self.CHANGE + (self.DEMOTED if demoted else ""),
@@ -331,6 +342,26 @@ class Replication(ABC):
             account.password,
         )
         self.start()
+
+    def _apply_received(self) -> None:
+        """Wait until everything is applied that was received before.
+
+        With semi-sync it may be the only copy of acknowledged writes.
+        """
+        status = self.status()
+        if status is None:
+            return
+        self.stop_receiver()
+        if status.applier != "Yes":
+            self.start_applier()
+        status = self.status()
+        if status is not None and not self.reaches(status.received, _APPLY):
+            raise self.admin.error(
+                f"it has applied {self.applied()}, but received "
+                f"{status.received}, which is deleted if it replicates from "
+                "another server; look why its applier does not go on: "
+                f"{status.applier_error or 'no error'}"
+            )
 
     def runs_within(self, seconds: float) -> bool:
         """Wait until a standby receives and applies; False if it is late."""

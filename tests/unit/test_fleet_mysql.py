@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet import Account
 from sqla_shard.fleet.events import disable_events
 from sqla_shard.fleet.events import enable_events
@@ -85,6 +86,13 @@ def test_a_position_is_awaited():
     ]
 
 
+def test_no_time_at_all_is_a_short_one():
+    # WAIT_FOR_EXECUTED_GTID_SET(.., 0) never returns.
+    admin = ScriptedAdmin({"SELECT WAIT_FOR_EXECUTED_GTID_SET": [(1,)]})
+    assert not MySQLReplication(admin).reaches(f"{UUID}:1-9", 0)
+    assert admin.asked[0][-1] > 0
+
+
 def test_an_applied_set_covers_its_subsets():
     admin = ScriptedAdmin({"SELECT GTID_SUBSET": [(1,)]})
     assert MySQLReplication(admin).covers("applied", "position")
@@ -108,21 +116,13 @@ def test_errant_transactions_are_counted_by_origin(left, expected):
     assert MySQLReplication(admin).errant("history") == expected
 
 
-@pytest.mark.parametrize(
-    ("version", "statement"),
-    [
-        ((8, 0, 26), "RESET MASTER"),
-        ((8, 2, 0), "RESET BINARY LOGS AND GTIDS"),
-        ((8, 4, 3), "RESET BINARY LOGS AND GTIDS"),
-    ],
-)
-def test_a_position_is_adopted(version, statement):
-    admin = ScriptedAdmin(version=version)
+def test_a_position_is_adopted():
+    admin = ScriptedAdmin()
     MySQLReplication(admin).adopt(f"{UUID}:1-5")
     assert admin.sent == [
         ("STOP REPLICA",),
         ("RESET REPLICA ALL",),
-        (statement,),
+        ("RESET BINARY LOGS AND GTIDS",),
         ("SET GLOBAL gtid_purged = %s", f"{UUID}:1-5"),
     ]
 
@@ -144,7 +144,7 @@ def test_there_are_no_domains():
 
 
 def test_a_standby_is_attached_by_gtid_and_without_the_password_in_the_text():
-    admin = ScriptedAdmin()
+    admin = ScriptedAdmin({"SHOW REPLICA STATUS": []})
     MySQLReplication(admin).attach("a", 3307, ACCOUNT, demoted=True)
     stop, change, start = admin.sent
     assert (stop, start) == (("STOP REPLICA",), ("START REPLICA",))
@@ -152,10 +152,28 @@ def test_a_standby_is_attached_by_gtid_and_without_the_password_in_the_text():
     assert text == (
         "CHANGE REPLICATION SOURCE TO SOURCE_HOST = %s, SOURCE_PORT = %s,"
         " SOURCE_USER = %s, SOURCE_PASSWORD = %s,"
-        " SOURCE_CONNECT_RETRY = 1, SOURCE_AUTO_POSITION = 1,"
-        " GET_SOURCE_PUBLIC_KEY = 1"
+        " SOURCE_CONNECT_RETRY = 1, SOURCE_RETRY_COUNT = 86400,"
+        " SOURCE_AUTO_POSITION = 1, GET_SOURCE_PUBLIC_KEY = 1"
     )
     assert parameters == ["a", 3307, "replication", "se'cret"]
+
+
+def test_what_was_received_is_applied_before_another_attachment():
+    """CHANGE REPLICATION SOURCE deletes it."""
+    stopped = {**STATUS, "Replica_SQL_Running": "No"}
+    admin = ScriptedAdmin(
+        {
+            "SHOW REPLICA STATUS": [stopped],
+            "SELECT WAIT_FOR_EXECUTED_GTID_SET": [(1,)],
+            "SELECT @@GLOBAL.gtid_executed": [(f"{UUID}:1-8",)],
+        }
+    )
+    with pytest.raises(FleetServerError, match=f"received {UUID}:1-9"):
+        MySQLReplication(admin).attach("a", 3307, ACCOUNT)
+    assert admin.texts == [
+        "STOP REPLICA IO_THREAD",
+        "START REPLICA SQL_THREAD",
+    ]
 
 
 def test_it_is_stopped_and_detached():
@@ -209,7 +227,7 @@ def test_errors_of_applier_and_receiver_are_separate():
 def test_the_thread_that_receives_is_identified():
     admin = ScriptedAdmin(
         {
-            "SELECT thread_id FROM performance_schema": [(42,)],
+            "SELECT id FROM information_schema.processlist": [(42,)],
             "SELECT UNIX_TIMESTAMP()": [(1_700_000_100,)],
         },
         counters={"uptime": "100"},
@@ -310,7 +328,7 @@ def test_events_change_their_state_on_one_server_only():
     name = "DEFINER = `o`@`%%` EVENT `d``b`.`e%%`"
     assert admin.texts == [
         "SET SESSION sql_log_bin = 0",
-        f"ALTER {name} DISABLE ON SLAVE",
+        f"ALTER {name} DISABLE ON REPLICA",
         "SET SESSION sql_log_bin = 1",
         "SET SESSION sql_log_bin = 0",
         f"ALTER {name} ENABLE",
