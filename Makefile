@@ -1,8 +1,8 @@
 # The commands of the README are `make demo`, `make quickstart` and `make
 # test`.  Each does all of its own set-up and repeats none of it: Python
 # packages go into .venv, in the versions and with the hashes of requirements/,
-# again when these change; MariaDB, ZooKeeper, memcached, Redis and Chromium
-# come from apt.
+# again when these change; MySQL, MariaDB, ZooKeeper, memcached, Redis and
+# Chromium come from apt.
 #
 #   PYTHON   the Python to make .venv with (3.10 or later)
 #   DB       what the demo keeps its pins in: sqlite or mariadb
@@ -14,6 +14,8 @@
 PYTHON ?= python3
 DB := sqlite
 VENV := .venv
+# What is unpacked beside the programs of the system.
+SERVERS := .servers
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
@@ -25,7 +27,7 @@ ifndef TOGETHER
 .NOTPARALLEL:
 endif
 .PHONY: help demo quickstart check test all pythons python3.13 python3.10 \
-    lint type audit docs servers mariadb mariabackup zookeeper memcached \
+    lint type audit docs servers mysql mariadb mariadb-11 mariabackup zookeeper memcached \
     redis prometheus chromium mysqlclient spider soak bench lock release clean
 
 help: ## show this list
@@ -152,7 +154,7 @@ release: $(VENV)/.dev ## build and check what a tag releases: TAG=v1.0
 	@$(BIN)/python -m tests.release "$(TAG)"
 
 clean: ## remove what the other commands made, .venv included
-	@rm -rf $(VENV) .tox .mypy_cache .pytest_cache .ruff_cache .hypothesis \
+	@rm -rf $(VENV) $(SERVERS) .tox .mypy_cache .pytest_cache .ruff_cache .hypothesis \
 	    build dist docs/_build artefacts .upstream
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -276,6 +278,40 @@ install $$names
 find_mariadb || complain "although apt-get installed it"
 endef
 export INSTALL_MARIADB
+
+# Debian has MySQL, and the MariaDB of its next release, in other suites: these
+# are unpacked into a folder, not installed, see tests/unpack.sh.
+
+define UNPACK_MYSQL
+what=MYSQL
+advice="Install MySQL 8.4 or later, or name its directory in SQLA_SHARD_MYSQL"
+find_mysql() {
+    [ -x $(SERVERS)/mysql/bin/mysqld ] ||
+        mysqld --no-defaults --version | grep -v MariaDB
+}
+if [ -n "$$SQLA_SHARD_MYSQL$$SQLA_SHARD_TEST_SERVERS" ]; then exit; fi
+if find_mysql >/dev/null 2>&1; then exit; fi
+prepare "MySQL in $(SERVERS)/mysql (unpacked, no service)"
+timeout 900 sh tests/unpack.sh sid $(SERVERS)/mysql mysql-server-core \
+    mysql-client-core || complain "its packages could not be unpacked"
+find_mysql || complain "although its packages were unpacked"
+endef
+export UNPACK_MYSQL
+
+define UNPACK_MARIADB_11
+what="MARIADB 11"
+advice="Unpack MariaDB 11.8 or later into $(SERVERS)/mariadb-11"
+find_newer() {
+    [ -x $(SERVERS)/mariadb-11/bin/mariadbd ]
+}
+if find_newer; then exit; fi
+prepare "MariaDB 11.8 in $(SERVERS)/mariadb-11 (unpacked, no service)"
+timeout 900 sh tests/unpack.sh trixie $(SERVERS)/mariadb-11 \
+    mariadb-server-core mariadb-client-core mariadb-client ||
+    complain "its packages could not be unpacked"
+find_newer || complain "although its packages were unpacked"
+endef
+export UNPACK_MARIADB_11
 
 # Of the same version as the server: another one refuses its files.
 
@@ -436,10 +472,16 @@ dpkg-deb -x "$$unpacked"/*.deb "$$unpacked" &&
 endef
 export FETCH_SPIDER
 
-servers: mariadb mariabackup zookeeper memcached redis prometheus chromium mysqlclient ## install what the tests need, where apt-get may
+servers: mysql mariadb mariadb-11 mariabackup zookeeper memcached redis prometheus chromium mysqlclient ## install what the tests need, where apt-get may
 
 mariadb:
 	@sh -c "$$APT_GET; $$INSTALL_MARIADB"
+
+mysql:
+	@sh -c "$$APT_GET; $$UNPACK_MYSQL"
+
+mariadb-11:
+	@sh -c "$$APT_GET; $$UNPACK_MARIADB_11"
 
 mariabackup: mariadb
 	@sh -c "$$APT_GET; $$INSTALL_MARIABACKUP"

@@ -48,6 +48,11 @@ _NEEDED = 4 << 30
 #: Those of Python.
 _THRESHOLDS = gc.get_threshold()
 
+#: What `make servers` has unpacked beside the programs of the system.
+_SERVERS = Path(__file__).parents[1] / ".servers"
+if "SQLA_SHARD_MYSQL" not in os.environ and (_SERVERS / "mysql").is_dir():
+    os.environ["SQLA_SHARD_MYSQL"] = str(_SERVERS / "mysql")
+
 _SEED = pytest.StashKey[int]()
 _DESELECTED = pytest.StashKey[int]()
 _SAID = "said"

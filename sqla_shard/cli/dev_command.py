@@ -31,7 +31,7 @@ from sqla_shard.testing.cache_servers import MemcachedServer
 from sqla_shard.testing.local_server import in_parallel
 from sqla_shard.testing.local_server import LocalServer
 from sqla_shard.testing.mariadb import MariaDBServer
-from sqla_shard.testing.mariadb_pair import MariaDBPair
+from sqla_shard.testing.server_pair import MariaDBPair
 from sqla_shard.testing.topology_documents import databases
 from sqla_shard.testing.topology_documents import topology_document
 from sqla_shard.testing.zookeeper import ZooKeeperServer

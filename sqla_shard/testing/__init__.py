@@ -4,13 +4,14 @@ The rest of the package does not import it.  It is also a pytest plugin
 (:mod:`sqla_shard.testing.plugin`, registered on installation); everything
 also works without pytest::
 
-    from sqla_shard.testing import MariaDBFleet
+    from sqla_shard.testing import MySQLFleet
 
-    with MariaDBFleet(servers=2, shards=16) as fleet:
+    with MySQLFleet(servers=2, shards=16) as fleet:
         fleet.create_databases()
         document = fleet.topology_mapping()
 
-The servers need MariaDB on the machine and PyMySQL (the extra ``testing``);
+The servers need MySQL or MariaDB on the machine and PyMySQL (the extra
+``testing``);
 :class:`ZooKeeperServer` needs ZooKeeper and Java, :class:`MemcachedServer`
 memcached, :class:`RedisServer` Redis.  :func:`sqlite_topology`,
 :class:`StatementLog`, :class:`ShardLint` and :class:`Proxy` need none of
@@ -33,11 +34,14 @@ if TYPE_CHECKING:
     from sqla_shard.testing.lint import ShardLint
     from sqla_shard.testing.lint import SourceLine
     from sqla_shard.testing.mariadb import MariaDBServer
-    from sqla_shard.testing.mariadb_fleet import ExternalServer
-    from sqla_shard.testing.mariadb_fleet import MariaDBFleet
-    from sqla_shard.testing.mariadb_pair import MariaDBPair
+    from sqla_shard.testing.mysql import MySQLServer
     from sqla_shard.testing.proxy import Proxy
     from sqla_shard.testing.proxy import ProxyCounts
+    from sqla_shard.testing.server_fleet import ExternalServer
+    from sqla_shard.testing.server_fleet import MariaDBFleet
+    from sqla_shard.testing.server_fleet import MySQLFleet
+    from sqla_shard.testing.server_pair import MariaDBPair
+    from sqla_shard.testing.server_pair import MySQLPair
     from sqla_shard.testing.statement_log import LoggedCommand
     from sqla_shard.testing.statement_log import LoggedEvent
     from sqla_shard.testing.statement_log import QueryLog
@@ -56,6 +60,9 @@ __all__ = [
     "MariaDBPair",
     "MariaDBServer",
     "MemcachedServer",
+    "MySQLFleet",
+    "MySQLPair",
+    "MySQLServer",
     "Proxy",
     "ProxyCounts",
     "QueryLog",
@@ -75,9 +82,10 @@ _MODULES = {
     "job_runs": ("JobsFailedError", "jobs_enqueued", "run_jobs"),
     "lint": ("Finding", "ShardLint", "SourceLine"),
     "mariadb": ("MariaDBServer",),
-    "mariadb_fleet": ("ExternalServer", "MariaDBFleet"),
-    "mariadb_pair": ("MariaDBPair",),
+    "mysql": ("MySQLServer",),
     "proxy": ("Proxy", "ProxyCounts"),
+    "server_fleet": ("ExternalServer", "MariaDBFleet", "MySQLFleet"),
+    "server_pair": ("MariaDBPair", "MySQLPair"),
     "statement_log": (
         "LoggedCommand",
         "LoggedEvent",

@@ -1,292 +1,164 @@
-"""A MariaDB server for tests.
+"""A MariaDB server for tests; see :mod:`.database_server`.
 
-::
-
-    with MariaDBServer() as server:
-        with pymysql.connect(host=server.host, port=server.port, ...) as c:
-            ...
-        server.kill()       # like a crash
-        server.start()      # and recover
-
-Needs Linux, PyMySQL, and MariaDB 10.6 or later on the machine.  The server
-listens on 127.0.0.1 only, writes a binary log (ROW, GTID), starts with strict
-SQL modes, UTC and utf8mb4, and has one application user with all privileges
-on databases with certain prefixes, but without SUPER: a server that is
-``read_only`` is read-only for it.
-
-Everything is in one directory, removed by :meth:`MariaDBServer.stop`, when the
-interpreter exits, or by a guard process when the test run is killed.  Do not
-control (start, stop, kill) a server from several threads at the same time;
-several threads may connect to it.
-
-Environment variables:
-
-``SQLA_SHARD_TEST_PASSWORD``
-    Password of the application user, instead of a random one.
+Needs MariaDB 10.6 or later on the machine.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
-import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
-
-import pymysql
-from pymysql.cursors import Cursor
 
 from sqla_shard import exc
-from sqla_shard.dialects.mysql.pymysql_connections import SharedContext
-from sqla_shard.testing import mariadb_setup
-from sqla_shard.testing.local_server import is_listening
-from sqla_shard.testing.local_server import LocalServer
-from sqla_shard.testing.mariadb_setup import check_prefixes
-from sqla_shard.testing.mariadb_setup import create_user
-from sqla_shard.testing.mariadb_setup import PREFIXES
-from sqla_shard.testing.mariadb_setup import random_password
-from sqla_shard.testing.mariadb_setup import server_options
-from sqla_shard.testing.mariadb_setup import storage_options
-from sqla_shard.testing.statement_log import QueryLog
+from sqla_shard.testing import server_setup
+from sqla_shard.testing.database_server import DatabaseServer
+from sqla_shard.testing.local_server import tail
+from sqla_shard.testing.programs import DatabasePrograms
+from sqla_shard.testing.programs import find_mariadb
+from sqla_shard.testing.programs import MISSING_MARIADB
+from sqla_shard.testing.server_setup import Account
 
-__all__ = ["MariaDBServer", "SQLServer"]
+__all__ = ["MariaDBServer"]
 
-_server_ids = itertools.count(1)
-_connect: Any = type(
-    "Connection",
-    (SharedContext, pymysql.connections.Connection),
-    {"shared_context": None},
+# The modes of MySQL 8, which are stricter than those of MariaDB.
+_SQL_MODE = ",".join(
+    (
+        "ONLY_FULL_GROUP_BY",
+        "STRICT_TRANS_TABLES",
+        "NO_ZERO_IN_DATE",
+        "NO_ZERO_DATE",
+        "ERROR_FOR_DIVISION_BY_ZERO",
+        "NO_ENGINE_SUBSTITUTION",
+    )
 )
 
 
-class SQLServer:
-    """A server that tests connect to, as the application or as root."""
-
-    name: str
-    host: str
-    port: int
-    user: str
-    password: str
-
-    def connect(self, **arguments: Any) -> pymysql.Connection[Cursor]:
-        """Connect as the application does.
-
-        :param arguments: arguments of :func:`pymysql.connect`.
-        :raises pymysql.err.OperationalError: if the server does not respond.
-        """
-        connection: pymysql.Connection[Cursor] = _connect(
-            host=self.host,
-            port=self.port,
-            user=self.user,
-            password=self.password,
-            charset="utf8mb4",
-            **arguments,
-        )
-        return connection
-
-    def root_connect(self, **arguments: Any) -> pymysql.Connection[Cursor]:
-        """Connect in autocommit mode, as root or the user of the URL.
-
-        :param arguments: arguments of :func:`pymysql.connect`.
-        """
-        return self.connect(autocommit=True, **arguments)
-
-    def root_execute(
-        self, sql: str, parameters: Sequence[object] = ()
-    ) -> list[tuple[Any, ...]]:
-        """Execute a statement, in a new connection of :meth:`root_connect`.
-
-        :param parameters: values for ``%s`` in the statement, if any.
-        :return: the rows; empty if the statement returns none.
-        :raises sqla_shard.exc.ServerProcessError: if a local server is not
-            running.
-        :raises pymysql.err.MySQLError: if the statement fails.
-        """
-        with self.root_connect() as connection, connection.cursor() as cursor:
-            cursor.execute(sql, tuple(parameters) or None)
-            return list(cursor.fetchall())
-
-
-class MariaDBServer(SQLServer, LocalServer):
+class MariaDBServer(DatabaseServer):
     """A MariaDB server for tests.
 
-    :param name: name of the server, for messages and in a topology.
-    :param password: password of the application user ``app``; by default
-        random.
-    :param prefixes: the application user has all privileges on databases
-        whose names begin with one of these.
-    :param fast: commit without waiting for the disk, and use little memory.
-        Survives :meth:`kill`, not a power failure of the machine.
-    :param server_id: 1 to 2**32 - 1; by default the next of this process.
     :param gtid_domain_id: domain of its GTIDs, by default the ``server_id``.
         Give a standby the id of its primary.
-    :param options: arguments of ``mariadbd``, which override the others.
-    :param parent: parent of the server's directory; by default the
-        directory for temporary files (``TMPDIR``).
-    :param template: a data directory to copy; by default one that all
-        servers of the process share, see :mod:`.mariadb_setup`.
-    :param start_timeout: seconds to wait for a start.
-    :param stop_timeout: seconds to wait for a clean shutdown before SIGKILL.
+    :param arguments: see :class:`~.database_server.DatabaseServer`.
     :raises ValueError: if an argument is not valid.
     """
 
-    user = "app"
-    local = True
-    """Whether the server is a local process that tests can kill."""
-
-    _log_name = "error.log"
+    kind = "mariadb"
 
     def __init__(
         self,
         name: str = "server1",
         *,
-        password: str | None = None,
-        prefixes: Sequence[str] = PREFIXES,
-        fast: bool = False,
-        server_id: int | None = None,
         gtid_domain_id: int | None = None,
-        options: Sequence[str] = (),
-        parent: Path | None = None,
-        template: Path | None = None,
-        start_timeout: float = 60.0,
-        stop_timeout: float = 30.0,
+        **arguments: Any,
     ) -> None:
-        if server_id is None:
-            server_id = next(_server_ids)
-        if not 1 <= server_id < 2**32:
-            raise ValueError(
-                f"server_id={server_id!r} must be from 1 to 2**32 - 1"
-            )
-        super().__init__(
-            name,
-            parent=parent,
-            start_timeout=start_timeout,
-            stop_timeout=stop_timeout,
-        )
-        self.password = random_password() if password is None else password
-        self.prefixes = check_prefixes(prefixes)
-        self.fast = fast
-        self.server_id = server_id
+        super().__init__(name, **arguments)
         self.gtid_domain_id = (
-            server_id if gtid_domain_id is None else gtid_domain_id
+            self.server_id if gtid_domain_id is None else gtid_domain_id
         )
-        self.options = tuple(options)
-        self.template = template
-        """Data directory to copy on the first start."""
-        self._account = mariadb_setup.Account(None, change=False)
+
+    def replicate_from(
+        self,
+        primary: DatabaseServer,
+        *,
+        user: str,
+        password: str,
+        demote: bool = False,
+    ) -> None:
+        """Replicate from another server, from the current position on."""
+        sql = (
+            "CHANGE MASTER TO MASTER_HOST = %s, MASTER_PORT = %s,"
+            " MASTER_USER = %s, MASTER_PASSWORD = %s,"
+            # Reconnect immediately after a crash, not after a minute.
+            " MASTER_CONNECT_RETRY = 1, MASTER_USE_GTID = slave_pos"
+        )
+        if demote:
+            sql += ", MASTER_DEMOTE_TO_SLAVE = 1"
+        with self.root_connect() as connection:
+            cursor = connection.cursor()
+            cursor.execute("STOP SLAVE")
+            cursor.execute(sql, (primary.host, primary.port, user, password))
+            cursor.execute("START SLAVE")
+
+    def position(self) -> str:
+        """Return the GTIDs of all that is in the binary log."""
+        ((position,),) = self.root_execute("SELECT @@gtid_binlog_pos")
+        return str(position)
+
+    def reaches(self, position: str, timeout: float) -> bool:
+        """Wait until it has applied a position of its primary."""
+        ((answer,),) = self.root_execute(
+            "SELECT MASTER_GTID_WAIT(%s, %s)", (position, timeout)
+        )
+        return bool(answer == 0)
 
     @property
-    def url(self) -> str:
-        """URL of the application user, with the password."""
-        password = quote(self.password, safe="")
-        return f"mysql://{self.user}:{password}@{self.host}:{self.port}"
+    def _root(self) -> str | None:
+        # MariaDB identifies it by the account of this process.
+        return server_setup.system_user()
 
-    @property
-    def socket(self) -> Path:
-        """Path of the Unix socket, where root connects.
-
-        :raises sqla_shard.exc.ServerProcessError: if the server has no
-            directory.
-        """
-        return self._directory() / "s.sock"
-
-    def root_connect(self, **arguments: Any) -> pymysql.Connection[Cursor]:
-        """Connect as root over the socket, in autocommit mode.
-
-        :param arguments: arguments of :func:`pymysql.connect`.
-        :raises sqla_shard.exc.ServerProcessError: if it is not running.
-        """
-        self._running_process()
-        connection: pymysql.Connection[Cursor] = _connect(
-            unix_socket=str(self.socket),
-            user=mariadb_setup.system_user(),
-            charset="utf8mb4",
-            autocommit=True,
-            **arguments,
+    @classmethod
+    def _find(cls, base: Path | None) -> DatabasePrograms:
+        found = find_mariadb(
+            os.environ if base is None else {"SQLA_SHARD_MARIADB": str(base)}
         )
-        return connection
+        if found is None:
+            raise exc.ServerProcessError(MISSING_MARIADB, log="")
+        return found
 
-    def query_log(self) -> QueryLog:
-        """Return a log of the statements of the application.
-
-        ::
-
-            with server.query_log() as log:
-                ...
-            assert len(log.statements) == 1
-        """
-        return QueryLog(self)
-
-    def _make_directory(self, parent: Path) -> Path:
-        mariadb_setup.mariadb_programs()
-        self._account = mariadb_setup.Account.for_directory(parent.resolve())
-        return mariadb_setup.make_directory(parent, self._account)
-
-    def _prepare(self, directory: Path) -> None:
-        if len(os.fsencode(self.socket)) > 107:
+    def _install(self, data: Path, account: Account) -> None:
+        programs = self._find(self.base)
+        if self._root is None:
             raise exc.ServerProcessError(
-                f"the path of the socket is too long: {self.socket}. Set "
-                "TMPDIR to a directory with a shorter path",
+                f"user id {os.geteuid()} has no name, so MariaDB cannot "
+                "identify it. Add it to /etc/passwd",
                 log="",
             )
-        account = self._account
-        (directory / "tmp").mkdir()
-        account.own(directory / "tmp")
-        data = directory / "data"
-        template = self.template or mariadb_setup.data_template(
-            storage_options(self.fast)
+        done = account.run(
+            [
+                programs.install,
+                *programs.options,
+                "--force",  # without a name service
+                "--skip-test-db",  # without anonymous users
+                "--skip-name-resolve",
+                "--auth-root-authentication-method=socket",
+                f"--auth-root-socket-user={self._root}",
+                f"--datadir={data}",
+                f"--tmpdir={data.parent}",
+                "--skip-log-bin",
+                "--innodb-flush-method=nosync",
+                "--sync-frm=0",
+                *self._storage_options(),
+            ],
+            cwd=data.parent,
         )
-        mariadb_setup.copy_data(template, data, account)
-
-    def _command(self, directory: Path) -> list[str]:
-        binaries = mariadb_setup.mariadb_programs()
-        return [
-            binaries.server,
-            *binaries.options,
-            *self._account.server_options,
-            *server_options(
-                directory,
-                port=self.port,
-                socket=self.socket,
-                server_id=self.server_id,
-                gtid_domain_id=self.gtid_domain_id,
-                fast=self.fast,
-            ),
-            *self.options,
-        ]
-
-    def _is_ready(self) -> bool:
-        if not is_listening(self.socket):
-            # After a failure PyMySQL does not close its socket.
-            return False
-        try:
-            with self.root_connect(connect_timeout=5):
-                return True
-        except pymysql.err.OperationalError:
-            return False
-
-    def _first_start(self) -> None:
-        super()._first_start()
-        self._create_user()
-
-    def _create_user(self) -> None:
-        with self.root_connect() as connection, connection.cursor() as cursor:
-            # Do not replicate this: CREATE USER would fail on a standby, which
-            # has its own users.
-            cursor.execute("SET SESSION sql_log_bin = 0")
-            create_user(
-                cursor,
-                f"'{self.user}'@'{self.host}'",
-                password=self.password,
-                prefixes=self.prefixes,
+        if done.returncode:
+            raise exc.ServerProcessError(
+                f"mariadb-install-db ended with status {done.returncode}",
+                log=done.stdout or tail(data.parent / "error.log"),
             )
 
-    def _end(self, how: signal.Signals) -> None:
-        super()._end(how)
-        with contextlib.suppress(FileNotFoundError):
-            # SIGKILL leaves the socket file; connecting should fail
-            # immediately.
-            self.socket.unlink()
+    def _options(self) -> list[str]:
+        # DDL waits for the disk several times for each table.  "loose":
+        # releases without one of these options ignore it.
+        unsynced = (
+            "--loose-innodb-flush-method=nosync",
+            "--loose-debug-no-sync",
+        )
+        return [
+            "--binlog-format=ROW",
+            "--log-slave-updates=1",
+            f"--gtid-domain-id={self.gtid_domain_id}",
+            "--gtid-strict-mode=1",
+            f"--sql-mode={_SQL_MODE}",
+            *(unsynced if self.fast else ()),
+        ]
+
+    def _storage_options(self) -> list[str]:
+        if not self.fast:
+            return []
+        return [
+            "--innodb-buffer-pool-size=64M",
+            "--innodb-log-file-size=32M",
+            "--aria-pagecache-buffer-size=8M",
+            "--key-buffer-size=1M",
+        ]

@@ -3,23 +3,24 @@
 It is registered on installation, and starts a server only when a test uses its
 fixture::
 
-    def test_against_mariadb(mariadb_fleet):
-        document = mariadb_fleet.topology_mapping()
+    def test_against_mysql(mysql_fleet):
+        document = mysql_fleet.topology_mapping()
 
-``mariadb_fleet``
-    A :class:`.MariaDBFleet` with 256 virtual shards, which runs from the
-    first test that uses it to the end of the run.  Its databases exist; for
-    empty ones see :meth:`.MariaDBFleet.topology_mapping`.
-``mariadb_proxies``
-    A running :class:`~.proxy.Proxy` for each server of ``mariadb_fleet``, in
-    order; new ones for each test::
+``mysql_fleet``, ``mariadb_fleet``
+    A :class:`.MySQLFleet` or :class:`.MariaDBFleet` with 256 virtual shards,
+    which runs from the first test that uses it to the end of the run.  Its
+    databases exist; for empty ones see :meth:`.ServerFleet.topology_mapping`.
+``mysql_proxies``, ``mariadb_proxies``
+    A running :class:`~.proxy.Proxy` for each server of the fleet, in order;
+    new ones for each test::
 
-        def test_with_a_slow_server(mariadb_fleet, mariadb_proxies):
-            mariadb_proxies[0].delay = 0.02
-            document = mariadb_fleet.topology_mapping(proxies=mariadb_proxies)
+        def test_with_a_slow_server(mysql_fleet, mysql_proxies):
+            mysql_proxies[0].delay = 0.02
+            document = mysql_fleet.topology_mapping(proxies=mysql_proxies)
 
-``mariadb_installed``
-    For tests that start their own :class:`~.mariadb.MariaDBServer`.
+``mysql_installed``, ``mariadb_installed``
+    For tests that start their own :class:`~.mysql.MySQLServer` or
+    :class:`~.mariadb.MariaDBServer`.
 ``zookeeper_server``
     A :class:`~.zookeeper.ZooKeeperServer`, which runs from the first test that
     uses it to the end of the run.  All tests share its nodes: use a path for
@@ -52,8 +53,8 @@ Environment variables:
     Servers are required.
 ``SQLA_SHARD_TEST_SERVERS``
     Use these servers, see :class:`.ExternalServer`.
-``SQLA_SHARD_MARIADB``, ``SQLA_SHARD_TEST_PASSWORD``
-    See :mod:`.programs` and :mod:`.mariadb`.
+``SQLA_SHARD_MARIADB``, ``SQLA_SHARD_MYSQL``, ``SQLA_SHARD_TEST_PASSWORD``
+    See :mod:`.programs` and :mod:`.database_server`.
 ``SQLA_SHARD_MEMCACHED``, ``SQLA_SHARD_REDIS``
     See :mod:`.programs`.
 ``SQLA_SHARD_ZOOKEEPER``, ``JAVA_HOME``
@@ -66,6 +67,7 @@ import contextlib
 import importlib.util
 import os
 from collections.abc import Iterator
+from typing import Any
 from typing import NoReturn
 from typing import TYPE_CHECKING
 
@@ -76,10 +78,12 @@ from sqla_shard.testing.lint_plugin import LintHooks
 from sqla_shard.testing.lint_plugin import shard_lint
 from sqla_shard.testing.programs import find_mariadb
 from sqla_shard.testing.programs import find_memcached
+from sqla_shard.testing.programs import find_mysql
 from sqla_shard.testing.programs import find_redis
 from sqla_shard.testing.programs import find_zookeeper
 from sqla_shard.testing.programs import MISSING_MARIADB
 from sqla_shard.testing.programs import MISSING_MEMCACHED
+from sqla_shard.testing.programs import MISSING_MYSQL
 from sqla_shard.testing.programs import MISSING_REDIS
 from sqla_shard.testing.programs import MISSING_ZOOKEEPER
 from sqla_shard.testing.shadow_plugin import add_shadow_options
@@ -88,8 +92,10 @@ from sqla_shard.testing.shadow_plugin import ShadowHooks
 if TYPE_CHECKING:
     # Imported for type checking only: pytest imports this plugin in every
     # project whose environment has this package.
-    from sqla_shard.testing.mariadb_fleet import MariaDBFleet
     from sqla_shard.testing.proxy import Proxy
+    from sqla_shard.testing.server_fleet import MariaDBFleet
+    from sqla_shard.testing.server_fleet import MySQLFleet
+    from sqla_shard.testing.server_fleet import ServerFleet
     from sqla_shard.testing.zookeeper import ZooKeeperServer
 
 __all__ = [
@@ -97,6 +103,9 @@ __all__ = [
     "mariadb_installed",
     "mariadb_proxies",
     "memcached_installed",
+    "mysql_fleet",
+    "mysql_installed",
+    "mysql_proxies",
     "redis_installed",
     "shard_lint",
     "zookeeper_installed",
@@ -115,20 +124,17 @@ def _servers_required() -> bool:
     )
 
 
-def _require(*, processes: bool) -> None:
-    """Skip or fail the test if MariaDB cannot be used.
+def _require(missing: str | None) -> None:
+    """Skip or fail the test if its servers cannot be used.
 
-    :param processes: whether the test needs local servers.
+    :param missing: reason, if their program is not installed.
     """
-    reason = None
     if importlib.util.find_spec("pymysql") is None:
-        reason = (
+        missing = (
             "PyMySQL is not installed: run `pip install sqla-shard[testing]`"
         )
-    elif processes or not os.environ.get("SQLA_SHARD_TEST_SERVERS"):
-        reason = None if find_mariadb() else MISSING_MARIADB
-    if reason is not None:
-        skip_or_fail(reason)
+    if missing is not None:
+        skip_or_fail(missing)
 
 
 def skip_or_fail(reason: str) -> NoReturn:
@@ -141,14 +147,24 @@ def skip_or_fail(reason: str) -> NoReturn:
 @pytest.fixture(scope="session")
 def mariadb_installed() -> None:
     """Skip a test if MariaDB is not installed."""
-    _require(processes=True)
+    _require(None if find_mariadb() else MISSING_MARIADB)
+
+
+@pytest.fixture(scope="session")
+def mysql_installed() -> None:
+    """Skip a test if MySQL is not installed."""
+    _require(None if find_mysql() else MISSING_MYSQL)
+
+
+def _external() -> bool:
+    return bool(os.environ.get("SQLA_SHARD_TEST_SERVERS"))
 
 
 @pytest.fixture(scope="session")
 def mariadb_fleet(request: pytest.FixtureRequest) -> Iterator[MariaDBFleet]:
     """Run MariaDB servers with 256 virtual shards for the whole session."""
-    _require(processes=False)
-    from sqla_shard.testing.mariadb_fleet import MariaDBFleet
+    _require(None if _external() or find_mariadb() else MISSING_MARIADB)
+    from sqla_shard.testing.server_fleet import MariaDBFleet
 
     servers = request.config.getoption("--shard-servers")
     with MariaDBFleet(servers, _SHARDS, fast=True) as fleet:
@@ -156,15 +172,41 @@ def mariadb_fleet(request: pytest.FixtureRequest) -> Iterator[MariaDBFleet]:
         yield fleet
 
 
+@pytest.fixture(scope="session")
+def mysql_fleet(request: pytest.FixtureRequest) -> Iterator[MySQLFleet]:
+    """Run MySQL servers with 256 virtual shards for the whole session."""
+    _require(None if _external() or find_mysql() else MISSING_MYSQL)
+    from sqla_shard.testing.server_fleet import MySQLFleet
+
+    servers = request.config.getoption("--shard-servers")
+    with MySQLFleet(servers, _SHARDS, fast=True) as fleet:
+        fleet.create_databases()
+        yield fleet
+
+
 @pytest.fixture
 def mariadb_proxies(mariadb_fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
-    """Return a proxy for each server of the fleet, without delay."""
+    """Return a proxy for each MariaDB server of the fleet, without delay."""
+    with proxies_of(mariadb_fleet) as proxies:
+        yield proxies
+
+
+@pytest.fixture
+def mysql_proxies(mysql_fleet: MySQLFleet) -> Iterator[list[Proxy]]:
+    """Return a proxy for each MySQL server of the fleet, without delay."""
+    with proxies_of(mysql_fleet) as proxies:
+        yield proxies
+
+
+@contextlib.contextmanager
+def proxies_of(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
+    """Yield a running proxy for each server of a fleet, in order."""
     from sqla_shard.testing.proxy import Proxy
 
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(Proxy(server.host, server.port))
-            for server in mariadb_fleet.servers
+            for server in fleet.servers
         ]
 
 
@@ -215,7 +257,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=4,
         metavar="N",
-        help="number of MariaDB servers of mariadb_fleet (default: 4)",
+        help="number of servers of a fleet (default: 4)",
     )
     add_options(parser)
     add_shadow_options(parser)

@@ -7,6 +7,9 @@ Environment variables:
 ``SQLA_SHARD_MARIADB``
     Directory of an unpacked MariaDB to use instead of the one on the
     path, such as ``/opt/mariadb-11.4``.
+``SQLA_SHARD_MYSQL``
+    Directory of an unpacked MySQL to use instead of the ``mysqld`` on the
+    path, such as ``/opt/mysql-8.4.3``.
 ``SQLA_SHARD_MEMCACHED``
     Program to use instead of the ``memcached`` on the path, such as
     ``/opt/memcached-1.6.21/memcached``.
@@ -30,12 +33,14 @@ from pathlib import Path
 __all__ = [
     "MISSING_MARIADB",
     "MISSING_MEMCACHED",
+    "MISSING_MYSQL",
     "MISSING_REDIS",
     "MISSING_ZOOKEEPER",
-    "MariaDBPrograms",
+    "DatabasePrograms",
     "ZooKeeperPrograms",
     "find_mariadb",
     "find_memcached",
+    "find_mysql",
     "find_redis",
     "find_zookeeper",
 ]
@@ -43,6 +48,12 @@ __all__ = [
 
 MISSING_MARIADB = "MariaDB is not installed: apt-get install mariadb-server"
 """Reason of a test that is skipped without MariaDB."""
+
+MISSING_MYSQL = (
+    "MySQL 8.4 or later is not installed: name its directory in "
+    "SQLA_SHARD_MYSQL"
+)
+"""Reason of a test that is skipped without MySQL."""
 
 MISSING_MEMCACHED = "memcached is not installed: apt-get install memcached"
 """Reason of a test that is skipped without memcached."""
@@ -55,17 +66,17 @@ _ALSO = ("/usr/sbin", "/usr/local/sbin", "/usr/local/bin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MariaDBPrograms:
-    """The programs of a MariaDB server."""
+class DatabasePrograms:
+    """The programs of a database server."""
 
     server: str
-    """Path of ``mariadbd``."""
+    """Path of ``mariadbd`` or ``mysqld``."""
 
     install: str
-    """Path of ``mariadb-install-db``."""
+    """Path of the program that creates a data directory."""
 
     base: str | None
-    """Directory of an unpacked MariaDB; None for the one of the system."""
+    """Directory of an unpacked server; None for the one of the system."""
 
     @property
     def options(self) -> list[str]:
@@ -73,26 +84,59 @@ class MariaDBPrograms:
         base = [] if self.base is None else [f"--basedir={self.base}"]
         return ["--no-defaults", *base]
 
+    def find(self, name: str) -> str | None:
+        """Return the path of a client program of the same version.
+
+        :param name: such as ``mysqlbinlog``.
+        """
+        folder = os.path.dirname(self.server)
+        # A system has servers in /usr/sbin and clients in /usr/bin.
+        folders = [folder, os.path.join(folder, os.pardir, "bin")]
+        return shutil.which(name, path=os.pathsep.join(folders))
+
 
 def find_mariadb(
     environ: Mapping[str, str] = os.environ,
-) -> MariaDBPrograms | None:
+) -> DatabasePrograms | None:
     """Return the programs of MariaDB.
 
     :param environ: the environment to read.
     :return: the programs; None if one of them is not installed.
     """
-    base = environ.get("SQLA_SHARD_MARIADB")
-    if base:
-        folders = [os.path.join(base, f) for f in ("bin", "sbin", "scripts")]
-    else:
-        folders = [environ.get("PATH", os.defpath), *_ALSO]
-    path = os.pathsep.join(folders)
+    base = environ.get("SQLA_SHARD_MARIADB") or None
+    path = _path_of_servers(base, environ)
     server = shutil.which("mariadbd", path=path)
     install = shutil.which("mariadb-install-db", path=path)
     if server is None or install is None:
         return None
-    return MariaDBPrograms(server=server, install=install, base=base or None)
+    return DatabasePrograms(server=server, install=install, base=base)
+
+
+def find_mysql(
+    environ: Mapping[str, str] = os.environ,
+) -> DatabasePrograms | None:
+    """Return the programs of MySQL.
+
+    :param environ: the environment to read.
+    :return: the programs; None if MySQL is not installed.
+    """
+    base = environ.get("SQLA_SHARD_MYSQL") or None
+    server = shutil.which("mysqld", path=_path_of_servers(base, environ))
+    # MariaDB installs its server by this name, too, as a link.
+    if (
+        server is None
+        or os.path.basename(os.path.realpath(server)) != "mysqld"
+    ):
+        return None
+    return DatabasePrograms(server=server, install=server, base=base)
+
+
+def _path_of_servers(base: str | None, environ: Mapping[str, str]) -> str:
+    if base:
+        folders = [os.path.join(base, f) for f in ("bin", "sbin", "scripts")]
+    else:
+        folders = [environ.get("PATH", os.defpath), *_ALSO]
+    return os.pathsep.join(folders)
 
 
 def find_memcached(environ: Mapping[str, str] = os.environ) -> str | None:

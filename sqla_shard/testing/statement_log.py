@@ -35,7 +35,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqla_shard.util.addresses import host_and_port
 
 if TYPE_CHECKING:
-    from sqla_shard.testing.mariadb import MariaDBServer
+    from sqla_shard.testing.database_server import DatabaseServer
 
 __all__ = [
     "Kind",
@@ -267,16 +267,16 @@ class LoggedCommand:
 class QueryLog:
     """Log of the connections and statements that one server receives.
 
-    It is created by :meth:`.MariaDBServer.query_log` and reads the general
+    It is created by :meth:`.DatabaseServer.query_log` and reads the general
     log of the server, so it shows each connection and each statement as it
-    arrived.  Statements of root are left out.  MariaDB logs neither pings nor
+    arrived.  Statements of root are left out.  Servers log neither pings nor
     resets.  Use one log per server at a time, and none in benchmarks: the
     general log is slow.
 
     :param server: a running server.
     """
 
-    def __init__(self, server: MariaDBServer) -> None:
+    def __init__(self, server: DatabaseServer) -> None:
         self._server = server
         self._open = False
         self._entries: tuple[LoggedCommand, ...] = ()
@@ -335,8 +335,8 @@ class QueryLog:
 
     def _read(self) -> tuple[LoggedCommand, ...]:
         rows = self._server.root_execute(
-            "SELECT thread_id, command_type, argument FROM mysql.general_log"
-            " WHERE user_host LIKE %s",
+            "SELECT thread_id, command_type, CONVERT(argument USING utf8mb4)"
+            " FROM mysql.general_log WHERE user_host LIKE %s",
             (f"%[{self._server.user}]%",),
         )
         return tuple(

@@ -56,6 +56,9 @@ FORMER = {
     "sqla_shard.retrying": ("sqla_shard.cluster.retries",),
     "sqla_shard.scattering": ("sqla_shard.engine", "sqla_shard.merging.merge"),
     "sqla_shard.testing.binaries": ("sqla_shard.testing.programs",),
+    "sqla_shard.testing.mariadb_fleet": ("sqla_shard.testing.server_fleet",),
+    "sqla_shard.testing.mariadb_pair": ("sqla_shard.testing.server_pair",),
+    "sqla_shard.testing.mariadb_setup": ("sqla_shard.testing.server_setup",),
     "sqla_shard.tokens": ("sqla_shard.outbox.transaction_keys",),
     "sqla_shard.verifying": ("sqla_shard.verify",),
 }

@@ -22,7 +22,7 @@ from sqla_shard.fleet.orphans import OrphanChange
 from sqla_shard.fleet.reopen import Reopen
 from sqla_shard.fleet.retire import Retire
 from sqla_shard.fleet.single_writer import CloseStandby
-from sqla_shard.testing.mariadb_setup import system_user
+from sqla_shard.testing.server_setup import system_user
 from tests.servers.fleet_load import create
 from tests.servers.fleet_load import document
 from tests.servers.fleet_load import prove

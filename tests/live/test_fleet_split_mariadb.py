@@ -25,7 +25,7 @@ from sqla_shard.fleet.orphans import OrphanChange
 from sqla_shard.fleet.orphans import orphans_of
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.split import Split
-from sqla_shard.testing.mariadb_setup import system_user
+from sqla_shard.testing.server_setup import system_user
 from tests.servers.fleet_pairs import empty_server
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_processes import apply_until

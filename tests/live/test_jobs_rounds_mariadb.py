@@ -28,7 +28,7 @@ from sqla_shard.jobs import JobState
 from sqla_shard.jobs import set_limit
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing.local_server import wait_until
-from sqla_shard.testing.mariadb_setup import system_user
+from sqla_shard.testing.server_setup import system_user
 from tests.models.job_models import acking
 from tests.models.job_models import add
 from tests.models.job_models import awaiting

@@ -22,7 +22,7 @@ from sqla_shard.migrate import move as move_module
 from sqla_shard.migrate.stage_stores import stage_store
 from sqla_shard.migrate.stage_stores import ZooKeeperStageStore
 from sqla_shard.migrate.stages import Progress
-from sqla_shard.testing.mariadb_fleet import sqlite_topology
+from sqla_shard.testing.topology_documents import sqlite_topology
 from sqla_shard.topology.zookeeper.store import Create
 from sqla_shard.topology.zookeeper.store import ZooKeeperStore
 from tests.models.moving_app import Base

@@ -53,7 +53,7 @@ from sqla_shard.migrate.switching import copy_waiting
 from sqla_shard.migrate.switching import Switch
 from sqla_shard.migrate.tables import COPYING
 from sqla_shard.models import normalization
-from sqla_shard.testing.mariadb_fleet import sqlite_topology
+from sqla_shard.testing.topology_documents import sqlite_topology
 from sqla_shard.util.pace import Throttle
 from sqla_shard.verify import verify_lookups
 from sqla_shard.verify.position import PositionFile

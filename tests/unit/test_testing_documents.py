@@ -12,6 +12,7 @@ from sqlalchemy import make_url
 
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.testing.programs import find_mariadb
+from sqla_shard.testing.programs import find_mysql
 from sqla_shard.testing.topology_documents import databases
 from sqla_shard.testing.topology_documents import divide
 from sqla_shard.testing.topology_documents import topology_document
@@ -144,6 +145,28 @@ def test_finds_an_unpacked_mariadb(tmp_path):
     assert found is not None
     assert found.server == str(tmp_path / "bin/mariadbd")
     assert found.options == ["--no-defaults", f"--basedir={tmp_path}"]
+
+
+def test_finds_an_unpacked_mysql(tmp_path):
+    environ = {"SQLA_SHARD_MYSQL": str(tmp_path)}
+    assert find_mysql(environ) is None
+    server = tmp_path / "bin/mysqld"
+    server.parent.mkdir()
+    server.touch(mode=0o755)
+    found = find_mysql(environ)
+    assert found is not None
+    assert found.server == found.install == str(server)
+    assert found.options == ["--no-defaults", f"--basedir={tmp_path}"]
+    assert found.find("mysqlbinlog") is None
+    client = tmp_path / "bin/mysqlbinlog"
+    client.touch(mode=0o755)
+    assert found.find("mysqlbinlog") == str(client)
+
+
+def test_a_mysqld_that_is_mariadb_is_not_taken(tmp_path):
+    (tmp_path / "mariadbd").touch(mode=0o755)
+    (tmp_path / "mysqld").symlink_to("mariadbd")
+    assert find_mysql({"PATH": str(tmp_path)}) is None
 
 
 def test_needs_neither_pymysql_nor_pytest():

@@ -34,8 +34,8 @@ from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing import MemcachedServer
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.local_server import in_parallel
-from sqla_shard.testing.mariadb_setup import system_user
 from sqla_shard.testing.programs import find_memcached
+from sqla_shard.testing.server_setup import system_user
 from sqla_shard.testing.topology_documents import topology_document
 from sqla_shard.topology import to_json
 from sqla_shard.util.files import replace_file

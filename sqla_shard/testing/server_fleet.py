@@ -1,8 +1,8 @@
-"""A fleet of MariaDB servers that share the shards of a topology.
+"""A fleet of database servers that share the shards of a topology.
 
 ::
 
-    with MariaDBFleet(servers=2, shards=16) as fleet:
+    with MySQLFleet(servers=2, shards=16) as fleet:
         fleet.create_databases()
         document = fleet.topology_mapping(main=True)
         ...
@@ -18,7 +18,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+from typing import ClassVar
+from typing import Generic
+from typing import TypeVar
 from urllib.parse import quote
 from urllib.parse import unquote
 from urllib.parse import urlsplit
@@ -26,13 +30,15 @@ from urllib.parse import urlsplit
 import pymysql
 
 from sqla_shard import exc
+from sqla_shard.testing.database_server import DatabaseServer
+from sqla_shard.testing.database_server import SQLServer
 from sqla_shard.testing.local_server import in_parallel
 from sqla_shard.testing.local_server import Startable
 from sqla_shard.testing.mariadb import MariaDBServer
-from sqla_shard.testing.mariadb import SQLServer
-from sqla_shard.testing.mariadb_setup import PREFIXES
-from sqla_shard.testing.mariadb_setup import random_password
+from sqla_shard.testing.mysql import MySQLServer
 from sqla_shard.testing.proxy import Proxy
+from sqla_shard.testing.server_setup import PREFIXES
+from sqla_shard.testing.server_setup import random_password
 from sqla_shard.testing.topology_documents import databases
 from sqla_shard.testing.topology_documents import divide
 from sqla_shard.testing.topology_documents import MOD_DATABASE
@@ -43,23 +49,28 @@ from sqla_shard.testing.topology_documents import topology_document
 __all__ = [
     "ExternalServer",
     "MariaDBFleet",
+    "MySQLFleet",
+    "ServerFleet",
     "external_servers",
     "sqlite_topology",
 ]
+
+_Server = TypeVar("_Server", bound=DatabaseServer)
+_Fleet = TypeVar("_Fleet", bound="ServerFleet[Any]")
 
 
 class ExternalServer(SQLServer):
     """A server that the tests use, but do not start or stop.
 
-    It can be MySQL 8, an older MariaDB or a server on another machine.  Tests
+    It can be of another version, or a server on another machine.  Tests
     that need no process of their own run on it.  The environment variable
     ``SQLA_SHARD_TEST_SERVERS`` has the URLs of such servers, separated by
     commas: ``mysql://user:password@host:port``.  The account must have the
     privileges to create and drop the databases of the tests (names that begin
     with ``db``, ``main`` and ``lookup``); those are dropped.
 
-    It has the part of :class:`~.mariadb.MariaDBServer` that needs no process:
-    ``name``, ``host``, ``port``, ``user``, ``password``, ``url``,
+    It has the part of :class:`~.database_server.DatabaseServer` that needs no
+    process: ``name``, ``host``, ``port``, ``user``, ``password``, ``url``,
     :meth:`connect` and :meth:`root_execute`.
 
     :param name: name of the server, for messages and in a topology.
@@ -127,7 +138,7 @@ def external_servers(
 _PASSWORD = "MYSQL_PASSWORD"  # noqa: S105 - a name, not a secret
 
 
-class MariaDBFleet(Startable):
+class ServerFleet(Startable, Generic[_Server]):
     """Servers ``server1``, ``server2``... and the databases on them.
 
     :param servers: number of servers; ignored if ``SQLA_SHARD_TEST_SERVERS``
@@ -137,11 +148,16 @@ class MariaDBFleet(Startable):
     :param password: password of the application user, the same on all servers;
         by default ``SQLA_SHARD_TEST_PASSWORD``, else random.
     :param prefixes: allowed beginnings of database names.
-    :param fast: see :class:`~.mariadb.MariaDBServer`.
-    :param options: further arguments of every ``mariadbd``.
+    :param fast: see :class:`~.database_server.DatabaseServer`.
+    :param options: further arguments of every server.
+    :param base: directory of an unpacked server; by default the one of
+        :mod:`.programs`.
     :param start_timeout: seconds to wait for each server.
     :raises ValueError: if an argument is not valid.
     """
+
+    server_class: ClassVar[type[DatabaseServer]]
+    """The class of its servers."""
 
     def __init__(
         self,
@@ -153,6 +169,7 @@ class MariaDBFleet(Startable):
         prefixes: Sequence[str] = PREFIXES,
         fast: bool = False,
         options: Sequence[str] = (),
+        base: Path | None = None,
         start_timeout: float = 60.0,
     ) -> None:
         external = external_servers()
@@ -167,18 +184,19 @@ class MariaDBFleet(Startable):
         self.fast = fast
         self.local = not external
         """Whether the servers are local processes that tests can kill."""
-        self.servers: Sequence[MariaDBServer | ExternalServer] = external
+        self.servers: Sequence[_Server | ExternalServer] = external
         """The servers in order; external ones if :attr:`local` is false."""
         if external:
             return
         shared = random_password() if password is None else password
         self.servers = [
-            MariaDBServer(
+            self._make(
                 f"server{number}",
                 password=shared,
                 prefixes=prefixes,
                 fast=fast,
                 options=options,
+                base=base,
                 start_timeout=start_timeout,
             )
             for number in range(1, servers + 1)
@@ -190,12 +208,16 @@ class MariaDBFleet(Startable):
             f"shards={self.shards} local={self.local}>"
         )
 
-    def start(self) -> MariaDBFleet:
+    def _make(self, name: str, **arguments: Any) -> _Server:
+        server: Any = self.server_class(name, **arguments)
+        return server  # type: ignore[no-any-return]  # of the subclass
+
+    def start(self: _Fleet) -> _Fleet:
         """Start all servers in parallel and wait until they respond.
 
         If one fails, all are stopped.
 
-        :raises sqla_shard.exc.ServerProcessError: if MariaDB is missing or
+        :raises sqla_shard.exc.ServerProcessError: if the program is missing or
             a server does not start; external ones, if one does not respond.
         """
         with self._stopped_on_error():
@@ -206,7 +228,7 @@ class MariaDBFleet(Startable):
         """Stop all local servers and remove their data."""
         in_parallel(self.servers, lambda server: server.stop())
 
-    def server(self, name: str) -> MariaDBServer | ExternalServer:
+    def server(self, name: str) -> _Server | ExternalServer:
         """Return the server with the given name.
 
         :raises KeyError: if there is none.
@@ -323,10 +345,22 @@ class MariaDBFleet(Startable):
         for server, database in databases(document):
             names.setdefault(server, []).append(database)
 
-        def action(server: MariaDBServer | ExternalServer) -> None:
+        def action(server: _Server | ExternalServer) -> None:
             with server.connect(autocommit=True) as connection:
                 cursor = connection.cursor()
                 for name in names.get(server.name, ()):
                     cursor.execute(sql.format(name))
 
         in_parallel(self.servers, action)
+
+
+class MariaDBFleet(ServerFleet[MariaDBServer]):
+    """Servers of MariaDB; the arguments are those of :class:`ServerFleet`."""
+
+    server_class = MariaDBServer
+
+
+class MySQLFleet(ServerFleet[MySQLServer]):
+    """Servers of MySQL; the arguments are those of :class:`ServerFleet`."""
+
+    server_class = MySQLServer

@@ -1,7 +1,7 @@
-"""The setup of MariaDB servers: accounts, options and data directories.
+"""The setup of database servers: accounts, options and data directories.
 
-A data directory is created once for each process, and copied:
-``mariadb-install-db`` takes about a second, a copy 0.05 s.
+A data directory is created once for each process, and copied: to create one
+takes a second or three, a copy 0.05 s.
 """
 
 from __future__ import annotations
@@ -16,18 +16,14 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pymysql.cursors import Cursor
 
-from sqla_shard import exc
 from sqla_shard.testing.local_server import guard
-from sqla_shard.testing.local_server import tail
-from sqla_shard.testing.programs import find_mariadb
-from sqla_shard.testing.programs import MariaDBPrograms
-from sqla_shard.testing.programs import MISSING_MARIADB
 
 __all__ = [
     "PREFIXES",
@@ -37,10 +33,9 @@ __all__ = [
     "create_user",
     "data_template",
     "make_directory",
-    "mariadb_programs",
     "random_password",
     "server_options",
-    "storage_options",
+    "system_user",
 ]
 
 
@@ -99,34 +94,6 @@ def create_user(
         cursor.execute(f"GRANT ALL PRIVILEGES ON `{pattern}`.* TO {account}")
 
 
-# The modes of MySQL 8, which are stricter than those of MariaDB.
-_SQL_MODE = ",".join(
-    (
-        "ONLY_FULL_GROUP_BY",
-        "STRICT_TRANS_TABLES",
-        "NO_ZERO_IN_DATE",
-        "NO_ZERO_DATE",
-        "ERROR_FOR_DIVISION_BY_ZERO",
-        "NO_ENGINE_SUBSTITUTION",
-    )
-)
-
-
-def storage_options(fast: bool) -> list[str]:
-    """Return the options that determine the files of a server.
-
-    :param fast: use little memory, and small files.
-    """
-    if not fast:
-        return []
-    return [
-        "--innodb-buffer-pool-size=64M",
-        "--innodb-log-file-size=32M",
-        "--aria-pagecache-buffer-size=8M",
-        "--key-buffer-size=1M",
-    ]
-
-
 def _limits() -> tuple[int, int]:
     """Return the numbers of files and tables that a server may open."""
     # mariadbd requests two files for each table of its cache.  Above the hard
@@ -137,24 +104,15 @@ def _limits() -> tuple[int, int]:
 
 
 def server_options(
-    directory: Path,
-    *,
-    port: int,
-    socket: Path,
-    server_id: int,
-    gtid_domain_id: int,
-    fast: bool,
+    directory: Path, *, port: int, socket: Path, server_id: int, fast: bool
 ) -> list[str]:
-    """Return the arguments of a server.
+    """Return the arguments that servers of all kinds have.
 
     :param directory: directory of this server; contains ``data`` and ``tmp``.
     :param port: port on 127.0.0.1.
     :param fast: whether a power failure may lose commits.
     """
     files, tables = _limits()
-    # DDL waits for the disk several times for each table.  "loose": releases
-    # without one of these options ignore it.
-    unsynced = ["--loose-innodb-flush-method=nosync", "--loose-debug-no-sync"]
     return [
         f"--datadir={directory / 'data'}",
         # A starting server removes all `#sql*` files of its tmpdir, even
@@ -167,12 +125,7 @@ def server_options(
         "--skip-name-resolve",
         f"--server-id={server_id}",
         "--log-bin=binlog",
-        "--binlog-format=ROW",
-        "--log-slave-updates=1",
         "--relay-log=relay",
-        f"--gtid-domain-id={gtid_domain_id}",
-        "--gtid-strict-mode=1",
-        f"--sql-mode={_SQL_MODE}",
         "--character-set-server=utf8mb4",
         "--default-time-zone=+00:00",
         "--performance-schema=OFF",
@@ -189,8 +142,6 @@ def server_options(
         "--innodb-buffer-pool-load-at-startup=OFF",
         f"--innodb-flush-log-at-trx-commit={2 if fast else 1}",
         f"--sync-binlog={0 if fast else 1}",
-        *(unsynced if fast else ()),
-        *storage_options(fast),
     ]
 
 
@@ -232,7 +183,7 @@ class Account:
 
     @property
     def server_options(self) -> list[str]:
-        """``--user``, which mariadbd requires of root only."""
+        """``--user``, which a server requires of root only."""
         return [f"--user={self.name}"] if os.geteuid() == 0 else []
 
     def own(self, path: Path) -> None:
@@ -272,17 +223,6 @@ def system_user() -> str | None:
         return None
 
 
-def mariadb_programs() -> MariaDBPrograms:
-    """Return the programs of MariaDB.
-
-    :raises sqla_shard.exc.ServerProcessError: if a program is not installed.
-    """
-    found = find_mariadb()
-    if found is None:
-        raise exc.ServerProcessError(MISSING_MARIADB, log="")
-    return found
-
-
 def make_directory(parent: Path, account: Account) -> Path:
     """Create a directory of an account, without access for other users."""
     # Short: the path of a socket in it is limited to 107 bytes.
@@ -291,16 +231,20 @@ def make_directory(parent: Path, account: Account) -> Path:
     return made
 
 
-def data_template(options: Sequence[str]) -> Path:
+def data_template(
+    key: tuple[object, ...], install: Callable[[Path, Account], None]
+) -> Path:
     """Return a data directory to copy.
 
     It is created for the first server, and removed when the process ends.
 
-    :param options: see :func:`storage_options`.
+    :param key: programs and options that determine the files.
+    :param install: called to create a data directory, with its path, which
+        does not exist, and the account that is to own it.
     :raises sqla_shard.exc.ServerProcessError: if it cannot be created.
     """
     # A forked child creates its own directory: the parent may end before it.
-    key = (os.getpid(), mariadb_programs(), *options)
+    key = (os.getpid(), *key)
     with _lock:  # the servers of a fleet start in parallel
         if key not in _made or not _made[key].exists():
             parent = Path(tempfile.gettempdir()).resolve()
@@ -309,7 +253,7 @@ def data_template(options: Sequence[str]) -> Path:
             # Start the guard first: at exit it is closed last.
             guard.add(0, base)
             atexit.register(_remove, base, os.getpid())
-            _install_data(base / "data", account, options)
+            install(base / "data", account)
             _made[key] = base / "data"
         return _made[key]
 
@@ -318,51 +262,6 @@ def _remove(base: Path, owner: int) -> None:
     if owner == os.getpid():
         shutil.rmtree(base, ignore_errors=True)
         guard.remove(base)
-
-
-def _install_data(
-    directory: Path, account: Account, options: Sequence[str]
-) -> None:
-    """Create a data directory with system tables only.
-
-    Its only user is root, who connects over the socket without a password,
-    with the name of the account of this process.
-
-    :param directory: path of the new directory; must not exist.
-    :param options: see :func:`storage_options`.
-    :raises sqla_shard.exc.ServerProcessError: if it cannot be created.
-    """
-    binaries = mariadb_programs()
-    name = system_user()
-    if name is None:
-        raise exc.ServerProcessError(
-            f"user id {os.geteuid()} has no name, so MariaDB cannot identify "
-            "it. Add it to /etc/passwd",
-            log="",
-        )
-    done = account.run(
-        [
-            binaries.install,
-            *binaries.options,
-            "--force",  # without a name service
-            "--skip-test-db",  # without anonymous users
-            "--skip-name-resolve",
-            "--auth-root-authentication-method=socket",
-            f"--auth-root-socket-user={name}",
-            f"--datadir={directory}",
-            f"--tmpdir={directory.parent}",
-            "--skip-log-bin",
-            "--innodb-flush-method=nosync",
-            "--sync-frm=0",
-            *options,
-        ],
-        cwd=directory.parent,
-    )
-    if done.returncode:
-        raise exc.ServerProcessError(
-            f"mariadb-install-db ended with status {done.returncode}",
-            log=done.stdout or tail(directory / "error.log"),
-        )
 
 
 def copy_data(template: Path, directory: Path, account: Account) -> None:

@@ -1,0 +1,382 @@
+"""A database server for tests: what MariaDB and MySQL have in common.
+
+::
+
+    with MySQLServer() as server:
+        with pymysql.connect(host=server.host, port=server.port, ...) as c:
+            ...
+        server.kill()       # like a crash
+        server.start()      # and recover
+
+Needs Linux and PyMySQL.  The server listens on 127.0.0.1 only, writes a
+binary log (ROW, GTID), starts with strict SQL modes, UTC and utf8mb4, and has
+one application user with all privileges on databases with certain prefixes,
+but without SUPER: a server that is ``read_only`` is read-only for it.
+
+Everything is in one directory, removed by :meth:`DatabaseServer.stop`, when
+the interpreter exits, or by a guard process when the test run is killed.  Do
+not control (start, stop, kill) a server from several threads at the same time;
+several threads may connect to it.
+
+Environment variables:
+
+``SQLA_SHARD_TEST_PASSWORD``
+    Password of the application user, instead of a random one.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import itertools
+import os
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from typing import ClassVar
+from typing import Literal
+from urllib.parse import quote
+
+import pymysql
+from pymysql.cursors import Cursor
+from pymysql.cursors import DictCursor
+
+from sqla_shard import exc
+from sqla_shard.dialects.mysql.pymysql_connections import SharedContext
+from sqla_shard.testing import server_setup
+from sqla_shard.testing.local_server import is_listening
+from sqla_shard.testing.local_server import LocalServer
+from sqla_shard.testing.programs import DatabasePrograms
+from sqla_shard.testing.server_setup import Account
+from sqla_shard.testing.server_setup import check_prefixes
+from sqla_shard.testing.server_setup import create_user
+from sqla_shard.testing.server_setup import PREFIXES
+from sqla_shard.testing.server_setup import random_password
+from sqla_shard.testing.server_setup import server_options
+from sqla_shard.testing.statement_log import QueryLog
+
+__all__ = ["DatabaseServer", "SQLServer"]
+
+_server_ids = itertools.count(1)
+_connect: Any = type(
+    "Connection",
+    (SharedContext, pymysql.connections.Connection),
+    {"shared_context": None},
+)
+
+
+class SQLServer:
+    """A server that tests connect to, as the application or as root."""
+
+    name: str
+    host: str
+    port: int
+    user: str
+    password: str
+
+    def connect(self, **arguments: Any) -> pymysql.Connection[Cursor]:
+        """Connect as the application does.
+
+        :param arguments: arguments of :func:`pymysql.connect`.
+        :raises pymysql.err.OperationalError: if the server does not respond.
+        """
+        connection: pymysql.Connection[Cursor] = _connect(
+            host=self.host,
+            port=self.port,
+            user=self.user,
+            password=self.password,
+            charset="utf8mb4",
+            **arguments,
+        )
+        return connection
+
+    def root_connect(self, **arguments: Any) -> pymysql.Connection[Cursor]:
+        """Connect in autocommit mode, as root or the user of the URL.
+
+        :param arguments: arguments of :func:`pymysql.connect`.
+        """
+        return self.connect(autocommit=True, **arguments)
+
+    def root_execute(
+        self, sql: str, parameters: Sequence[object] = ()
+    ) -> list[tuple[Any, ...]]:
+        """Execute a statement, in a new connection of :meth:`root_connect`.
+
+        :param parameters: values for ``%s`` in the statement, if any.
+        :return: the rows; empty if the statement returns none.
+        :raises sqla_shard.exc.ServerProcessError: if a local server is not
+            running.
+        :raises pymysql.err.MySQLError: if the statement fails.
+        """
+        with self.root_connect() as connection, connection.cursor() as cursor:
+            cursor.execute(sql, tuple(parameters) or None)
+            return list(cursor.fetchall())
+
+
+class DatabaseServer(SQLServer, LocalServer):
+    """A MariaDB or MySQL server for tests.
+
+    :param name: name of the server, for messages and in a topology.
+    :param password: password of the application user ``app``; by default
+        random.
+    :param prefixes: the application user has all privileges on databases
+        whose names begin with one of these.
+    :param fast: commit without waiting for the disk, and use little memory.
+        Survives :meth:`kill`, not a power failure of the machine.
+    :param server_id: 1 to 2**32 - 1; by default the next of this process.
+    :param options: arguments of the server, which override the others.
+    :param base: directory of an unpacked server; by default the one of
+        :mod:`.programs`.
+    :param parent: parent of the server's directory; by default the
+        directory for temporary files (``TMPDIR``).
+    :param template: a data directory to copy; by default one that all
+        servers of the process share, see :mod:`.server_setup`.
+    :param start_timeout: seconds to wait for a start.
+    :param stop_timeout: seconds to wait for a clean shutdown before SIGKILL.
+    :raises ValueError: if an argument is not valid.
+    """
+
+    kind: ClassVar[Literal["mariadb", "mysql"]]
+    """Kind of the server."""
+
+    user = "app"
+    local = True
+    """Whether the server is a local process that tests can kill."""
+
+    _log_name = "error.log"
+
+    def __init__(
+        self,
+        name: str = "server1",
+        *,
+        password: str | None = None,
+        prefixes: Sequence[str] = PREFIXES,
+        fast: bool = False,
+        server_id: int | None = None,
+        options: Sequence[str] = (),
+        base: Path | None = None,
+        parent: Path | None = None,
+        template: Path | None = None,
+        start_timeout: float = 60.0,
+        stop_timeout: float = 30.0,
+    ) -> None:
+        if server_id is None:
+            server_id = next(_server_ids)
+        if not 1 <= server_id < 2**32:
+            raise ValueError(
+                f"server_id={server_id!r} must be from 1 to 2**32 - 1"
+            )
+        super().__init__(
+            name,
+            parent=parent,
+            start_timeout=start_timeout,
+            stop_timeout=stop_timeout,
+        )
+        self.password = random_password() if password is None else password
+        self.prefixes = check_prefixes(prefixes)
+        self.fast = fast
+        self.server_id = server_id
+        self.options = tuple(options)
+        self.base = base
+        self.template = template
+        """Data directory to copy on the first start."""
+        self._account = Account(None, change=False)
+
+    @property
+    def url(self) -> str:
+        """URL of the application user, with the password."""
+        password = quote(self.password, safe="")
+        return f"mysql://{self.user}:{password}@{self.host}:{self.port}"
+
+    @property
+    def socket(self) -> Path:
+        """Path of the Unix socket, where root connects.
+
+        :raises sqla_shard.exc.ServerProcessError: if the server has no
+            directory.
+        """
+        return self._directory() / "s.sock"
+
+    def root_connect(self, **arguments: Any) -> pymysql.Connection[Cursor]:
+        """Connect as root over the socket, in autocommit mode.
+
+        :param arguments: arguments of :func:`pymysql.connect`.
+        :raises sqla_shard.exc.ServerProcessError: if it is not running.
+        """
+        self._running_process()
+        connection: pymysql.Connection[Cursor] = _connect(
+            unix_socket=str(self.socket),
+            user=self._root,
+            charset="utf8mb4",
+            autocommit=True,
+            **arguments,
+        )
+        return connection
+
+    def query_log(self) -> QueryLog:
+        """Return a log of the statements of the application.
+
+        ::
+
+            with server.query_log() as log:
+                ...
+            assert len(log.statements) == 1
+        """
+        return QueryLog(self)
+
+    # -- replication ------------------------------------------------------
+
+    @abc.abstractmethod
+    def replicate_from(
+        self,
+        primary: DatabaseServer,
+        *,
+        user: str,
+        password: str,
+        demote: bool = False,
+    ) -> None:
+        """Replicate from another server, from the current position on.
+
+        :param primary: a running server of the same kind.
+        :param user: an account of the primary with REPLICATION SLAVE.
+        :param demote: whether this server has been the primary, and the new
+            one has all its writes.
+        :raises pymysql.err.MySQLError: if the server refuses.
+        """
+
+    @abc.abstractmethod
+    def position(self) -> str:
+        """Return the GTIDs of all that is in the binary log."""
+
+    @abc.abstractmethod
+    def reaches(self, position: str, timeout: float) -> bool:
+        """Wait until a standby has applied a position of its primary.
+
+        :param timeout: seconds, more than 0.
+        :return: False if it has not, after that time.
+        """
+
+    def replication_state(self) -> str:
+        """Return the replication status of a standby, in a few lines."""
+        # A standby whose disk is full does not respond to this statement.
+        with self.root_connect(read_timeout=10) as connection:
+            cursor = connection.cursor(DictCursor)
+            cursor.execute("SHOW REPLICA STATUS")
+            row: dict[str, object] | None = cursor.fetchone()
+        if row is None:
+            return "it has no primary"
+        return "\n".join(
+            f"{name}: {value}"
+            for name, value in row.items()
+            if re.search("Running$|IO_Error$|SQL_Error$|(?i:gtid)", name)
+        )
+
+    # -- what each kind has of its own ------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def _root(self) -> str | None:
+        """Name of the user root."""
+
+    @classmethod
+    @abc.abstractmethod
+    def _find(cls, base: Path | None) -> DatabasePrograms:
+        """Return the programs.
+
+        :param base: directory of an unpacked server; None for the default.
+        :raises sqla_shard.exc.ServerProcessError: if one is not installed.
+        """
+
+    @abc.abstractmethod
+    def _install(self, data: Path, account: Account) -> None:
+        """Create a data directory with system tables only.
+
+        Its only user is root, who connects over the socket without a
+        password.
+
+        :raises sqla_shard.exc.ServerProcessError: if it cannot be created.
+        """
+
+    @abc.abstractmethod
+    def _options(self) -> list[str]:
+        """Arguments that the other kinds do not have."""
+
+    @abc.abstractmethod
+    def _storage_options(self) -> list[str]:
+        """Arguments that determine the files of the server."""
+
+    # -- the process ------------------------------------------------------
+
+    def _make_directory(self, parent: Path) -> Path:
+        self._find(self.base)
+        self._account = Account.for_directory(parent.resolve())
+        return server_setup.make_directory(parent, self._account)
+
+    def _prepare(self, directory: Path) -> None:
+        if len(os.fsencode(self.socket)) > 107:
+            raise exc.ServerProcessError(
+                f"the path of the socket is too long: {self.socket}. Set "
+                "TMPDIR to a directory with a shorter path",
+                log="",
+            )
+        account = self._account
+        (directory / "tmp").mkdir()
+        account.own(directory / "tmp")
+        data = directory / "data"
+        template = self.template or server_setup.data_template(
+            (self._find(self.base), *self._storage_options()), self._install
+        )
+        server_setup.copy_data(template, data, account)
+
+    def _command(self, directory: Path) -> list[str]:
+        programs = self._find(self.base)
+        return [
+            programs.server,
+            *programs.options,
+            *self._account.server_options,
+            *server_options(
+                directory,
+                port=self.port,
+                socket=self.socket,
+                server_id=self.server_id,
+                fast=self.fast,
+            ),
+            *self._storage_options(),
+            *self._options(),
+            *self.options,
+        ]
+
+    def _is_ready(self) -> bool:
+        if not is_listening(self.socket):
+            # After a failure PyMySQL does not close its socket.
+            return False
+        try:
+            with self.root_connect(connect_timeout=5):
+                return True
+        except pymysql.err.OperationalError:
+            return False
+
+    def _first_start(self) -> None:
+        super()._first_start()
+        self._create_user()
+
+    def _create_user(self) -> None:
+        with self.root_connect() as connection, connection.cursor() as cursor:
+            # Do not replicate this: CREATE USER would fail on a standby, which
+            # has its own users.
+            cursor.execute("SET SESSION sql_log_bin = 0")
+            create_user(
+                cursor,
+                f"'{self.user}'@'{self.host}'",
+                password=self.password,
+                prefixes=self.prefixes,
+            )
+
+    def _end(self, how: signal.Signals) -> None:
+        super()._end(how)
+        with contextlib.suppress(FileNotFoundError):
+            # SIGKILL leaves the socket file; connecting should fail
+            # immediately.
+            self.socket.unlink()

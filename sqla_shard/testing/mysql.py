@@ -1,0 +1,127 @@
+"""A MySQL server for tests; see :mod:`.database_server`.
+
+Needs MySQL 8.4 or later on the machine, or the directory of an unpacked one in
+``SQLA_SHARD_MYSQL``.  The server offers TLS, with a certificate of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sqla_shard import exc
+from sqla_shard.testing.database_server import DatabaseServer
+from sqla_shard.testing.local_server import tail
+from sqla_shard.testing.programs import DatabasePrograms
+from sqla_shard.testing.programs import find_mysql
+from sqla_shard.testing.programs import MISSING_MYSQL
+from sqla_shard.testing.server_setup import Account
+
+__all__ = ["MySQLServer"]
+
+
+class MySQLServer(DatabaseServer):
+    """A MySQL server for tests.
+
+    Its arguments are those of :class:`~.database_server.DatabaseServer`.
+    """
+
+    kind = "mysql"
+
+    def replicate_from(
+        self,
+        primary: DatabaseServer,
+        *,
+        user: str,
+        password: str,
+        demote: bool = False,
+    ) -> None:
+        """Replicate from another server, from the current position on."""
+        # A former primary has its own GTIDs in gtid_executed: nothing is to
+        # be demoted.
+        with self.root_connect() as connection:
+            cursor = connection.cursor()
+            cursor.execute("STOP REPLICA")
+            cursor.execute(
+                "CHANGE REPLICATION SOURCE TO SOURCE_HOST = %s,"
+                " SOURCE_PORT = %s, SOURCE_USER = %s, SOURCE_PASSWORD = %s,"
+                # Reconnect immediately after a crash, not after a minute, and
+                # try again for longer than ten seconds.
+                " SOURCE_CONNECT_RETRY = 1, SOURCE_RETRY_COUNT = 86400,"
+                # Without it the password would need TLS.
+                " SOURCE_AUTO_POSITION = 1, GET_SOURCE_PUBLIC_KEY = 1",
+                (primary.host, primary.port, user, password),
+            )
+            cursor.execute("START REPLICA")
+
+    def position(self) -> str:
+        """Return the GTIDs of all that is in the binary log."""
+        ((position,),) = self.root_execute("SELECT @@gtid_executed")
+        return str(position)
+
+    def reaches(self, position: str, timeout: float) -> bool:
+        """Wait until it has applied a position of its primary."""
+        # With 0 it would wait without end.
+        ((answer,),) = self.root_execute(
+            "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)",
+            (position, max(timeout, 0.001)),
+        )
+        return bool(answer == 0)
+
+    @property
+    def _root(self) -> str | None:
+        return "root"
+
+    @classmethod
+    def _find(cls, base: Path | None) -> DatabasePrograms:
+        found = find_mysql(
+            os.environ if base is None else {"SQLA_SHARD_MYSQL": str(base)}
+        )
+        if found is None:
+            raise exc.ServerProcessError(MISSING_MYSQL, log="")
+        return found
+
+    def _install(self, data: Path, account: Account) -> None:
+        programs = self._find(self.base)
+        done = account.run(
+            [
+                programs.install,
+                *programs.options,
+                "--initialize-insecure",  # root has no password
+                f"--datadir={data}",
+                f"--tmpdir={data.parent}",
+                *account.server_options,
+                *self._options(),
+                *self._storage_options(),
+            ],
+            cwd=data.parent,
+        )
+        if done.returncode:
+            raise exc.ServerProcessError(
+                f"mysqld --initialize ended with status {done.returncode}",
+                log=done.stdout or tail(data.parent / "error.log"),
+            )
+        # It has the UUID of the server: a copy with the same one cannot
+        # replicate.
+        (data / "auto.cnf").unlink(missing_ok=True)
+
+    def _options(self) -> list[str]:
+        return [
+            "--gtid-mode=ON",
+            "--enforce-gtid-consistency=ON",
+            "--mysqlx=OFF",
+            # The default is a directory that packages create.
+            "--secure-file-priv=NULL",
+            # They wait for work in loops.
+            "--innodb-log-writer-threads=OFF",
+            *(("--innodb-flush-method=nosync",) if self.fast else ()),
+        ]
+
+    def _storage_options(self) -> list[str]:
+        if not self.fast:
+            return []
+        return [
+            "--innodb-buffer-pool-size=64M",
+            "--innodb-redo-log-capacity=32M",
+            "--key-buffer-size=1M",
+        ]

@@ -1,0 +1,98 @@
+#!/bin/sh
+# Unpack programs of another Debian suite beside those of the system.
+#
+#   tests/unpack.sh SUITE FOLDER PACKAGE...
+#
+# Nothing is installed: the packages, with all that they depend on, go into
+# FOLDER, and FOLDER/bin gets their programs.  These start with the loader and
+# the libraries of FOLDER, whatever the system has.  The address of the archive
+# is that of the system's own apt-get.
+set -eu
+
+suite=$1
+folder=$2
+shift 2
+
+origin=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI)' \
+    'Created-By: Packages' | awk '$1 == "Debian" && !/security/ {
+        print $2; exit }')
+if [ -z "$origin" ]; then
+    echo "apt-get has no index of Debian's archive" >&2
+    exit 1
+fi
+
+# Complete under its final name, or not there.
+new=$folder.new
+rm -rf "$new"
+mkdir -p "$new/apt/lists/partial" "$new/apt/parts" "$new/debs"
+new=$(cd "$new" && pwd)
+trap 'rm -rf "$new"' EXIT
+
+cat >"$new/apt/parts/archive.sources" <<END
+Types: deb
+URIs: $origin
+Suites: $suite
+Components: main
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+END
+
+get() {
+    apt-get -q -o Dir::State::Lists="$new/apt/lists" \
+        -o Dir::State::status=/dev/null \
+        -o Dir::Etc::sourcelist=/dev/null \
+        -o Dir::Etc::sourceparts="$new/apt/parts" \
+        -o Dir::Cache::pkgcache="$new/apt/packages.bin" \
+        -o Dir::Cache::srcpkgcache="$new/apt/sources.bin" \
+        -o APT::Sandbox::User="$(id -un)" \
+        -o Acquire::Retries=3 -o Acquire::http::Timeout=60 "$@"
+}
+
+get update
+names=$(get --no-install-recommends -s install "$@" |
+    awk '/^Inst/ { print $2 }')
+(
+    cd "$new/debs"
+    # One word for each package.
+    # shellcheck disable=SC2086
+    get download $names
+    for package in *.deb; do
+        dpkg-deb -x "$package" "$new"
+    done
+)
+rm -rf "$new/debs" "$new/apt"
+
+# A program of one folder, such as mariadb-install-db, looks for the others and
+# their files there.
+mkdir "$new/bin"
+ln -s bin "$new/sbin"
+ln -s usr/share "$new/share"
+lib=$(cd "$new" && dirname usr/lib/*/ld-linux-*.so.*)
+loader=$(cd "$new" && ls $lib/ld-linux-*.so.*)
+for program in "$new"/usr/bin/* "$new"/usr/sbin/*; do
+    name=${program##*/}
+    path=${program#"$new"/}
+    case $name in
+        my_* | resolveip) files= ;;
+        # Or they look for their files where the system would have them.
+        mysqld | mariadbd) files='
+    --plugin-dir="$root/usr/lib/mysql/plugin" \
+    --lc-messages-dir="$root/usr/share/mysql" \
+    --character-sets-dir="$root/usr/share/mysql/charsets"' ;;
+        mysql* | mariadb* | python*) files= ;;
+        *) continue ;;
+    esac
+    if [ "$(head -c 4 "$program" | tail -c 3)" != ELF ]; then
+        ln -s "../$path" "$new/bin/$name"
+        continue
+    fi
+    cat >"$new/bin/$name" <<END
+#!/bin/sh
+root=\$(dirname "\$(dirname "\$(readlink -f "\$0")")")
+exec "\$root/$loader" --library-path "\$root/$lib" "\$root/$path" "\$@"${files:+ \\$files}
+END
+    chmod +x "$new/bin/$name"
+done
+
+rm -rf "$folder"
+mv "$new" "$folder"
+trap - EXIT
