@@ -20,6 +20,7 @@ from sqla_shard.fleet.findings import pair_check
 from sqla_shard.fleet.findings import server_check
 from sqla_shard.fleet.findings import unknown
 from sqla_shard.fleet.findings import warning
+from sqla_shard.fleet.replication import replication_kind
 from sqla_shard.fleet.sessions import AppSession
 from sqla_shard.fleet.sessions import described
 
@@ -140,6 +141,8 @@ def events(pair: PairFacts, fleet: FleetFacts) -> Findings:
     """Events that write on a standby, or would after a failover."""
     standby = pair.standby
     if standby is not None:
+        kind = replication_kind(is_mariadb=standby.version.is_mariadb)
+        replica = kind.REPLICA
         enabled = [one for one in standby.events if one.status == "ENABLED"]
         if enabled and standby.is_on("event_scheduler"):
             yield critical(
@@ -155,7 +158,7 @@ def events(pair: PairFacts, fleet: FleetFacts) -> Findings:
                 f"enabled ({enabled[0].database}.{enabled[0].name}): the "
                 "event scheduler would run them on a standby",
                 f"{_alone(standby)}ALTER EVENT `{enabled[0].database}`"
-                f".`{enabled[0].name}` DISABLE ON SLAVE",
+                f".`{enabled[0].name}` DISABLE ON {replica}",
             )
         if standby.is_on("event_scheduler"):
             yield warning(

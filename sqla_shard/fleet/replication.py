@@ -32,14 +32,19 @@ __all__ = [
     "SemiSync",
     "TableSize",
     "gtids",
+    "replication_kind",
     "replication_of",
 ]
 
 
 def replication_of(admin: Admin) -> Replication:
     """Return the statements of a server."""
-    kind = MariaDBReplication if admin.is_mariadb else MySQLReplication
-    return kind(admin)
+    return replication_kind(is_mariadb=admin.is_mariadb)(admin)
+
+
+def replication_kind(*, is_mariadb: bool) -> type[Replication]:
+    """Return the words and statements of a kind of server."""
+    return MariaDBReplication if is_mariadb else MySQLReplication
 
 
 class MariaDBReplication(Replication):
@@ -51,6 +56,7 @@ class MariaDBReplication(Replication):
     # With MASTER_USE_GTID the first START deletes the relay log.
     RECEIVED_SURVIVES = False
     SEMI_SYNC = ("rpl_semi_sync_master", "rpl_semi_sync_slave")
+    APPLIERS = "slave_parallel_threads"
     POSITION = "gtid_binlog_pos"
     APPLIED = "gtid_slave_pos"
     #: The last GTID of each server.
@@ -286,6 +292,7 @@ class MySQLReplication(Replication):
     # But for relay_log_recovery, which the doctor finds.
     RECEIVED_SURVIVES = True
     SEMI_SYNC = ("rpl_semi_sync_source", "rpl_semi_sync_replica")
+    APPLIERS = "replica_parallel_workers"
     #: It includes replicated transactions.
     POSITION = APPLIED = HISTORY = "gtid_executed"
     WAIT = "WAIT_FOR_EXECUTED_GTID_SET"

@@ -53,6 +53,9 @@ class Replication(ABC):
     #: of a primary, and those of a standby.
     SEMI_SYNC: ClassVar[tuple[str, str]]
 
+    #: Its variable with the number of threads that apply.
+    APPLIERS: ClassVar[str]
+
     #: Global privileges that the operator needs.
     operator_privileges: ClassVar[tuple[str, ...]]
 

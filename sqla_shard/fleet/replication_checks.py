@@ -12,6 +12,8 @@ from sqla_shard.fleet.findings import info
 from sqla_shard.fleet.findings import pair_check
 from sqla_shard.fleet.findings import server_check
 from sqla_shard.fleet.findings import warning
+from sqla_shard.fleet.replication import Replication
+from sqla_shard.fleet.replication import replication_kind
 
 __all__ = ["SEMI_SYNC_TIMEOUT"]
 
@@ -19,6 +21,21 @@ SEMI_SYNC_TIMEOUT = 10.0
 """Seconds that semi-sync should wait at least: afterwards it gives up."""
 
 _CLOSE = "SET GLOBAL read_only = 1"
+
+
+def _words(server: ServerFacts) -> type[Replication]:
+    """Return the words of a server, for remedies."""
+    return replication_kind(is_mariadb=server.version.is_mariadb)
+
+
+def _acknowledge(standby: ServerFacts) -> str:
+    """Return the statements that let a standby acknowledge."""
+    words = _words(standby)
+    replica = words.REPLICA
+    return (
+        f"on {standby.address}: SET GLOBAL {words.SEMI_SYNC[1]}_enabled = 1; "
+        f"STOP {replica} IO_THREAD; START {replica} IO_THREAD"
+    )
 
 
 @pair_check
@@ -123,7 +140,7 @@ def replication_stopped(pair: PairFacts, _: FleetFacts) -> Findings:
             standby,
             f"does not replicate: receiver {status.receiver}, applier "
             f"{status.applier}{reason}",
-            f"on {standby.address}: START SLAVE (MySQL: START REPLICA); if it "
+            f"on {standby.address}: START {_words(standby).REPLICA}; if it "
             f"stops again: sqla-shard fleet replica rebuild {pair.name}",
         )
 
@@ -177,16 +194,33 @@ def incomplete_replication(pair: PairFacts, _: FleetFacts) -> Findings:
 
 
 @pair_check
+def relay_log(pair: PairFacts, _: FleetFacts) -> Findings:
+    """A standby of MySQL that a restart lets forget what it had received."""
+    standby = pair.standby
+    if standby is None or standby.version.is_mariadb:
+        # MariaDB forgets it with GTIDs whatever the variable is.
+        return
+    if standby.is_on("relay_log_recovery"):
+        yield critical(
+            standby,
+            "deletes at a restart what it has received and not applied: "
+            "acknowledged writes are lost if its primary is lost then",
+            "set relay_log_recovery = OFF in its configuration, and restart "
+            "it while it has applied everything",
+        )
+
+
+@pair_check
 def chained_primary(pair: PairFacts, _: FleetFacts) -> Findings:
     """A primary that replicates: its source can write to it."""
     status = pair.primary.status
     if status is not None:
+        replica = _words(pair.primary).REPLICA
         yield critical(
             pair.primary,
             f"replicates from {status.source} although it is a primary",
             "sqla-shard fleet status; if no operation is running, on "
-            f"{pair.primary.address}: STOP SLAVE; RESET SLAVE ALL (MySQL: "
-            "STOP REPLICA; RESET REPLICA ALL)",
+            f"{pair.primary.address}: STOP {replica}; RESET {replica} ALL",
         )
 
 
@@ -205,7 +239,7 @@ def lag(pair: PairFacts, _: FleetFacts) -> Findings:
             f"committed (lag by its own account: {says}): a failover would "
             "wait or be refused",
             f"on {standby.address}: look for long statements and locks with "
-            "SHOW PROCESSLIST, and raise slave_parallel_threads",
+            f"SHOW PROCESSLIST, and raise {_words(standby).APPLIERS}",
         )
 
 
@@ -221,10 +255,9 @@ def semi_sync_lost(pair: PairFacts, _: FleetFacts) -> Findings:
             "has fallen back to asynchronous replication: the writes that "
             "it acknowledges now are lost if it dies "
             f"({state.standbys} standbys acknowledge)",
-            "make the standby replicate with semi-sync, on "
-            f"{pair.standby.address}: SET GLOBAL "
-            "rpl_semi_sync_slave_enabled = 1; STOP SLAVE IO_THREAD; START "
-            "SLAVE IO_THREAD; the next write then switches it on",
+            "make the standby replicate with semi-sync, "
+            f"{_acknowledge(pair.standby)}; the next write then switches it "
+            "on",
         )
 
 
@@ -234,7 +267,19 @@ def semi_sync(pair: PairFacts, _: FleetFacts) -> Findings:
     standby, state = pair.standby, pair.primary.semi_sync
     if standby is None:
         return
-    on = f"on {pair.primary.address}: SET GLOBAL rpl_semi_sync_master_"
+    source, replica = _words(pair.primary).SEMI_SYNC
+    on = f"on {pair.primary.address}: SET GLOBAL {source}_"
+    if state is None and not pair.primary.version.is_mariadb:
+        plugins = " and ".join(
+            f"INSTALL PLUGIN {one} SONAME '{one.removeprefix('rpl_')}.so'"
+            for one in (source, replica)
+        )
+        yield warning(
+            pair.primary,
+            "has no semi-sync: acknowledged writes can be lost with it",
+            f"{plugins}, on it and on its standby, then look again",
+        )
+        return
     if state is None or not state.source_enabled:
         yield warning(
             pair.primary,
@@ -250,7 +295,7 @@ def semi_sync(pair: PairFacts, _: FleetFacts) -> Findings:
         yield warning(
             pair.primary,
             "shows rows to readers before the standby has them "
-            "(rpl_semi_sync_master_wait_point is AFTER_COMMIT)",
+            f"({source}_wait_point is AFTER_COMMIT)",
             f"{on}wait_point = AFTER_SYNC, and in its configuration",
         )
     if state.timeout < SEMI_SYNC_TIMEOUT:
@@ -266,6 +311,5 @@ def semi_sync(pair: PairFacts, _: FleetFacts) -> Findings:
         yield warning(
             standby,
             "does not acknowledge as a standby of semi-sync",
-            f"on {standby.address}: SET GLOBAL rpl_semi_sync_slave_enabled = "
-            "1; STOP SLAVE IO_THREAD; START SLAVE IO_THREAD",
+            _acknowledge(standby),
         )

@@ -315,6 +315,50 @@ def version(*number, is_mariadb=True):
     return ServerVersion(is_mariadb=is_mariadb, number=number)
 
 
+def pair_of(version, **standby):
+    """Return the facts of a pair of servers of one version."""
+    return fleet(
+        server("primary", "a:3306", version=version),
+        standby=server("standby", "b:3306", version=version, **standby),
+    )
+
+
+def test_a_restart_of_mysql_must_not_delete_what_was_received():
+    on = {"relay_log_recovery": "ON"}
+    facts = pair_of(version(9, 7, 4, is_mariadb=False), variables=on)
+    assert lines(facts) == ["critical relay-log server1 standby (b:3306)"]
+    assert "relay_log_recovery = OFF" in text(facts)
+    # MariaDB deletes it with any value, when replication starts.
+    assert lines(pair_of(version(10, 11, 19), variables=on)) == []
+
+
+@pytest.mark.parametrize("is_mariadb", [True, False])
+def test_remedies_are_statements_of_the_server(is_mariadb):
+    facts = pair_of(
+        version(10, 11, 19, is_mariadb=is_mariadb),
+        status=following(applier="No"),
+        semi_sync=None,
+    )
+    replica = "SLAVE" if is_mariadb else "REPLICA"
+    assert f"START {replica}; if it stops again" in text(facts)
+    assert (
+        f"SET GLOBAL rpl_semi_sync_{replica.lower()}_enabled = 1; "
+        f"STOP {replica} IO_THREAD; START {replica} IO_THREAD"
+    ) in text(facts)
+
+
+def test_semi_sync_of_mysql_is_a_plugin():
+    mysql = version(9, 7, 4, is_mariadb=False)
+    facts = fleet(
+        server("primary", "a:3306", version=mysql, semi_sync=None),
+        standby=server("standby", "b:3306", version=mysql, semi_sync=None),
+    )
+    assert (
+        "INSTALL PLUGIN rpl_semi_sync_source SONAME 'semisync_source.so' and "
+        "INSTALL PLUGIN rpl_semi_sync_replica SONAME 'semisync_replica.so'"
+    ) in text(facts)
+
+
 @pytest.mark.parametrize(
     ("other", "severity", "what"),
     [
