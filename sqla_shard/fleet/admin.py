@@ -87,6 +87,9 @@ class Admin:
         self._connection: Connection
         with self._translated():
             self._connection = self._engine.connect()
+        if not self.is_mariadb:
+            # Otherwise AUTO_INCREMENT and sizes are up to a day old.
+            self.run("SET SESSION information_schema_stats_expiry = 0")
 
     def __repr__(self) -> str:
         return f"<Admin {self}>"

@@ -11,7 +11,6 @@ the counter of the primary is ahead until the next row is inserted.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -21,6 +20,8 @@ from dataclasses import dataclass
 from dataclasses import field
 from itertools import zip_longest
 
+from sqla_shard.dialects.mysql.show_create import without_character_sets
+from sqla_shard.dialects.mysql.show_create import without_counter
 from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.admin import marked
@@ -42,7 +43,6 @@ _TRIES = 5
 _TABLES = ("BASE TABLE", "SYSTEM VERSIONED")
 #: Engines whose snapshots are consistent.
 _ENGINES = ("InnoDB", "ROCKSDB")
-_COUNTER = re.compile(r" AUTO_INCREMENT=\d+")
 _SHOWN = 120
 
 
@@ -229,7 +229,8 @@ def _definition(admin: Admin, database: str, name: str) -> str | None:
         if error.number in (1146, 1049):
             return None
         raise
-    return _COUNTER.sub("", row[1])
+    text = without_counter(row[1])
+    return text if admin.is_mariadb else without_character_sets(text)
 
 
 def _counters(admin: Admin, database: str) -> dict[str, int | None]:
@@ -339,9 +340,10 @@ def _counter(
     after: int | None,
     second: int | None,
 ) -> Iterator[Difference]:
-    least, most = before or 0, after or 0
+    # MySQL has no number before the first row, where MariaDB has 1.
+    least, most = before or 1, after or 1
     # In between, the counter has moved while both were read.
-    if second == before or (second and least <= second <= most):
+    if (second or 1) == least or (second and least <= second <= most):
         return
     yield Difference(
         database=name,

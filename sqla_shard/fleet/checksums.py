@@ -1,10 +1,11 @@
 """Checksums of the rows of a table, computed by its server.
 
-The checksum of a row is the first 64 bits of the SHA1 of all its columns; that
-of a chunk is the number of its rows and the XOR of their checksums.  CRC32
-would not do: it is linear, so that values which two rows have swapped leave
-the XOR unchanged.  What makes different rows look equal, and equal rows look
-different, is treated as follows.
+The checksum of a row is the first 64 bits of the SHA-256 of all its columns;
+that of a chunk is the number of its rows and the XOR of their checksums.
+CRC32 would not do: it is linear, so that values which two rows have swapped
+leave the XOR unchanged; MySQL 9.7 has no SHA1() and no MD5().  What makes
+different rows look equal, and equal rows look different, is treated as
+follows.
 
 - A separator inside a text: texts have their length in front.
 - NULL in another column: the row ends with a bit for each column.
@@ -14,7 +15,7 @@ different, is treated as follows.
   full.
 - TIMESTAMP depends on the time zone of the session: ``SESSION`` sets it.
 - A concatenation of more than ``max_allowed_packet`` bytes would be NULL, and
-  equal to any other: long texts are represented by their SHA1.
+  equal to any other: long texts are represented by their SHA-256.
 - JSON on MariaDB is text: white space counts.
 
 Not compared: the history of a system-versioned table.  Tables with a type of
@@ -60,6 +61,7 @@ _TEXTS = frozenset(
 )
 _BYTES = frozenset(
     {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
+    | {"vector"}
 )
 #: Types whose values have a number, too.
 _NUMBERED = frozenset({"enum", "set", "bit"})
@@ -130,12 +132,12 @@ class ComparedColumn:
             return [f"CAST({name} AS DOUBLE)"]
         if self.kind in _SHAPES:
             shape = f"ST_AsWKB({name})"
-            return [f"ST_SRID({name})", f"LENGTH({shape})", f"SHA1({shape})"]
+            return [f"ST_SRID({name})", f"LENGTH({shape})", _digest(shape)]
         if self.kind in _NAMED:
             name = f"CAST({name} AS CHAR)"
         length = f"LENGTH({name})"
         if is_long or self.kind == "json":
-            return [length, f"SHA1({name})"]
+            return [length, _digest(name)]
         text = f"CAST({name} AS BINARY)"
         if self.kind == "enum":
             # The empty text may be a member, or the mark of a bad value.
@@ -346,7 +348,11 @@ def _beyond(names: Sequence[str], bound: Bound, sign: str) -> str:
 
 def _hash(parts: Sequence[str]) -> str:
     row = f"CONCAT_WS('#', {', '.join(parts)})"
-    return f"CAST(CONV(LEFT(SHA1({row}), 16), 16, 10) AS UNSIGNED)"
+    return f"CAST(CONV(LEFT({_digest(row)}, 16), 16, 10) AS UNSIGNED)"
+
+
+def _digest(value: str) -> str:
+    return f"SHA2({value}, 256)"
 
 
 def _nulls(columns: Sequence[ComparedColumn]) -> str:

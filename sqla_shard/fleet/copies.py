@@ -326,7 +326,9 @@ class Copy:
             target.run(f"CREATE DATABASE IF NOT EXISTS {COPY_DATABASE}")
             target.run(
                 f"CREATE TABLE IF NOT EXISTS {_TABLE}"
-                " (owner VARCHAR(255), source VARCHAR(255), position TEXT)"
+                # Servers may require a primary key.
+                " (owner VARCHAR(255) PRIMARY KEY, source VARCHAR(255),"
+                " position TEXT)"
                 " CHARACTER SET utf8mb4"
             )
             target.run(f"DELETE FROM {_TABLE}")  # noqa: S608

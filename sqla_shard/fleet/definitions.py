@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 
+from sqla_shard.dialects.mysql.show_create import without_character_sets
 from sqla_shard.exc import Problem
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.admin import marked
@@ -174,6 +175,9 @@ def definition_of(
     ((_, sql),) = admin.rows(
         f"SHOW CREATE TABLE {marked(database)}.{marked(name)}"
     )
+    if not admin.is_mariadb:
+        # The table that is created from it would be shown differently.
+        sql = without_character_sets(sql)
     counter = _AUTO_INCREMENT.search(sql)
     if counter is None:
         return sql, None

@@ -421,11 +421,6 @@ class MySQLReplication(Replication):
         )
         return tuple(f"{name}={value}" for name, value in rows if value)
 
-    def next_ids(self) -> list[tuple[str, str, int, int]]:
-        """Read ``information_schema``, whose numbers are cached otherwise."""
-        self.admin.run("SET SESSION information_schema_stats_expiry = 0")
-        return super().next_ids()
-
     def has_first_write(self) -> bool:
         """Read ``gtid_purged``."""
         return not self.admin.value("SELECT @@GLOBAL.gtid_purged")
@@ -453,11 +448,6 @@ class MySQLReplication(Replication):
     def snapshot_end(self, position: str) -> str:
         """Return the position."""
         return f"SQL_AFTER_GTIDS = '{position}'"
-
-    def table_sizes(self, database: str | None = None) -> list[TableSize]:
-        """Read them without the cache of 24 hours."""
-        self.admin.run("SET SESSION information_schema_stats_expiry = 0")
-        return super().table_sizes(database)
 
 
 def _origins(position: str) -> set[str]:

@@ -265,14 +265,14 @@ class Replication(ABC):
         :returns: database, table, next id, and highest id of the column.
         """
         rows = self.admin.rows(
-            "SELECT t.table_schema, t.table_name, t.auto_increment,"
-            " c.data_type, c.column_type"
+            "SELECT t.table_schema, t.table_name,"
+            # MySQL has no number before the first row.
+            " COALESCE(t.auto_increment, 1), c.data_type, c.column_type"
             " FROM information_schema.tables t"
             " JOIN information_schema.columns c"
             " ON c.table_schema = t.table_schema"
             " AND c.table_name = t.table_name"
-            " WHERE t.auto_increment IS NOT NULL"
-            " AND c.extra = 'auto_increment'"
+            " WHERE c.extra LIKE '%%auto_increment%%'"
         )
         return [
             (database, table, int(number), _highest(kind, column))
@@ -543,7 +543,9 @@ class Replication(ABC):
                 table=table,
                 bytes=int(size),
                 rows=int(rows),
-                next_id=None if next_id is None else int(next_id),
+                next_id=int(next_id or 1)
+                if (schema, table) in types
+                else None,
                 id_type=types.get((schema, table), ""),
             )
             for schema, table, size, rows, next_id in self.admin.rows(

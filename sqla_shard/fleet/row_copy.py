@@ -306,6 +306,12 @@ class RowCopy:
                 " unique_checks = 0, time_zone = '+00:00',"
                 " sql_mode = 'NO_AUTO_VALUE_ON_ZERO'"
             )
+            if not target.is_mariadb:
+                # A table without a primary key stays one.
+                target.run(
+                    "SET SESSION sql_require_primary_key = 0,"
+                    " sql_generate_invisible_primary_key = 0"
+                )
             yield target
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sqla_shard.exc import FleetServerError
+from sqla_shard.fleet.catalogue import _counter
 from sqla_shard.fleet.checksums import ComparedColumn
 from sqla_shard.fleet.checksums import ComparedColumns
 from sqla_shard.fleet.checksums import key_of
@@ -113,7 +114,7 @@ class TestStatements:
         ]
         sql = ComparedColumns("d", "t", two, None).checksum
         assert "CAST(`a` AS BINARY)" in sql
-        assert "SHA1(`b`)" in sql
+        assert "SHA2(`b`, 256)" in sql
 
     def test_names_are_quoted(self):
         columns = ComparedColumns("d%", "a`b", [column("x%d", "int")], None)
@@ -177,3 +178,21 @@ class TestReports:
             "d.t 1: exists on the second server only; equal when compared "
             "again"
         )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "second", "is_equal"),
+    [
+        (1, 1, None, True),
+        (None, None, 1, True),
+        (None, 5, None, True),
+        (None, 5, 3, True),
+        (None, None, 2, False),
+        (5, 5, None, False),
+    ],
+)
+def test_a_counter_without_rows_is_unset_or_one(
+    before, after, second, is_equal
+):
+    found = list(_counter("db00001", "pins", before, after, second))
+    assert (not found) is is_equal

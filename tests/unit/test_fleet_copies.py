@@ -8,6 +8,7 @@ from sqla_shard.exc import FleetSetupError
 from sqla_shard.fleet import Account
 from sqla_shard.fleet.admin import quoted
 from sqla_shard.fleet.definitions import _AUTO_INCREMENT
+from sqla_shard.fleet.definitions import definition_of
 from sqla_shard.fleet.definitions import differences
 from sqla_shard.fleet.definitions import ServerTable
 from sqla_shard.fleet.definitions import StoredColumn
@@ -90,6 +91,14 @@ def test_the_counter_of_a_comment_is_not_that_of_the_table():
         ") ENGINE=InnoDB AUTO_INCREMENT=42 DEFAULT CHARSET=utf8mb4"
     )
     assert _AUTO_INCREMENT.search(sql)[2] == "42"
+
+
+def test_definitions_of_mysql_do_not_depend_on_how_they_were_written():
+    written = "CREATE TABLE `t` (\n  `a` text{} COLLATE utf8mb4_bin\n)"
+    for text in ("", " CHARACTER SET utf8mb4"):
+        admin = ScriptedAdmin({"SHOW CREATE": [("t", written.format(text))]})
+        sql, _ = definition_of(admin, "d", "t")
+        assert sql == written.format("")
 
 
 def table(name, **changes):

@@ -637,9 +637,3 @@ def test_the_configuration_of_mysql():
     assert MySQLReplication(admin).configured(
         "read_only", "event_scheduler", "sync_binlog", "other"
     ) == {"read_only": True, "event_scheduler": False}
-
-
-def test_sizes_of_mysql_are_not_those_of_yesterday():
-    admin = ScriptedAdmin({"information_schema": []})
-    assert MySQLReplication(admin).table_sizes() == []
-    assert admin.texts[0] == "SET SESSION information_schema_stats_expiry = 0"
