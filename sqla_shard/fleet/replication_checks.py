@@ -267,12 +267,12 @@ def semi_sync(pair: PairFacts, _: FleetFacts) -> Findings:
     standby, state = pair.standby, pair.primary.semi_sync
     if standby is None:
         return
-    source, replica = _words(pair.primary).SEMI_SYNC
+    source = _words(pair.primary).SEMI_SYNC[0]
     on = f"on {pair.primary.address}: SET GLOBAL {source}_"
     if state is None and not pair.primary.version.is_mariadb:
         plugins = " and ".join(
-            f"INSTALL PLUGIN {one} SONAME '{one.removeprefix('rpl_')}.so'"
-            for one in (source, replica)
+            f"INSTALL PLUGIN rpl_semi_sync_{one} SONAME 'semisync_{one}.so'"
+            for one in ("source", "replica")
         )
         yield warning(
             pair.primary,
