@@ -26,8 +26,9 @@ from sqla_shard.cli.output import print_data
 from sqla_shard.cli.service_loop import StopFlag
 from sqla_shard.fleet import Account
 from sqla_shard.fleet import Accounts
-from sqla_shard.fleet.replication import MariaDBReplication
+from sqla_shard.fleet.replication import replication_kind
 from sqla_shard.testing.cache_servers import MemcachedServer
+from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import in_parallel
 from sqla_shard.testing.local_server import LocalServer
 from sqla_shard.testing.mariadb import MariaDBServer
@@ -196,13 +197,14 @@ def _stop(servers: Sequence[Any]) -> None:
     in_parallel(servers, lambda one: one.stop())
 
 
-def add_accounts(server: MariaDBServer, accounts: Accounts) -> None:
+def add_accounts(server: DatabaseServer, accounts: Accounts) -> None:
     """Create the operator and the replication account on a server.
 
     They have the privileges that the documentation of the fleet lists, and
     are not replicated.
     """
-    privileges = ", ".join(MariaDBReplication.operator_privileges)
+    kind = replication_kind(is_mariadb=server.kind == "mariadb")
+    privileges = ", ".join(kind.operator_privileges)
     grants: list[tuple[Account, str]] = [
         (accounts.operator, privileges),
         (accounts.for_replication(), "REPLICATION SLAVE"),

@@ -22,12 +22,21 @@ from sqla_shard.fleet import Account
 from sqla_shard.fleet import Accounts
 from sqla_shard.fleet import Fleet
 from sqla_shard.testing import MariaDBPair
-from sqla_shard.testing import MariaDBServer
+from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import in_parallel
+from sqla_shard.testing.server_pair import ServerPair
 from sqla_shard.testing.topology_documents import topology_document
 from tests.servers.published import publish_to
 
 __all__ = ["FleetPairs", "empty_server"]
+
+
+#: What MariaDB has built in, and CLONE.
+_MYSQL_OPTIONS = (
+    "--plugin-load-add=semisync_source.so",
+    "--plugin-load-add=semisync_replica.so",
+    "--plugin-load-add=mysql_clone.so",
+)
 
 
 class FleetPairs:
@@ -40,6 +49,7 @@ class FleetPairs:
     :param shards: number of virtual shards, evenly over the pairs.
     :param fast: whether a power failure may lose commits.
     :param options: arguments of every server.
+    :param pair: the class of the pairs, which says the kind of the servers.
     """
 
     def __init__(
@@ -51,6 +61,7 @@ class FleetPairs:
         shards: int = 8,
         fast: bool = True,
         options: Sequence[str] = (),
+        pair: type[ServerPair[Any]] = MariaDBPair,
     ) -> None:
         self.path = folder / "topology.json"
         self.shards = shards
@@ -64,12 +75,13 @@ class FleetPairs:
         )
         self._in_topology = pairs
         password = secrets.token_urlsafe(12)
+        own = () if pair is MariaDBPair else _MYSQL_OPTIONS
         self.pairs = tuple(
-            MariaDBPair(
+            pair(
                 f"server{number}",
                 password=password,
                 fast=fast,
-                options=(*FLEET_OPTIONS, *options),
+                options=(*FLEET_OPTIONS, *own, *options),
             )
             for number in range(1, pairs + spare + 1)
         )
@@ -77,7 +89,7 @@ class FleetPairs:
 
     def __enter__(self) -> FleetPairs:
         try:
-            in_parallel(self.pairs, MariaDBPair.start)
+            in_parallel(self.pairs, ServerPair.start)
             for pair in self.pairs:
                 self._stack.callback(pair.stop)
             for server in self.servers:
@@ -91,11 +103,11 @@ class FleetPairs:
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
 
-    def __getitem__(self, name: str) -> MariaDBPair:
+    def __getitem__(self, name: str) -> ServerPair[Any]:
         return {pair.name: pair for pair in self.pairs}[name]
 
     @property
-    def servers(self) -> list[MariaDBServer]:
+    def servers(self) -> list[DatabaseServer]:
         """Every server of every pair."""
         return [server for pair in self.pairs for server in pair.servers]
 
@@ -114,24 +126,31 @@ class FleetPairs:
             server["standby"] = standbys[server["name"]]
         return json.loads(json.dumps(document))  # type: ignore[no-any-return]
 
-    def add_accounts(self, server: MariaDBServer) -> None:
+    def add_accounts(self, server: DatabaseServer) -> None:
         """Create the operator and the replication account on a server."""
         add_accounts(server, self.accounts)
 
 
-def empty_server(server: MariaDBServer) -> None:
+def empty_server(server: DatabaseServer) -> None:
     """Make a server one that has never had a write, nor a fence."""
+    is_mariadb = server.kind == "mariadb"
+    replica = "SLAVE" if is_mariadb else "REPLICA"
     with server.root_connect() as connection:
         cursor = connection.cursor()
         cursor.execute("SET SESSION sql_log_bin = 0")
+        if not is_mariadb:
+            cursor.execute("SET GLOBAL super_read_only = 0")
         cursor.execute("SET GLOBAL read_only = 1")
-        cursor.execute("STOP SLAVE")
-        cursor.execute("RESET SLAVE ALL")
+        cursor.execute(f"STOP {replica}")
+        cursor.execute(f"RESET {replica} ALL")
         cursor.execute("DELETE FROM mysql.db WHERE Insert_priv = 'N'")
         cursor.execute("FLUSH LOCAL PRIVILEGES")
         cursor.execute("SHOW DATABASES")
         for (name,) in cursor.fetchall():
             if name.startswith(("db", "moved")):
                 cursor.execute(f"DROP DATABASE `{name}`")
-        cursor.execute("RESET MASTER")
-        cursor.execute("SET GLOBAL gtid_slave_pos = ''")
+        if is_mariadb:
+            cursor.execute("RESET MASTER")
+            cursor.execute("SET GLOBAL gtid_slave_pos = ''")
+        else:
+            cursor.execute("RESET BINARY LOGS AND GTIDS")
