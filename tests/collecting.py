@@ -19,6 +19,7 @@ import pytest
 
 from tests.models.backends import On
 from tests.servers.in_loop import InLoop
+from tests.suite_table import CORE
 from tests.suite_table import SUITES
 
 __all__ = ["OnBackend", "SuiteFile", "is_suite", "run_in_loop"]
@@ -32,7 +33,7 @@ class SuiteFile(pytest.File):
         # For the file, before its first backend would have them alone.
         self.session._fixturemanager.parsefactories(self)
         tier = self.config.getoption("--tier")
-        for on in backends_of(SUITES[self.path.stem], tier):
+        for on in backends_of(self.path.stem, tier):
             node = OnBackend.from_parent(
                 self,
                 path=self.path,
@@ -82,19 +83,24 @@ def _is_suite(module: ModuleType, found: Any) -> bool:
     )
 
 
-def backends_of(ons: Sequence[On], tier: str) -> Sequence[On]:
-    """Return the backends of a suite in a tier.
+def backends_of(name: str, tier: str) -> Sequence[On]:
+    """Return the backends of a module of suites in a tier.
 
-    Those of ``check`` and ``pythons`` need no server; ``test`` takes the
-    one that matters.
+    ``all`` has each that the table lists, and the same of MySQL for each of
+    MariaDB; the core suites run on MariaDB 11.8, too.  ``test`` takes the one
+    that matters, and MySQL for the core.  Those of ``check`` and ``pythons``
+    need no server.
     """
+    ons = SUITES[name]
+    live = [on for on in ons if on.live]
+    mysql = [on.on_kind("mysql") for on in live]
     if tier == "all":
-        return ons
-    ons = [on._replace(values={**on.values, **on.few}) for on in ons]
+        newer = [on.on_kind("mariadb11") for on in live[:1] if name in CORE]
+        return (*ons, *mysql, *newer)
     plain = [on for on in ons if on.name == "sqlite"]
-    if tier in ("check", "pythons"):
-        return plain
-    return [on for on in ons if on.live][:1] or plain
+    if tier == "test":
+        plain = [*live[:1], *(mysql[:1] if name in CORE else ())] or plain
+    return [on._replace(values={**on.values, **on.few}) for on in plain]
 
 
 def is_suite(path: Path) -> bool:

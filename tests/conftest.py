@@ -22,11 +22,18 @@ import pytest
 from sqlalchemy import event
 
 from sqla_shard import Cluster
+from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.plugin import proxies_of
 from sqla_shard.testing.plugin import skip_or_fail
+from sqla_shard.testing.proxy import Proxy
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.collecting import is_suite
 from tests.collecting import run_in_loop
 from tests.collecting import SuiteFile
 from tests.models.backends import On
+from tests.servers.kinds import Kind
+from tests.servers.kinds import KINDS
+from tests.servers.kinds import kinds_of
 from tests.tiers import ignores
 from tests.tiers import mark
 from tests.tiers import select
@@ -101,6 +108,15 @@ def pytest_pycollect_makemodule(
     if not is_suite(module_path):
         return None
     return SuiteFile.from_parent(parent, path=module_path)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "server_kind" in metafunc.fixturenames:
+        tier = metafunc.config.getoption("--tier")
+        names = kinds_of(metafunc.definition, tier)
+        metafunc.parametrize(
+            "server_kind", names, indirect=True, scope="module"
+        )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -313,6 +329,40 @@ def mysqlclient_installed(mariadb_installed: None) -> None:
     """Skip a test if mysqlclient is not installed."""
     if importlib.util.find_spec("MySQLdb") is None:
         skip_or_fail("mysqlclient is not installed: run `make mysqlclient`")
+
+
+@pytest.fixture(scope="module")
+def server_kind(request: pytest.FixtureRequest) -> Kind:
+    """Return a kind of server that is installed; once for each kind."""
+    request.getfixturevalue(f"{request.param}_installed")
+    return KINDS[request.param]
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    request: pytest.FixtureRequest, server_kind: Kind
+) -> ServerFleet[Any]:
+    """Return the fleet of the session, of one kind."""
+    return request.getfixturevalue(f"{server_kind.name}_fleet")
+
+
+@pytest.fixture
+def proxies(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
+    """Return a proxy for each server of the fleet, without delay."""
+    with proxies_of(fleet) as proxies:
+        yield proxies
+
+
+@pytest.fixture(scope="session")
+def mariadb11_fleet() -> Iterator[MariaDBFleet]:
+    """Run servers of MariaDB 11.8, whose transactions see snapshots."""
+    base = Path(
+        os.environ.get("SQLA_SHARD_MARIADB_11", _SERVERS / "mariadb-11")
+    )
+    if not base.is_dir():
+        skip_or_fail("MariaDB 11 is not unpacked: run `make mariadb-11`")
+    with MariaDBFleet(4, 256, fast=True, base=base) as fleet:
+        yield fleet
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
 """The backends of each suite.
 
 Each line names a module of ``tests/suites``.  The first backends are those
-of the smaller runs, see ``tests/tiers.py``.
+of the smaller runs, see ``tests/tiers.py``.  What runs on MariaDB also runs on
+MySQL, see ``tests/collecting.py``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from tests.models.backends import MYSQLCLIENT
 from tests.models.backends import On
 from tests.suites.cache_mutations import MANY
 
-__all__ = ["SUITES", "WITH_ANOTHER_LAYOUT", "WITH_TIME_IDS"]
+__all__ = ["CORE", "SUITES", "WITH_ANOTHER_LAYOUT", "WITH_TIME_IDS"]
 
 _MANY_CONNECTIONS = {"engine_options": {"pool_size": 30}}
 _COMMITTED = {
@@ -264,6 +265,38 @@ SUITES: dict[str, tuple[On, ...]] = {
     ),
     "objects_writers": BOTH,
 }
+
+#: The suites that ``test`` runs on MySQL, and ``all`` on MariaDB 11.8.
+CORE = frozenset(
+    [
+        "cached_writes",
+        "deleting",
+        "differential",
+        "inserting",
+        "jobs",
+        "lookup_claiming",
+        "mapping_changes",
+        "mapping_racing",
+        "merged",
+        "merged_types",
+        "objects_changes",
+        "objects_filters",
+        "objects_histories",
+        "objects_merging",
+        "objects_racing",
+        "objects_values",
+        "objects_versions",
+        "objects_writers",
+        "operations",
+        "querying",
+        "reading",
+        "scatter_pages",
+        "semantics",
+        "texts",
+        "updating",
+        "writing",
+    ]
+)
 
 #: The suites that run once more on SQLite and on MariaDB, with ids of another
 #: layout (tests/servers/other_layout.py).

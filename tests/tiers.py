@@ -50,8 +50,11 @@ _SERVERS = frozenset(
     {
         "mariadb_fleet",
         "mariadb_installed",
+        "mysql_fleet",
+        "mysql_installed",
         "memcached_installed",
         "redis_installed",
+        "server_kind",
         "zookeeper_installed",
         "zookeeper_server",
     }
@@ -201,7 +204,7 @@ _THOROUGH = frozenset(
         "test_logged_faults_mariadb",
         "test_logged_fuzz_mariadb",
         "test_lookups_claiming_mariadb.test_the_microsecond_of_the_end",
-        "test_lookups_registration_mariadb.test_sign_up_and_change",
+        "test_lookups_registration_servers.test_sign_up_and_change",
         "test_lookups_tables_mariadb.test_all_tables_are_alike",
         "test_mappings_rows_mariadb",
         "test_microblog_mariadb",

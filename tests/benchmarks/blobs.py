@@ -69,7 +69,7 @@ def run() -> None:
     similar = list(_similar(links, _SIMILAR))
     _sizes(f"{len(links)} links", links)
     _sizes(f"{_SIMILAR:,} similar ones", similar)
-    _on_mariadb(similar)
+    _on_servers(similar)
 
 
 def _links() -> list[dict[str, Any]]:
@@ -171,7 +171,7 @@ def _packed_size(dictionary: Dictionary, rows: list[str]) -> int:
     return sum(len(dictionary.pack(row) or row.encode()) for row in rows)
 
 
-def _on_mariadb(documents: list[dict[str, Any]]) -> None:
+def _on_servers(documents: list[dict[str, Any]]) -> None:
     with _filled(documents) as (cluster, ids):
         print(f"\n{len(documents):,} rows on one MariaDB server, in bytes")
         for cls in (Plain, Packed):

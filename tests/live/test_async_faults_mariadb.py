@@ -25,7 +25,7 @@ from sqla_shard import scatter_errors
 from sqla_shard import unpack
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import ScatterTimeoutError
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.faults import all_work
 from tests.servers.faults import busy
 from tests.servers.faults import locked
@@ -86,7 +86,7 @@ async def _waiting(server: Any) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_all_servers_at_once_without_a_thread(
-    fleet: MariaDBFleet, ids: list[int], way: Any
+    fleet: ServerFleet[Any], ids: list[int], way: Any
 ) -> None:
     """All of them wait for a lock before any of them has answered."""
 
@@ -112,7 +112,7 @@ def test_all_servers_at_once_without_a_thread(
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("number", range(SERVERS))
 def test_a_cancelled_task(
-    fleet: MariaDBFleet, ids: list[int], number: int, way: Any
+    fleet: ServerFleet[Any], ids: list[int], number: int, way: Any
 ) -> None:
     """It ends while one server still waits; the connections are closed."""
 
@@ -138,7 +138,7 @@ def test_a_cancelled_task(
 
 
 def test_the_session_goes_on_after_a_rollback(
-    fleet: MariaDBFleet, ids: list[int]
+    fleet: ServerFleet[Any], ids: list[int]
 ) -> None:
     async def main(cluster: Cluster) -> None:
         async with cluster.async_session() as session:
@@ -160,7 +160,7 @@ def test_the_session_goes_on_after_a_rollback(
     _SQLALCHEMY < (2, 0, 58),
     reason="SQLAlchemy 2.0.45 loses a connection then",
 )
-def test_cancelled_twice(fleet: MariaDBFleet, ids: list[int]) -> None:
+def test_cancelled_twice(fleet: ServerFleet[Any], ids: list[int]) -> None:
     """Impatience does not leave a connection out of its pool."""
 
     async def main(cluster: Cluster) -> None:
@@ -186,7 +186,7 @@ def test_cancelled_twice(fleet: MariaDBFleet, ids: list[int]) -> None:
 
 
 def test_cancelled_during_rollback(
-    fleet: MariaDBFleet, ids: list[int]
+    fleet: ServerFleet[Any], ids: list[int]
 ) -> None:
     """A server that hangs then is not waited for."""
 
@@ -216,7 +216,7 @@ def test_cancelled_during_rollback(
 @pytest.mark.parametrize("connected", [True, False])
 @pytest.mark.parametrize("number", range(SERVERS))
 def test_a_server_that_does_not_answer(
-    fleet: MariaDBFleet, ids: list[int], number: int, connected: bool
+    fleet: ServerFleet[Any], ids: list[int], number: int, connected: bool
 ) -> None:
     """A time limit holds, whether the connection is there or to be made."""
 
@@ -249,7 +249,7 @@ def test_a_server_that_does_not_answer(
 @pytest.mark.parametrize("number", range(SERVERS))
 @pytest.mark.parametrize("on_error", ["raise", "partial"])
 def test_the_time_of_a_scatter(
-    fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
     ids: list[int],
     on_error: Any,
     number: int,
@@ -291,7 +291,7 @@ def test_the_time_of_a_scatter(
 
 
 def test_a_server_that_cannot_be_connected_to(
-    fleet: MariaDBFleet, ids: list[int]
+    fleet: ServerFleet[Any], ids: list[int]
 ) -> None:
     """Its kernel accepts connections, and no process responds."""
 
@@ -320,7 +320,7 @@ async def _limited(read: Callable[[], Awaitable[None]], limit: float) -> None:
 
 @pytest.mark.parametrize("number", range(SERVERS))
 def test_an_error_on_one_server(
-    fleet: MariaDBFleet, ids: list[int], number: int
+    fleet: ServerFleet[Any], ids: list[int], number: int
 ) -> None:
     """It is raised when the others have ended; the session can go on."""
     shard_id = unpack(ids[number * SHARDS // SERVERS]).shard_id
@@ -348,7 +348,7 @@ def test_an_error_on_one_server(
 
 @pytest.mark.parametrize("number", range(SERVERS))
 def test_a_lost_connection(
-    fleet: MariaDBFleet, ids: list[int], number: int
+    fleet: ServerFleet[Any], ids: list[int], number: int
 ) -> None:
     server = fleet.servers[number]
 
@@ -393,7 +393,9 @@ def _kill_all(server: Any) -> None:
             server.root_execute(f"KILL {number}")
 
 
-def test_cancelled_during_commit(fleet: MariaDBFleet, ids: list[int]) -> None:
+def test_cancelled_during_commit(
+    fleet: ServerFleet[Any], ids: list[int]
+) -> None:
     """The task waits for COMMIT, and is cancelled then."""
     server = fleet.servers[0]
 
@@ -431,7 +433,7 @@ def test_cancelled_during_commit(fleet: MariaDBFleet, ids: list[int]) -> None:
 
 
 def test_one_connection_to_each_server(
-    fleet: MariaDBFleet, ids: list[int]
+    fleet: ServerFleet[Any], ids: list[int]
 ) -> None:
     """Tasks take them in one order, whatever shards they ask for."""
     options = {"pool_size": 1, "max_overflow": 0, "pool_timeout": TIMEOUT}
@@ -452,7 +454,7 @@ def test_one_connection_to_each_server(
 
 
 def test_commit_is_not_known_when_the_connection_is_lost(
-    fleet: MariaDBFleet, ids: list[int]
+    fleet: ServerFleet[Any], ids: list[int]
 ) -> None:
     tried = []
 

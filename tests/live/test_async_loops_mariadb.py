@@ -16,7 +16,7 @@ from sqlalchemy import event
 from sqlalchemy import text
 
 from sqla_shard import Cluster
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.faults import all_work
 from tests.servers.faults import busy
 from tests.servers.faults import opened
@@ -41,7 +41,7 @@ def _sessions_of(server: Any) -> int:
     )
 
 
-def _until_no_session(fleet: MariaDBFleet) -> None:
+def _until_no_session(fleet: ServerFleet[Any]) -> None:
     done = threading.Event()
     for server in fleet.servers:
         for _ in range(TIMEOUT * 100):
@@ -53,7 +53,7 @@ def _until_no_session(fleet: MariaDBFleet) -> None:
 
 
 def test_connections_end_with_their_loop(
-    fleet: MariaDBFleet, ids: list[int]
+    fleet: ServerFleet[Any], ids: list[int]
 ) -> None:
     """Several loops one after another, with and without a proper end."""
     cluster = opened(fleet)
@@ -99,7 +99,7 @@ gc.collect()
 
 
 def test_loops_that_are_closed_without_a_word(
-    fleet: MariaDBFleet, ids: list[int]
+    fleet: ServerFleet[Any], ids: list[int]
 ) -> None:
     """Their connections are closed, and the program hears nothing of it."""
     with subprocess.Popen(
@@ -123,7 +123,7 @@ def test_loops_that_are_closed_without_a_word(
     assert (process.returncode, said, errors) == (0, "closed\n", "")
 
 
-def test_loops_in_threads(fleet: MariaDBFleet, ids: list[int]) -> None:
+def test_loops_in_threads(fleet: ServerFleet[Any], ids: list[int]) -> None:
     problems: list[BaseException] = []
     barrier = threading.Barrier(3, timeout=TIMEOUT)
 
@@ -155,7 +155,7 @@ async def _works_here(cluster: Cluster, ids: list[int]) -> None:
 
 
 def test_closing_waits_for_sessions(
-    fleet: MariaDBFleet, ids: list[int]
+    fleet: ServerFleet[Any], ids: list[int]
 ) -> None:
     async def main(cluster: Cluster) -> None:
         session = cluster.async_session()
@@ -176,7 +176,7 @@ def test_closing_waits_for_sessions(
 
 @pytest.mark.parametrize("scheme", ["mysql", "mysql+pymysql"])
 def test_urls_are_those_of_synchronous_sessions(
-    fleet: MariaDBFleet, ids: list[int], scheme: str
+    fleet: ServerFleet[Any], ids: list[int], scheme: str
 ) -> None:
     document = json.loads(json.dumps(fleet.topology_mapping()))
     for server in document["keyspaces"]["objects"]["servers"]:
@@ -200,7 +200,7 @@ def test_urls_are_those_of_synchronous_sessions(
         }
 
 
-def test_fork(fleet: MariaDBFleet, ids: list[int]) -> None:
+def test_fork(fleet: ServerFleet[Any], ids: list[int]) -> None:
     """A child opens connections of its own, and the parent keeps its own."""
 
     async def main(cluster: Cluster) -> None:
@@ -237,7 +237,7 @@ def _in_child(cluster: Cluster, ids: list[int]) -> int:
 
 
 def test_statements_run_in_the_thread_of_the_loop(
-    fleet: MariaDBFleet, ids: list[int]
+    fleet: ServerFleet[Any], ids: list[int]
 ) -> None:
     threads: set[int] = set()
 

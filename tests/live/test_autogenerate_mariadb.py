@@ -13,7 +13,7 @@ from sqlalchemy.pool import NullPool
 from examples.pinboard import models as pinboard
 from tests.models import many_models
 from tests.models import revision_models
-from tests.models.databases import databases_on_mariadb
+from tests.models.databases import databases_on_servers
 from tests.models.revisions import Revisions
 from tests.models.revisions import shown
 from tests.suites import reference_tables
@@ -28,7 +28,7 @@ from tests.suites.autogenerating import SERVER_CHANGES
 pytestmark = pytest.mark.live
 
 
-database = databases_on_mariadb("db_autogenerate")
+database = databases_on_servers("db_autogenerate")
 
 
 class TestGenerating(Generating):

@@ -35,13 +35,13 @@ _PATIENCE = 120.0
 
 
 @pytest.fixture
-def topology(mariadb_fleet: Any, tmp_path: Path) -> Any:
-    document = mariadb_fleet.topology_mapping(
+def topology(fleet: Any, tmp_path: Path) -> Any:
+    document = fleet.topology_mapping(
         shards=SHARDS, database="db_blobskill_{shard:05d}"
     )
-    mariadb_fleet.drop_databases(document)
+    fleet.drop_databases(document)
     yield write(tmp_path, document)
-    mariadb_fleet.drop_databases(document)
+    fleet.drop_databases(document)
 
 
 @pytest.fixture

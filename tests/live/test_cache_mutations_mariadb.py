@@ -8,7 +8,7 @@ import pytest
 
 from sqla_shard.cache import columns
 from sqla_shard.cache.columns import RowChecks
-from tests.models.cached_models import cached_on_mariadb
+from tests.models.cached_models import cached_on_servers
 from tests.models.cached_models import key_of
 from tests.models.cached_models import seen
 from tests.models.cached_models import stored
@@ -18,7 +18,7 @@ from tests.suites.cache_mutations import MemcachedItems
 
 pytestmark = pytest.mark.live
 
-cluster = cached_on_mariadb("cachemutations")
+cluster = cached_on_servers("cachemutations")
 
 
 class TestMutated(cache_mutations.Mutated):

@@ -9,15 +9,15 @@ from sqlalchemy import text
 
 from sqla_shard import Cluster
 from sqla_shard.schema import ledger
-from sqla_shard.testing import MariaDBFleet
-from tests.models.operation_models import operations_on_mariadb
+from sqla_shard.testing.server_fleet import ServerFleet
+from tests.models.operation_models import operations_on_servers
 from tests.suites import outbox
 
 pytestmark = pytest.mark.live
 
 DATABASE = "db_outbox_internal"
 
-cluster = operations_on_mariadb("outbox")
+cluster = operations_on_servers("outbox")
 
 
 class TestOutbox(outbox.Outbox):
@@ -25,10 +25,10 @@ class TestOutbox(outbox.Outbox):
 
 
 def test_shards_of_earlier_releases_get_the_table(
-    cluster: Cluster, mariadb_fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     """It is the one that create_all() makes."""
-    server = mariadb_fleet.servers[0]
+    server = fleet.servers[0]
     place = next(iter(dict(cluster.places.servers()).values()))
 
     def made(database: str) -> Any:

@@ -6,14 +6,14 @@ import pytest
 
 from sqla_shard.cache.objects import ObjectCache
 from tests.models.mapping_models import BoardHasPins
-from tests.models.mapping_models import lists_on_mariadb
+from tests.models.mapping_models import lists_on_servers
 from tests.models.mapping_models import new_board
 from tests.models.mapping_models import new_pins
 from tests.models.mapping_models import User
 
 pytestmark = pytest.mark.live
 
-cluster = lists_on_mariadb("csnapshots")
+cluster = lists_on_servers("csnapshots")
 
 
 @pytest.fixture

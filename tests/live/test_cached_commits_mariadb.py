@@ -17,11 +17,11 @@ from sqla_shard.exc import CachedWriteError
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import PartialCommitError
 from sqla_shard.exc import ServerFencedError
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from sqla_shard.verify import verify_relations
 from tests.models.cached_models import Board
 from tests.models.cached_models import BoardKeepsPins
-from tests.models.cached_models import cached_on_mariadb
+from tests.models.cached_models import cached_on_servers
 from tests.models.cached_models import key_of
 from tests.models.cached_models import Pin
 from tests.models.cached_models import PinInBoards
@@ -33,8 +33,8 @@ from tests.models.cached_models import value_of
 
 pytestmark = pytest.mark.live
 
-cluster = cached_on_mariadb("cachedcommits")
-committed = cached_on_mariadb(
+cluster = cached_on_servers("cachedcommits")
+committed = cached_on_servers(
     "cachedcommitted", engine_options={"isolation_level": "READ COMMITTED"}
 )
 
@@ -44,13 +44,13 @@ def rename(session: Any, user_id: int, city: str) -> None:
     session.get(User, user_id).city = city
 
 
-def server_of(fleet: MariaDBFleet, connection: Any) -> Any:
+def server_of(fleet: ServerFleet[Any], connection: Any) -> Any:
     port = connection.engine.url.port
     (server,) = [s for s in fleet.servers if s.port == port]
     return server
 
 
-def kill(fleet: MariaDBFleet, connection: Any) -> None:
+def kill(fleet: ServerFleet[Any], connection: Any) -> None:
     number = connection.connection.dbapi_connection.thread_id()
     server_of(fleet, connection).root_execute(f"KILL {number}")
 
@@ -80,13 +80,13 @@ def roots(session: Any) -> dict[Any, Any]:
 
 
 def test_a_connection_that_is_lost_at_commit(
-    cluster: Cluster, mariadb_fleet: MariaDBFleet, users: list[int]
+    cluster: Cluster, fleet: ServerFleet[Any], users: list[int]
 ) -> None:
     with cluster.session() as session:
         session.get(User, users[0]).city = "Oslo"
         session.flush()
         (connection,) = roots(session).values()
-        kill(mariadb_fleet, connection)
+        kill(fleet, connection)
         with pytest.raises(CommitUnknownError):
             session.commit()
     # It may be done yet: nothing is put there until the tombstone ends.
@@ -99,7 +99,7 @@ def test_a_connection_that_is_lost_at_commit(
 
 
 def test_half_of_a_commit(
-    cluster: Cluster, mariadb_fleet: MariaDBFleet, users: list[int]
+    cluster: Cluster, fleet: ServerFleet[Any], users: list[int]
 ) -> None:
     with cluster.session(cross_shard="unordered") as session:
         for user in users:
@@ -113,7 +113,7 @@ def test_half_of_a_commit(
             committing.append(connection.engine)
             if len(committing) == 1:
                 (other,) = [e for e in begun if e is not connection.engine]
-                kill(mariadb_fleet, begun[other])
+                kill(fleet, begun[other])
 
         for engine in begun:
             event.listen(engine, "commit", listen)
@@ -129,14 +129,14 @@ def test_half_of_a_commit(
 
 
 def test_a_server_that_is_fenced(
-    cluster: Cluster, mariadb_fleet: MariaDBFleet, users: list[int]
+    cluster: Cluster, fleet: ServerFleet[Any], users: list[int]
 ) -> None:
     """It has refused: nothing is there that others have to wait for."""
     with cluster.session() as session:
         session.get(User, users[0]).city = "Oslo"
         session.flush()
         (connection,) = roots(session).values()
-        server = server_of(mariadb_fleet, connection)
+        server = server_of(fleet, connection)
         server.root_execute("SET GLOBAL read_only = 1")
         try:
             with pytest.raises(ServerFencedError):

@@ -25,10 +25,10 @@ from sqla_shard.cache import cached_objects
 from sqla_shard.cache.stores import State
 from sqla_shard.exc import PartialCommitError
 from sqla_shard.outbox.invalidations import drain
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import MemcachedServer
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.local_server import wait_until
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.cached_models import Base
 from tests.models.cached_models import Board
 from tests.models.cached_models import BoardHasPins
@@ -83,11 +83,11 @@ def pairs(session: Any, user_ids: list[int]) -> dict[int, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def lines(mariadb_fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
+def lines(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(Proxy(server.host, server.port))
-            for server in mariadb_fleet.servers
+            for server in fleet.servers
         ]
 
 
@@ -119,9 +119,9 @@ def configure(cluster: Cluster, address: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def document(mariadb_fleet: MariaDBFleet) -> Iterator[Callable[..., Any]]:
+def document(fleet: ServerFleet[Any]) -> Iterator[Callable[..., Any]]:
     def document(**more: Any) -> Any:
-        found = mariadb_fleet.topology_mapping(
+        found = fleet.topology_mapping(
             shards=SHARDS, database="db_promises_{shard:05d}", **more
         )
         for server in found["keyspaces"]["objects"]["servers"]:
@@ -130,9 +130,9 @@ def document(mariadb_fleet: MariaDBFleet) -> Iterator[Callable[..., Any]]:
             server["generation"] = 1
         return found
 
-    mariadb_fleet.drop_databases(document())
+    fleet.drop_databases(document())
     yield document
-    mariadb_fleet.drop_databases(document())
+    fleet.drop_databases(document())
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard import pack
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import MemcachedServer
 from sqla_shard.testing.local_server import wait_until
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.cached_models import Base
 from tests.models.cached_models import Board
 from tests.models.cached_models import BoardHasPins
@@ -51,17 +51,17 @@ def node(memcached_installed: None) -> Iterator[MemcachedServer]:
 
 @pytest.fixture(scope="module")
 def cluster(
-    mariadb_fleet: MariaDBFleet, node: MemcachedServer
+    fleet: ServerFleet[Any], node: MemcachedServer
 ) -> Iterator[Cluster]:
-    document = mariadb_fleet.topology_mapping(
+    document = fleet.topology_mapping(
         shards=SHARDS, database="db_cachedtogether_{shard:05d}"
     )
-    mariadb_fleet.drop_databases(document)
+    fleet.drop_databases(document)
     with Cluster.from_topology(document) as cluster:
         cluster.create_all(Base.metadata)
         cache_on(cluster, node, PATIENT)
         yield cluster
-    mariadb_fleet.drop_databases(document)
+    fleet.drop_databases(document)
 
 
 def cache_on(cluster: Cluster, node: MemcachedServer, timeout: float) -> None:

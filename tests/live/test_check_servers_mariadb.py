@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from sqla_shard.testing.server_pair import ServerPair
+from tests.servers.kinds import Kind
+
 pytest.importorskip("kazoo")
 
 from click.testing import Result
@@ -24,8 +27,8 @@ pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
 
 
 @pytest.fixture(scope="module")
-def pair(mariadb_installed: None) -> Iterator[MariaDBPair]:
-    with MariaDBPair("server1", fast=True) as found:
+def pair(server_kind: Kind) -> Iterator[ServerPair[Any]]:
+    with server_kind.pair("server1", fast=True) as found:
         yield found
 
 

@@ -29,8 +29,8 @@ from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import PartialCommitError
 from sqla_shard.exc import ServerFencedError
 from sqla_shard.exc import WrittenShard
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import Proxy
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.faults import busy
 from tests.servers.faults import own_fleet
 from tests.servers.faults import own_ids
@@ -53,7 +53,7 @@ ids = own_ids()
 
 
 @pytest.fixture(scope="module")
-def lines(fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
+def lines(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(Proxy(server.host, server.port))
@@ -63,7 +63,7 @@ def lines(fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
 
 @pytest.fixture(scope="module")
 def proxied(
-    fleet: MariaDBFleet, lines: list[Proxy], ids: list[int]
+    fleet: ServerFleet[Any], lines: list[Proxy], ids: list[int]
 ) -> Iterator[Cluster]:
     document = fleet.topology_mapping(proxies=lines)
     with Cluster.from_topology(document, environ=fleet.environ) as cluster:
@@ -92,7 +92,7 @@ def on_server(shard_id: int) -> WrittenShard:
 
 
 @pytest.fixture(scope="module")
-def there(fleet: MariaDBFleet, ids: list[int]) -> Iterator[Truth]:
+def there(fleet: ServerFleet[Any], ids: list[int]) -> Iterator[Truth]:
     """Return a function that reads each shard, without the proxies."""
     with contextlib.ExitStack() as stack:
         cursors = [
@@ -162,7 +162,7 @@ def check(
 @pytest.mark.parametrize("when", WHENS)
 def test_the_nth_commit(
     cluster: Cluster,
-    fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
     lines: list[Proxy],
     ids: list[int],
     there: Truth,
@@ -228,7 +228,7 @@ def test_all_of_it_on_one_server(
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_one_shard(
     cluster: Cluster,
-    fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
     lines: list[Proxy],
     ids: list[int],
     there: Truth,
@@ -259,7 +259,7 @@ def test_one_shard(
 @pytest.mark.parametrize("when", WHENS)
 def test_a_server_that_was_only_read(
     cluster: Cluster,
-    fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
     lines: list[Proxy],
     ids: list[int],
     there: Truth,
@@ -304,7 +304,7 @@ def test_nothing_written_and_lost(
 @pytest.mark.parametrize("when", WHENS)
 def test_a_key_resolves_an_unknown_outcome(
     cluster: Cluster,
-    fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
     lines: list[Proxy],
     ids: list[int],
     there: Truth,
@@ -329,7 +329,7 @@ def test_a_key_resolves_an_unknown_outcome(
 @pytest.mark.parametrize("n", range(SERVERS))
 @pytest.mark.parametrize("when", WHENS)
 def test_awaited(
-    fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
     lines: list[Proxy],
     ids: list[int],
     there: Truth,
@@ -370,7 +370,7 @@ def test_awaited(
 @pytest.mark.parametrize("n", range(SERVERS))
 def test_a_server_that_refuses_to_commit(
     cluster: Cluster,
-    fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
     ids: list[int],
     there: Truth,
     n: int,
@@ -405,7 +405,7 @@ def test_a_server_that_refuses_to_commit(
 
 
 def test_one_that_refuses_after_reading_was_written_behind_our_back(
-    cluster: Cluster, fleet: MariaDBFleet, ids: list[int]
+    cluster: Cluster, fleet: ServerFleet[Any], ids: list[int]
 ) -> None:
     """With a cursor of the driver; the message names it."""
     session = cluster.session()
@@ -429,7 +429,10 @@ def test_one_that_refuses_after_reading_was_written_behind_our_back(
 
 
 def test_locks_hold_until_what_they_protect_is_written(
-    cluster: Cluster, fleet: MariaDBFleet, lines: list[Proxy], ids: list[int]
+    cluster: Cluster,
+    fleet: ServerFleet[Any],
+    lines: list[Proxy],
+    ids: list[int],
 ) -> None:
     """The row that was locked is free when the other is written, not before.
 
@@ -477,7 +480,7 @@ def test_restored_before_it_came(
 
 
 def test_other_packets_are_no_commit(
-    fleet: MariaDBFleet, lines: list[Proxy]
+    fleet: ServerFleet[Any], lines: list[Proxy]
 ) -> None:
     server, line = fleet.servers[0], lines[0]
     before = line.counts.commits

@@ -16,29 +16,30 @@ from sqla_shard import Cluster
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import PartialCommitError
 from sqla_shard.exc import RetriesExhaustedError
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.models import Base
 from tests.models.models import Note
 from tests.models.models import Pin
+from tests.servers.kinds import Kind
 
 pytestmark = pytest.mark.live
 
 
 @pytest.fixture(scope="module")
-def fleet(mariadb_installed: Any) -> Iterator[MariaDBFleet]:
-    with MariaDBFleet(servers=2, shards=8, fast=True) as fleet:
+def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
+    with server_kind.fleet(servers=2, shards=8, fast=True) as fleet:
         yield fleet
 
 
 @pytest.fixture(scope="module")
-def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
+def cluster(fleet: ServerFleet[Any]) -> Iterator[Cluster]:
     document = fleet.topology_mapping(main=True)
     with Cluster.from_topology(document, environ=fleet.environ) as cluster:
         cluster.create_all(Base.metadata)
         yield cluster
 
 
-def kill(fleet: MariaDBFleet, connection: Any) -> None:
+def kill(fleet: ServerFleet[Any], connection: Any) -> None:
     """Let the server drop a connection, as a failover would."""
     number = connection.connection.dbapi_connection.thread_id()
     port = connection.engine.url.port
@@ -62,7 +63,7 @@ def pin(title: str, shard_id: int) -> Any:
 
 
 def test_a_connection_lost_at_commit(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     before = counted(cluster, 1)
     attempts = []
@@ -81,7 +82,7 @@ def test_a_connection_lost_at_commit(
 
 
 def test_a_connection_lost_before_commit_is_repeated(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     before = counted(cluster, 1)
     attempts = []
@@ -100,7 +101,7 @@ def test_a_connection_lost_before_commit_is_repeated(
     assert counted(cluster, 1) == before + 2
 
 
-def test_half_of_a_commit(cluster: Cluster, fleet: MariaDBFleet) -> None:
+def test_half_of_a_commit(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     before = {shard_id: counted(cluster, shard_id) for shard_id in (1, 7)}
     session = cluster.session(cross_shard="unordered")
     session.add_all([pin("half", 1), pin("half", 7)])
@@ -138,7 +139,7 @@ def test_half_of_a_commit(cluster: Cluster, fleet: MariaDBFleet) -> None:
 
 
 def test_a_lost_reader_is_an_ordinary_error(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     with cluster.session() as session:
         connection = session.connection({"shard_id": 1})

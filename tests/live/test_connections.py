@@ -17,8 +17,8 @@ from sqlalchemy.pool import NullPool
 from sqla_shard import blob_field
 from sqla_shard import Cluster
 from sqla_shard import ObjectMixin
-from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing import StatementLog
+from tests.servers.kinds import Kind
 
 pytestmark = pytest.mark.live
 
@@ -52,27 +52,25 @@ for table in (Setting.__table__, Country.__table__):
 
 
 @pytest.fixture(scope="module")
-def cluster(mariadb_fleet: Any) -> Iterator[Cluster]:
-    document = mariadb_fleet.topology_mapping(
+def cluster(fleet: Any) -> Iterator[Cluster]:
+    document = fleet.topology_mapping(
         shards=32, database="db_connections{shard:05d}", main=True
     )
-    with Cluster.from_topology(
-        document, environ=mariadb_fleet.environ
-    ) as cluster:
+    with Cluster.from_topology(document, environ=fleet.environ) as cluster:
         cluster.create_all(Base.metadata)
         yield cluster
-    mariadb_fleet.drop_databases(document)
+    fleet.drop_databases(document)
 
 
 @pytest.mark.parametrize("command", ["SELECT 1", "SET @mark = 1"])
 def test_an_init_command_may_return_rows(
-    cluster: Cluster, mariadb_fleet: Any, command: str
+    cluster: Cluster, fleet: Any, command: str
 ) -> None:
     options = {"connect_args": {"init_command": command}}
     with (
         Cluster.from_topology(
             cluster.topology.to_mapping(),
-            environ=mariadb_fleet.environ,
+            environ=fleet.environ,
             engine_options=options,
         ) as other,
         other.session() as session,
@@ -107,7 +105,7 @@ def test_one_connection_per_server(cluster: Cluster) -> None:
 
 
 def test_no_ca_bundle_is_read_to_connect(
-    cluster: Cluster, mariadb_fleet: Any, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, fleet: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contexts: list[Any] = []
     make = ssl.create_default_context
@@ -119,7 +117,7 @@ def test_no_ca_bundle_is_read_to_connect(
     monkeypatch.setattr(ssl, "create_default_context", counted)
     with Cluster.from_topology(
         cluster.topology,
-        environ=mariadb_fleet.environ,
+        environ=fleet.environ,
         engine_options={"poolclass": NullPool},
     ) as unpooled:
         for _ in range(5):
@@ -145,8 +143,8 @@ def test_text_runs_in_the_database_of_its_place(cluster: Cluster) -> None:
         )
 
 
-def test_a_server_that_is_gone_and_back(mariadb_installed: Any) -> None:
-    server = MariaDBServer("phoenix", password=SECRET, fast=True)
+def test_a_server_that_is_gone_and_back(server_kind: Kind) -> None:
+    server = server_kind.server("phoenix", password=SECRET, fast=True)
     document = {
         "epoch": 1,
         "keyspaces": {

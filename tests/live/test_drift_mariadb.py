@@ -12,7 +12,6 @@ from sqlalchemy import text
 from sqla_shard import Cluster
 from sqla_shard.schema import verify
 from sqla_shard.schema.drift_report import Copies
-from sqla_shard.testing import MariaDBServer
 from tests.servers.drift import ALTERED
 from tests.servers.drift import altered
 from tests.servers.drift import build
@@ -25,6 +24,7 @@ from tests.servers.drift import run
 from tests.servers.drift import servers
 from tests.servers.drift import SHARDS
 from tests.servers.drift import touched
+from tests.servers.kinds import Kind
 
 # The fixtures that tests of drift share.
 __all__ = ["altered", "cluster", "servers"]
@@ -232,9 +232,9 @@ def test_a_view(cluster: Cluster, servers: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("altered")
 def test_a_trigger(
-    cluster: Cluster, servers: dict[str, Any], mariadb_fleet: Any
+    cluster: Cluster, servers: dict[str, Any], fleet: Any
 ) -> None:
-    if not mariadb_fleet.local:
+    if not fleet.local:
         pytest.skip("with a binary log it takes root to make one")
     touched.append(servers["server2"])
     servers["server2"].root_execute(
@@ -311,9 +311,9 @@ READING = r"SELECT|SHOW|ROLLBACK|SET (SESSION|NAMES|AUTOCOMMIT)"
 
 @pytest.mark.usefixtures("altered")
 def test_it_only_reads(
-    cluster: Cluster, servers: dict[str, Any], mariadb_fleet: Any
+    cluster: Cluster, servers: dict[str, Any], fleet: Any
 ) -> None:
-    if not mariadb_fleet.local:
+    if not fleet.local:
         pytest.skip("the log is root's to read")
     run(servers["server2"], ALTERED, "ALTER TABLE notes ADD extra INT")
     with servers["server2"].query_log() as log:
@@ -324,10 +324,10 @@ def test_it_only_reads(
 
 
 def test_reading_all_databases_opens_few_tables(
-    cluster: Cluster, servers: dict[str, Any], mariadb_fleet: Any
+    cluster: Cluster, servers: dict[str, Any], fleet: Any
 ) -> None:
     """A table that is opened for its catalogue costs ten times as much."""
-    if not mariadb_fleet.local:
+    if not fleet.local:
         pytest.skip("the log is root's to read")
     with servers["server1"].query_log() as log:
         assert verify(cluster, standby=False).ok
@@ -352,13 +352,13 @@ def test_reading_all_databases_opens_few_tables(
     }
 
 
-def test_more_variants_than_are_read_one_by_one(mariadb_fleet: Any) -> None:
+def test_more_variants_than_are_read_one_by_one(fleet: Any) -> None:
     """Every database differs from every other, in one table of two."""
     count = 20
-    document = mariadb_fleet.topology_mapping(
+    document = fleet.topology_mapping(
         shards=count, database="db_variants{shard:02d}"
     )
-    mariadb_fleet.create_databases(document)
+    fleet.create_databases(document)
     with Cluster.from_topology(document) as cluster:
         try:
             keyspace = cluster.topology.keyspace("objects")
@@ -374,7 +374,7 @@ def test_more_variants_than_are_read_one_by_one(mariadb_fleet: Any) -> None:
                         )
             (drift,) = only(verify(cluster)).drifted
         finally:
-            mariadb_fleet.drop_databases(document)
+            fleet.drop_databases(document)
     assert drift.table == "own"
     assert not drift.suspect
     assert [variant.count for variant in drift.others] == [1] * (count - 1)
@@ -383,10 +383,10 @@ def test_more_variants_than_are_read_one_by_one(mariadb_fleet: Any) -> None:
 
 
 def test_a_server_that_does_not_care_for_the_case_of_names(
-    mariadb_installed: None,
+    server_kind: Kind,
 ) -> None:
     option = "--lower-case-table-names=1"
-    with MariaDBServer("server1", fast=True, options=[option]) as server:
+    with server_kind.server("server1", fast=True, options=[option]) as server:
         for shard in (0, 1):
             build(server, shard)
         broken = document(

@@ -19,14 +19,14 @@ pytestmark = pytest.mark.live
 
 
 @pytest.fixture
-def cluster(mariadb_fleet: Any) -> Iterator[Cluster]:
-    document = mariadb_fleet.topology_mapping(
+def cluster(fleet: Any) -> Iterator[Cluster]:
+    document = fleet.topology_mapping(
         database="db_examples{shard:05d}", shards=16
     )
-    mariadb_fleet.drop_databases(document)
+    fleet.drop_databases(document)
     with Cluster.from_topology(document) as cluster:
         yield cluster
-    mariadb_fleet.drop_databases(document)
+    fleet.drop_databases(document)
 
 
 @pytest.mark.parametrize("example", [colocation, ordering, transfers])

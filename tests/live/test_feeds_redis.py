@@ -31,7 +31,7 @@ from tests.models.graph_models import users
 from tests.servers.redis import finish_jobs
 from tests.servers.redis import two_databases
 
-cluster = CLUSTERS.on_mariadb(
+cluster = CLUSTERS.on_servers(
     "feeds", engine_options={"pool_size": 30, "max_overflow": 30}
 )
 

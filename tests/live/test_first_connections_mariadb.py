@@ -14,10 +14,11 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import Proxy
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.models import Base
 from tests.models.models import Pin
+from tests.servers.kinds import Kind
 
 pytestmark = pytest.mark.live
 
@@ -27,8 +28,8 @@ MOST = 20
 
 
 @pytest.fixture(scope="module")
-def fleet(mariadb_installed: Any) -> Iterator[MariaDBFleet]:
-    with MariaDBFleet(servers=1, shards=4, fast=True) as fleet:
+def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
+    with server_kind.fleet(servers=1, shards=4, fast=True) as fleet:
         document = fleet.topology_mapping(main=True)
         environ = fleet.environ
         with Cluster.from_topology(document, environ=environ) as cluster:
@@ -37,13 +38,13 @@ def fleet(mariadb_installed: Any) -> Iterator[MariaDBFleet]:
 
 
 @pytest.fixture(scope="module")
-def proxy(fleet: MariaDBFleet) -> Iterator[Proxy]:
+def proxy(fleet: ServerFleet[Any]) -> Iterator[Proxy]:
     (server,) = fleet.servers
     with Proxy(server.host, server.port) as proxy:
         yield proxy
 
 
-def opened(fleet: MariaDBFleet, proxy: Proxy) -> Cluster:
+def opened(fleet: ServerFleet[Any], proxy: Proxy) -> Cluster:
     document = fleet.topology_mapping(main=True, proxies=[proxy])
     return Cluster.from_topology(document, environ=fleet.environ)
 
@@ -58,7 +59,7 @@ async def write_awaited(session: Any) -> None:
     write(session)
 
 
-def sent_to_connect(fleet: MariaDBFleet, proxy: Proxy, once: Any) -> int:
+def sent_to_connect(fleet: ServerFleet[Any], proxy: Proxy, once: Any) -> int:
     """Return how many statements the first work of a cluster takes."""
     before = proxy.counts.statements
     with opened(fleet, proxy) as cluster:
@@ -101,7 +102,7 @@ def run_awaited(cluster: Cluster) -> None:
     ],
 )
 def test_a_transaction_is_repeated(
-    fleet: MariaDBFleet, proxy: Proxy, connect: Any, work: Any, when: Any
+    fleet: ServerFleet[Any], proxy: Proxy, connect: Any, work: Any, when: Any
 ) -> None:
     for n in range(1, sent_to_connect(fleet, proxy, connect) + 1):
         connections = proxy.counts.connections
@@ -113,7 +114,7 @@ def test_a_transaction_is_repeated(
 
 @pytest.mark.parametrize("connect", [warm, warm_awaited])
 def test_the_error_names_the_server(
-    fleet: MariaDBFleet, proxy: Proxy, connect: Any
+    fleet: ServerFleet[Any], proxy: Proxy, connect: Any
 ) -> None:
     # The last one is a ROLLBACK, when the connection goes back to the pool.
     for n in range(1, sent_to_connect(fleet, proxy, connect)):
@@ -128,7 +129,7 @@ def test_the_error_names_the_server(
 
 
 def test_a_worker_reports_the_server(
-    fleet: MariaDBFleet, proxy: Proxy
+    fleet: ServerFleet[Any], proxy: Proxy
 ) -> None:
     for n in range(1, sent_to_connect(fleet, proxy, warm) + 1):
         with opened(fleet, proxy) as cluster:

@@ -12,25 +12,26 @@ from sqlalchemy import delete
 from sqla_shard import Cluster
 from sqla_shard.contrib import FollowKind
 from sqla_shard.contrib.edges import Edge
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing.local_server import wait_until
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.graph_models import Base
 from tests.models.graph_models import follows
 from tests.models.graph_models import run
 from tests.models.graph_models import SHARDS
 from tests.models.graph_models import users
+from tests.servers.kinds import Kind
 
 pytestmark = pytest.mark.live
 
 
 @pytest.fixture(scope="module")
-def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
-    with MariaDBFleet(servers=1, shards=SHARDS, fast=True) as fleet:
+def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
+    with server_kind.fleet(servers=1, shards=SHARDS, fast=True) as fleet:
         yield fleet
 
 
 @pytest.fixture(scope="module")
-def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
+def cluster(fleet: ServerFleet[Any]) -> Iterator[Cluster]:
     with Cluster.from_topology(
         fleet.topology_mapping(), environ=fleet.environ
     ) as cluster:
@@ -39,7 +40,7 @@ def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
 
 
 def test_counted_again_while_an_edge_is_written(
-    fleet: MariaDBFleet, cluster: Cluster
+    fleet: ServerFleet[Any], cluster: Cluster
 ) -> None:
     """The edge is not lost, whose transaction has changed the number."""
     star, *fans = users(cluster, 3)

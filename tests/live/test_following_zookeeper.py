@@ -18,10 +18,10 @@ from sqlalchemy import event
 from sqla_shard import Cluster
 from sqla_shard import Topology
 from sqla_shard.exc import TopologyUnavailableError
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import Proxy
 from sqla_shard.testing import ZooKeeperEnsemble
 from sqla_shard.testing import ZooKeeperServer
+from sqla_shard.testing.server_fleet import ServerFleet
 from sqla_shard.topology import to_json
 from sqla_shard.topology.follow import source_at
 from sqla_shard.topology.follow.locations import AUTH_VARIABLE
@@ -44,8 +44,8 @@ pytestmark = [pytest.mark.live, pytest.mark.usefixtures("zookeeper_installed")]
 
 
 @pytest.fixture(scope="module")
-def ids(mariadb_fleet: MariaDBFleet) -> Iterator[list[int]]:
-    with data_on_both(mariadb_fleet) as ids:
+def ids(fleet: ServerFleet[Any]) -> Iterator[list[int]]:
+    with data_on_both(fleet) as ids:
         yield ids
 
 
@@ -66,12 +66,12 @@ def proxy(zookeeper: ZooKeeperServer) -> Iterator[Proxy]:
 def scene(
     zookeeper: ZooKeeperServer,
     proxy: Proxy,
-    mariadb_fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> Iterator[Scene]:
     scene = Scene(
-        mariadb_fleet,
+        fleet,
         zookeeper.hosts,
         f"/{request.node.name.translate({91: 95, 93: 95})}",
         tmp_path,
@@ -300,13 +300,13 @@ def test_a_child_of_a_process_that_publishes(
 
 
 def test_an_ensemble_without_its_leader(
-    mariadb_fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
     tmp_path: Path,
     ids: list[int],
     rng: random.Random,
 ) -> None:
     with ZooKeeperEnsemble(servers=3) as ensemble:
-        scene = Scene(mariadb_fleet, ensemble.hosts, "/prod", tmp_path)
+        scene = Scene(fleet, ensemble.hosts, "/prod", tmp_path)
         scene.publish()
         with scene.open() as cluster, Load(cluster, ids, rng) as load:
             scene.is_followed(cluster)
@@ -327,7 +327,7 @@ def test_an_ensemble_without_its_leader(
 
 
 def test_tls_and_digest(
-    mariadb_fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
     tmp_path: Path,
     ids: list[int],
     monkeypatch: pytest.MonkeyPatch,
@@ -342,7 +342,7 @@ def test_tls_and_digest(
         }
         auth = {"auth_data": [("digest", "app:sesame")]}
         scene = Scene(
-            mariadb_fleet,
+            fleet,
             server.hosts,
             "/prod",
             tmp_path,
@@ -358,7 +358,7 @@ def test_tls_and_digest(
             with cluster.session() as session:
                 assert session.get(Pin, ids[0]) is not None
         stranger = Scene(
-            mariadb_fleet,
+            fleet,
             server.hosts,
             "/prod",
             tmp_path / "other",
@@ -366,7 +366,7 @@ def test_tls_and_digest(
         )
         with pytest.raises(TopologyUnavailableError, match="NoAuthError"):
             stranger.open()
-        plain = Scene(mariadb_fleet, server.hosts, "/prod", tmp_path / "x")
+        plain = Scene(fleet, server.hosts, "/prod", tmp_path / "x")
         with pytest.raises(TopologyUnavailableError, match="no server"):
             plain.open(patience=1.0)
         monkeypatch.setenv(AUTH_VARIABLE, "digest:app:sesame")

@@ -39,13 +39,13 @@ Pair = tuple[int, int]
 
 
 @pytest.fixture
-def topology(mariadb_fleet: Any) -> Iterator[Any]:
-    document = mariadb_fleet.topology_mapping(
+def topology(fleet: Any) -> Iterator[Any]:
+    document = fleet.topology_mapping(
         shards=SHARDS, database="db_followskilled_{shard:05d}"
     )
-    mariadb_fleet.drop_databases(document)
+    fleet.drop_databases(document)
     yield document
-    mariadb_fleet.drop_databases(document)
+    fleet.drop_databases(document)
 
 
 class Writer:

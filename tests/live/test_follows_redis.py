@@ -34,7 +34,7 @@ from tests.servers.redis import two_databases
 
 EXPLICIT, IMPLICIT = FollowKind.EXPLICIT, FollowKind.IMPLICIT
 
-cluster = CLUSTERS.on_mariadb(
+cluster = CLUSTERS.on_servers(
     "follows", engine_options={"pool_size": 30, "max_overflow": 30}
 )
 

@@ -18,10 +18,12 @@ import pytest
 from sqla_shard import Cluster
 from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing import Proxy
+from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.topology_documents import topology_document
 from tests.servers.faults import Base
 from tests.servers.faults import Pin
 from tests.servers.following import until
+from tests.servers.kinds import Kind
 from tests.test_docs import certificates  # noqa: F401  # a fixture
 from tests.workers.forked_master import IDLE
 
@@ -33,14 +35,16 @@ SECRET = "asecretword"
 
 @pytest.fixture(scope="module")
 def server(
-    mariadb_installed: Any,
+    server_kind: Kind,
     certificates: Path,  # noqa: F811  # the fixture
-) -> Iterator[MariaDBServer]:
+) -> Iterator[DatabaseServer]:
     options = [
         f"--ssl-{key}={certificates / name}"
         for key, name in (("cert", "server.pem"), ("key", "server.key"))
     ]
-    with MariaDBServer(password=SECRET, fast=True, options=options) as server:
+    with server_kind.server(
+        password=SECRET, fast=True, options=options
+    ) as server:
         yield server
 
 

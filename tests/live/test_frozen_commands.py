@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from tests.servers.kinds import Kind
+
 pytest.importorskip("kazoo")
 
 from examples.pinboard.models import Base
 from sqla_shard import Cluster
 from sqla_shard.cli.output import FAILED
 from sqla_shard.cli.output import NOT_READ
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import MemcachedServer
 from sqla_shard.testing import Proxy
 from sqla_shard.testing import ZooKeeperServer
@@ -251,7 +252,7 @@ def test_no_command_is_left_out() -> None:
 
 @pytest.fixture(scope="module")
 def outcomes(
-    mariadb_installed: None,
+    server_kind: Kind,
     zookeeper_server: ZooKeeperServer,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[str, Any]]:
@@ -259,7 +260,7 @@ def outcomes(
     directory = tmp_path_factory.mktemp("frozen")
     with ExitStack() as stack:
         fleet = stack.enter_context(
-            MariaDBFleet(servers=2, shards=8, fast=True)
+            server_kind.fleet(servers=2, shards=8, fast=True)
         )
         document = fleet.topology_mapping(lookup=4)
         with Cluster.from_topology(document, environ=fleet.environ) as cluster:

@@ -32,11 +32,12 @@ from sqla_shard.exc import ScatterTimeoutError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import TopologyUnavailableError
 from sqla_shard.models import normalization
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import MemcachedServer
 from sqla_shard.testing import Proxy
 from sqla_shard.testing import ZooKeeperServer
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.command_line import ROOT
+from tests.servers.kinds import Kind
 from tests.servers.processes import count_sockets_to
 
 pytestmark = pytest.mark.live
@@ -74,13 +75,13 @@ class BoardName(
 
 
 @pytest.fixture(scope="module")
-def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
-    with MariaDBFleet(servers=2, shards=4, fast=True) as fleet:
+def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
+    with server_kind.fleet(servers=2, shards=4, fast=True) as fleet:
         yield fleet
 
 
 @pytest.fixture(scope="module")
-def boards(fleet: MariaDBFleet) -> dict[int, int]:
+def boards(fleet: ServerFleet[Any]) -> dict[int, int]:
     """The id of a board on each server."""
     found = {}
     document = fleet.topology_mapping(lookup=4)
@@ -111,7 +112,7 @@ class Scene:
     """
 
     def __init__(
-        self, fleet: MariaDBFleet, boards: dict[int, int], stack: ExitStack
+        self, fleet: ServerFleet[Any], boards: dict[int, int], stack: ExitStack
     ) -> None:
         self.boards = boards
         self._fleet = fleet
@@ -145,7 +146,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(fleet: MariaDBFleet, boards: dict[int, int]) -> Iterator[Scene]:
+def scene(fleet: ServerFleet[Any], boards: dict[int, int]) -> Iterator[Scene]:
     with ExitStack() as stack:
         scene = Scene(fleet, boards, stack)
         stack.callback(scene.thaw)

@@ -19,7 +19,7 @@ from sqlalchemy import select
 from sqla_shard import Cluster
 from sqla_shard import scatter
 from sqla_shard import ShardSession
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from sqla_shard.testing.topology_documents import topology_document
 from tests.servers.command_line import invoke
 from tests.servers.command_line import write as write_topology
@@ -36,17 +36,17 @@ ROUNDS = 200 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 6
 
 
 @pytest.fixture
-def document(mariadb_fleet: MariaDBFleet) -> Iterator[dict[str, Any]]:
-    whole = mariadb_fleet.topology_mapping()
+def document(fleet: ServerFleet[Any]) -> Iterator[dict[str, Any]]:
+    whole = fleet.topology_mapping()
     servers = whole["keyspaces"]["objects"]["servers"][:SERVERS]
     found = topology_document(
         {server["name"]: server["primary"] for server in servers},
         SERVERS,
         database="db_halves_{shard:05d}",
     )
-    mariadb_fleet.drop_databases(found)
+    fleet.drop_databases(found)
     yield found
-    mariadb_fleet.drop_databases(found)
+    fleet.drop_databases(found)
 
 
 def write_all(session: ShardSession, title: str, shards: list[int]) -> None:

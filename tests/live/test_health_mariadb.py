@@ -16,9 +16,9 @@ from flask import Flask
 from sqla_shard import Cluster
 from sqla_shard.cluster.health import Health
 from sqla_shard.ext.flask import FlaskCluster
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.local_server import wait_until
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.faults import opened
 from tests.servers.faults import own_fleet
 from tests.servers.faults import SERVERS
@@ -57,7 +57,7 @@ def mute(server: Any, proxy: Proxy) -> None:
 
 
 @pytest.fixture
-def proxies(fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
+def proxies(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
     made = [Proxy(server.host, server.port) for server in fleet.servers]
     for proxy in made:
         proxy.start()
@@ -68,7 +68,9 @@ def proxies(fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
 
 
 @pytest.fixture
-def cluster(fleet: MariaDBFleet, proxies: list[Proxy]) -> Iterator[Cluster]:
+def cluster(
+    fleet: ServerFleet[Any], proxies: list[Proxy]
+) -> Iterator[Cluster]:
     document = fleet.topology_mapping(proxies=proxies, lookup=4)
     with Cluster.from_topology(document, environ=fleet.environ) as cluster:
         yield cluster
@@ -85,7 +87,7 @@ def threads() -> set[str]:
 @either
 @pytest.mark.parametrize("fault", [frozen, mute])
 def test_one_hangs(
-    fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
     proxies: list[Proxy],
     cluster: Cluster,
     ask: Asking,
@@ -132,7 +134,7 @@ def test_a_server_is_asked_once(
     )
 
 
-def test_a_pool_in_use_is_not_waited_for(fleet: MariaDBFleet) -> None:
+def test_a_pool_in_use_is_not_waited_for(fleet: ServerFleet[Any]) -> None:
     options = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 60}
     with (
         opened(fleet, **options) as cluster,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.workers.hostile_fuzz import check_fuzzed
 from tests.workers.hostile_fuzz import KINDS
 
@@ -14,10 +15,10 @@ COUNT = 20_000 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 400
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_fuzzed(kind, mariadb_fleet: MariaDBFleet, request, record_property):
-    topology = mariadb_fleet.topology_mapping(
+def test_fuzzed(kind, fleet: ServerFleet[Any], request, record_property):
+    topology = fleet.topology_mapping(
         shards=8, database=f"db_fuzz_{kind}_{{shard:05d}}"
     )
-    mariadb_fleet.drop_databases(topology)
+    fleet.drop_databases(topology)
     check_fuzzed(kind, topology, COUNT, request, record_property)
-    mariadb_fleet.drop_databases(topology)
+    fleet.drop_databases(topology)

@@ -31,8 +31,8 @@ from sqla_shard.jobs.stored_jobs import jobs_by_key
 from sqla_shard.jobs.stored_jobs import jobs_of
 from sqla_shard.jobs.stored_jobs import stored_job
 from sqla_shard.jobs.survey import due_jobs
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import StatementLog
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.job_models import add
 from tests.models.job_models import Base
 from tests.models.job_models import Counter
@@ -52,20 +52,18 @@ SECONDS = 60
 
 
 @pytest.fixture(scope="module")
-def document(mariadb_fleet: MariaDBFleet) -> Iterator[Any]:
-    found = mariadb_fleet.topology_mapping(
+def document(fleet: ServerFleet[Any]) -> Iterator[Any]:
+    found = fleet.topology_mapping(
         shards=SHARDS, database="db_jobs{shard:05d}"
     )
-    mariadb_fleet.create_databases(found)
+    fleet.create_databases(found)
     yield found
-    mariadb_fleet.drop_databases(found)
+    fleet.drop_databases(found)
 
 
 @pytest.fixture(scope="module")
-def cluster(document: Any, mariadb_fleet: MariaDBFleet) -> Iterator[Cluster]:
-    with Cluster.from_topology(
-        document, environ=mariadb_fleet.environ
-    ) as cluster:
+def cluster(document: Any, fleet: ServerFleet[Any]) -> Iterator[Cluster]:
+    with Cluster.from_topology(document, environ=fleet.environ) as cluster:
         cluster.create_all(Base.metadata)
         yield cluster
 
@@ -85,7 +83,7 @@ def topology(document: Any, tmp_path: Path) -> Path:
 
 @contextmanager
 def started(
-    fleet: MariaDBFleet, program: str, *arguments: object
+    fleet: ServerFleet[Any], program: str, *arguments: object
 ) -> Iterator[Any]:
     """Start a process, and kill it at the end of the block."""
     with subprocess.Popen(
@@ -313,15 +311,13 @@ def test_a_unique_key_of_racing_processes(
     near: int,
     topology: Path,
     tmp_path: Path,
-    mariadb_fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
 ) -> None:
     program = tmp_path / "enqueue.py"
     program.write_text(_ENQUEUE)
     with ExitStack() as stack:
         racing = [
-            stack.enter_context(
-                started(mariadb_fleet, str(program), topology, near)
-            )
+            stack.enter_context(started(fleet, str(program), topology, near))
             for _ in range(8)
         ]
         for one in racing:
@@ -339,10 +335,10 @@ _WORKER = "-m tests.workers.job_worker"
 
 
 def test_a_worker_that_slept_through_its_claim(
-    cluster: Cluster, near: int, topology: Path, mariadb_fleet: MariaDBFleet
+    cluster: Cluster, near: int, topology: Path, fleet: ServerFleet[Any]
 ) -> None:
     pausing.enqueue_now(cluster, near, near=near)
-    with started(mariadb_fleet, _WORKER, topology, 60, "pause") as sleeper:
+    with started(fleet, _WORKER, topology, 60, "pause") as sleeper:
         assert sleeper.stdout.readline() == "ready\n"
         assert sleeper.stdout.readline() == "inside\n"
         sleeper.send_signal(signal.SIGSTOP)

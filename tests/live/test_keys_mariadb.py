@@ -28,10 +28,11 @@ from sqla_shard.exc import ServerFencedError
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.outbox.tables import OF_TRANSACTIONS
 from sqla_shard.schema import ledger
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import Proxy
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.models import Base
 from tests.models.models import Pin
+from tests.servers.kinds import Kind
 from tests.servers.swapping import Swaps
 
 pytestmark = pytest.mark.live
@@ -45,20 +46,20 @@ WAITING = (
 
 
 @pytest.fixture(scope="module")
-def fleet(mariadb_installed: Any) -> Iterator[MariaDBFleet]:
-    with MariaDBFleet(servers=1, shards=4, fast=True) as fleet:
+def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
+    with server_kind.fleet(servers=1, shards=4, fast=True) as fleet:
         yield fleet
 
 
 @pytest.fixture(scope="module")
-def proxy(fleet: MariaDBFleet) -> Iterator[Proxy]:
+def proxy(fleet: ServerFleet[Any]) -> Iterator[Proxy]:
     (server,) = fleet.servers
     with Proxy(server.host, server.port) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def cluster(fleet: MariaDBFleet, proxy: Proxy) -> Iterator[Cluster]:
+def cluster(fleet: ServerFleet[Any], proxy: Proxy) -> Iterator[Cluster]:
     proxy.restore()
     proxy.delay = 0
     document = fleet.topology_mapping(main=True, proxies=[proxy])
@@ -73,14 +74,14 @@ def pin(title: str, shard_id: int = SHARD) -> Any:
     return made
 
 
-def count(fleet: MariaDBFleet, title: str) -> int:
+def count(fleet: ServerFleet[Any], title: str) -> int:
     ((found,),) = fleet.servers[0].root_execute(
         f"SELECT COUNT(*) FROM db0000{SHARD}.pins WHERE title = %s", [title]
     )
     return int(found)
 
 
-def tokens(fleet: MariaDBFleet, shard_id: int = SHARD) -> list[bytes]:
+def tokens(fleet: ServerFleet[Any], shard_id: int = SHARD) -> list[bytes]:
     """Return the keys that a shard has, without the marks of attempts."""
     rows = fleet.servers[0].root_execute(
         f"SELECT token FROM db0000{shard_id}.sqla_shard_token"
@@ -106,7 +107,7 @@ class Fault:
 
     def __init__(
         self,
-        fleet: MariaDBFleet,
+        fleet: ServerFleet[Any],
         proxy: Proxy,
         title: str,
         *,
@@ -165,7 +166,7 @@ class Fault:
 
 @pytest.mark.parametrize("reaches", [True, False])
 def test_without_a_key_it_stays_unknown(
-    cluster: Cluster, fleet: MariaDBFleet, proxy: Proxy, reaches: bool
+    cluster: Cluster, fleet: ServerFleet[Any], proxy: Proxy, reaches: bool
 ) -> None:
     title = f"unknown {reaches}"
     fault = Fault(fleet, proxy, title, reaches=reaches)
@@ -186,7 +187,7 @@ def test_without_a_key_it_stays_unknown(
 
 @pytest.mark.parametrize("reaches", [True, False])
 def test_a_key_reports_the_outcome(
-    cluster: Cluster, fleet: MariaDBFleet, proxy: Proxy, reaches: bool
+    cluster: Cluster, fleet: ServerFleet[Any], proxy: Proxy, reaches: bool
 ) -> None:
     title = f"known {reaches}"
     fault = Fault(fleet, proxy, title, reaches=reaches)
@@ -209,7 +210,7 @@ def test_a_key_reports_the_outcome(
 
 @pytest.mark.parametrize("reaches", [True, False])
 def test_a_key_in_an_event_loop(
-    cluster: Cluster, fleet: MariaDBFleet, proxy: Proxy, reaches: bool
+    cluster: Cluster, fleet: ServerFleet[Any], proxy: Proxy, reaches: bool
 ) -> None:
     title = f"awaited {reaches}"
     fault = Fault(fleet, proxy, title, reaches=reaches)
@@ -237,7 +238,7 @@ def test_a_key_in_an_event_loop(
 
 
 def test_an_interrupted_commit_is_unknown(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     """The connection lives on, which does not say what COMMIT has done."""
     title = "interrupted"
@@ -289,7 +290,7 @@ def test_an_interrupted_commit_is_unknown(
 
 
 def test_looking_has_an_end(
-    cluster: Cluster, fleet: MariaDBFleet, proxy: Proxy
+    cluster: Cluster, fleet: ServerFleet[Any], proxy: Proxy
 ) -> None:
     """The server is gone for good, as far as this process can see."""
 
@@ -312,7 +313,7 @@ def test_looking_has_an_end(
 
 
 def test_a_fenced_server_is_no_place_to_look(
-    cluster: Cluster, fleet: MariaDBFleet, proxy: Proxy
+    cluster: Cluster, fleet: ServerFleet[Any], proxy: Proxy
 ) -> None:
     """An old primary would answer from an outdated state."""
     server = fleet.servers[0]
@@ -346,7 +347,9 @@ def test_a_fenced_server_is_no_place_to_look(
     assert count(fleet, "fenced") == 1
 
 
-def test_a_key_that_was_used(cluster: Cluster, fleet: MariaDBFleet) -> None:
+def test_a_key_that_was_used(
+    cluster: Cluster, fleet: ServerFleet[Any]
+) -> None:
     def write(session: Any) -> None:
         session.add(pin("used"))
 
@@ -365,7 +368,7 @@ def test_a_key_that_was_used(cluster: Cluster, fleet: MariaDBFleet) -> None:
 
 
 def test_one_key_at_the_same_time(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     met = threading.Barrier(8)
 
@@ -395,7 +398,9 @@ class Rival:
     accepted until the work is done.
     """
 
-    def __init__(self, fleet: MariaDBFleet, proxy: Proxy, key: str) -> None:
+    def __init__(
+        self, fleet: ServerFleet[Any], proxy: Proxy, key: str
+    ) -> None:
         self._fleet, self._proxy, self._key = fleet, proxy, key
         self._executor = ThreadPoolExecutor(1)
         self._done: Any = None
@@ -433,7 +438,7 @@ class Rival:
 
 
 def test_another_has_committed_with_the_key(
-    cluster: Cluster, fleet: MariaDBFleet, proxy: Proxy
+    cluster: Cluster, fleet: ServerFleet[Any], proxy: Proxy
 ) -> None:
     """The result of an attempt that was rolled back is not returned."""
     rival = Rival(fleet, proxy, "two callers")
@@ -456,7 +461,7 @@ def test_another_has_committed_with_the_key(
 
 
 def test_another_has_committed_with_the_key_in_an_event_loop(
-    cluster: Cluster, fleet: MariaDBFleet, proxy: Proxy
+    cluster: Cluster, fleet: ServerFleet[Any], proxy: Proxy
 ) -> None:
     rival = Rival(fleet, proxy, "two tasks")
     made = []
@@ -481,7 +486,7 @@ def test_another_has_committed_with_the_key_in_an_event_loop(
 
 
 def test_where_a_key_has_committed(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     def write(session: Any, shard_id: int) -> None:
         session.add(pin("found", shard_id))
@@ -502,7 +507,7 @@ def test_where_a_key_has_committed(
 
 
 def test_nothing_written_is_no_key(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     before = tokens(fleet)
 
@@ -517,7 +522,7 @@ def test_nothing_written_is_no_key(
 
 
 def test_a_failed_transaction_leaves_no_key(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     def write(session: Any) -> None:
         session.add(pin("failed"))
@@ -530,7 +535,7 @@ def test_a_failed_transaction_leaves_no_key(
 
 
 def test_a_savepoint_that_is_released(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     def write(session: Any) -> None:
         session.add(pin("saved"))
@@ -545,7 +550,9 @@ def test_a_savepoint_that_is_released(
     assert tokens(fleet).count(b"saved") == 1
 
 
-def test_the_table_is_missing(cluster: Cluster, fleet: MariaDBFleet) -> None:
+def test_the_table_is_missing(
+    cluster: Cluster, fleet: ServerFleet[Any]
+) -> None:
     server = fleet.servers[0]
     server.root_execute(f"DROP TABLE db0000{SHARD}.sqla_shard_token")
 
@@ -561,7 +568,9 @@ def test_the_table_is_missing(cluster: Cluster, fleet: MariaDBFleet) -> None:
     assert tokens(fleet) == [b"no table"]
 
 
-def test_old_keys_are_forgotten(cluster: Cluster, fleet: MariaDBFleet) -> None:
+def test_old_keys_are_forgotten(
+    cluster: Cluster, fleet: ServerFleet[Any]
+) -> None:
     server = fleet.servers[0]
     for shard_id in range(4):
         server.root_execute(
@@ -590,7 +599,7 @@ def test_old_keys_are_forgotten(cluster: Cluster, fleet: MariaDBFleet) -> None:
 
 @pytest.mark.parametrize("table", OF_TRANSACTIONS, ids=str)
 def test_the_table_that_alembic_makes_is_the_same(
-    cluster: Cluster, fleet: MariaDBFleet, table: Table
+    cluster: Cluster, fleet: ServerFleet[Any], table: Table
 ) -> None:
     server = fleet.servers[0]
     place = next(iter(dict(cluster.places.servers()).values()))
@@ -612,7 +621,7 @@ def test_the_table_that_alembic_makes_is_the_same(
 
 
 def test_a_function_that_commits_itself_and_is_not_answered(
-    cluster: Cluster, fleet: MariaDBFleet, proxy: Proxy
+    cluster: Cluster, fleet: ServerFleet[Any], proxy: Proxy
 ) -> None:
     """It took effect, but there is no result that could be returned."""
     fault = Fault(fleet, proxy, "half", reaches=True)
@@ -630,7 +639,7 @@ def test_a_function_that_commits_itself_and_is_not_answered(
 
 
 def test_a_transaction_cancelled_during_commit_is_not_repeated(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     server = fleet.servers[0]
     attempts: list[int] = []
@@ -663,7 +672,7 @@ def test_a_transaction_cancelled_during_commit_is_not_repeated(
 
 
 def test_commits_that_are_lost_again_and_again_have_an_end(
-    cluster: Cluster, fleet: MariaDBFleet, proxy: Proxy
+    cluster: Cluster, fleet: ServerFleet[Any], proxy: Proxy
 ) -> None:
     attempts: list[int] = []
 

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.faults import Base
 from tests.servers.faults import locked
 from tests.servers.faults import opened
@@ -28,7 +28,7 @@ _SESSION = text(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def tables(fleet: MariaDBFleet) -> None:
+def tables(fleet: ServerFleet[Any]) -> None:
     with opened(fleet) as cluster:
         cluster.create_all(Base.metadata)
 
@@ -43,7 +43,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> Any:
     ]
 
 
-def with_option(fleet: MariaDBFleet, option: str) -> dict[str, Any]:
+def with_option(fleet: ServerFleet[Any], option: str) -> dict[str, Any]:
     document = fleet.topology_mapping()
     for server in document["keyspaces"]["objects"]["servers"]:
         server["primary"] += f"?{option}"
@@ -62,13 +62,15 @@ def limits_of(cluster: Cluster) -> tuple[Any, ...]:
         )
 
 
-def test_by_default(fleet: MariaDBFleet, warned: Any) -> None:
+def test_by_default(fleet: ServerFleet[Any], warned: Any) -> None:
     with opened(fleet) as cluster:
         assert limits_of(cluster) == (10, 30, 30, 24, 24)
     assert warned() == []
 
 
-def test_of_an_event_loop_by_default(fleet: MariaDBFleet, warned: Any) -> None:
+def test_of_an_event_loop_by_default(
+    fleet: ServerFleet[Any], warned: Any
+) -> None:
     async def found(cluster: Cluster) -> tuple[Any, ...]:
         async with cluster.async_session() as session:
             connection = await session.connection({"shard_id": 0})
@@ -82,20 +84,20 @@ def test_of_an_event_loop_by_default(fleet: MariaDBFleet, warned: Any) -> None:
     assert warned() == []
 
 
-def test_a_url_says_others(fleet: MariaDBFleet) -> None:
+def test_a_url_says_others(fleet: ServerFleet[Any]) -> None:
     document = with_option(fleet, "read_timeout=7&connect_timeout=3")
     with Cluster.from_topology(document, environ=fleet.environ) as cluster:
         assert limits_of(cluster) == (3, 7, 30, 5, 5)
 
 
-def test_connect_args_say_others(fleet: MariaDBFleet) -> None:
+def test_connect_args_say_others(fleet: ServerFleet[Any]) -> None:
     with opened(fleet, connect_args={"read_timeout": 100}) as cluster:
         # No lock is waited for longer than the server says: 50 seconds.
         assert limits_of(cluster) == (10, 100, 30, 50, 80)
 
 
 def test_switched_off_it_is_logged_once_for_each_server(
-    fleet: MariaDBFleet, warned: Any
+    fleet: ServerFleet[Any], warned: Any
 ) -> None:
     server = fleet.servers[0]
     with opened(fleet, connect_args={"read_timeout": None}) as cluster:
@@ -116,7 +118,7 @@ def test_switched_off_it_is_logged_once_for_each_server(
 
 
 def test_a_lock_is_not_taken_for_a_server_that_hangs(
-    fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
 ) -> None:
     with (
         opened(fleet, connect_args={"read_timeout": 2}) as cluster,

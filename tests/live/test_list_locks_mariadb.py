@@ -19,7 +19,8 @@ from sqla_shard import ObjectMixin
 from sqla_shard import pack
 from sqla_shard import ShardSession
 from sqla_shard.models.mapping_list import List
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
+from tests.servers.kinds import Kind
 
 pytestmark = pytest.mark.live
 
@@ -52,13 +53,13 @@ def pin(number: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
-    with MariaDBFleet(servers=1, shards=2, fast=True) as fleet:
+def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
+    with server_kind.fleet(servers=1, shards=2, fast=True) as fleet:
         yield fleet
 
 
 @pytest.fixture(scope="module")
-def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
+def cluster(fleet: ServerFleet[Any]) -> Iterator[Cluster]:
     with Cluster.from_topology(
         fleet.topology_mapping(),
         environ=fleet.environ,
@@ -96,7 +97,7 @@ OPERATIONS: dict[str, Callable[[ShardSession, int], object]] = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_nothing_is_locked_before_the_source(
-    cluster: Cluster, fleet: MariaDBFleet, board: int, name: str
+    cluster: Cluster, fleet: ServerFleet[Any], board: int, name: str
 ) -> None:
     """While the source is locked by another, all rows are free."""
     (server,) = fleet.servers
@@ -199,7 +200,7 @@ def test_a_list_is_cleared_with_its_source(
 
 
 def test_a_row_that_is_newer_than_the_snapshot(
-    cluster: Cluster, fleet: MariaDBFleet, board: int
+    cluster: Cluster, fleet: ServerFleet[Any], board: int
 ) -> None:
     """With innodb_snapshot_isolation MariaDB refuses to lock it."""
     attempts = []

@@ -13,7 +13,7 @@ import pytest
 from tests.benchmarks.load import costs_of
 from tests.models.mapping_models import Board
 from tests.models.mapping_models import BoardHasPins
-from tests.models.mapping_models import lists_on_mariadb
+from tests.models.mapping_models import lists_on_servers
 from tests.models.mapping_models import pins
 from tests.models.mapping_models import SHARDS
 from tests.servers.command_line import invoke
@@ -22,7 +22,7 @@ from tests.servers.command_line import write
 
 pytestmark = pytest.mark.live
 
-cluster = lists_on_mariadb("load")
+cluster = lists_on_servers("load")
 
 #: Statements within which a hot shard is named: those of 10 seconds, if two
 #: processes send 1,000 in a second.

@@ -18,7 +18,7 @@ from sqla_shard import Cluster
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.outbox.tables import METADATA
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.operation_models import account
 from tests.models.operation_models import add
 from tests.models.operation_models import after_crash
@@ -296,7 +296,7 @@ class TestServers(Suite):
 
 
 def _copy_shard(
-    fleet: MariaDBFleet, shard_id: int, there: int, back: int
+    fleet: ServerFleet[Any], shard_id: int, there: int, back: int
 ) -> None:
     """Copy a shard to the other server, as one that moves it does."""
     name = f"db{shard_id:05d}"

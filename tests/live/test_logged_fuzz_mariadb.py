@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sqla_shard import Cluster
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.operation_models import make_due
 from tests.servers.sums import ACROSS
 from tests.servers.sums import Base
@@ -45,7 +46,7 @@ class Processes:
     def __init__(
         self,
         forks: Forks,
-        fleet: MariaDBFleet,
+        fleet: ServerFleet[Any],
         sums: dict[tuple[int, int], int],
         log: Path,
         rng: random.Random,
@@ -91,7 +92,7 @@ def written(log: Path) -> int:
     return log.read_text("ascii").count("done ") if log.exists() else 0
 
 
-def repair_all(fleet: MariaDBFleet) -> tuple[int, int]:
+def repair_all(fleet: ServerFleet[Any]) -> tuple[int, int]:
     """Return how many operations were left, and applied in the end."""
     with Cluster.from_topology(fleet.topology_mapping()) as cluster:
         left = len(cluster.pending())
@@ -106,7 +107,7 @@ def repair_all(fleet: MariaDBFleet) -> tuple[int, int]:
 
 
 def test_all_or_nothing_once(
-    fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
     tmp_path: Path,
     rng: random.Random,
     say: Callable[[str], None],

@@ -8,13 +8,13 @@ from datetime import timezone
 import pytest
 
 from sqla_shard import exc
-from tests.models.lookup_models import lookups_on_mariadb
+from tests.models.lookup_models import lookups_on_servers
 from tests.models.lookup_models import Suite
 from tests.models.lookup_models import UserName
 
 pytestmark = pytest.mark.live
 
-cluster = lookups_on_mariadb("lkclaim", engine_options={"pool_size": 30})
+cluster = lookups_on_servers("lkclaim", engine_options={"pool_size": 30})
 
 
 class TestBoundary(Suite):

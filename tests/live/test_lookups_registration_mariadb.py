@@ -13,10 +13,10 @@ from sqla_shard import Cluster
 from sqla_shard import exc
 from sqla_shard.models import change
 from sqla_shard.models import sign_up
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import Proxy
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.lookup_models import Base
-from tests.models.lookup_models import lookups_on_mariadb
+from tests.models.lookup_models import lookups_on_servers
 from tests.models.lookup_models import MODULUS
 from tests.models.lookup_models import new_user
 from tests.models.lookup_models import SHARDS
@@ -32,36 +32,34 @@ pytestmark = pytest.mark.live
 
 _WHENS = ("before", "after")
 
-cluster = lookups_on_mariadb("lkreg")
+cluster = lookups_on_servers("lkreg")
 
 
 @pytest.fixture(scope="module")
-def lines(mariadb_fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
+def lines(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(Proxy(server.host, server.port))
-            for server in mariadb_fleet.servers
+            for server in fleet.servers
         ]
 
 
 @pytest.fixture(scope="module")
-def proxied(
-    mariadb_fleet: MariaDBFleet, lines: list[Proxy]
-) -> Iterator[Cluster]:
-    document = mariadb_fleet.topology_mapping(
+def proxied(fleet: ServerFleet[Any], lines: list[Proxy]) -> Iterator[Cluster]:
+    document = fleet.topology_mapping(
         shards=SHARDS,
         database="db_lkcut_{shard:05d}",
         lookup=MODULUS,
         lookup_database="lookup_lkcut_{shard:05d}",
         proxies=lines,
     )
-    mariadb_fleet.drop_databases(document)
+    fleet.drop_databases(document)
     with Cluster.from_topology(document) as cluster:
         cluster.create_all(Base.metadata)
         yield cluster
         for line in lines:
             line.restore()
-    mariadb_fleet.drop_databases(document)
+    fleet.drop_databases(document)
 
 
 class TestCutCommits(Suite):

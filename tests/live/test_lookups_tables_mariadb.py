@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.models.databases import databases_on_mariadb
-from tests.models.lookup_models import lookups_on_mariadb
+from tests.models.databases import databases_on_servers
+from tests.models.lookup_models import lookups_on_servers
 from tests.models.lookup_models import Suite
 from tests.models.lookup_models import UserName
 from tests.suites import lookup_tables
 
 pytestmark = pytest.mark.live
 
-cluster = lookups_on_mariadb("lktables")
+cluster = lookups_on_servers("lktables")
 
 
-database = databases_on_mariadb("db_lkgenerate")
+database = databases_on_servers("db_lkgenerate")
 
 
 class TestGenerating(lookup_tables.Generating):

@@ -18,7 +18,7 @@ from sqla_shard import Cluster
 from sqla_shard import scatter
 from sqla_shard import scatter_errors
 from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.faults import busy
 from tests.servers.faults import opened
 from tests.servers.faults import own_fleet
@@ -41,7 +41,7 @@ ids = own_ids()
 
 
 @pytest.fixture
-def cluster(fleet: MariaDBFleet, ids: list[int]) -> Iterator[Cluster]:
+def cluster(fleet: ServerFleet[Any], ids: list[int]) -> Iterator[Cluster]:
     with opened(fleet) as cluster:
         yield cluster
         assert busy(cluster) == 0
@@ -97,7 +97,7 @@ def test_savepoints_on_several_servers(
 
 @pytest.mark.parametrize("number", range(SERVERS))
 def test_a_partial_answer_after_another(
-    cluster: Cluster, fleet: MariaDBFleet, number: int
+    cluster: Cluster, fleet: ServerFleet[Any], number: int
 ) -> None:
     """A server that was lost is left out for the rest of the transaction."""
     missing = set(range(number * EACH, (number + 1) * EACH))
@@ -120,7 +120,7 @@ def test_a_partial_answer_after_another(
 @pytest.mark.parametrize("at", FIRSTS)
 def test_no_commit_after_a_part_was_lost(
     cluster: Cluster,
-    fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
     ids: list[int],
     number: int,
     at: int,
@@ -153,7 +153,7 @@ def test_no_commit_after_a_part_was_lost(
 
 @pytest.mark.parametrize("locked", FIRSTS)
 def test_the_victim_of_a_deadlock_gets_no_partial_answer(
-    cluster: Cluster, fleet: MariaDBFleet, ids: list[int], locked: int
+    cluster: Cluster, fleet: ServerFleet[Any], ids: list[int], locked: int
 ) -> None:
     """The server has rolled back all that the transaction wrote there."""
     mine, theirs = ids[locked], ids[locked + 1 : locked + EACH]
@@ -189,7 +189,7 @@ def test_the_victim_of_a_deadlock_gets_no_partial_answer(
 
 @pytest.mark.parametrize("many", [False, True])
 def test_textual_sql_over_a_connection_that_died(
-    cluster: Cluster, fleet: MariaDBFleet, *, many: bool
+    cluster: Cluster, fleet: ServerFleet[Any], *, many: bool
 ) -> None:
     """The server is named, and Cluster.run() repeats it."""
     attempts: list[int] = []

@@ -10,13 +10,13 @@ from sqlalchemy import text
 from sqla_shard import pack
 from tests.models.mapping_models import BOARD
 from tests.models.mapping_models import BoardHasPins
-from tests.models.mapping_models import lists_on_mariadb
+from tests.models.mapping_models import lists_on_servers
 from tests.models.mapping_models import PIN
 from tests.models.mapping_models import pins
 
 pytestmark = pytest.mark.live
 
-cluster = lists_on_mariadb("rows")
+cluster = lists_on_servers("rows")
 
 ROWS = 200_000
 SHARD = 5

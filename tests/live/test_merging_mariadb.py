@@ -18,7 +18,7 @@ from tests.models.merged_models import Ware
 
 pytestmark = pytest.mark.live
 
-cluster = Clusters(Base.metadata, 32).on_mariadb("merging")
+cluster = Clusters(Base.metadata, 32).on_servers("merging")
 
 
 @pytest.fixture

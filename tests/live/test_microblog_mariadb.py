@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from flask import Flask
 
 from examples.microblog import sharded
 from examples.microblog import single
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.suites.microblog import CONFIG
 from tests.suites.microblog import Microblog
 from tests.suites.microblog import promote
@@ -22,8 +23,8 @@ NAME = "db_microblog"
 
 class TestOnOneDatabase(Microblog):
     @pytest.fixture
-    def app(self, mariadb_fleet: MariaDBFleet) -> Iterator[Flask]:
-        server = mariadb_fleet.servers[0]
+    def app(self, fleet: ServerFleet[Any]) -> Iterator[Flask]:
+        server = fleet.servers[0]
         server.root_execute(f"DROP DATABASE IF EXISTS {NAME}")
         server.root_execute(f"CREATE DATABASE {NAME}")
         url = server.url.replace("mysql://", "mysql+pymysql://", 1)
@@ -43,21 +44,21 @@ class TestOnOneDatabase(Microblog):
 
 class TestOnShards(Microblog):
     @pytest.fixture
-    def app(self, mariadb_fleet: MariaDBFleet) -> Iterator[Flask]:
-        document = mariadb_fleet.topology_mapping(
+    def app(self, fleet: ServerFleet[Any]) -> Iterator[Flask]:
+        document = fleet.topology_mapping(
             shards=4,
             database="db_microblog_{shard:05d}",
             lookup=8,
             lookup_database="lookup_microblog_{shard:05d}",
         )
-        mariadb_fleet.drop_databases(document)
+        fleet.drop_databases(document)
         app = sharded.create_app(**CONFIG, SQLA_SHARD_TOPOLOGY=document)
         with app.app_context():
             sharded.db.cluster.create_all(sharded.models.Base.metadata)
         yield app
         with app.app_context():
             sharded.db.cluster.close()
-        mariadb_fleet.drop_databases(document)
+        fleet.drop_databases(document)
 
     def promote(self, app: Flask, name: str) -> None:
         promote(app, sharded, name)

@@ -38,16 +38,16 @@ from tests.servers.moving_trial import SIZE
 
 
 @pytest.fixture
-def scene(mariadb_fleet, tmp_path):
+def scene(fleet, tmp_path):
     """Yield the move of an application with rows, and its environment."""
-    server = mariadb_fleet.servers[0]
+    server = fleet.servers[0]
     server.root_execute("DROP DATABASE IF EXISTS db_before")
     server.root_execute("CREATE DATABASE db_before")
-    document = mariadb_fleet.topology_mapping(
+    document = fleet.topology_mapping(
         shards=SIZE.shards, database="db_after{shard:05d}"
     )
-    mariadb_fleet.drop_databases(document)
-    mariadb_fleet.create_databases(document)
+    fleet.drop_databases(document)
+    fleet.create_databases(document)
     topology = tmp_path / "topology.json"
     topology.write_text(json.dumps(document))
     url = server.url.replace("mysql://", "mysql+pymysql://", 1)
@@ -66,7 +66,7 @@ def scene(mariadb_fleet, tmp_path):
     move.cluster.close()
     move.engine.dispose()
     server.root_execute("DROP DATABASE db_before")
-    mariadb_fleet.drop_databases(document)
+    fleet.drop_databases(document)
 
 
 def test_parts_at_the_same_time(scene, tmp_path):

@@ -30,8 +30,8 @@ FOLLOWS = Table(
 
 
 @contextmanager
-def database(mariadb_fleet, name):
-    server = mariadb_fleet.servers[0]
+def database(fleet, name):
+    server = fleet.servers[0]
     server.root_execute(f"DROP DATABASE IF EXISTS {name}")
     server.root_execute(f"CREATE DATABASE {name}")
     url = server.url.replace("mysql://", "mysql+pymysql://", 1)
@@ -42,8 +42,8 @@ def database(mariadb_fleet, name):
 
 
 @pytest.fixture(scope="module")
-def engine(mariadb_fleet):
-    with database(mariadb_fleet, "db_moving") as found:
+def engine(fleet):
+    with database(fleet, "db_moving") as found:
         yield found
 
 
@@ -124,6 +124,6 @@ class TestFencing(moving_rows.Fencing):
 
 class TestMoving(moving_rows.Moving):
     @pytest.fixture
-    def sides(self, engine, mariadb_fleet):
-        with database(mariadb_fleet, "db_moved") as shards:
+    def sides(self, engine, fleet):
+        with database(fleet, "db_moved") as shards:
             yield {"legacy": engine, "shards": shards}

@@ -18,8 +18,8 @@ from sqla_shard import Cluster
 from sqla_shard import scatter
 from sqla_shard.exc import ScatterTimeoutError
 from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import Proxy
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.faults import Base
 from tests.servers.faults import busy
 from tests.servers.faults import locked
@@ -41,14 +41,14 @@ FIRST = {"bind_arguments": {"shard_id": 0}}
 
 
 @pytest.fixture
-def cluster(fleet: MariaDBFleet, ids: list[int]) -> Iterator[Cluster]:
+def cluster(fleet: ServerFleet[Any], ids: list[int]) -> Iterator[Cluster]:
     with opened(fleet, driver="mysqldb", pool_size=1) as cluster:
         yield cluster
         assert busy(cluster) == 0
 
 
 def through(
-    fleet: MariaDBFleet, proxies: list[Proxy], **arguments: Any
+    fleet: ServerFleet[Any], proxies: list[Proxy], **arguments: Any
 ) -> Cluster:
     return Cluster.from_topology(
         fleet.topology_mapping(proxies=proxies),
@@ -59,7 +59,7 @@ def through(
 
 
 @pytest.fixture
-def proxies(fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
+def proxies(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
     made = [Proxy(s.host, s.port) for s in fleet.servers]
     for proxy in made:
         proxy.start()
@@ -69,7 +69,7 @@ def proxies(fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
 
 
 def test_a_server_that_waits_is_cut_at_the_timeout(
-    cluster: Cluster, fleet: MariaDBFleet, ids: list[int]
+    cluster: Cluster, fleet: ServerFleet[Any], ids: list[int]
 ) -> None:
     with locked(fleet.servers[1]), cluster.session() as session:
         with pytest.raises(ScatterTimeoutError) as caught:
@@ -81,7 +81,7 @@ def test_a_server_that_waits_is_cut_at_the_timeout(
 
 @pytest.mark.parametrize("polled", [True, False])
 def test_the_response_of_a_server_that_hangs_has_an_end(
-    fleet: MariaDBFleet, proxies: list[Proxy], ids: list[int], polled: bool
+    fleet: ServerFleet[Any], proxies: list[Proxy], ids: list[int], polled: bool
 ) -> None:
     with through(fleet, proxies, read_timeout=1) as cluster:
         with cluster.session() as session:
@@ -100,7 +100,7 @@ def test_the_response_of_a_server_that_hangs_has_an_end(
 
 
 def test_connecting_to_a_server_that_hangs_has_an_end(
-    fleet: MariaDBFleet, proxies: list[Proxy], ids: list[int]
+    fleet: ServerFleet[Any], proxies: list[Proxy], ids: list[int]
 ) -> None:
     with through(fleet, proxies, connect_timeout=1) as cluster:
         proxies[0].hang()
@@ -114,7 +114,7 @@ def test_connecting_to_a_server_that_hangs_has_an_end(
 
 
 def test_a_host_that_is_called_localhost_is_connected_by_tcp(
-    fleet: MariaDBFleet, ids: list[int]
+    fleet: ServerFleet[Any], ids: list[int]
 ) -> None:
     document = fleet.topology_mapping()
     for server in document["keyspaces"]["objects"]["servers"]:
@@ -146,7 +146,7 @@ def test_changes_on_all_servers_at_once(cluster: Cluster) -> None:
 
 
 def test_a_transaction_of_a_cursor_ends_with_its_checkout(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     with cluster.session() as session:
         engine = session.connection({"shard_id": 0}).engine
@@ -161,7 +161,7 @@ def test_a_transaction_of_a_cursor_ends_with_its_checkout(
 
 
 def test_results_of_a_procedure_are_read_to_their_end(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     fleet.servers[0].root_execute(
         "CREATE OR REPLACE PROCEDURE db00000.two() "

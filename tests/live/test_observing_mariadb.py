@@ -21,14 +21,14 @@ from sqla_shard.exc import RetriesExhaustedError
 from sqla_shard.ext.opentelemetry import instrument
 from sqla_shard.testing import ShardLint
 from tests.models.clusters import at
-from tests.models.clusters import on_mariadb
+from tests.models.clusters import on_servers
 from tests.models.clusters import SHARDS
 from tests.models.models import Comment
 from tests.models.models import Pin
 
 pytestmark = pytest.mark.live
 
-cluster = on_mariadb("observing")
+cluster = on_servers("observing")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.models.operation_models import add
 from tests.models.operation_models import entries
 from tests.models.operation_models import intend
 from tests.models.operation_models import note
-from tests.models.operation_models import operations_on_mariadb
+from tests.models.operation_models import operations_on_servers
 from tests.models.operation_models import points
 from tests.suites import operation_outcomes
 from tests.suites.operations import FAR
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.live
 
 SECONDS = 60
 
-cluster = operations_on_mariadb("outcomes")
+cluster = operations_on_servers("outcomes")
 
 
 class TestOutcomes(operation_outcomes.Outcomes):
@@ -113,7 +113,7 @@ class TestDeadlocks(Suite):
         assert cluster.pending() == []
 
 
-autocommitting = operations_on_mariadb(
+autocommitting = operations_on_servers(
     "outcomesauto", engine_options={"isolation_level": "AUTOCOMMIT"}
 )
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import field
+from typing import Any
 
 import pytest
 from sqlalchemy.exc import SQLAlchemyError
@@ -21,7 +22,7 @@ from sqla_shard import Cluster
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import PartialCommitError
 from sqla_shard.exc import WrittenShard
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.sums import ACROSS
 from tests.servers.sums import add
 from tests.servers.sums import Base
@@ -42,7 +43,7 @@ fleet = own_fleet()
 
 
 @pytest.fixture
-def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
+def cluster(fleet: ServerFleet[Any]) -> Iterator[Cluster]:
     with Cluster.from_topology(
         fleet.topology_mapping(),
         environ=fleet.environ,
@@ -143,7 +144,7 @@ class Writers:
 
 
 def test_every_divergence_was_reported(
-    fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
     cluster: Cluster,
     rng: random.Random,
     say: Callable[[str], None],

@@ -25,7 +25,7 @@ from sqla_shard import Cluster
 from sqla_shard import pack
 from sqla_shard.ext.horizontal_shard import Lanes
 from sqla_shard.ext.horizontal_shard import ShardedSession
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models import models
 from tests.models.clusters import at
 from tests.models.dropin import Board
@@ -36,6 +36,7 @@ from tests.models.dropin import lane_threads
 from tests.models.dropin import TIMEOUT
 from tests.servers.following import until
 from tests.servers.interrupting import interruptible
+from tests.servers.kinds import Kind
 
 pytestmark = pytest.mark.live
 
@@ -46,13 +47,13 @@ NAMES = ["a", "b", "c"]
 
 
 @pytest.fixture(scope="module")
-def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
-    with MariaDBFleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
+def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
+    with server_kind.fleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
         yield fleet
 
 
 @pytest.fixture
-def shards(fleet: MariaDBFleet) -> Iterator[dict[Any, Engine]]:
+def shards(fleet: ServerFleet[Any]) -> Iterator[dict[Any, Engine]]:
     found = {}
     for name, server in zip(NAMES, fleet.servers, strict=True):
         server.root_execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
@@ -107,7 +108,7 @@ def locked(server: Any, table: str) -> Iterator[None]:
         connection.close()
 
 
-def all_locked(fleet: MariaDBFleet, tables: list[str]) -> ExitStack:
+def all_locked(fleet: ServerFleet[Any], tables: list[str]) -> ExitStack:
     stack = ExitStack()
     for server, table in zip(fleet.servers, tables, strict=True):
         stack.enter_context(locked(server, table))
@@ -149,7 +150,7 @@ def killed(server: Any) -> Iterator[None]:
 
 @pytest.mark.parametrize("how", ["evaluate", "fetch", False])
 def test_update_is_under_way_on_all_servers(
-    fleet: MariaDBFleet, opened: Any, how: Any
+    fleet: ServerFleet[Any], opened: Any, how: Any
 ) -> None:
     counts = []
 
@@ -173,7 +174,7 @@ def test_update_is_under_way_on_all_servers(
 
 
 def test_reads_lock_all_servers_at_once(
-    fleet: MariaDBFleet, opened: Any
+    fleet: ServerFleet[Any], opened: Any
 ) -> None:
     found = []
 
@@ -192,7 +193,7 @@ def test_reads_lock_all_servers_at_once(
 
 
 @pytest.mark.parametrize("number", range(SERVERS))
-def test_ctrl_c(fleet: MariaDBFleet, opened: Any, number: int) -> None:
+def test_ctrl_c(fleet: ServerFleet[Any], opened: Any, number: int) -> None:
     """The lock is not waited for; the connections come back."""
     server = fleet.servers[number]
     with (
@@ -209,7 +210,7 @@ def test_ctrl_c(fleet: MariaDBFleet, opened: Any, number: int) -> None:
 
 @pytest.mark.parametrize("number", range(SERVERS))
 def test_a_server_cuts_its_connection(
-    fleet: MariaDBFleet, opened: Any, number: int
+    fleet: ServerFleet[Any], opened: Any, number: int
 ) -> None:
     server = fleet.servers[number]
 
@@ -232,7 +233,7 @@ def test_errors_name_the_statement(opened: Any) -> None:
 
 
 @pytest.fixture
-def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
+def cluster(fleet: ServerFleet[Any]) -> Iterator[Cluster]:
     document = fleet.topology_mapping(
         database="db_overlap_{shard:05d}", main="main_overlap"
     )
@@ -258,7 +259,7 @@ def ids_in(cluster: Cluster) -> list[int]:
 @pytest.mark.parametrize("how", ["evaluate", "fetch", False])
 @pytest.mark.parametrize("watched", [False, True])
 def test_objects_are_changed_on_all_servers_at_once(
-    fleet: MariaDBFleet, cluster: Cluster, how: Any, watched: bool
+    fleet: ServerFleet[Any], cluster: Cluster, how: Any, watched: bool
 ) -> None:
     ids = ids_in(cluster)
     written: list[int] = []
@@ -324,7 +325,9 @@ def test_objects_that_are_not_flushed_yet(cluster: Cluster) -> None:
         assert pin.title == "new"
 
 
-def test_an_error_on_one_server(fleet: MariaDBFleet, cluster: Cluster) -> None:
+def test_an_error_on_one_server(
+    fleet: ServerFleet[Any], cluster: Cluster
+) -> None:
     ids = ids_in(cluster)
     gone = f"db_overlap_{SHARDS - 1:05d}"
     fleet.servers[-1].root_execute(f"ALTER TABLE {gone}.pins DROP title")
@@ -380,7 +383,7 @@ def test_no_thread_makes_the_calls(
 
 @pytest.mark.parametrize("number", range(SERVERS))
 def test_ctrl_c_of_shards(
-    fleet: MariaDBFleet, cluster: Cluster, number: int
+    fleet: ServerFleet[Any], cluster: Cluster, number: int
 ) -> None:
     """The statements of all shards are ended, and rolled back."""
     ids, server = ids_in(cluster), fleet.servers[number]
@@ -398,7 +401,7 @@ def test_ctrl_c_of_shards(
 
 @pytest.mark.parametrize("number", range(SERVERS))
 def test_a_server_cuts_the_connection_of_shards(
-    fleet: MariaDBFleet, cluster: Cluster, number: int
+    fleet: ServerFleet[Any], cluster: Cluster, number: int
 ) -> None:
     ids, server = ids_in(cluster), fleet.servers[number]
     with cluster.session(cross_shard="unordered") as session:
@@ -412,7 +415,7 @@ def test_a_server_cuts_the_connection_of_shards(
 
 
 def test_a_server_that_does_not_answer_in_time(
-    fleet: MariaDBFleet, cluster: Cluster
+    fleet: ServerFleet[Any], cluster: Cluster
 ) -> None:
     ids = ids_in(cluster)
     with (

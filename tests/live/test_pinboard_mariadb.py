@@ -22,9 +22,10 @@ from examples.pinboard.samples import add_user
 from examples.pinboard.samples import NAMES
 from examples.pinboard.samples import sample_users
 from sqla_shard import Cluster
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.local_server import wait_until
+from sqla_shard.testing.server_fleet import ServerFleet
+from tests.servers.kinds import Kind
 from tests.suites.pinboard_relations import Relations
 from tests.suites.pinboard_signing_up import SigningUp
 from tests.suites.pinboard_tables import create_tables
@@ -38,13 +39,13 @@ PATIENCE = 15
 
 
 @pytest.fixture(scope="module")
-def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
-    with MariaDBFleet(servers=2, shards=4, fast=True) as fleet:
+def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
+    with server_kind.fleet(servers=2, shards=4, fast=True) as fleet:
         yield fleet
 
 
 @pytest.fixture(scope="module")
-def document(fleet: MariaDBFleet) -> Any:
+def document(fleet: ServerFleet[Any]) -> Any:
     document = fleet.topology_mapping(lookup=4)
     fleet.create_databases(document)
     return document
@@ -104,7 +105,7 @@ def test_a_pin_removed_while_it_is_restored_can_be_found(
 
 @pytest.fixture
 def front(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> Iterator[tuple[list[Proxy], FlaskClient]]:
     """Proxies before the servers, and a browser; Ada's boards are on one."""
     with ExitStack() as stack:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import count
+from typing import Any
 
 import pytest
 
 from sqla_shard import Cluster
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
+from tests.servers.kinds import Kind
 from tests.suites.pinboard_tables import MakeCluster
 from tests.suites.pinboard_tables import Tables
 
@@ -17,13 +19,13 @@ pytestmark = pytest.mark.live
 
 
 @pytest.fixture(scope="module")
-def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
-    with MariaDBFleet(servers=2, shards=2, fast=True) as fleet:
+def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
+    with server_kind.fleet(servers=2, shards=2, fast=True) as fleet:
         yield fleet
 
 
 @pytest.fixture
-def make_cluster(fleet: MariaDBFleet) -> Iterator[MakeCluster]:
+def make_cluster(fleet: ServerFleet[Any]) -> Iterator[MakeCluster]:
     numbers = count()
     with ExitStack() as stack:
 

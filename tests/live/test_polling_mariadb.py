@@ -19,8 +19,8 @@ from sqla_shard import scatter
 from sqla_shard.dialects.polling import PolledConnection
 from sqla_shard.dialects.polling import PolledSocket
 from sqla_shard.dialects.polling import PolledSSLSocket
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import Proxy
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.faults import Base
 from tests.servers.faults import busy
 from tests.servers.faults import opened
@@ -30,6 +30,7 @@ from tests.servers.faults import SHARDS
 from tests.servers.following import until
 from tests.servers.greenlets import others
 from tests.servers.greenlets import thread_greenlets
+from tests.servers.kinds import Kind
 from tests.servers.processes import running
 from tests.servers.processes import started_since
 from tests.test_docs import certificates  # noqa: F401  # a fixture
@@ -42,15 +43,15 @@ LARGE = 6_000_000
 
 @pytest.fixture(scope="module")
 def fleet(
-    mariadb_installed: None,
+    server_kind: Kind,
     certificates: Path,  # noqa: F811  # the fixture
-) -> Iterator[MariaDBFleet]:
+) -> Iterator[ServerFleet[Any]]:
     files = {"cert": "server.pem", "key": "server.key"}
     options = [
         *(f"--ssl-{key}={certificates / name}" for key, name in files.items()),
         "--max-allowed-packet=64M",
     ]
-    with MariaDBFleet(
+    with server_kind.fleet(
         servers=SERVERS, shards=SHARDS, fast=True, options=options
     ) as made:
         yield made
@@ -59,7 +60,7 @@ def fleet(
 @pytest.fixture(params=["plain", "tls", "mysqlclient", "mysqlclient-tls"])
 def cluster(
     request: pytest.FixtureRequest,
-    fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
     certificates: Path,  # noqa: F811  # the fixture
 ) -> Iterator[Cluster]:
     arguments: dict[str, Any] = {}
@@ -165,7 +166,7 @@ def test_large_statements_and_responses_do_not_block_each_other(
 
 @pytest.mark.parametrize("number", range(SERVERS))
 def test_a_lost_connection_leaves_the_others_in_order(
-    cluster: Cluster, fleet: MariaDBFleet, number: int
+    cluster: Cluster, fleet: ServerFleet[Any], number: int
 ) -> None:
     ids = add(cluster, "it")
     with cluster.session() as session:
@@ -193,7 +194,7 @@ def on_first(session: Any) -> Any:
 
 
 def test_a_session_that_has_read_ends_without_waiting(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     ids = add(cluster, "it")
     for _ in range(3):
@@ -244,7 +245,7 @@ def test_a_session_with_locks_waits_for_their_end(
 
 @pytest.mark.parametrize("driver", ["pymysql", "mysqldb"])
 def test_a_connection_whose_response_does_not_come_is_not_given_out(
-    request: pytest.FixtureRequest, fleet: MariaDBFleet, driver: str
+    request: pytest.FixtureRequest, fleet: ServerFleet[Any], driver: str
 ) -> None:
     if driver == "mysqldb":
         request.getfixturevalue("mysqlclient_installed")
@@ -273,7 +274,7 @@ def test_a_connection_whose_response_does_not_come_is_not_given_out(
 
 
 def test_every_session_waits_if_the_application_says_so(
-    fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
 ) -> None:
     with opened(fleet, deferred_rollback=False) as cluster:
         cluster.create_all(Base.metadata)

@@ -29,10 +29,11 @@ from sqla_shard.exc import RetriesExhaustedError
 from sqla_shard.exc import ServerFencedError
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.exc import ShardMovedError
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.models import Base
 from tests.models.models import PIN
 from tests.models.models import Pin
+from tests.servers.kinds import Kind
 from tests.servers.swapping import moved
 from tests.servers.swapping import Swaps
 
@@ -43,18 +44,18 @@ EDGE, OTHER = 3, 5
 
 
 @pytest.fixture(scope="module")
-def fleet(mariadb_installed: Any) -> Iterator[MariaDBFleet]:
-    with MariaDBFleet(servers=2, shards=8, fast=True) as fleet:
+def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
+    with server_kind.fleet(servers=2, shards=8, fast=True) as fleet:
         yield fleet
 
 
 @pytest.fixture
-def document(fleet: MariaDBFleet) -> Any:
+def document(fleet: ServerFleet[Any]) -> Any:
     return fleet.topology_mapping(main=True)
 
 
 @pytest.fixture
-def cluster(document: Any, fleet: MariaDBFleet) -> Iterator[Cluster]:
+def cluster(document: Any, fleet: ServerFleet[Any]) -> Iterator[Cluster]:
     with Cluster.from_topology(document, environ=fleet.environ) as cluster:
         cluster.create_all(Base.metadata)
         yield cluster
@@ -70,7 +71,7 @@ def read_only(server: Any) -> Iterator[None]:
 
 
 @contextmanager
-def without(fleet: MariaDBFleet, database: str) -> Iterator[None]:
+def without(fleet: ServerFleet[Any], database: str) -> Iterator[None]:
     """Let the server of a database be without it."""
     number = int(int(database[2:]) > EDGE)
     server = fleet.servers[number]
@@ -117,7 +118,7 @@ def count(cluster: Cluster, shard_id: int, title: str) -> int:
 
 
 def test_a_write_to_a_fenced_server(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     swaps = Swaps(cluster)
     with (
@@ -136,7 +137,7 @@ def test_a_write_to_a_fenced_server(
 
 
 def test_a_server_that_is_fenced_before_commit(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     session = cluster.session()
     add(session, EDGE, "fenced")
@@ -150,7 +151,7 @@ def test_a_server_that_is_fenced_before_commit(
 
 
 def test_a_transaction_fenced_at_commit_is_repeated(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     server = fleet.servers[0]
     attempts = []
@@ -172,7 +173,9 @@ def test_a_transaction_fenced_at_commit_is_repeated(
     assert count(cluster, EDGE, "opened") == 1
 
 
-def test_others_are_not_delayed(cluster: Cluster, fleet: MariaDBFleet) -> None:
+def test_others_are_not_delayed(
+    cluster: Cluster, fleet: ServerFleet[Any]
+) -> None:
     Swaps(cluster)
     fenced = threading.Event()
     stop = threading.Event()
@@ -202,7 +205,7 @@ def test_others_are_not_delayed(cluster: Cluster, fleet: MariaDBFleet) -> None:
     assert count(cluster, OTHER, "other") == 20
 
 
-def test_the_end_of_time(cluster: Cluster, fleet: MariaDBFleet) -> None:
+def test_the_end_of_time(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     start = monotonic()
     with (
         read_only(fleet.servers[0]),
@@ -240,7 +243,7 @@ def test_a_read_only_transaction_is_the_clients_own(cluster: Cluster) -> None:
 # -- a shard that is not there
 
 
-def test_a_missing_database(cluster: Cluster, fleet: MariaDBFleet) -> None:
+def test_a_missing_database(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     with without(fleet, "db00003"), cluster.session() as session:
         with pytest.raises(ShardMissingError, match="create_all") as caught:
             session.get(Pin, pack(EDGE, PIN, 1))
@@ -262,7 +265,7 @@ def test_a_missing_database(cluster: Cluster, fleet: MariaDBFleet) -> None:
         assert caught.value.lacks == "database"
 
 
-def test_a_missing_grant(cluster: Cluster, fleet: MariaDBFleet) -> None:
+def test_a_missing_grant(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     with granted(fleet.servers[0], "db00003", "SELECT"):
         with cluster.session() as session:
             session.get(Pin, pack(EDGE, PIN, 1))
@@ -289,7 +292,7 @@ def test_a_missing_grant(cluster: Cluster, fleet: MariaDBFleet) -> None:
 
 
 def test_no_repetition_where_topologies_stay(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     attempts = []
 
@@ -303,7 +306,7 @@ def test_no_repetition_where_topologies_stay(
 
 
 def test_patience_has_an_end(
-    cluster: Cluster, fleet: MariaDBFleet, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, fleet: ServerFleet[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "_PATIENCE", 1.0)
     swaps = Swaps(cluster)
@@ -322,7 +325,7 @@ def test_patience_has_an_end(
 
 
 def test_a_stale_session_meets_a_moved_shard(
-    cluster: Cluster, document: Any, fleet: MariaDBFleet
+    cluster: Cluster, document: Any, fleet: ServerFleet[Any]
 ) -> None:
     swaps = Swaps(cluster)
     with without(fleet, "db00003"), cluster.session() as session:
@@ -340,7 +343,7 @@ def test_a_stale_session_meets_a_moved_shard(
 
 
 def test_a_shard_that_moves_is_followed(
-    cluster: Cluster, document: Any, fleet: MariaDBFleet
+    cluster: Cluster, document: Any, fleet: ServerFleet[Any]
 ) -> None:
     swaps = Swaps(cluster)
     homes = []
@@ -369,7 +372,7 @@ def test_a_shard_that_moves_is_followed(
 
 
 def test_a_keyspace_that_is_gone(
-    cluster: Cluster, document: Any, fleet: MariaDBFleet
+    cluster: Cluster, document: Any, fleet: ServerFleet[Any]
 ) -> None:
     swaps = Swaps(cluster)
     keyspaces = {"main": document["keyspaces"]["main"]}
@@ -383,7 +386,7 @@ def test_a_keyspace_that_is_gone(
 
 @pytest.mark.parametrize("shard_id", [EDGE, OTHER])
 def test_one_of_many_shards_is_missing(
-    cluster: Cluster, fleet: MariaDBFleet, shard_id: int
+    cluster: Cluster, fleet: ServerFleet[Any], shard_id: int
 ) -> None:
     """Each server is identified, the first and those after it."""
     server = "server1" if shard_id == EDGE else "server2"
@@ -440,7 +443,7 @@ def test_an_unused_connection_stays_open(cluster: Cluster) -> None:
 
 
 def test_no_default_database_in_the_pool_of_a_loop(
-    document: Any, fleet: MariaDBFleet
+    document: Any, fleet: ServerFleet[Any]
 ) -> None:
     async def check() -> None:
         cluster = Cluster.from_topology(document, environ=fleet.environ)
@@ -469,7 +472,7 @@ def test_no_default_database_in_the_pool_of_a_loop(
 
 
 def test_a_bulk_insert_names_its_shard(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     rows = [{"title": "bulk"} for _ in range(3)]
     with (
@@ -482,7 +485,7 @@ def test_a_bulk_insert_names_its_shard(
 
 
 def test_a_shard_that_moves_is_followed_in_a_loop(
-    cluster: Cluster, document: Any, fleet: MariaDBFleet
+    cluster: Cluster, document: Any, fleet: ServerFleet[Any]
 ) -> None:
     swaps = Swaps(cluster)
     attempts = []
@@ -511,7 +514,7 @@ def test_a_shard_that_moves_is_followed_in_a_loop(
 
 
 def test_a_fenced_server_in_a_loop(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     async def main() -> None:
         async with cluster.async_session() as session:

@@ -19,9 +19,10 @@ from sqla_shard.exc import MigrationFailedError
 from sqla_shard.exc import ProvisionError
 from sqla_shard.schema import RunOptions
 from sqla_shard.schema import State
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.provisioning import Project
 from tests.models.provisioning import refused
+from tests.servers.kinds import Kind
 
 pytestmark = pytest.mark.live
 
@@ -44,7 +45,7 @@ provision(Config(sys.argv[1]), topology, options=RunOptions(jobs=2))
 class World:
     """Two servers of the fleet, and their databases."""
 
-    def __init__(self, fleet: MariaDBFleet, directory: Path) -> None:
+    def __init__(self, fleet: ServerFleet[Any], directory: Path) -> None:
         self.fleet = fleet
         self.servers = fleet.servers[:2]
         self.document = self.topology(1, [[0, 7]], [[8, 15]])
@@ -96,13 +97,13 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
-    with MariaDBFleet(servers=2, shards=16, fast=True) as fleet:
+def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
+    with server_kind.fleet(servers=2, shards=16, fast=True) as fleet:
         yield fleet
 
 
 @pytest.fixture
-def world(fleet: MariaDBFleet, tmp_path: Path) -> Iterator[World]:
+def world(fleet: ServerFleet[Any], tmp_path: Path) -> Iterator[World]:
     found = World(fleet, tmp_path)
     found.clean()
     yield found

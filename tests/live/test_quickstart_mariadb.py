@@ -60,13 +60,13 @@ def folders(request: pytest.FixtureRequest) -> list[Folder]:
 
 
 @pytest.fixture
-def document(mariadb_fleet: Any) -> Iterator[Any]:
-    found = mariadb_fleet.topology_mapping(
+def document(fleet: Any) -> Iterator[Any]:
+    found = fleet.topology_mapping(
         database="db_quickstart{shard:05d}", placeholders=True
     )
-    mariadb_fleet.drop_databases(found)
+    fleet.drop_databases(found)
     yield found
-    mariadb_fleet.drop_databases(found)
+    fleet.drop_databases(found)
 
 
 def rows(fleet: Any, document: Any) -> dict[tuple[str, str], dict[int, Any]]:
@@ -92,23 +92,21 @@ def rows(fleet: Any, document: Any) -> dict[tuple[str, str], dict[int, Any]]:
 
 
 def test_every_object_is_on_its_shard_and_nowhere_else(
-    mariadb_fleet: Any, document: Any, folders: list[Folder]
+    fleet: Any, document: Any, folders: list[Folder]
 ) -> None:
     with Cluster.from_topology(
-        document, environ=mariadb_fleet.environ, placement=Deal()
+        document, environ=fleet.environ, placement=Deal()
     ) as cluster:
         cluster.create_all(Base.metadata)
         imported = list(import_folders(cluster, folders, NAMES))
-    with Cluster.from_topology(
-        document, environ=mariadb_fleet.environ
-    ) as cluster:
+    with Cluster.from_topology(document, environ=fleet.environ) as cluster:
         check(cluster, imported)
         servers = {
             server
             for stored in imported
             for server in cluster.explain(stored.user_id).servers
         }
-        assert len(servers) == len(mariadb_fleet.servers)
+        assert len(servers) == len(fleet.servers)
 
     expected: dict[tuple[str, str], dict[int, Any]] = {}
 
@@ -142,7 +140,7 @@ def test_every_object_is_on_its_shard_and_nowhere_else(
                 details=link.details,
                 tags=list(link.tags),
             )
-    found = rows(mariadb_fleet, document)
+    found = rows(fleet, document)
     for blobs in found.values():
         for blob in blobs.values():
             blob.pop("added", None)  # how times are written is not ours
@@ -154,7 +152,7 @@ def test_every_object_is_on_its_shard_and_nowhere_else(
 
 
 def test_the_command_on_servers(
-    mariadb_fleet: Any, document: Any, tmp_path: Path
+    fleet: Any, document: Any, tmp_path: Path
 ) -> None:
     topology = tmp_path / "topology.json"
     topology.write_text(json.dumps(document))
@@ -166,7 +164,7 @@ def test_the_command_on_servers(
         cwd=tmp_path,
         env={
             **os.environ,
-            **mariadb_fleet.environ,
+            **fleet.environ,
             "PYTHONPATH": str(ROOT),
             "PYTHONIOENCODING": "utf-8",
         },
@@ -179,9 +177,9 @@ def test_the_command_on_servers(
     assert "501 links in 72 folders" in done.stdout
     assert "skipped: 1 more" in done.stdout
     assert "USE db_quickstart" in done.stdout
-    for secret in mariadb_fleet.environ.values():
+    for secret in fleet.environ.values():
         assert secret not in done.stdout + done.stderr
-    found = rows(mariadb_fleet, document)
+    found = rows(fleet, document)
     pins = [blobs for (_, table), blobs in found.items() if table == "pins"]
     assert sum(map(len, pins)) == 501
     # Four users, of whom two may share a shard if they share a server.

@@ -18,8 +18,8 @@ from sqlalchemy import event
 
 from sqla_shard import Cluster
 from sqla_shard import Topology
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import ZooKeeperServer
+from sqla_shard.testing.server_fleet import ServerFleet
 from sqla_shard.topology.zookeeper.source import ZooKeeperSource
 from tests.servers.chaos import both_ways
 from tests.servers.chaos import data_on_both
@@ -217,8 +217,8 @@ BAD = [
 
 
 @pytest.fixture(scope="module")
-def ids(mariadb_fleet: MariaDBFleet) -> Iterator[list[int]]:
-    with data_on_both(mariadb_fleet, MOST) as ids:
+def ids(fleet: ServerFleet[Any]) -> Iterator[list[int]]:
+    with data_on_both(fleet, MOST) as ids:
         yield ids
 
 
@@ -235,7 +235,7 @@ class Used:
 
 
 def test_only_good_newer_ones_are_used(
-    mariadb_fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
     zookeeper_server: ZooKeeperServer,
     ids: list[int],
     rng: random.Random,
@@ -245,7 +245,7 @@ def test_only_good_newer_ones_are_used(
 ) -> None:
     # Between two questions; it is most of the time here.
     monkeypatch.setattr("sqla_shard.topology.follow.follower._GAP", 0.005)
-    first = both_ways(mariadb_fleet, 2)
+    first = both_ways(fleet, 2)
     edits = Edits(rng, first)
     epochs: list[int] = []
     kinds: list[str] = []

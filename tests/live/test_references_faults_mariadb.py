@@ -16,12 +16,13 @@ from sqla_shard.exc import ReferenceIncompleteError
 from sqla_shard.exc import ServerFencedError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.models.reference import verify_references
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.reference_models import Base
 from tests.models.reference_models import contents
 from tests.models.reference_models import COUNTRIES
 from tests.models.reference_models import Country
 from tests.servers.faults import opened
+from tests.servers.kinds import Kind
 
 pytestmark = pytest.mark.live
 
@@ -32,26 +33,26 @@ OTHER = [{"code": "xx", "name": "X"}]
 
 
 @pytest.fixture(scope="module")
-def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
-    with MariaDBFleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
+def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
+    with server_kind.fleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
         yield fleet
 
 
 @pytest.fixture(scope="module")
-def everywhere(fleet: MariaDBFleet) -> Iterator[Cluster]:
+def everywhere(fleet: ServerFleet[Any]) -> Iterator[Cluster]:
     with opened(fleet) as cluster:
         cluster.create_all(Base.metadata)
         yield cluster
 
 
 @pytest.fixture
-def cluster(everywhere: Cluster, fleet: MariaDBFleet) -> Cluster:
+def cluster(everywhere: Cluster, fleet: ServerFleet[Any]) -> Cluster:
     start(fleet)
     Country.replace(everywhere, COUNTRIES)
     return everywhere
 
 
-def start(fleet: MariaDBFleet) -> None:
+def start(fleet: ServerFleet[Any]) -> None:
     for server in fleet.servers:
         server.start()
 
@@ -62,7 +63,7 @@ def shards_of(number: int) -> list[int]:
 
 @contextmanager
 def killed(
-    cluster: Cluster, fleet: MariaDBFleet, number: int, commit: int
+    cluster: Cluster, fleet: ServerFleet[Any], number: int, commit: int
 ) -> Iterator[None]:
     """Kill a server right before its n-th COMMIT in the block, from 0."""
     first = shards_of(number)[0]
@@ -89,7 +90,7 @@ def equal(cluster: Cluster) -> list[Any]:
 
 
 def test_a_server_of_copies(
-    cluster: Cluster, fleet: MariaDBFleet, rng: random.Random
+    cluster: Cluster, fleet: ServerFleet[Any], rng: random.Random
 ) -> None:
     number = 1
     turn = rng.randrange(EACH)
@@ -119,7 +120,7 @@ def test_a_server_of_copies(
 
 
 def test_the_server_of_the_truth(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     with (
         killed(cluster, fleet, 0, 0),
@@ -137,7 +138,7 @@ def test_the_server_of_the_truth(
 
 
 def test_the_server_of_the_truth_among_copies(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     # Its own copies, and those of others that cannot read it any more.
     with (
@@ -155,7 +156,7 @@ def test_the_server_of_the_truth_among_copies(
 
 
 def test_a_server_that_is_read_only(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     fleet.servers[1].root_execute("SET GLOBAL read_only = ON")
     try:

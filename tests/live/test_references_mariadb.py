@@ -21,7 +21,7 @@ from tests.suites import reference_writing
 pytestmark = pytest.mark.live
 
 DATABASE = "db_references_"
-cluster = REFERENCES.on_mariadb("references")
+cluster = REFERENCES.on_servers("references")
 
 
 class TestAlone(reference_reading.Alone):

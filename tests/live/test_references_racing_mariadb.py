@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 from sqla_shard import Cluster
 from sqla_shard.dialects import Failure
 from sqla_shard.models.reference_rows import ReferenceCopies
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.backends import On
 from tests.models.reference_models import COUNTRIES
 from tests.models.reference_models import Country
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.live
 
 @pytest.fixture(scope="module", params=["READ COMMITTED", "AUTOCOMMIT"])
 def cluster(
-    request: pytest.FixtureRequest, mariadb_fleet: MariaDBFleet
+    request: pytest.FixtureRequest, fleet: ServerFleet[Any]
 ) -> Iterator[Cluster]:
     options = {
         "isolation_level": request.param,

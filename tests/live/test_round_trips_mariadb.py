@@ -25,7 +25,8 @@ from sqla_shard import ObjectMixin
 from sqla_shard import ObjectRef
 from sqla_shard import scatter
 from sqla_shard import ShardedId
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
+from tests.servers.kinds import Kind
 
 pytestmark = pytest.mark.live
 
@@ -73,13 +74,13 @@ class BoardHasPins(MappingMixin, Base, source=Board, target=Pin):
 
 
 @pytest.fixture(scope="module")
-def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
-    with MariaDBFleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
+def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
+    with server_kind.fleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
         yield fleet
 
 
 @pytest.fixture(scope="module")
-def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
+def cluster(fleet: ServerFleet[Any]) -> Iterator[Cluster]:
     with Cluster.from_topology(
         fleet.topology_mapping(), environ=fleet.environ
     ) as cluster:
@@ -135,7 +136,7 @@ class Counted:
 
 
 @pytest.fixture
-def counted(cluster: Cluster, fleet: MariaDBFleet) -> Iterator[Counted]:
+def counted(cluster: Cluster, fleet: ServerFleet[Any]) -> Iterator[Counted]:
     with contextlib.ExitStack() as stack:
         logs = [stack.enter_context(s.query_log()) for s in fleet.servers]
         yield Counted(logs)

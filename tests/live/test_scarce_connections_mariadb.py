@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -10,7 +11,7 @@ from sqlalchemy import select
 from sqla_shard import scatter
 from sqla_shard import scatter_errors
 from sqla_shard.exc import ScatterTimeoutError
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.faults import busy
 from tests.servers.faults import opened
 from tests.servers.faults import own_fleet
@@ -31,7 +32,7 @@ ids = own_ids()
 
 @pytest.mark.thorough
 def test_other_servers_are_queried_nevertheless(
-    fleet: MariaDBFleet, ids: list[int]
+    fleet: ServerFleet[Any], ids: list[int]
 ) -> None:
     """However many statements have waited for the pool in vain."""
     here, there = ids[:EACH], ids[EACH:]

@@ -15,8 +15,8 @@ from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster
 from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import StatementLog
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.faults import busy
 from tests.servers.faults import locked
 from tests.servers.faults import opened
@@ -36,7 +36,7 @@ ids = own_ids()
 
 
 @pytest.fixture
-def cluster(fleet: MariaDBFleet, ids: list[int]) -> Iterator[Cluster]:
+def cluster(fleet: ServerFleet[Any], ids: list[int]) -> Iterator[Cluster]:
     with opened(fleet) as cluster:
         yield cluster
         assert cluster.close()
@@ -44,7 +44,7 @@ def cluster(fleet: MariaDBFleet, ids: list[int]) -> Iterator[Cluster]:
 
 @pytest.mark.parametrize("number", range(SERVERS))
 def test_ctrl_c(
-    cluster: Cluster, fleet: MariaDBFleet, ids: list[int], number: int
+    cluster: Cluster, fleet: ServerFleet[Any], ids: list[int], number: int
 ) -> None:
     """No connection is used by two threads; the lock is not waited for."""
     server = fleet.servers[number]
@@ -64,7 +64,7 @@ def test_ctrl_c(
 
 
 def test_ctrl_c_when_a_server_has_just_answered(
-    fleet: MariaDBFleet, ids: list[int]
+    fleet: ServerFleet[Any], ids: list[int]
 ) -> None:
     """It is not replaced by the error of rolling back a cut connection."""
     with opened(fleet, polling=False) as cluster, interruptible() as interrupt:
@@ -104,7 +104,7 @@ def _interrupted_at_the_end(
 
 @pytest.mark.parametrize("number", range(SERVERS))
 def test_a_server_that_does_not_answer(
-    fleet: MariaDBFleet, ids: list[int], number: int
+    fleet: ServerFleet[Any], ids: list[int], number: int
 ) -> None:
     # Enough for the servers that do answer, on a busy machine.
     arguments = {"read_timeout": 3, "connect_timeout": 3}
@@ -129,7 +129,7 @@ def test_a_server_that_does_not_answer(
 
 
 def test_closing_while_a_server_does_not_answer(
-    fleet: MariaDBFleet, ids: list[int]
+    fleet: ServerFleet[Any], ids: list[int]
 ) -> None:
     """close() takes no longer than its limit."""
     cluster = opened(fleet)
@@ -151,7 +151,7 @@ def test_closing_while_a_server_does_not_answer(
 
 
 def test_one_connection_to_each_server(
-    fleet: MariaDBFleet, ids: list[int]
+    fleet: ServerFleet[Any], ids: list[int]
 ) -> None:
     """Sessions take them in one order, whatever shards they ask for."""
     options = {"pool_size": 1, "max_overflow": 0, "pool_timeout": TIMEOUT}

@@ -29,7 +29,7 @@ from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import ScatterTimeoutError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.faults import busy
 from tests.servers.faults import locked
 from tests.servers.faults import own_fleet
@@ -61,7 +61,7 @@ fleet = own_fleet()
 
 
 @pytest.fixture(scope="module")
-def ids(fleet: MariaDBFleet) -> list[int]:
+def ids(fleet: ServerFleet[Any]) -> list[int]:
     found = []
     with opened(fleet) as cluster:
         cluster.create_all(Base.metadata)
@@ -74,7 +74,7 @@ def ids(fleet: MariaDBFleet) -> list[int]:
     return found
 
 
-def opened(fleet: MariaDBFleet, **options: Any) -> Cluster:
+def opened(fleet: ServerFleet[Any], **options: Any) -> Cluster:
     engine_options = options.pop("engine_options", {})
     return Cluster.from_topology(
         fleet.topology_mapping(),
@@ -88,7 +88,7 @@ def opened(fleet: MariaDBFleet, **options: Any) -> Cluster:
 
 
 @pytest.fixture
-def cluster(fleet: MariaDBFleet, ids: list[int]) -> Iterator[Cluster]:
+def cluster(fleet: ServerFleet[Any], ids: list[int]) -> Iterator[Cluster]:
     before = running()
     with opened(fleet) as cluster:
         yield cluster
@@ -167,7 +167,7 @@ def test_no_more_rows_are_read_than_allowed(cluster: Cluster) -> None:
     assert isinstance(reports[-1].error, ScatterLimitError)
 
 
-def test_no_more_rows_of_one_shard(fleet: MariaDBFleet) -> None:
+def test_no_more_rows_of_one_shard(fleet: ServerFleet[Any]) -> None:
     """There is no UNION to put the limit around."""
     reports: list[Any] = []
     with opened(fleet) as cluster:
@@ -190,7 +190,7 @@ def test_no_more_rows_of_one_shard(fleet: MariaDBFleet) -> None:
             session.rollback()
 
 
-def test_the_switch(fleet: MariaDBFleet, ids: list[int]) -> None:
+def test_the_switch(fleet: ServerFleet[Any], ids: list[int]) -> None:
     with opened(fleet, scatters=False) as cluster:
         with cluster.session() as session:
             with pytest.raises(ScatterDisabledError, match="scatters = True"):
@@ -237,7 +237,7 @@ def test_limits_that_make_no_sense(wrong: Any) -> None:
 
 @pytest.mark.parametrize("number", range(SERVERS))
 def test_a_server_takes_too_long(
-    cluster: Cluster, fleet: MariaDBFleet, number: int
+    cluster: Cluster, fleet: ServerFleet[Any], number: int
 ) -> None:
     """The server ends the statement; its connection goes on."""
     all_work(cluster)
@@ -260,7 +260,7 @@ def test_a_server_takes_too_long(
 
 @pytest.mark.parametrize("number", range(SERVERS))
 def test_a_server_hangs(
-    cluster: Cluster, fleet: MariaDBFleet, number: int
+    cluster: Cluster, fleet: ServerFleet[Any], number: int
 ) -> None:
     """It answers nothing at all: its connection is cut."""
     all_work(cluster)
@@ -285,7 +285,7 @@ def test_a_server_hangs(
 
 @pytest.mark.parametrize("number", range(SERVERS))
 def test_a_server_is_down(
-    cluster: Cluster, fleet: MariaDBFleet, ids: list[int], number: int
+    cluster: Cluster, fleet: ServerFleet[Any], ids: list[int], number: int
 ) -> None:
     all_work(cluster)
     name = f"server{number + 1}"
@@ -312,7 +312,7 @@ def test_a_server_is_down(
 
 
 def test_partial_over_connections_that_died(
-    ids: list[int], fleet: MariaDBFleet
+    ids: list[int], fleet: ServerFleet[Any]
 ) -> None:
     # With a deferred ROLLBACK a connection may be replaced before its use.
     with opened(fleet, deferred_rollback=False) as cluster:
@@ -326,7 +326,7 @@ def test_partial_over_connections_that_died(
         all_work(cluster)
 
 
-def test_all_servers_fail(cluster: Cluster, fleet: MariaDBFleet) -> None:
+def test_all_servers_fail(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     made = PINS.options(scatter(on_error="partial"))
     with cluster.session() as session:
         broken = made.where(func.no_such_function(Pin.n) == 1)
@@ -347,7 +347,7 @@ def test_all_servers_fail(cluster: Cluster, fleet: MariaDBFleet) -> None:
 
 
 def test_a_missing_table_on_one_server(
-    cluster: Cluster, fleet: MariaDBFleet
+    cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
     """A shard that is not migrated yet fails with all of its server."""
     server = fleet.servers[1]
@@ -368,7 +368,9 @@ def test_a_missing_table_on_one_server(
     all_work(cluster)
 
 
-def test_killed_in_mid_scatter(cluster: Cluster, fleet: MariaDBFleet) -> None:
+def test_killed_in_mid_scatter(
+    cluster: Cluster, fleet: ServerFleet[Any]
+) -> None:
     """The process of a server dies while it is asked."""
     all_work(cluster)
     server = fleet.servers[2]
@@ -398,7 +400,7 @@ def test_killed_in_mid_scatter(cluster: Cluster, fleet: MariaDBFleet) -> None:
 
 
 def test_a_transaction_goes_on_after_a_partial_answer(
-    cluster: Cluster, fleet: MariaDBFleet, ids: list[int]
+    cluster: Cluster, fleet: ServerFleet[Any], ids: list[int]
 ) -> None:
     """Rows that were written before it are committed."""
     here = min(shards_of(cluster, 0))

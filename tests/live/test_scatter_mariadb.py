@@ -40,8 +40,9 @@ from sqla_shard import Cluster
 from sqla_shard import ObjectMixin
 from sqla_shard import pack
 from sqla_shard import unpack
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import StatementLog
+from sqla_shard.testing.server_fleet import ServerFleet
+from tests.servers.kinds import Kind
 
 pytestmark = pytest.mark.live
 
@@ -97,13 +98,13 @@ class Thing(ObjectMixin, Base, type_id=2):
 
 
 @pytest.fixture(scope="module")
-def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
-    with MariaDBFleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
+def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
+    with server_kind.fleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
         yield fleet
 
 
 @pytest.fixture(scope="module")
-def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
+def cluster(fleet: ServerFleet[Any]) -> Iterator[Cluster]:
     with Cluster.from_topology(
         fleet.topology_mapping(), environ=fleet.environ
     ) as cluster:
@@ -272,7 +273,7 @@ def test_every_type_is_shown_as_by_one_shard(cluster: Cluster) -> None:
 
 
 def test_all_servers_at_the_same_time(
-    cluster: Cluster, fleet: MariaDBFleet, ids: list[int]
+    cluster: Cluster, fleet: ServerFleet[Any], ids: list[int]
 ) -> None:
     """Each server's lock is released only when all others wait, too."""
     held = []
@@ -329,7 +330,7 @@ def _until_waiting(server: Any) -> None:
 
 
 def test_a_connection_that_dies(
-    cluster: Cluster, fleet: MariaDBFleet, ids: list[int]
+    cluster: Cluster, fleet: ServerFleet[Any], ids: list[int]
 ) -> None:
     """The right one is replaced; the others go on."""
     for number in range(SERVERS):
@@ -346,7 +347,7 @@ def test_a_connection_that_dies(
 
 
 def test_a_server_that_is_gone(
-    cluster: Cluster, fleet: MariaDBFleet, ids: list[int]
+    cluster: Cluster, fleet: ServerFleet[Any], ids: list[int]
 ) -> None:
     fleet.servers[1].kill()
     try:
@@ -413,7 +414,7 @@ def test_nothing_but_integers(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("lost", range(SERVERS))
 def test_closing_when_a_server_is_lost(
-    cluster: Cluster, fleet: MariaDBFleet, ids: list[int], lost: int
+    cluster: Cluster, fleet: ServerFleet[Any], ids: list[int], lost: int
 ) -> None:
     """The other connections go back, and with them their locks."""
     session = cluster.session()
@@ -431,7 +432,7 @@ def test_closing_when_a_server_is_lost(
 
 def test_the_error_of_the_application_is_the_one_raised(
     cluster: Cluster,
-    fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
     ids: list[int],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -449,7 +450,7 @@ def test_the_error_of_the_application_is_the_one_raised(
 
 def test_the_log_of_a_rollback_has_no_values(
     cluster: Cluster,
-    fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
     ids: list[int],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -472,7 +473,9 @@ def test_the_log_of_a_rollback_has_no_values(
     assert busy(cluster) == 0
 
 
-def _kill_connection(session: Any, fleet: MariaDBFleet, number: int) -> None:
+def _kill_connection(
+    session: Any, fleet: ServerFleet[Any], number: int
+) -> None:
     """Kill the session's connection to a server."""
     connection = session.connection(
         bind_arguments={"shard_id": number * SHARDS // SERVERS}

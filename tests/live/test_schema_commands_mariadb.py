@@ -17,13 +17,13 @@ from sqla_shard.exc import MigrationFailedError
 from sqla_shard.exc import SchemaOptionError
 from sqla_shard.schema import RunOptions
 from sqla_shard.schema import State
-from tests.models.schema import on_mariadb
+from tests.models.schema import on_servers
 from tests.models.schema import runner_fixture
 from tests.servers.command_line import without_progress
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
-project = on_mariadb("schcmd", main="main_schcmd")
+project = on_servers("schcmd", main="main_schcmd")
 
 PINS = """
     op.create_table(

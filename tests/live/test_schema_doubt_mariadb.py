@@ -10,13 +10,13 @@ from sqla_shard import schema
 from sqla_shard.exc import SchemaError
 from sqla_shard.schema import Answer
 from tests.models.schema import LEDGER
-from tests.models.schema import on_mariadb
+from tests.models.schema import on_servers
 from tests.models.schema import runner_fixture
 from tests.models.schema import until
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
-project = on_mariadb("schdoubt")
+project = on_servers("schdoubt")
 
 TABLES = """
     op.execute("CREATE TABLE log (n INT)")

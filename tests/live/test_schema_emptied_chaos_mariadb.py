@@ -11,7 +11,7 @@ from sqla_shard import Cluster
 from sqla_shard import schema
 from sqla_shard.schema import environment
 from sqla_shard.schema.applier import Applier
-from tests.models.schema import on_mariadb
+from tests.models.schema import on_servers
 from tests.models.schema import Project
 from tests.models.schema import runner_fixture
 from tests.servers.emptied_chaos import Databases
@@ -22,7 +22,7 @@ from tests.servers.emptied_chaos import writing
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
-project = on_mariadb("schchaos")
+project = on_servers("schchaos")
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 TIMES = 15 if SOAK else 1

@@ -12,14 +12,14 @@ from sqla_shard import schema
 from sqla_shard.exc import MigrationFailedError
 from sqla_shard.exc import ProvisionError
 from sqla_shard.exc import ShardMissingError
-from tests.models.schema import on_mariadb
+from tests.models.schema import on_servers
 from tests.models.schema import Project
 from tests.models.schema import runner_fixture
 from tests.suites.schema_emptied import Emptied
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
-project = on_mariadb("schempty")
+project = on_servers("schempty")
 
 
 class TestEmptied(Emptied):

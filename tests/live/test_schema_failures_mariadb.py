@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from sqla_shard import schema
-from sqla_shard.testing import MariaDBFleet
-from tests.models.schema import on_mariadb
+from tests.models.schema import on_servers
 from tests.models.schema import Project
 from tests.models.schema import runner_fixture
 from tests.models.schema import until
+from tests.servers.kinds import Kind
 from tests.workers.schema_runner import Runner
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
-project = on_mariadb("schfail")
+project = on_servers("schfail")
 
 PINS = """
     op.execute("CREATE TABLE pins (n INT)")
@@ -361,11 +361,9 @@ def test_a_database_that_is_missing(project):
 
 
 @pytest.fixture
-def own(
-    mariadb_installed: None, runner: Runner, tmp_path: Path
-) -> Iterator[Any]:
+def own(server_kind: Kind, runner: Runner, tmp_path: Path) -> Iterator[Any]:
     """Servers that may be killed."""
-    with MariaDBFleet(servers=2, shards=4, fast=True) as fleet:
+    with server_kind.fleet(servers=2, shards=4, fast=True) as fleet:
         fleet.create_databases()
         document = fleet.topology_mapping()
         project = Project(tmp_path, document, fleet.servers, runner)

@@ -21,14 +21,14 @@ from sqla_shard.dialects.mysql.new_tables import creation_of
 from sqla_shard.schema import Answer
 from sqla_shard.schema.static_revisions import is_static
 from tests.models.schema import LEDGER
-from tests.models.schema import on_mariadb
+from tests.models.schema import on_servers
 from tests.models.schema import Project
 from tests.models.schema import runner_fixture
 from tests.models.schema import VERSIONS
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
-project = on_mariadb("schjoi", shards=4)
+project = on_servers("schjoi", shards=4)
 
 UPGRADE = """
     op.create_table(

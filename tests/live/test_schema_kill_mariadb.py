@@ -11,13 +11,13 @@ import pymysql
 import pytest
 
 from sqla_shard.schema.static_revisions import is_static
-from tests.models.schema import on_mariadb
+from tests.models.schema import on_servers
 from tests.models.schema import runner_fixture
 from tests.models.schema import until
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
-project = on_mariadb("schkill", shards=16)
+project = on_servers("schkill", shards=16)
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 SEEDS = 20 if SOAK else 3

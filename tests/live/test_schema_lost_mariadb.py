@@ -14,14 +14,14 @@ import pytest
 from sqla_shard import schema
 from sqla_shard.exc import SchemaError
 from tests.models.schema import LEDGER
-from tests.models.schema import on_mariadb
+from tests.models.schema import on_servers
 from tests.models.schema import Project
 from tests.models.schema import runner_fixture
 from tests.models.schema import until
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
-project = on_mariadb("schlost")
+project = on_servers("schlost")
 
 PINS = 'op.execute("CREATE TABLE pins (n INT)")'
 BOARDS = 'op.execute("CREATE TABLE boards (n INT)")'

@@ -39,8 +39,8 @@ def counts(report: schema.RunReport) -> dict[State, int]:
     return {state: count for state, count in found.items() if count}
 
 
-def test_from_nothing_to_the_second_revision(mariadb_fleet, tmp_path: Path):
-    document = mariadb_fleet.topology_mapping(
+def test_from_nothing_to_the_second_revision(fleet, tmp_path: Path):
+    document = fleet.topology_mapping(
         shards=SHARDS,
         database="db_many{shard:05d}",
         lookup=2,
@@ -48,7 +48,7 @@ def test_from_nothing_to_the_second_revision(mariadb_fleet, tmp_path: Path):
     )
     topology, ini = tmp_path / "topology.json", tmp_path / "alembic.ini"
     topology.write_text(json.dumps(document), "utf-8")
-    mariadb_fleet.drop_databases(document)
+    fleet.drop_databases(document)
     schema.init(
         tmp_path / "migrations",
         topology=topology,
@@ -82,4 +82,4 @@ def test_from_nothing_to_the_second_revision(mariadb_fleet, tmp_path: Path):
             drift = schema.verify(cluster, keyspace="objects")
             assert drift.ok, str(drift)
         finally:
-            mariadb_fleet.drop_databases(document)
+            fleet.drop_databases(document)

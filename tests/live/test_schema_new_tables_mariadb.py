@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from sqla_shard.schema.static_revisions import is_static
-from tests.models.schema import on_mariadb
+from tests.models.schema import on_servers
 from tests.models.schema import Project
 from tests.models.schema import runner_fixture
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
-project = on_mariadb("schnew", shards=8)
+project = on_servers("schnew", shards=8)
 
 INDEXED = "".join(
     f'sa.Column("{name}", sa.Integer, index=True), ' for name in "abcdefgh"

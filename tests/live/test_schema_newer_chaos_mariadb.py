@@ -12,7 +12,7 @@ import pytest
 
 from sqla_shard import schema
 from sqla_shard.schema.topology_changes import TopologyChanges
-from tests.models.schema import on_mariadb
+from tests.models.schema import on_servers
 from tests.models.schema import Project
 from tests.models.schema import runner_fixture
 from tests.models.schema import until
@@ -22,7 +22,7 @@ from tests.workers.schema_runner import Run
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
-project = on_mariadb("schnewer", shards=4)
+project = on_servers("schnewer", shards=4)
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 TIMES = 20 if SOAK else 1

@@ -11,14 +11,14 @@ import pytest
 from sqla_shard import schema
 from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing.topology_documents import topology_document
-from tests.models.schema import on_mariadb
+from tests.models.schema import on_servers
 from tests.models.schema import Project
 from tests.models.schema import runner_fixture
 from tests.models.schema import until
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
-project = on_mariadb("schodd")
+project = on_servers("schodd")
 
 PINS = 'op.execute("CREATE TABLE pins (n INT)")'
 
@@ -133,24 +133,24 @@ def through(project, proxies, options=""):
     project.write_topology(document)
 
 
-def test_a_run_ends_whose_server_hangs(project, mariadb_proxies):
+def test_a_run_ends_whose_server_hangs(project, proxies):
     """No limit holds for a statement, but the server has to answer others."""
     project.add("0001", PINS)
     project.alembic("upgrade", "head")
     project.add("0002", 'op.execute("ALTER TABLE pins ADD ts INT")')
     limits = "?connect_timeout=2&read_timeout=2"
-    through(project, mariadb_proxies, limits)
+    through(project, proxies, limits)
     with project.locked(0, "pins"):
         run = project.start("-x", "lock_wait=60", "upgrade", "head")
         connection = project.until_running(0, "ALTER%")
         wait_until_older(project, connection, 3)
-        mariadb_proxies[0].hang()
+        proxies[0].hang()
         done = run.wait()
         project.end(0, connection)
     assert done.returncode == 1
     assert "The server stopped responding" in done.stdout, done.shown
     assert "the next run checks whether it took effect" in done.stdout
-    mariadb_proxies[0].restore()
+    proxies[0].restore()
     states = project.states("upgrade", "head")
     assert set(states.values()) == {"changed"}
 
@@ -167,17 +167,15 @@ def wait_until_older(project, connection, seconds):
     )
 
 
-def test_several_signals_end_a_run_whose_server_hangs(
-    project, mariadb_proxies
-):
+def test_several_signals_end_a_run_whose_server_hangs(project, proxies):
     project.add("0001", PINS)
     project.alembic("upgrade", "head")
     project.add("0002", 'op.execute("ALTER TABLE pins ADD ts INT")')
-    through(project, mariadb_proxies)
+    through(project, proxies)
     with project.locked(0, "pins"):
         run = project.start("-x", "lock_wait=60", "upgrade", "head")
         connection = project.until_running(0, "ALTER%")
-        mariadb_proxies[0].hang()
+        proxies[0].hang()
         for count in (1, 2):
             run.signal_parent(signal.SIGINT)
             # Those that come too fast would be one.
@@ -191,7 +189,7 @@ def test_several_signals_end_a_run_whose_server_hangs(
     assert done.returncode == 1
     assert "ended with status -9" in done.stdout
     assert "3 not attempted: 1-3" in done.stdout
-    mariadb_proxies[0].restore()
+    proxies[0].restore()
     project.write_topology(project.document)
     states = project.states("upgrade", "head")
     assert set(states.values()) == {"changed"}

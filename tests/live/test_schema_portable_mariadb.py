@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from sqla_shard.schema.static_revisions import is_static
-from tests.models.schema import on_mariadb
+from tests.models.schema import on_servers
 from tests.models.schema import Project
 from tests.models.schema import runner_fixture
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
-project = on_mariadb(
+project = on_servers(
     "schport", lookup=2, lookup_database="lookup_schport{shard:05d}"
 )
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from sqla_shard.schema.static_revisions import is_static
-from tests.models.schema import on_mariadb
+from tests.models.schema import on_servers
 from tests.models.schema import Project
 from tests.models.schema import runner_fixture
 from tests.models.schema import until
@@ -17,7 +17,7 @@ from tests.workers.schema_runner import Finished
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
-project = on_mariadb("schsev", shards=8)
+project = on_servers("schsev", shards=8)
 
 INDEXED = "".join(
     f'sa.Column("{name}", sa.Integer, index=True), ' for name in "cab"

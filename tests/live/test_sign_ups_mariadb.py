@@ -17,7 +17,7 @@ from sqla_shard import Cluster
 from sqla_shard import exc
 from sqla_shard import scatter
 from sqla_shard.models import Claim
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from sqla_shard.testing.topology_documents import topology_document
 from sqla_shard.verify import verify_lookups
 from tests.models import verify_models
@@ -30,6 +30,7 @@ from tests.models.lookup_models import UserEmail
 from tests.models.verify_models import Account
 from tests.models.verify_models import AccountEmail
 from tests.models.verify_models import add_account
+from tests.servers.kinds import Kind
 from tests.suites.lookup_claiming import all_at_once
 
 pytestmark = pytest.mark.live
@@ -40,13 +41,13 @@ _LONG_AGO = datetime(2020, 1, 1, tzinfo=timezone.utc)
 
 
 @pytest.fixture(scope="module")
-def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
-    with MariaDBFleet(servers=6, shards=16, fast=True) as fleet:
+def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
+    with server_kind.fleet(servers=6, shards=16, fast=True) as fleet:
         yield fleet
 
 
 @pytest.fixture(scope="module")
-def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
+def cluster(fleet: ServerFleet[Any]) -> Iterator[Cluster]:
     """Four servers of objects, and two of keys alone."""
     (space,) = fleet.topology_mapping()["keyspaces"].values()
     servers = {one["name"]: one["primary"] for one in space["servers"]}

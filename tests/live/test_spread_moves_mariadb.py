@@ -40,13 +40,13 @@ PATIENCE = 120.0
 
 
 @pytest.fixture
-def topology(mariadb_fleet: Any, tmp_path: Path) -> Iterator[Path]:
-    document = mariadb_fleet.topology_mapping(
+def topology(fleet: Any, tmp_path: Path) -> Iterator[Path]:
+    document = fleet.topology_mapping(
         shards=SHARDS, database="db_spread_{shard:05d}"
     )
-    mariadb_fleet.drop_databases(document)
+    fleet.drop_databases(document)
     yield write(tmp_path, document)
-    mariadb_fleet.drop_databases(document)
+    fleet.drop_databases(document)
 
 
 @pytest.fixture

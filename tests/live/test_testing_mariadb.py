@@ -566,7 +566,7 @@ def test_urls_of_others_are_checked(monkeypatch, url):
     assert "secret" not in str(info.value)
 
 
-def test_the_fixture_has_databases(mariadb_fleet):
-    assert mariadb_fleet.shards == 256
-    first = mariadb_fleet.servers[0]
+def test_the_fixture_has_databases(fleet):
+    assert fleet.shards == 256
+    first = fleet.servers[0]
     assert "db00000" in names(first)

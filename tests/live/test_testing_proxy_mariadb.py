@@ -28,13 +28,13 @@ def connect(server, proxy, **arguments):
 
 
 @pytest.fixture
-def server(mariadb_fleet):
-    return mariadb_fleet.servers[0]
+def server(fleet):
+    return fleet.servers[0]
 
 
 @pytest.fixture
-def proxy(mariadb_proxies):
-    return mariadb_proxies[0]
+def proxy(proxies):
+    return proxies[0]
 
 
 def taken(connection):
@@ -99,20 +99,20 @@ def test_cut_connection_is_lost_on_both_sides(server, proxy):
         assert monotonic() < deadline
 
 
-def test_cluster_goes_through_the_proxies(mariadb_fleet, mariadb_proxies):
-    topology = mariadb_fleet.topology_mapping(proxies=mariadb_proxies)
-    mariadb_proxies[1].refuse()
+def test_cluster_goes_through_the_proxies(fleet, proxies):
+    topology = fleet.topology_mapping(proxies=proxies)
+    proxies[1].refuse()
     with Cluster.from_topology(topology) as cluster:
         health = cluster.health().servers
     assert [name for name, bad in health.items() if bad] == ["server2"]
-    assert [proxy.counts.connections > 0 for proxy in mariadb_proxies] == [
-        index != 1 for index in range(len(mariadb_proxies))
+    assert [proxy.counts.connections > 0 for proxy in proxies] == [
+        index != 1 for index in range(len(proxies))
     ]
 
 
-def test_topology_wants_a_proxy_for_each_server(mariadb_fleet, server):
+def test_topology_wants_a_proxy_for_each_server(fleet, server):
     with (
         Proxy(server.host, server.port) as proxy,
         pytest.raises(ValueError, match="proxies: 1 for"),
     ):
-        mariadb_fleet.topology_mapping(proxies=[proxy])
+        fleet.topology_mapping(proxies=[proxy])

@@ -25,14 +25,14 @@ from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.merging.values import check_identities
 from sqla_shard.merging.values import Text
 from sqla_shard.merging.values import weigh
-from tests.models.clusters import on_mariadb
+from tests.models.clusters import on_servers
 from tests.suites.texts import planted
 from tests.suites.texts import random_text
 from tests.suites.texts import Title
 
 pytestmark = pytest.mark.live
 
-cluster = on_mariadb("texts")
+cluster = on_servers("texts")
 titles = planted()
 
 _SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
@@ -56,8 +56,8 @@ _PARTS = ("sorted", "sorted_padding", "extreme", "extreme_padding", "same")
 
 
 @pytest.fixture(scope="module")
-def plain(mariadb_fleet):
-    server = mariadb_fleet.servers[0]
+def plain(fleet):
+    server = fleet.servers[0]
     name = "main_plain_texts"
     with server.connect(autocommit=True) as connection:
         connection.cursor().execute(f"CREATE DATABASE {name}")

@@ -29,21 +29,19 @@ class User(ObjectMixin, Base, type_id=3):
 
 
 @pytest.fixture
-def cluster(mariadb_fleet: Any) -> Iterator[Cluster]:
-    document = mariadb_fleet.topology_mapping(
+def cluster(fleet: Any) -> Iterator[Cluster]:
+    document = fleet.topology_mapping(
         shards=16, database="db_noreturning{shard:05d}"
     )
-    mariadb_fleet.create_databases(document)
-    with Cluster.from_topology(
-        document, environ=mariadb_fleet.environ
-    ) as cluster:
+    fleet.create_databases(document)
+    with Cluster.from_topology(document, environ=fleet.environ) as cluster:
         cluster.create_all(Base.metadata)
         for engine in {p.engine for _, p in cluster.places.servers()}:
             # As SQLAlchemy sets it for a MySQL 8 server.
             engine.dialect.insert_returning = False
             engine.dialect.use_insertmanyvalues = False
         yield cluster
-    mariadb_fleet.drop_databases(document)
+    fleet.drop_databases(document)
 
 
 def test_flush_gets_whole_ids(cluster: Cluster) -> None:

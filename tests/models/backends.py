@@ -5,7 +5,7 @@ A module of suites says what its cluster is like, once::
     cluster = Clusters(Base.metadata, shards=8).on_backend()
 
 and is collected once for each of its backends.  A module of tests that has
-one backend takes :meth:`Clusters.on_sqlite` or :meth:`Clusters.on_mariadb`.
+one backend takes :meth:`Clusters.on_sqlite` or :meth:`Clusters.on_servers`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from sqlalchemy import MetaData
 
 from sqla_shard import Cluster
 from sqla_shard.ids import IdLayout
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import sqlite_topology
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.layouts import with_layout
 from tests.servers.in_loop import InLoop
+from tests.servers.kinds import Kind
 
 __all__ = ["BOTH", "EVERYWHERE", "MYSQLCLIENT", "Clusters", "On", "with_cache"]
 
@@ -42,9 +43,9 @@ _Prepare = Callable[
 class On(NamedTuple):
     """A backend of a suite.
 
-    :param name: ``sqlite`` or ``mariadb``, with ``-loop`` for sessions that
-        an asynchronous driver connects, or with another suffix for other
-        options.
+    :param name: ``sqlite``, ``mariadb``, ``mysql`` or ``mariadb11``, with
+        ``-loop`` for sessions that an asynchronous driver connects, or with
+        another suffix for other options.
     :param only: names of classes, separated by spaces; all where empty.
     :param options: for :class:`sqla_shard.Cluster`.
     :param values: attributes of the classes that this backend sets, such as
@@ -60,8 +61,16 @@ class On(NamedTuple):
     few: Mapping[str, Any] = {}
 
     @property
+    def kind(self) -> str:
+        return self.name.partition("-")[0]
+
+    def on_kind(self, kind: str) -> On:
+        """Return the same on another kind of server."""
+        return self._replace(name=self.name.replace(self.kind, kind, 1))
+
+    @property
     def live(self) -> bool:
-        return self.name.startswith("mariadb")
+        return self.kind != "sqlite"
 
     @property
     def in_loop(self) -> bool:
@@ -129,7 +138,7 @@ class Clusters:
 
         return cluster
 
-    def on_mariadb(self, name: str, **options: Any) -> Any:
+    def on_servers(self, name: str, **options: Any) -> Any:
         """Return a fixture for a test module: databases of the fleet.
 
         :param name: part of the names of the databases, letters only.
@@ -138,9 +147,9 @@ class Clusters:
 
         @pytest.fixture(scope="module")
         def cluster(
-            request: pytest.FixtureRequest, mariadb_fleet: MariaDBFleet
+            request: pytest.FixtureRequest, server_kind: Kind
         ) -> Iterator[Cluster]:
-            on = On("mariadb", "", options)
+            on = On(server_kind.name, "", options)
             with self.open(request, on, name) as cluster:
                 yield cluster
 
@@ -174,12 +183,12 @@ class Clusters:
             the module.
         """
         stem = re.sub("[^a-z]", "", f"{request.path.stem}{on.name}")
-        made = self._on_mariadb if on.live else self._on_sqlite
+        made = self._on_servers if on.live else self._on_sqlite
         options = {**self.options, **on.options}
         if options.get("driver") == "mysqldb":
             request.getfixturevalue("mysqlclient_installed")
         with (
-            made(request, name or stem) as document,
+            made(request, on, name or stem) as document,
             Cluster.from_topology(document, **options) as cluster,
         ):
             cluster.create_all(self.metadata)
@@ -194,7 +203,7 @@ class Clusters:
 
     @contextmanager
     def _on_sqlite(
-        self, request: pytest.FixtureRequest, name: str
+        self, request: pytest.FixtureRequest, on: On, name: str
     ) -> Iterator[dict[str, Any]]:
         factory = request.getfixturevalue("tmp_path_factory")
         yield self._with_globals(
@@ -209,10 +218,10 @@ class Clusters:
         )
 
     @contextmanager
-    def _on_mariadb(
-        self, request: pytest.FixtureRequest, name: str
+    def _on_servers(
+        self, request: pytest.FixtureRequest, on: On, name: str
     ) -> Iterator[dict[str, Any]]:
-        fleet: MariaDBFleet = request.getfixturevalue("mariadb_fleet")
+        fleet: ServerFleet[Any] = request.getfixturevalue(f"{on.kind}_fleet")
         document = self._with_globals(
             fleet.topology_mapping(
                 shards=self.shards,

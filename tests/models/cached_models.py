@@ -66,7 +66,7 @@ __all__ = [
     "Suite",
     "User",
     "cached_of",
-    "cached_on_mariadb",
+    "cached_on_servers",
     "cached_on_sqlite",
     "changed",
     "configure",
@@ -311,4 +311,4 @@ def _with_a_cache(
 #: Clusters with these tables.
 CACHED = Clusters(Base.metadata, SHARDS, prepare=_with_a_cache)
 cached_on_sqlite = CACHED.on_sqlite
-cached_on_mariadb = CACHED.on_mariadb
+cached_on_servers = CACHED.on_servers

@@ -32,7 +32,7 @@ __all__ = [
     "SHARDS",
     "ShardLog",
     "at",
-    "on_mariadb",
+    "on_servers",
     "on_sqlite",
     "plain_engine",
 ]
@@ -74,7 +74,7 @@ class ShardLog(StatementLog):
 #: Clusters with the tables of pins and boards.
 PINS = Clusters(Base.metadata, SHARDS, main=("main",))
 on_sqlite = PINS.on_sqlite
-on_mariadb = PINS.on_mariadb
+on_servers = PINS.on_servers
 
 
 def plain_engine(**options: Any) -> Any:
@@ -90,7 +90,7 @@ def plain_engine(**options: Any) -> Any:
         with contextlib.ExitStack() as stack:
             url = "sqlite://"
             if backend.live:
-                fleet = request.getfixturevalue("mariadb_fleet")
+                fleet = request.getfixturevalue(f"{backend.kind}_fleet")
                 url = stack.enter_context(_plain_database(fleet.servers[0]))
             engine = create_engine(url, **options)
             yield engine

@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool
 from sqla_shard.dialects import backend_for
 from sqla_shard.testing import MariaDBFleet
 
-__all__ = ["databases_on_mariadb", "databases_on_sqlite"]
+__all__ = ["databases_on_servers", "databases_on_sqlite"]
 
 
 def databases_on_sqlite() -> Any:
@@ -35,7 +35,7 @@ def databases_on_sqlite() -> Any:
     return database
 
 
-def databases_on_mariadb(start: str) -> Any:
+def databases_on_servers(start: str) -> Any:
     """Return a fixture: a function that returns an engine of a new one.
 
     :param start: of the names of the databases.

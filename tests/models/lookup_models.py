@@ -41,7 +41,7 @@ __all__ = [
     "count_of",
     "end_at",
     "ids",
-    "lookups_on_mariadb",
+    "lookups_on_servers",
     "lookups_on_sqlite",
     "new_user",
     "rows_of",
@@ -163,4 +163,4 @@ class Suite:
 #: Clusters with these tables.
 LOOKUPS = Clusters(Base.metadata, SHARDS, lookup=MODULUS)
 lookups_on_sqlite = LOOKUPS.on_sqlite
-lookups_on_mariadb = LOOKUPS.on_mariadb
+lookups_on_servers = LOOKUPS.on_servers

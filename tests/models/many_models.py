@@ -43,7 +43,7 @@ __all__ = [
     "Topic",
     "User",
     "Vote",
-    "many_on_mariadb",
+    "many_on_servers",
     "many_on_sqlite",
     "post_labels",
     "post_posts",
@@ -196,4 +196,4 @@ def _with_topics(cluster: Cluster, request: Any, on: On) -> Iterator[None]:
 #: Clusters with these tables.
 MANY = Clusters(Base.metadata, SHARDS, prepare=_with_topics)
 many_on_sqlite = MANY.on_sqlite
-many_on_mariadb = MANY.on_mariadb
+many_on_servers = MANY.on_servers

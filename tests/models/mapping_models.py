@@ -35,7 +35,7 @@ __all__ = [
     "Suite",
     "User",
     "UserFollowsUser",
-    "lists_on_mariadb",
+    "lists_on_servers",
     "lists_on_sqlite",
     "new_board",
     "new_pins",
@@ -184,4 +184,4 @@ class Suite:
 #: Clusters with these tables.
 LISTS = Clusters(Base.metadata, SHARDS)
 lists_on_sqlite = LISTS.on_sqlite
-lists_on_mariadb = LISTS.on_mariadb
+lists_on_servers = LISTS.on_servers

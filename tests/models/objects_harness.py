@@ -56,7 +56,7 @@ class Suite:
             yield log
 
 
-def on_mariadb(cluster: Cluster) -> bool:
+def on_servers(cluster: Cluster) -> bool:
     return (
         not cluster.topology.keyspaces["objects"]
         .servers[0]

@@ -53,7 +53,7 @@ __all__ = [
     "intend",
     "make_due",
     "note",
-    "operations_on_mariadb",
+    "operations_on_servers",
     "operations_on_sqlite",
     "points",
     "register",
@@ -224,4 +224,4 @@ def count_applied(cluster: Cluster) -> int:
 #: Clusters with these tables.
 OPERATIONS = Clusters(Base.metadata, SHARDS, main=("main",), lookup=MODULUS)
 operations_on_sqlite = OPERATIONS.on_sqlite
-operations_on_mariadb = OPERATIONS.on_mariadb
+operations_on_servers = OPERATIONS.on_servers

@@ -36,7 +36,7 @@ __all__ = [
     "LEDGER",
     "VERSIONS",
     "Project",
-    "on_mariadb",
+    "on_servers",
     "on_sqlite",
     "runner_fixture",
     "until",
@@ -373,7 +373,7 @@ def runner_fixture() -> Any:
     return runner
 
 
-def on_mariadb(prefix: str, shards: int = 4, **more: Any) -> Any:
+def on_servers(prefix: str, shards: int = 4, **more: Any) -> Any:
     """Return a fixture: an empty project on new databases, for each test.
 
     :param prefix: part of the names of the databases, letters only.

@@ -60,7 +60,7 @@ class Event:
     ==========  =============================================================
     """
 
-    kind: Kind
+    server_kind: Kind
     key: str
     start: float
     end: float

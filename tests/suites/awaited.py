@@ -57,7 +57,7 @@ cluster = PINS.on_backend()
 def fresh(request: pytest.FixtureRequest, backend: On) -> Iterator[Cluster]:
     """A cluster for a test that closes it, without tables."""
     if backend.live:
-        fleet = request.getfixturevalue("mariadb_fleet")
+        fleet = request.getfixturevalue(f"{backend.kind}_fleet")
         document, environ = fleet.topology_mapping(), fleet.environ
     else:
         path = request.getfixturevalue("tmp_path")

@@ -49,7 +49,7 @@ from tests.models.compressed_models import raw
 from tests.models.compressed_models import set_raw
 from tests.models.compressed_models import SHARDS
 from tests.models.compressed_models import Small
-from tests.models.objects_harness import on_mariadb
+from tests.models.objects_harness import on_servers
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 ROWS = 40
@@ -317,7 +317,7 @@ class RollOut(Suite):
             blobs.activate(self.admin, Packed, 77)
         with pytest.raises(DictionaryTrainingError, match="only 0 rows"):
             blobs.train(self.admin, Small)
-        if on_mariadb(cluster):
+        if on_servers(cluster):
             change = "ALTER TABLE packed MODIFY data {} NOT NULL"
             blobs.deactivate(self.admin, Packed)
             blobs.rewrite(self.admin, Packed)

@@ -36,7 +36,7 @@ from tests.models.objects import Pin
 from tests.models.objects import Renamed
 from tests.models.objects import Size
 from tests.models.objects import Thing
-from tests.models.objects_harness import on_mariadb
+from tests.models.objects_harness import on_servers
 from tests.models.objects_harness import raw
 from tests.models.objects_harness import set_raw
 from tests.models.objects_harness import stored
@@ -213,7 +213,7 @@ class ExpressionSuite(Suite):
 
     def test_json_functions_of_the_server(self, session, ids, cluster):
         length = (
-            func.json_length if on_mariadb(cluster) else func.json_array_length
+            func.json_length if on_servers(cluster) else func.json_array_length
         )
         found = self.values(session, ids, Thing.count, length(Thing.tags) == 1)
         assert found == [-3]
@@ -487,7 +487,7 @@ class ExpressionSuite(Suite):
     def test_numbers_that_sqlite_does_not_have(self, cluster, session):
         big = thing(cluster, shard_id=SHARD, count=2**70 + 1)
         condition = Thing.count == 2**70 + 1
-        if on_mariadb(cluster):
+        if on_servers(cluster):
             found = self.values(session, [big], Thing.count, condition)
             assert found == [2**70 + 1]
             return

@@ -25,7 +25,7 @@ from tests.models.objects import Mixed
 from tests.models.objects import Size
 from tests.models.objects import THING
 from tests.models.objects import Thing
-from tests.models.objects_harness import on_mariadb
+from tests.models.objects_harness import on_servers
 from tests.models.objects_harness import set_raws
 from tests.models.objects_harness import Suite
 from tests.suites.objects_values import identical
@@ -92,7 +92,7 @@ class RandomFilterSuite(Suite):
     @pytest.fixture(scope="class")
     @classmethod
     def pools(cls, cluster) -> dict[str, list[Any]]:
-        extra = ON_SERVERS if on_mariadb(cluster) else {}
+        extra = ON_SERVERS if on_servers(cluster) else {}
         return {
             name: [*pool, *extra.get(name, ())] for name, pool in POOLS.items()
         }
@@ -312,7 +312,7 @@ class RandomFilterSuite(Suite):
 
 
 def _tells_case(session) -> bool:
-    return on_mariadb(session.cluster)
+    return on_servers(session.cluster)
 
 
 def _random_things(rng: random.Random, pools) -> list[Thing]:

@@ -25,7 +25,7 @@ from sqla_shard import Cluster
 from sqla_shard.exc import BlobValueError
 from tests.models.objects import Part
 from tests.models.objects import Thing
-from tests.models.objects_harness import on_mariadb
+from tests.models.objects_harness import on_servers
 from tests.models.objects_harness import raw
 from tests.models.objects_harness import set_raw
 from tests.models.objects_harness import Suite
@@ -348,7 +348,7 @@ class HidingSuite(Suite):
         assert session.get(Thing, new).active is True
 
     def test_the_server_reads_it(self, cluster, session, ids):
-        function = "JSON_VALUE" if on_mariadb(cluster) else "json_extract"
+        function = "JSON_VALUE" if on_servers(cluster) else "json_extract"
         found = session.execute(
             text(
                 f"SELECT local_id FROM things "

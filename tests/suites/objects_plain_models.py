@@ -23,7 +23,7 @@ from sqla_shard.exc import CrossShardWriteError
 from sqla_shard.exc import KeyspaceMismatchError
 from sqla_shard.exc import UnknownKeyspaceError
 from sqla_shard.outbox.tables import OF_TRANSACTIONS
-from tests.models.objects_harness import on_mariadb
+from tests.models.objects_harness import on_servers
 from tests.models.objects_harness import Suite
 from tests.models.plain_classes import Account
 from tests.models.plain_classes import Anywhere
@@ -196,7 +196,7 @@ class PlainSuite(Suite):
             update(Author)
             .where(Author.id.in_(ids[:2]))
             .values(name=func.concat(Author.name, "!"))
-            if on_mariadb(cluster)
+            if on_servers(cluster)
             else update(Author)
             .where(Author.id.in_(ids[:2]))
             .values(name=Author.name + "!")

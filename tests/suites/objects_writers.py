@@ -17,7 +17,7 @@ from tests.models.objects import Board
 from tests.models.objects import Renamed
 from tests.models.objects import Size
 from tests.models.objects import Thing
-from tests.models.objects_harness import on_mariadb
+from tests.models.objects_harness import on_servers
 from tests.models.objects_harness import raw
 from tests.models.objects_harness import set_raw
 from tests.models.objects_harness import stored
@@ -359,7 +359,7 @@ class WriterSuite(Suite):
         a.text = "one"
         a.tags.append("one")
         one.commit()
-        old = "x" if on_mariadb(cluster) else "one"
+        old = "x" if on_servers(cluster) else "one"
         statement = select(Thing.text).where(Thing.id == a.id)
         with other.no_autoflush:
             assert other.scalars(statement).one() == old
