@@ -118,8 +118,8 @@ class ShardMissingError(DriverError, ProgrammingError):
     :ivar keyspace: the keyspace.
     :ivar shards: the numbers of the shards that the statement was for.
     :ivar server: the server that should have these shards.
-    :ivar lacks: ``"table"``, ``"database"`` or ``"grant"``.  MariaDB also
-        reports ``"table"`` for a missing database.
+    :ivar lacks: ``"table"``, ``"database"`` or ``"grant"``.  MariaDB reports
+        ``"table"`` for a missing database, MySQL ``"database"``.
     :ivar epoch: epoch of the newest topology.
     """
 

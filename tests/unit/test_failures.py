@@ -43,6 +43,7 @@ def errors() -> list[type[Any]]:
         (1290, READ_ONLY.format("secure-file-priv"), Failure.OTHER),
         (1290, READ_ONLY.format("skip-grant-tables"), Failure.OTHER),
         (1836, "Running in read-only mode", Failure.FENCED),
+        (3989, "Schema 'db1' is in read only mode.", Failure.FENCED),
         (1792, "Cannot execute in a READ ONLY transaction", Failure.OTHER),
         (1146, "Table 'db1.t' doesn't exist", Failure.MISPLACED),
         (1049, "Unknown database 'db1'", Failure.MISPLACED),
@@ -51,6 +52,11 @@ def errors() -> list[type[Any]]:
         (1205, "Lock wait timeout exceeded", Failure.BUSY),
         (3572, "NOWAIT is set", Failure.BUSY),
         (1213, "Deadlock found", Failure.CONFLICT),
+        (1020, "Record has changed since last read", Failure.CONFLICT),
+        (3101, "Plugin instructed the server to roll", Failure.CONFLICT),
+        (3024, "maximum statement execution time", Failure.TIMEOUT),
+        (3032, "The server is in offline mode", Failure.LOST),
+        (4031, "The client was disconnected", Failure.LOST),
         (1053, "Server shutdown in progress", Failure.LOST),
         (1317, "Query execution was interrupted", Failure.LOST),
         (1927, "Connection was killed", Failure.LOST),
@@ -64,6 +70,42 @@ def test_classification_of_errors(
     kind: type[Any], number: int, text: str, failure: Failure
 ) -> None:
     assert BACKEND.classify(kind(number, text)) is failure
+
+
+class MySQLDialect:
+    is_mariadb = False
+
+
+class MySQLConnection:
+    dialect = MySQLDialect()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("SELECT", " 1"),
+        ("(SELECT", " 1) UNION ALL (SELECT 2)"),
+        ("WITH c AS (SELECT 1) SELECT", " * FROM c"),
+        ("WITH c (a, b) AS  (SELECT 1, (SELECT 2)) SELECT", " * FROM c"),
+        ("with `)` as (select ')' -> '$.a') select", " * from `)`"),
+        ("WITH c AS (SELECT 1) (SELECT", " 1) UNION ALL (SELECT 2)"),
+        ("(WITH c AS (SELECT 1) SELECT", " 2) UNION ALL (SELECT 3)"),
+        ("/* SELECT ( */ SELECT", " 1"),
+    ],
+)
+def test_a_time_limit_is_in_the_outermost_select(
+    before: str, after: str
+) -> None:
+    connection: Any = MySQLConnection()
+    limited = BACKEND.limited(connection, before + after, 0.0305)
+    assert limited == f"{before} /*+ MAX_EXECUTION_TIME(31) */{after}"
+
+
+def test_a_time_limit_beside_the_hints_of_a_statement() -> None:
+    connection: Any = MySQLConnection()
+    limited = BACKEND.limited(connection, "SELECT /*+ BKA(t) */ a FROM t", 2)
+    hints = "/*+ MAX_EXECUTION_TIME(2000) BKA(t) */"
+    assert limited == f"SELECT {hints} a FROM t"
 
 
 def test_missing_tables_and_databases() -> None:

@@ -54,22 +54,25 @@ _log = logging.getLogger(__name__)
 
 # By the error number of the server or the driver.
 _FAILURES: Mapping[int, Failure] = {
-    # A deadlock; and, of MariaDB with innodb_snapshot_isolation, a row that
-    # was locked is newer than the snapshot of the transaction.
-    **dict.fromkeys((1213, 1020), Failure.CONFLICT),
+    # A deadlock; of MariaDB with innodb_snapshot_isolation, a row that was
+    # locked is newer than the snapshot of the transaction; and of MySQL, the
+    # same row has changed on another member of a group, known at COMMIT.
+    **dict.fromkeys((1213, 1020, 3101), Failure.CONFLICT),
     # MySQL has another number for NOWAIT.
     **dict.fromkeys((1205, 3572), Failure.BUSY),
     # max_statement_time of MariaDB, and MAX_EXECUTION_TIME of MySQL.
     **dict.fromkeys((1969, 3024), Failure.TIMEOUT),
     # UNION causes these too: each of its columns must have one collation.
     **dict.fromkeys((1267, 1270, 1271), Failure.COLLATIONS),
-    # The last is MySQL's for a connection that was idle for too long.
+    # The last two are MySQL's: for a connection that was idle for too long,
+    # and for one to a server in offline_mode.
     **dict.fromkeys(
-        (1053, 1317, 1927, 2002, 2003, 2006, 2013, 2014, 2055, 4031),
+        (1053, 1317, 1927, 2002, 2003, 2006, 2013, 2014, 2055, 4031, 3032),
         Failure.LOST,
     ),
     **dict.fromkeys((1146, 1049, 1142, 1044), Failure.MISPLACED),
-    1836: Failure.FENCED,
+    # The second is MySQL's for a database: ALTER DATABASE .. READ ONLY = 1.
+    **dict.fromkeys((1836, 3989), Failure.FENCED),
 }
 # An option of the server prevents the statement; the message names it.
 _OPTION_PREVENTS = 1290
@@ -225,8 +228,15 @@ class MySQL(Backend):
         """Add ``max_statement_time``, or ``MAX_EXECUTION_TIME`` on MySQL."""
         if getattr(connection.dialect, "is_mariadb", False):
             return f"SET STATEMENT max_statement_time={seconds:f} FOR {text}"
-        hint = f"SELECT /*+ MAX_EXECUTION_TIME({ceil(seconds * 1000)}) */"
-        return text.replace("SELECT", hint, 1)
+        end = _end_of_select(text)
+        if end is None:
+            return text
+        limit = f"MAX_EXECUTION_TIME({ceil(seconds * 1000)})"
+        hints = _HINTS.match(text, end)
+        if hints is None:
+            return f"{text[:end]} /*+ {limit} */{text[end:]}"
+        # The server reads one comment of hints.
+        return f"{text[:end]} /*+ {limit}{text[hints.end() :]}"
 
     def use(self, connection: Connection, cursor: Any, schema: str) -> None:
         """Send ``USE`` if the default database is another."""
@@ -306,6 +316,36 @@ class MySQL(Backend):
     def lacks(self, error: BaseException) -> str:
         """Read the server's error number."""
         return _LACKS[error.args[0]]
+
+
+_HINTS = re.compile(r"\s*/\*\+")
+# Parentheses in texts, names and comments are skipped.
+_TOKENS = re.compile(
+    r"""
+    '(?:[^'\\]|\\.)*' | "(?:[^"\\]|\\.)*" | `[^`]*` | /\*.*?\*/
+    | (?P<word> \bAS\s*\( | [()] | \bSELECT\b )
+    """,
+    re.IGNORECASE | re.DOTALL | re.VERBOSE,
+)
+
+
+def _end_of_select(query: str) -> int | None:
+    """Return the end of the first SELECT outside common table expressions.
+
+    The server ignores a time limit inside them.
+    """
+    is_named: list[bool] = []
+    for token in _TOKENS.finditer(query):
+        word = token["word"]
+        if word is None:
+            continue
+        if word.endswith("("):
+            is_named.append(word != "(")
+        elif word == ")":
+            del is_named[-1:]
+        elif not any(is_named):
+            return token.end()
+    return None
 
 
 _TABLES = text(

@@ -188,6 +188,17 @@ _STRICT = (
     "sql_mode = CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_TRANS_TABLES')"
 )
 
+# Where this variable is on, by default from MariaDB 11.6.2, a locking read of
+# a row that has changed since the first read ends the transaction with error
+# 1020, so that neither changes of fields can be merged nor versions compared.
+# Its value is 0 from 10.11.8 and from 11.4.2; the servers between, which may
+# lack the variable, read a text there.  To MySQL these are comments.
+_SNAPSHOTS = (
+    " /*M!101108 , */ /*M!110000 @_ = ' */ "
+    "/*M!101108 innodb_snapshot_isolation = 0 */ /*M!110000 ' */ "
+    "/*M!110402 , innodb_snapshot_isolation = 0 */"
+)
+
 #: The part of ``read_timeout`` that a statement may wait for locks.
 _FOR_LOCKS = 0.8
 
@@ -242,4 +253,4 @@ def initial_statement(url: URL, arguments: Mapping[str, Any]) -> str:
             f"{name} = CAST(LEAST(@@{name}, {seconds}) AS UNSIGNED)"
             for name in ("innodb_lock_wait_timeout", "lock_wait_timeout")
         ]
-    return ", ".join(parts)
+    return ", ".join(parts) + _SNAPSHOTS
