@@ -237,8 +237,9 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
     elif isinstance(statement, FromStatement) and statement.element.is_dml:
         raise UnsupportedStatementError(
             "from_statement() of an INSERT, UPDATE or DELETE would send it "
-            "like a SELECT; execute the statement itself, and use "
-            "returning(Class) for objects",
+            "like a SELECT; execute the statement itself.  For new objects "
+            "use session.add_all(), or returning(Class) where the server has "
+            "RETURNING, which MySQL has not",
             construct="from_statement()",
         )
     place = named_place(context, session)

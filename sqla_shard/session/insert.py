@@ -171,7 +171,8 @@ def group_rows(
     if len(grouped) > 1 and private.sort_by_parameter_order(statement):
         raise ScatterUnsupportedError(
             "RETURNING in the order of the rows is not supported for rows "
-            "of several shards; return a column that identifies them",
+            "of several shards; return a column that identifies them, or "
+            "use session.add_all(objects), which then have their ids",
             construct="sort_by_parameter_order",
         )
     return grouped

@@ -9,7 +9,10 @@ A subclass overrides by name and cannot go through a function, so these stand
 where they are overridden: ``_identity_lookup`` (1.3), ``_connection_for_bind``
 (1.3), ``_execute_internal`` (2.0) and ``_choose_shard_and_assign`` (1.3) of
 sessions; ``_propagate_attrs`` (1.4) and ``_from_objects`` (1.3) of SQL
-elements; ``_setup_select_stack`` (1.3) of a compiler; ``_memoized_method_*``,
+elements; ``_setup_select_stack`` (1.3), ``visit_insert`` (1.3) and
+``returning_clause`` (1.3) of compilers; ``_deliver_insertmanyvalues_batches``
+(2.0.10) of dialects; ``fetchall_for_returning`` (2.0.10) and
+``_setup_ins_pk_from_lastrowid`` (1.4) of executions; ``_memoized_method_*``,
 ``_memoized_attr_*`` and ``_fallback_getattr`` (1.3) of comparators.
 """
 
@@ -51,11 +54,14 @@ __all__ = [
     "has_row_limiting_clause",
     "having_criteria",
     "identity_token",
+    "inserted_key",
+    "inserted_names",
     "is_autocommit",
     "is_flushing",
     "is_null_type",
     "is_of_column",
     "json_functions",
+    "key_parameter",
     "limit_clause",
     "multi_values",
     "offset_clause",
@@ -77,8 +83,10 @@ __all__ = [
     "replace_run_crud",
     "resolved",
     "result_columns",
+    "return_defaults",
     "returning",
     "select_names",
+    "selected",
     "setup_joins",
     "sort_by_parameter_order",
     "statement_hints",
@@ -166,6 +174,10 @@ select_names: Callable[[Any], Any] = attrgetter("_select_names")
 post_values_clause: Callable[[Any], Any] = attrgetter("_post_values_clause")
 #: The columns of RETURNING (1.3).
 returning: Callable[[Any], tuple[Any, ...]] = attrgetter("_returning")
+#: The columns that an element of RETURNING stands for (1.4).
+selected: Callable[[Any], Sequence[Any]] = attrgetter("_select_iterable")
+#: Whether an INSERT returns keys that the server gives (1.3).
+return_defaults: Callable[[Any], bool] = attrgetter("_return_defaults")
 #: Whether RETURNING keeps the order of the parameters (2.0.10).
 sort_by_parameter_order: Callable[[Any], bool] = attrgetter(
     "_sort_by_parameter_order"
@@ -242,6 +254,23 @@ extra_froms: Callable[[Any], Sequence[Any]] = _part("_extra_froms", ())
 
 #: The columns of the result of a compiled statement (1.3).
 result_columns: Callable[[Any], Sequence[Any]] = attrgetter("_result_columns")
+#: The names of the columns to which an INSERT assigns values (2.0).
+inserted_names: Callable[[Any], Sequence[str]] = attrgetter("_insert_col_keys")
+#: The function of a number of the server and the parameters of a row that
+#: returns its primary key (1.4).
+inserted_key: Callable[[Any], Callable[[Any, Any], Any]] = attrgetter(
+    "_inserted_primary_key_from_lastrowid_getter"
+)
+
+
+def key_parameter(column: Any, row: int | None) -> str:
+    """Return the name of the parameter of a column of an INSERT (1.4).
+
+    :param row: the number of the row, if the statement has several.
+    """
+    return column.key if row is None else f"{column.key}_m{row}"
+
+
 #: The Result that a ScalarResult reads, or None (1.4).
 real_result: Callable[[Any], Any] = _part("_real_result", None)
 

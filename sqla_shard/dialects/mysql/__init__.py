@@ -35,7 +35,6 @@ from sqla_shard.dialects.base import new_engine
 from sqla_shard.dialects.base import NumberForm
 from sqla_shard.dialects.mysql import mysqlclient_connections
 from sqla_shard.dialects.mysql import pymysql_connections
-from sqla_shard.dialects.mysql.batches import shortened_name
 from sqla_shard.dialects.mysql.catalogue import MySQLCatalogue
 from sqla_shard.dialects.mysql.ddl import MySQLDDL
 from sqla_shard.dialects.mysql.driver import adapt_connecting
@@ -45,6 +44,7 @@ from sqla_shard.dialects.mysql.driver import SAFE
 from sqla_shard.dialects.mysql.driver import transport_of
 from sqla_shard.dialects.mysql.driver import with_limits
 from sqla_shard.dialects.mysql.driver import without_end
+from sqla_shard.dialects.mysql.new_keys import number_new_rows
 from sqla_shard.dialects.polling import PIPELINING
 from sqla_shard.dialects.polling import Pipelining
 from sqla_shard.util.addresses import host_and_port
@@ -150,6 +150,7 @@ class MySQL(Backend):
             **arguments,
         }
         engine = new_engine(url, settings, asynchronous=self._asynchronous)
+        number_new_rows(engine)
         if engine.dialect.driver == "pymysql":
             tls = any(
                 key.startswith("ssl") for key in {*url.query, *arguments}
@@ -279,12 +280,11 @@ class MySQL(Backend):
 
     def try_lock(self, connection: Connection, name: str) -> bool:
         """Call ``GET_LOCK`` without waiting."""
-        name = shortened_name(name)
         return bool(connection.scalar(_TRY_LOCK, {"name": name}))
 
     def unlock(self, connection: Connection, name: str) -> None:
         """Call ``RELEASE_LOCK``."""
-        connection.execute(_UNLOCK, {"name": shortened_name(name)})
+        connection.execute(_UNLOCK, {"name": name})
 
     def create_database(self, connection: Connection, schema: str) -> None:
         """Create the database with utf8mb4 and binary order, as on SQLite."""
