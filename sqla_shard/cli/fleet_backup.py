@@ -147,7 +147,8 @@ def binlogs_command(
     """Copy the binary logs of SERVER that FOLDER does not have.
 
     With them, a shard can be restored to a moment after a backup.  The server
-    begins a new log; mariadb-binlog must be installed.
+    begins a new log; mariadb-binlog, or mysqlbinlog of MySQL, must be
+    installed.
     """
     fleet, storage = fleet_of(settings), Storage(folder)
     if dry_run:

@@ -485,10 +485,7 @@ class Backend(Protocol):
         return False
 
     def try_lock(self, connection: Connection, name: str) -> bool:
-        """Acquire a named lock of the connection, if it is free.
-
-        :param name: up to 64 characters.
-        """
+        """Acquire a named lock of the connection, if it is free."""
         return True
 
     def unlock(self, connection: Connection, name: str) -> None:

@@ -12,6 +12,7 @@ stricter than the driver.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -21,7 +22,13 @@ from sqlalchemy.engine import URL
 
 from sqla_shard.topology import fill
 
-__all__ = ["address_arguments", "client_options", "pipe_with"]
+__all__ = [
+    "address_arguments",
+    "client_of",
+    "client_options",
+    "is_mariadb_client",
+    "pipe_with",
+]
 
 # A pipe buffers 64 KiB; writing more before it is read blocks forever.
 _MOST = 16_384
@@ -35,6 +42,20 @@ _OTHERS = {
     "charset": "default-character-set",
     "connect_timeout": "connect-timeout",
 }
+
+
+def client_of(*names: str, is_mariadb: bool) -> str | None:
+    """Return the path of a client of a kind of server; None if there is none.
+
+    :param names: names of the program; MariaDB installs its clients under
+        those of MySQL, too.
+    :param is_mariadb: whether the server is MariaDB.
+    """
+    for name in names:
+        path = shutil.which(name)
+        if path is not None and is_mariadb_client(path) is is_mariadb:
+            return path
+    return None
 
 
 def address_arguments(url: URL) -> tuple[str, ...]:
@@ -123,7 +144,7 @@ def _tls(
     mode = _tls_mode(given)
     if mode is None:
         return
-    if not _is_mariadb(program):
+    if not is_mariadb_client(program):
         yield "ssl-mode", mode
     else:
         # Set it for weaker modes as well: otherwise the client would connect
@@ -139,10 +160,13 @@ def _tls_mode(given: Mapping[str, str]) -> str | None:
     return "REQUIRED" if _TLS_CHECK in given and checks else None
 
 
-def _is_mariadb(program: str) -> bool:
-    """Return whether a client is MariaDB's, according to ``--version``."""
+def is_mariadb_client(program: str) -> bool:
+    """Return whether a client is MariaDB's, according to ``--help``.
+
+    ``mariadb-binlog --version`` does not name MariaDB.
+    """
     done = subprocess.run(
-        [program, "--version"], capture_output=True, text=True, check=False
+        [program, "--help"], capture_output=True, text=True, check=False
     )
     return "MariaDB" in done.stdout
 

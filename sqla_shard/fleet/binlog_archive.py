@@ -1,9 +1,9 @@
 """Copies of the binary logs of a server, for restores to a point in time.
 
-``mariadb-binlog --read-from-remote-server --raw`` copies each closed log as
-it is; the logs of a server are in one folder with a manifest.  Before, the
-server begins a new log, so that all that was committed until then is in a
-closed one.  It connects with the replication account, as a standby would.
+``mariadb-binlog``, or ``mysqlbinlog`` of MySQL, copies each closed log as it
+is; the logs of a server are in one folder with a manifest.  Before, the server
+begins a new log, so that all that was committed until then is in a closed one.
+The program connects with the replication account, as a standby would.
 Limits:
 
 * The logs of the servers of a pair are different files with the same
@@ -19,7 +19,6 @@ Limits:
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -34,6 +33,7 @@ from typing import Any
 from sqlalchemy import make_url
 
 from sqla_shard.dialects.client_options import address_arguments
+from sqla_shard.dialects.client_options import client_of
 from sqla_shard.dialects.client_options import client_options
 from sqla_shard.dialects.client_options import pipe_with
 from sqla_shard.exc import BackupDamagedError
@@ -65,7 +65,6 @@ __all__ = [
 ]
 
 _FORMAT = 1
-_PROGRAMS = ("mariadb-binlog", "mysqlbinlog")
 #: User-level lock on the server of which the logs are copied.
 _LOCK = "sqla_shard.binlogs"
 #: Seconds to wait for it: a server notices the end of a session, and with it
@@ -206,19 +205,18 @@ def copy_binlogs(
     :param server: name of the server in the topology, or ``keyspace/name``.
     :param source: which server of the pair.
     :returns: all logs of the server, and the names of the new ones.
-    :raises FleetSetupError: if ``mariadb-binlog`` is not installed, there is
-        no replication account, or the pair has no standby.
+    :raises FleetSetupError: if the program of this kind of server is not
+        installed, there is no replication account, or the pair has no standby.
     :raises BackupFailedError: if another process copies them, if a log cannot
         be copied, or if the logs of the server are not those that were copied
         before; what was copied until then stays.
     :raises BackupDamagedError: if the manifest cannot be read.
     :raises UnknownServerError: if there is no such server.
     """
-    program = _program()
     url = _url(fleet, server, source)
     name = f"{server} {source}"
     with fleet.admin(url, name=name) as admin, _locked(admin):
-        copying = _Copying(fleet, storage, admin, url, program)
+        copying = _Copying(fleet, storage, admin, url)
         try:
             return copying.run()
         except OSError as error:
@@ -239,10 +237,9 @@ def plan_binlogs(
     :raises BackupFailedError: if the logs of the server are not those that
         were copied before.
     """
-    program = _program()
     url = _url(fleet, server, source)
     with fleet.admin(url, name=f"{server} {source}") as admin:
-        return _Copying(fleet, storage, admin, url, program).plan()
+        return _Copying(fleet, storage, admin, url).plan()
 
 
 def _url(fleet: Fleet, server: str, source: Source) -> str:
@@ -279,12 +276,11 @@ class _Copying:
         storage: Storage,
         admin: Admin,
         url: str,
-        program: str,
     ) -> None:
         self._fleet = fleet
         self._admin = admin
         self._url = url
-        self._program = program
+        self._program = _program(admin)
         number = int(admin.value("SELECT @@server_id"))
         folder = storage.log_folder(admin.address)
         if MANIFEST in storage.files.names(folder):
@@ -392,6 +388,8 @@ class _Copying:
             f"--defaults-file=/dev/fd/{pipe}",
             *address_arguments(parsed),
             "--read-from-remote-server",
+            # Without it and TLS the password of MySQL could not be sent.
+            *([] if self._admin.is_mariadb else ["--get-server-public-key"]),
             "--raw",
             # The name of the log is appended.
             f"--result-file={scratch}/",
@@ -458,15 +456,21 @@ def _state(file: File) -> Mapping[tuple[int, int], int]:
         return {}
 
 
-def _program() -> str:
-    for name in _PROGRAMS:
-        path = shutil.which(name)
-        if path is not None:
-            return path
-    raise FleetSetupError(
-        f"{' or '.join(_PROGRAMS)} is not installed, or not in PATH; on "
-        "Debian and Ubuntu: apt-get install mariadb-client"
-    )
+def _program(admin: Admin) -> str:
+    """Return the program of the kind of the server: logs differ."""
+    kind = "MariaDB" if admin.is_mariadb else "MySQL"
+    names = ["mysqlbinlog"]
+    if admin.is_mariadb:
+        names.insert(0, "mariadb-binlog")
+    path = client_of(*names, is_mariadb=admin.is_mariadb)
+    if path is None:
+        package = f"{kind.lower()}-client"
+        raise FleetSetupError(
+            f"{' or '.join(names)} of {kind} is not installed, or not in "
+            f"PATH; {admin} is {kind}, whose logs no other program copies; "
+            f"on Debian and Ubuntu: apt-get install {package}"
+        )
+    return path
 
 
 def archives_of(

@@ -130,7 +130,7 @@ def _change(
     place = place_at(session, group.address)
     connection = session.root_connection(place)
     place.backend.begin_skipping(connection)
-    name = f"sqla_shard_job {place.schema}"[:64]
+    name = f"sqla_shard_job {place.schema}"
     if not place.backend.try_lock(connection, name):
         return None
     try:

@@ -10,8 +10,8 @@ The module may contain imports of alembic's ``op`` and of SQLAlchemy, constants
 and functions, and must bind each name once: then a name has the same value in
 a function as at module level.  A call, a computed default argument, a
 decorator or a condition could change alembic or SQLAlchemy, so a module with
-one of these is not static.  The class ``UpdatedAt`` of portable revisions is
-recognized by its source.
+one of these is not static.  The classes ``UpdatedAt`` and ``BlobText`` of
+portable revisions are recognized by their source.
 
 Changes of an application to alembic or SQLAlchemy itself, such as a
 ``before_create`` listener on all tables, are not detected.
@@ -35,6 +35,7 @@ from sqlalchemy.types import TypeEngine
 
 from sqla_shard.schema.effects import Effect
 from sqla_shard.schema.effects import read
+from sqla_shard.schema.revisions.types import BLOB_TEXT
 from sqla_shard.schema.revisions.types import UPDATED_AT
 
 __all__ = [
@@ -124,9 +125,10 @@ class _Names:
             and found.__module__.startswith("sqlalchemy.")
         )
 
-    def is_updated_at(self, node: ast.expr) -> bool:
-        """Return whether a name refers to the class ``UpdatedAt``."""
-        return isinstance(self.meaning(node), ast.ClassDef)
+    def own_class(self, node: ast.expr) -> str | None:
+        """Return the name of a class of portable revisions, or None."""
+        found = self.meaning(node)
+        return found.name if isinstance(found, ast.ClassDef) else None
 
     def _bind(self, name: str, meaning: Any) -> None:
         known = self._meanings.setdefault(name, meaning)
@@ -167,7 +169,7 @@ class _Names:
             elif (source, alias.name, name) == ("alembic", "op", "op"):
                 self._bind(name, op)
             elif (source, alias.name, name) == _COMPILES:
-                # Only the class UpdatedAt uses it.
+                # Only the classes of portable revisions use it.
                 self._bind(name, compiles)
             elif source in _MODULES:
                 module = importlib.import_module(source)
@@ -198,7 +200,12 @@ class _Names:
     def _check_known(self, node: ast.ClassDef | ast.FunctionDef) -> None:
         get = self._meanings.get
         is_ours = get("sa") is sqlalchemy and get("compiles") is compiles
-        if not is_ours or not isinstance(get("UpdatedAt"), ast.ClassDef):
+        if isinstance(node, ast.FunctionDef):
+            # It compiles a class of the same revision.
+            (decorator,) = node.decorator_list
+            assert isinstance(decorator, ast.Call)  # noqa: S101 - of _KNOWN
+            is_ours &= self.own_class(decorator.args[0]) is not None
+        if not is_ours:
             raise _NotStaticError(node.name)
 
     def _assign(self, node: ast.Assign | ast.AnnAssign) -> None:
@@ -255,7 +262,8 @@ def _shape(node: ast.AST) -> str:
 
 _KNOWN = frozenset(
     _shape(node)
-    for node in ast.parse(UPDATED_AT).body
+    for source in (UPDATED_AT, BLOB_TEXT)
+    for node in ast.parse(source).body
     if isinstance(node, ast.ClassDef | ast.FunctionDef)
 )
 
@@ -394,8 +402,11 @@ def _is_made(call: ast.Call, names: _Names) -> bool:
     if names.is_operation(func):
         assert isinstance(func, ast.Attribute)  # noqa: S101 - is_operation()
         return func.attr == "f" and _sole_text(call) is not None
-    if names.is_updated_at(func):
+    own = names.own_class(func)
+    if own == "UpdatedAt":
         return not call.args and not call.keywords
+    if own is not None:
+        return _sole_text(call) is not None
     if not _has_static_arguments(call, names):
         return False
     if isinstance(func, ast.Attribute):

@@ -655,7 +655,9 @@ def test_logs_of_another_history_are_not_mixed(scene, tmp_path):
 def test_a_program_that_hangs_is_ended(scene, tmp_path, monkeypatch):
     program = tmp_path / "bin" / "mariadb-binlog"
     program.parent.mkdir()
-    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.write_text(
+        "#!/bin/sh\n[ $1 = --help ] && exec echo of MariaDB\nexec sleep 600\n"
+    )
     program.chmod(0o755)
     storage = Storage(tmp_path / "backups")
     with monkeypatch.context() as patch:

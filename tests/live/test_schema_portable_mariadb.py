@@ -52,7 +52,9 @@ def test_option(project: Project, line: str, is_plain: bool) -> None:
     assert set(project.states("upgrade", "head").values()) == {"changed"}
     project.alembic("check")
     first, *others = [project.tables(shard) for shard in project.shards]
-    assert "ON UPDATE current_timestamp(6)" in first["users"]
+    assert "ON UPDATE CURRENT_TIMESTAMP(6)" in first["users"].replace(
+        "current_timestamp", "CURRENT_TIMESTAMP"
+    )
     for tables in others:
         assert tables == first
     project.alembic("downgrade", "base")

@@ -182,6 +182,22 @@ def connections(server: Any) -> set[int]:
     return {row[0] for row in server.root_execute("SHOW PROCESSLIST")}
 
 
+def test_locks_of_names_longer_than_those_of_mysql(cluster: Cluster) -> None:
+    places = cluster.places
+    place = places.place(places.keyspace(None, "objects"), 0)
+    lock, unlock = place.backend.try_lock, place.backend.unlock
+    one, two = ("a" * 70 + end for end in "12")
+    with (
+        places.engines.visit(place.engine) as first,
+        places.engines.visit(place.engine) as second,
+    ):
+        assert lock(first, one)
+        assert not lock(second, one)
+        assert lock(second, two)
+        unlock(first, one)
+        assert lock(second, one)
+
+
 # -- time limits
 
 

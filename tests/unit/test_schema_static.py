@@ -10,6 +10,7 @@ from textwrap import indent
 
 import pytest
 
+from sqla_shard.schema.revisions.types import BLOB_TEXT
 from sqla_shard.schema.revisions.types import UPDATED_AT
 from sqla_shard.schema.static_revisions import is_static
 
@@ -354,6 +355,16 @@ def upgrade():
     op.add_column('t', sa.Column('c', sa.Text(), server_default=UpdatedAt()))
 """
 
+BLOB = f"""\
+import sqlalchemy as sa
+from alembic import op
+{BLOB_TEXT}
+
+def upgrade():
+    op.add_column('t', sa.Column('c', sa.Text().with_variant(
+        BlobText('TEXT'), 'mysql', 'mariadb')))
+"""
+
 
 @pytest.mark.parametrize("body", STATIC)
 def test_proven(tmp_path: Path, body: str) -> None:
@@ -433,11 +444,38 @@ def test_each_direction_by_itself(tmp_path: Path) -> None:
     assert not is_static(str(tmp_path / "revision.py"), "downgrade")
 
 
-def test_portable_class(tmp_path: Path) -> None:
-    assert proven(tmp_path, PORTABLE)
-    formatted = ast.unparse(ast.parse(PORTABLE))
-    assert formatted != PORTABLE
+@pytest.mark.parametrize(
+    "source",
+    [PORTABLE, BLOB, PORTABLE.replace("\n\ndef", f"{BLOB_TEXT}\n\ndef")],
+)
+def test_portable_class(tmp_path: Path, source: str) -> None:
+    assert proven(tmp_path, source)
+    formatted = ast.unparse(ast.parse(source))
+    assert formatted != source
     assert proven(tmp_path, formatted)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("(sa.types.UserDefinedType)", "(sa.types.TypeDecorator)"),
+        ("    cache_ok = True", "    cache_ok = op.get_bind()"),
+        ("        self.name = name", "        self.name = op.get_bind()"),
+        ("@compiles(BlobText)", "@compiles(sa.Column)"),
+        ("@compiles(BlobText)", "@compiles(BlobText)\n@print"),
+        ("compiler.dialect.is_mariadb", "compiler.dialect.url"),
+        ("utf8mb4_nopad_bin", "utf8mb4_general_ci"),
+        ("BlobText('TEXT')", "BlobText()"),
+        ("BlobText('TEXT')", "BlobText(op.get_bind())"),
+        ("BlobText('TEXT')", "BlobText('TEXT', name='x')"),
+        ("BlobText('TEXT')", "BlobText"),
+    ],
+)
+def test_portable_type_that_was_changed(
+    tmp_path: Path, old: str, new: str
+) -> None:
+    assert BLOB.count(old) == 1
+    assert not proven(tmp_path, BLOB.replace(old, new))
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from sqla_shard.dialects.base import new_engine
 from sqla_shard.dialects.base import NumberForm
 from sqla_shard.dialects.mysql import mysqlclient_connections
 from sqla_shard.dialects.mysql import pymysql_connections
+from sqla_shard.dialects.mysql.batches import shortened_name
 from sqla_shard.dialects.mysql.catalogue import MySQLCatalogue
 from sqla_shard.dialects.mysql.ddl import MySQLDDL
 from sqla_shard.dialects.mysql.driver import adapt_connecting
@@ -280,11 +281,12 @@ class MySQL(Backend):
 
     def try_lock(self, connection: Connection, name: str) -> bool:
         """Call ``GET_LOCK`` without waiting."""
+        name = shortened_name(name)
         return bool(connection.scalar(_TRY_LOCK, {"name": name}))
 
     def unlock(self, connection: Connection, name: str) -> None:
         """Call ``RELEASE_LOCK``."""
-        connection.execute(_UNLOCK, {"name": name})
+        connection.execute(_UNLOCK, {"name": shortened_name(name)})
 
     def create_database(self, connection: Connection, schema: str) -> None:
         """Create the database with utf8mb4 and binary order, as on SQLite."""

@@ -23,9 +23,15 @@ from sqla_shard.dialects.mysql.new_tables import creation_of
 from sqla_shard.dialects.mysql.show_create import without_character_sets
 from sqla_shard.dialects.mysql.show_create import without_counter
 
-__all__ = ["NO_SUCH_TABLE", "MySQLBatch", "digest_of", "lock_name"]
+__all__ = [
+    "NO_SUCH_TABLE",
+    "MySQLBatch",
+    "digest_of",
+    "lock_name",
+    "shortened_name",
+]
 
-# MySQL 8 refuses longer names of locks.
+# MySQL refuses longer names of locks.
 _LOCK_NAME = 64
 #: Key of ``Connection.info``: whether several statements are allowed.
 _ALLOWED = "sqla_shard.several_statements"
@@ -154,10 +160,14 @@ class MySQLBatch(Batch):
 
 def lock_name(schema: str) -> str:
     """Return the name of the lock of a database."""
-    name = f"sqla_shard.{schema}"
+    return shortened_name(f"sqla_shard.{schema}")
+
+
+def shortened_name(name: str) -> str:
+    """Return a name of a lock, or a digest of one that is too long."""
     if len(name) <= _LOCK_NAME:
         return name
-    return f"sqla_shard.{sha256(schema.encode()).hexdigest()[:48]}"
+    return f"sqla_shard.{sha256(name.encode()).hexdigest()[:48]}"
 
 
 def digest_of(definition: str, dialect: Any) -> str:

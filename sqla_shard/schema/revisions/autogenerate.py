@@ -135,10 +135,15 @@ def type_differs(
         arguments = [_arguments(pattern, one, defaults) for one in texts]
         if None not in arguments and arguments[0] != arguments[1]:
             return True
-    dialect: Any = context.dialect
-    # MySQL has a type JSON, and its view has other columns.
-    if dialect.is_mariadb and texts[0].startswith("LONGTEXT"):
-        return _is_json(context, found) != (texts[1] == "JSON") or None
+    if texts[0].startswith(("LONGTEXT", "JSON")):
+        # Alembic takes one for the other.  On MariaDB a JSON column is a
+        # LONGTEXT with a CHECK; MySQL has a type, and its view of CHECKs has
+        # other columns.
+        dialect: Any = context.dialect
+        was_json = texts[0] == "JSON"
+        if dialect.is_mariadb:
+            was_json = _is_json(context, found)
+        return was_json != (texts[1] == "JSON") or None
     return None
 
 

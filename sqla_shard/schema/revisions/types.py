@@ -5,10 +5,10 @@ package, so it does not import the package.
 
 A portable revision runs on all servers: it has plain SQLAlchemy types with a
 variant for each backend, and defines what SQLAlchemy has no construct for.
-One difference depends on the server that it is generated on: MySQL and
-MariaDB have different names for the collation of blobs, and a ``mysql://``
-URL can lead to either.  A revision generated on MariaDB or SQLite has the
-name of MariaDB, which MySQL 8 refuses.
+
+MySQL and MariaDB have different names for the collation of blobs, and a
+``mysql://`` URL can lead to either.  So a portable revision chooses the name
+when it runs.
 
 A plain revision, for teams with MySQL or MariaDB everywhere, has the types of
 that server and no part for SQLite.  It does not run on the other of the two,
@@ -43,6 +43,7 @@ from sqla_shard.types import ShardedId
 from sqla_shard.types import UTCTimestamp
 
 __all__ = [
+    "BLOB_TEXT",
     "UPDATED_AT",
     "Listeners",
     "drop_options",
@@ -76,6 +77,27 @@ def _updated_at(element, compiler, **kw):
     if compiler.dialect.name == "sqlite":
         return "{on_sqlite}"
     return "{on_mysql}"
+'''
+#: The definition of the type of blobs in a revision.
+BLOB_TEXT = '''\
+from sqlalchemy.ext.compiler import compiles
+
+
+class BlobText(sa.types.UserDefinedType):
+    """Text with a collation that MySQL and MariaDB name differently."""
+
+    cache_ok = True
+
+    def __init__(self, name):
+        self.name = name
+
+
+@compiles(BlobText)
+def _blob_text(element, compiler, **kw):
+    collation = "utf8mb4_bin"
+    if compiler.dialect.is_mariadb:
+        collation = "utf8mb4_nopad_bin"
+    return f"{element.name} CHARACTER SET utf8mb4 COLLATE {collation}"
 '''
 
 
@@ -112,32 +134,21 @@ def _type(
         general, plain = "sa.DateTime()", "mysql.TIMESTAMP(fsp=6)"
     elif isinstance(kind, JSONBlob):
         dialect: Any = context.dialect
-        context.imports.add(_MYSQL)
-        if portable and kind.compression is not None:
-            # On SQLite a column of any type contains both.
-            binary = kind.load_dialect_impl(mysql.dialect())
-            return f"sa.Text().with_variant(mysql.{binary!r}, {_SERVERS})"
-        if portable:
-            return "sa.Text()" + _blob_variants(kind, context)
-        return f"mysql.{kind.load_dialect_impl(dialect)!r}"
+        on_server = kind.load_dialect_impl(
+            mysql.dialect() if portable else dialect
+        )
+        if portable and kind.compression is None:
+            context.imports.add(BLOB_TEXT)
+            name = type(on_server).__name__
+            return f"sa.Text().with_variant(BlobText({name!r}), {_SERVERS})"
+        # On SQLite a column of any type contains both.
+        general, plain = "sa.Text()", f"mysql.{on_server!r}"
     else:
         return False
     context.imports.add(_MYSQL)
     return (
         f"{general}.with_variant({plain}, {_SERVERS})" if portable else plain
     )
-
-
-def _blob_variants(kind: JSONBlob, context: AutogenContext) -> str:
-    on_mariadb, on_mysql = (
-        f"mysql.{kind.load_dialect_impl(mysql.dialect(is_mariadb=answer))!r}"
-        for answer in (True, False)
-    )
-    dialect: Any = context.dialect
-    if dialect.name == "mysql" and not dialect.is_mariadb:
-        other = f".with_variant({on_mariadb}, 'mariadb')"
-        return f".with_variant({on_mysql}, 'mysql'){other}"
-    return f".with_variant({on_mariadb}, {_SERVERS})"
 
 
 def _default(default: Any, context: AutogenContext) -> str | Literal[False]:

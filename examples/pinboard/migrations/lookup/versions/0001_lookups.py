@@ -1,6 +1,6 @@
 """Lookups from mail addresses and names to users.
 
-It runs once for each mod shard of its keyspace, on MariaDB and on SQLite.
+It runs once for each mod shard of its keyspace, on any server.
 """
 
 from __future__ import annotations

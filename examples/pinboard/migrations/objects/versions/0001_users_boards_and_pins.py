@@ -1,6 +1,6 @@
 """Users, boards and pins, and their lists.
 
-It runs once for each virtual shard of its keyspace, on MariaDB and on SQLite.
+It runs once for each virtual shard of its keyspace, on any server.
 ``alembic revision --autogenerate`` wrote it; tables that are alike have one
 function here.
 """
@@ -26,6 +26,23 @@ def _updated_at(element: Any, compiler: Any, **kw: Any) -> str:
     if compiler.dialect.name == "sqlite":
         return "(strftime('%Y-%m-%d %H:%M:%f', 'now') || '000')"
     return "CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6)"
+
+
+class BlobText(sa.types.UserDefinedType[str]):
+    """Text with a collation that MySQL and MariaDB name differently."""
+
+    cache_ok = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+@compiles(BlobText)
+def _blob_text(element: Any, compiler: Any, **kw: Any) -> str:
+    collation = "utf8mb4_bin"
+    if compiler.dialect.is_mariadb:
+        collation = "utf8mb4_nopad_bin"
+    return f"{element.name} CHARACTER SET utf8mb4 COLLATE {collation}"
 
 
 revision = "0001"
@@ -58,16 +75,13 @@ def downgrade() -> None:
 
 
 def _create_objects(name: str) -> None:
-    # MariaDB updates a TIMESTAMP by itself; SQLite needs a trigger.
+    # Servers update a TIMESTAMP by themselves; SQLite needs a trigger.
     trigger = sa.DDL(
         'CREATE TRIGGER IF NOT EXISTS "%(name)s_ts" AFTER UPDATE ON %(table)s '
         "FOR EACH ROW WHEN NEW.ts IS OLD.ts BEGIN UPDATE %(table)s SET ts = "
         "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') || '000' "
         "WHERE local_id = OLD.local_id; END",
         context={"name": name},
-    )
-    document = mysql.MEDIUMTEXT(
-        charset="utf8mb4", collation="utf8mb4_nopad_bin"
     )
     op.create_table(
         name,
@@ -79,7 +93,7 @@ def _create_objects(name: str) -> None:
         ),
         sa.Column(
             "data",
-            sa.Text().with_variant(document, "mysql", "mariadb"),
+            sa.Text().with_variant(BlobText("MEDIUMTEXT"), "mysql", "mariadb"),
             nullable=False,
         ),
         sa.Column(

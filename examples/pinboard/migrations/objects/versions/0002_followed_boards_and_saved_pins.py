@@ -1,6 +1,6 @@
 """Boards that users follow, pins saved on boards, and the reverse of both.
 
-It runs once for each virtual shard of its keyspace, on MariaDB and on SQLite.
+It runs once for each virtual shard of its keyspace, on any server.
 """
 
 from __future__ import annotations

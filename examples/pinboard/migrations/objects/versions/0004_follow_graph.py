@@ -1,6 +1,6 @@
 """Tables of the follow graph, and of the pins of home pages.
 
-It runs once for each virtual shard of its keyspace, on MariaDB and on SQLite.
+It runs once for each virtual shard of its keyspace, on any server.
 The rows of ``user_follows_boards`` are moved by ``tables.py``: the owner of a
 board is on another shard.
 """
