@@ -69,6 +69,7 @@ __all__ = [
     "Page",
     "ReferenceMixin",
     "Sequence38",
+    "ServerLogin",
     "ShardSession",
     "ShardedId",
     "TimeLayout",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from sqla_shard.cluster.async_session import AsyncShardSession
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.cluster.cluster_events import ClusterEvents
+from sqla_shard.dialects.passwords import ServerLogin
 from sqla_shard.engine import scatter
 from sqla_shard.engine import scatter_errors
 from sqla_shard.engine.rendering import SCHEMA
@@ -53,6 +54,7 @@ __all__ = [
     "Page",
     "ReferenceMixin",
     "Sequence38",
+    "ServerLogin",
     "ShardSession",
     "ShardedId",
     "TimeLayout",

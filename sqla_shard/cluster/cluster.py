@@ -40,6 +40,8 @@ from sqla_shard.cluster.health import of_newest
 from sqla_shard.cluster.retries import Retries
 from sqla_shard.cluster.run import run
 from sqla_shard.cluster.run import run_awaited
+from sqla_shard.dialects.passwords import PasswordFunction
+from sqla_shard.dialects.passwords import Passwords
 from sqla_shard.dialects.polling import Pipelining
 from sqla_shard.engine import Engines
 from sqla_shard.engine import EngineStats
@@ -139,6 +141,12 @@ class Cluster(FromSources, EventTarget):
     :param deferred_rollback: whether a session that has only read, without
         locks, ends without waiting for the response to its ROLLBACK, where
         the driver can be polled.
+    :param password: function that returns the password of a server, called
+        with a :class:`~sqla_shard.ServerLogin` when a connection is opened;
+        those of the URLs are not used then.  It is called once for each
+        server and account, and again after error 1045, which a server sends
+        for a wrong password.  It may block: asynchronous sessions call it in
+        a thread.  See :doc:`/howto/passwords`.
     :param scatters: whether statements may be sent to all shards, by
         :func:`~sqla_shard.scatter`.
     :param comments: add a comment with the shards to each statement of a
@@ -165,6 +173,7 @@ class Cluster(FromSources, EventTarget):
         async_engine_options: Mapping[str, Any] | None = None,
         session_options: Mapping[str, Any] | None = None,
         environ: Mapping[str, str] | None = None,
+        password: PasswordFunction | None = None,
         threads: int = 32,
         polling: bool = True,
         deferred_rollback: bool = True,
@@ -188,6 +197,7 @@ class Cluster(FromSources, EventTarget):
         self._seal = seal_of(bookmark_keys, environ)
         #: Takes samples of the statements, for :mod:`sqla_shard.metrics`.
         self.sampling = Sampling()
+        passwords = None if password is None else Passwords(password)
         options = engine_options or {}
         self._engines = Engines(
             driver=driver,
@@ -197,6 +207,7 @@ class Cluster(FromSources, EventTarget):
             grace=grace,
             pipelining=Pipelining(polls=polling, defers=deferred_rollback),
             sampling=self.sampling,
+            passwords=passwords,
         )
         if async_engine_options is not None:
             options = async_engine_options
@@ -209,6 +220,7 @@ class Cluster(FromSources, EventTarget):
                 environ=environ,
                 grace=grace,
                 sampling=self.sampling,
+                passwords=passwords,
             ),
             request_topology=self._refresh_topology,
         )

@@ -8,6 +8,7 @@
 ``sorting``    sort keys that compare in Python as on the server
 ``numbers``    numbers as servers compute and return them
 ``decimals``   precision and scale of computed numbers
+``passwords``  passwords that a function of the application returns
 ``polling``    sockets of several servers, awaited in one thread
 """
 

@@ -31,6 +31,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.visitors import InternalTraversal
 
+from sqla_shard.dialects.passwords import PasswordSource
 from sqla_shard.exc import MissingDriverError
 
 __all__ = [
@@ -371,6 +372,7 @@ class Failure(Enum):
     FENCED = "the server is read-only; nothing was written; repeat it"
     MISPLACED = "there is no such table or database, or no grant for it"
     TIMEOUT = "the statement took longer than it was allowed to"
+    LOGIN = "the server or the driver refuses the account"
     COLLATIONS = "it compares strings that mix two collations"
     OTHER = "an error of the statement"
 
@@ -411,6 +413,7 @@ class Backend(Protocol):
         options: Mapping[str, Any],
         *,
         timeout: float | None = None,
+        password: PasswordSource | None = None,
     ) -> Engine:
         """Return a new engine; no connection is opened yet.
 
@@ -419,6 +422,8 @@ class Backend(Protocol):
         :param timeout: timeout in seconds for connecting and for each
             response; overrides the timeouts in ``options``.  Infinity: no
             timeout for responses.
+        :param password: the password of the server; None for that of the
+            URL.
         """
         ...
 

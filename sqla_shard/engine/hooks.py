@@ -44,6 +44,7 @@ from sqla_shard.engine.pools import ENDED
 from sqla_shard.engine.preparation import render_event
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ClusterClosedError
+from sqla_shard.exc import LoginFailedError
 from sqla_shard.exc import ParameterValueError
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import ServerFencedError
@@ -152,7 +153,10 @@ def _register(
     for name, calls in table.items():
         for call in calls:
             renders = getattr(call, "func", None) is render_event
-            event.listen(engine, name, call, retval=renders)
+            # The listener of the dialect returns a connection: none after it
+            # is called.
+            first = name == "do_connect"
+            event.listen(engine, name, call, retval=renders, insert=first)
 
 
 def _info_of(context: ExceptionContext) -> dict[Any, Any] | None:
@@ -329,6 +333,8 @@ class Errors:
             self._refresh_topology()
         if gone:
             return ServerUnreachableError(server=self._name, error=error)
+        if context.connection is None and failure is Failure.LOGIN:
+            return LoginFailedError(server=self._name, error=error)
         execution = context.execution_context
         options = {} if execution is None else execution.execution_options
         plan = options.get(OPTION)

@@ -25,6 +25,7 @@ from sqlalchemy.pool import QueuePool
 from sqla_shard.dialects import Backend
 from sqla_shard.dialects import backend_for
 from sqla_shard.dialects import check_driver
+from sqla_shard.dialects.passwords import Passwords
 from sqla_shard.dialects.polling import PIPELINING
 from sqla_shard.dialects.polling import Pipelining
 from sqla_shard.engine.hooks import listen
@@ -117,6 +118,8 @@ class Engines:
     :param pipelining: how connections wait for responses where the driver
         can be polled.
     :param sampling: takes samples of statements; by default, none.
+    :param passwords: the passwords of the servers; None for those of the
+        URLs.
     """
 
     #: Whether an event loop waits for the servers.
@@ -132,6 +135,7 @@ class Engines:
         grace: float = 30.0,
         pipelining: Pipelining = PIPELINING,
         sampling: Sampling | None = None,
+        passwords: Passwords | None = None,
     ) -> None:
         #: The newest topology that was passed to :meth:`follow`.
         self.topology: Topology | None = None
@@ -148,6 +152,7 @@ class Engines:
         # The listener in hooks.py resets connections.
         self._options = {"pool_reset_on_return": None, **options}
         self._environ = environ
+        self._passwords = passwords
         self._servers: dict[str, tuple[URL, Backend]] = {}
         self._engines: dict[URL, Engine] = {}
         self._backends: dict[URL, Backend] = {}
@@ -205,8 +210,8 @@ class Engines:
             url, schema = backend.locate(url, database)
             engine = self._engines.get(url)
             if engine is None:
-                engine = backend.open(url, self._options)
                 self._names[url] = {}
+                engine = self._open(url, backend)
                 self._texts[url] = set()
                 listen(engine, self, backend, self._names[url])
                 self._engines[url] = engine
@@ -223,7 +228,20 @@ class Engines:
         :param text: the URL as in the topology.
         :raises TopologyError: if a placeholder has no value.
         """
-        return filled(text, self._environ)
+        url = filled(text, self._environ)
+        if self._passwords is None:
+            return url
+        return url._replace(password=None)
+
+    def _open(
+        self, url: URL, backend: Backend, timeout: float | None = None
+    ) -> Engine:
+        names = self._names.get(url, ())
+        passwords = self._passwords
+        password = None if passwords is None else passwords.of(url, names)
+        return backend.open(
+            url, self._options, timeout=timeout, password=password
+        )
 
     def _read(self, text: str) -> tuple[URL, Backend]:
         """Return the URL of a server with its secrets, and its backend."""
@@ -352,7 +370,7 @@ class Engines:
         backend = self._backends.get(engine.url)
         if backend is None:
             raise ServerRetiredError(server=server_name(engine.url))
-        found = backend.open(engine.url, self._options, timeout=timeout)
+        found = self._open(engine.url, backend, timeout)
         names = self._names.get(engine.url, ()) if translates_errors else None
         listen_to_probe(found, self, backend, names)
         return found

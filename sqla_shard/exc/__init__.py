@@ -35,6 +35,7 @@ statement raises it::
     ├── ScatterTimeoutError               servers did not respond in time
     ├── ScatterFailedError                none of the shards has responded
     ├── ServerUnreachableError (OperationalError)  a server is down
+    ├── LoginFailedError (OperationalError)  a server refuses the account
     ├── ServerRetiredError                a server that left the topology
     ├── ServerFencedError (OperationalError)  a server is read-only
     ├── ShardMovedError (OperationalError, ProgrammingError)  it moved

@@ -25,6 +25,7 @@ __all__ = [
     "ExtensionSetupError",
     "ForkedSessionError",
     "KeyspaceMismatchError",
+    "LoginFailedError",
     "MissingDriverError",
     "MissingExtraError",
     "NoEventLoopError",
@@ -254,6 +255,20 @@ class ServerUnreachableError(DriverError):
     server: str
     _text = "server {server} cannot be reached: {orig}"
     _is_lost = True
+
+
+class LoginFailedError(DriverError):
+    """Raised when a server does not accept the account of a new connection.
+
+    The password is wrong or unknown, the account is locked, or the client
+    lacks what its authentication plugin needs.  Handlers of SQLAlchemy's
+    ``OperationalError`` catch it as well; ``orig`` is the driver's error.
+
+    :ivar server: its name in the topology, or its names.
+    """
+
+    server: str
+    _text = "the login to server {server} failed: {orig}"
 
 
 # -- Transactions, processes and missing packages.

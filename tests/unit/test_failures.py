@@ -62,7 +62,7 @@ def errors() -> list[type[Any]]:
         (1927, "Connection was killed", Failure.LOST),
         (2006, "gone away", Failure.LOST),
         (2013, "Lost connection", Failure.LOST),
-        (1045, "Access denied", Failure.OTHER),
+        (1045, "Access denied", Failure.LOGIN),
         (1062, "Duplicate entry", Failure.OTHER),
     ],
 )

@@ -6,7 +6,7 @@ every connect, which reads the CA bundle of the system (20 to 45 ms) and does
 not use it.  The process shares one such context: the same behaviour without
 the cost.
 ``?ssl_ca=/etc/ssl/ca.pem&ssl_check_hostname=1`` in the URL requires verified
-TLS, for asyncmy as well, which uses no TLS without an ``ssl_*`` option.
+TLS.  Connections of asyncmy do the same in both cases.
 """
 
 from __future__ import annotations
@@ -33,19 +33,21 @@ from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.base import interrupt
 from sqla_shard.dialects.base import new_engine
 from sqla_shard.dialects.base import NumberForm
+from sqla_shard.dialects.mysql import asyncmy_connections
 from sqla_shard.dialects.mysql import mysqlclient_connections
 from sqla_shard.dialects.mysql import pymysql_connections
 from sqla_shard.dialects.mysql.batches import shortened_name
 from sqla_shard.dialects.mysql.catalogue import MySQLCatalogue
 from sqla_shard.dialects.mysql.ddl import MySQLDDL
-from sqla_shard.dialects.mysql.driver import adapt_connecting
 from sqla_shard.dialects.mysql.driver import close_socket
 from sqla_shard.dialects.mysql.driver import initial_statement
 from sqla_shard.dialects.mysql.driver import SAFE
 from sqla_shard.dialects.mysql.driver import transport_of
 from sqla_shard.dialects.mysql.driver import with_limits
 from sqla_shard.dialects.mysql.driver import without_end
+from sqla_shard.dialects.mysql.logins import LoggingIn
 from sqla_shard.dialects.mysql.new_keys import number_new_rows
+from sqla_shard.dialects.passwords import PasswordSource
 from sqla_shard.dialects.polling import PIPELINING
 from sqla_shard.dialects.polling import Pipelining
 from sqla_shard.util.addresses import host_and_port
@@ -75,6 +77,12 @@ _FAILURES: Mapping[int, Failure] = {
     **dict.fromkeys((1146, 1049, 1142, 1044), Failure.MISPLACED),
     # The second is MySQL's for a database: ALTER DATABASE .. READ ONLY = 1.
     **dict.fromkeys((1836, 3989), Failure.FENCED),
+    # A wrong password; a plugin that a side does not have; an expired
+    # password, a locked account; TLS that is required and not used.
+    **dict.fromkeys(
+        (1045, 1251, 1524, 1698, 1862, 2059, 2061, 3118, 3159, 4151),
+        Failure.LOGIN,
+    ),
 }
 # An option of the server prevents the statement; the message names it.
 _OPTION_PREVENTS = 1290
@@ -129,6 +137,7 @@ class MySQL(Backend):
         options: Mapping[str, Any],
         *,
         timeout: float | None = None,
+        password: PasswordSource | None = None,
     ) -> Engine:
         """Return an engine whose sessions are UTC, strict and utf8mb4.
 
@@ -152,29 +161,28 @@ class MySQL(Backend):
         }
         engine = new_engine(url, settings, asynchronous=self._asynchronous)
         number_new_rows(engine)
-        if engine.dialect.driver == "pymysql":
-            tls = any(
-                key.startswith("ssl") for key in {*url.query, *arguments}
-            )
-            event.listen(
-                engine,
-                "do_connect",
-                pymysql_connections.Connecting(
-                    shares=not tls, pipelining=self._pipelining
-                ),
-            )
-        if engine.dialect.driver == "mysqldb":
-            event.listen(
-                engine,
-                "do_connect",
-                mysqlclient_connections.Connecting(
-                    pipelining=self._pipelining
-                ),
-            )
-        if engine.dialect.driver == "asyncmy":
-            event.listen(engine, "do_connect", adapt_connecting)
+        tls = any(key.startswith("ssl") for key in {*url.query, *arguments})
+        opening = self._opening(engine.dialect.driver, tls=tls)
+        event.listen(engine, "do_connect", LoggingIn(opening, password))
         event.listen(engine, "checkin", _forget_database)
         return engine
+
+    def _opening(self, driver: str, *, tls: bool) -> Any:
+        """Return the handler of ``do_connect`` of a driver.
+
+        :param tls: whether the application has said how to use TLS.
+        """
+        if driver == "pymysql":
+            return pymysql_connections.Connecting(
+                shares=not tls, pipelining=self._pipelining
+            )
+        if driver == "mysqldb":
+            return mysqlclient_connections.Connecting(
+                pipelining=self._pipelining
+            )
+        if driver == "asyncmy":
+            return asyncmy_connections.open_connection
+        return _open_plainly
 
     def _warn(
         self, driver: str, url: URL, arguments: Mapping[str, Any]
@@ -350,6 +358,10 @@ def _end_of_select(query: str) -> int | None:
         elif not any(is_named):
             return token.end()
     return None
+
+
+def _open_plainly(dialect: Any, record: Any, cargs: Any, cparams: Any) -> Any:
+    return dialect.connect(*cargs, **cparams)
 
 
 _TABLES = text(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import ssl
@@ -14,7 +13,6 @@ from sqlalchemy.engine import URL
 __all__ = [
     "LIMITS",
     "SAFE",
-    "adapt_connecting",
     "close_descriptor",
     "close_socket",
     "initial_statement",
@@ -94,9 +92,6 @@ def _verifies(arguments: Mapping[str, Any]) -> bool:
     return str(mode).lower() not in _NO
 
 
-_CANNOT_CONNECT = 2003
-
-
 def transport_of(dbapi_connection: Any) -> Any:
     """Return the transport of a connection; None if it has none."""
     return getattr(dbapi_connection.driver_connection, "_transport", None)
@@ -121,40 +116,6 @@ def close_descriptor(number: int) -> None:
         os.dup2(nothing, number, inheritable=False)
     finally:
         os.close(nothing)
-
-
-def adapt_connecting(
-    dialect: Any, record: Any, cargs: Any, cparams: Any
-) -> None:
-    """Handle ``do_connect``: interpret arguments as PyMySQL does.
-
-    ``connect_timeout`` includes the handshake.  That of asyncmy ends when the
-    socket is connected; a server that hangs accepts connections, and the wait
-    for its greeting would not end.  asyncmy has no ``ssl_disabled``.
-    """
-    if cparams.pop("ssl_disabled", None):
-        cparams.pop("ssl", None)
-    refuse_clear_passwords(cparams, dialect.loaded_dbapi)
-    if "async_creator_fn" in cparams:
-        return
-    dbapi = dialect.loaded_dbapi
-
-    async def connect(*args: Any, **kwargs: Any) -> Any:
-        limit = kwargs["connect_timeout"]
-        try:
-            return await asyncio.wait_for(
-                _awaited(dbapi.asyncmy.connect(*args, **kwargs)), limit
-            )
-        except asyncio.TimeoutError as error:
-            raise dbapi.OperationalError(
-                _CANNOT_CONNECT, f"no connection within {limit} seconds"
-            ) from error
-
-    cparams["async_creator_fn"] = connect
-
-
-async def _awaited(connecting: Any) -> Any:
-    return await connecting
 
 
 #: The default timeouts in seconds, by driver and option.

@@ -28,6 +28,7 @@ from sqla_shard.dialects.base import DDL
 from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.base import new_engine
 from sqla_shard.dialects.base import NumberForm
+from sqla_shard.dialects.passwords import PasswordSource
 from sqla_shard.dialects.sqlite.catalogue import SQLiteCatalogue
 from sqla_shard.dialects.sqlite.ddl import SQLiteDDL
 
@@ -72,6 +73,7 @@ class SQLite(Backend):
         options: Mapping[str, Any],
         *,
         timeout: float | None = None,
+        password: PasswordSource | None = None,
     ) -> Engine:
         """Return an engine that waits for other writers for 30 seconds.
 

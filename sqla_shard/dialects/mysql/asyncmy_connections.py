@@ -1,0 +1,83 @@
+"""The connections of asyncmy.
+
+They differ from those of the driver:
+
+* without an ``ssl_*`` option they use TLS if the server offers it, with any
+  certificate, as PyMySQL does; asyncmy uses none;
+* ``connect_timeout`` includes the handshake: a server that hangs accepts
+  connections, and the wait for its greeting would not end;
+* ``ssl_disabled`` is supported;
+* clear-text passwords are sent only to verified servers.
+
+The tests have run with asyncmy 0.2.18.  Besides documented attributes, the
+class uses ``_get_server_information``, ``_ssl_context``, ``_client_flag``,
+``_secure``, ``_sock`` and ``server_capabilities``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from sqla_shard.dialects.mysql.driver import refuse_clear_passwords
+
+__all__ = ["open_connection"]
+
+_CANNOT_CONNECT = 2003
+#: CLIENT_SSL: the bit of TLS in the capabilities of a server and a client.
+_TLS = 0x800
+
+
+def open_connection(
+    dialect: Any, record: Any, cargs: Any, cparams: Any
+) -> Any:
+    """Handle ``do_connect``: interpret arguments as PyMySQL does."""
+    dbapi = dialect.loaded_dbapi
+    disabled = cparams.pop("ssl_disabled", None)
+    if disabled:
+        cparams.pop("ssl", None)
+    refuse_clear_passwords(cparams, dbapi)
+    if "async_creator_fn" in cparams:
+        return dialect.connect(*cargs, **cparams)
+    # The package itself has a function of this name.
+    module = import_module(f"{dbapi.asyncmy.__name__}.connection")
+    made = module.Connection if disabled else _class_of(module.Connection)
+
+    async def connect(*args: Any, **kwargs: Any) -> Any:
+        limit = kwargs["connect_timeout"]
+        connection = made(*args, **kwargs)
+        try:
+            await asyncio.wait_for(connection.connect(), limit)
+        except asyncio.TimeoutError as error:
+            raise dbapi.OperationalError(
+                _CANNOT_CONNECT, f"no connection within {limit} seconds"
+            ) from error
+        return connection
+
+    return dialect.connect(*cargs, **cparams, async_creator_fn=connect)
+
+
+@cache
+def _class_of(base: Any) -> Any:
+    # A context takes half a megabyte, and reads all authorities of the system.
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+
+    class Connection(base):  # type: ignore[misc]  # asyncmy's
+        _ssl_context: ssl.SSLContext | None
+
+        async def _get_server_information(self) -> None:
+            await super()._get_server_information()
+            # A socket file needs no TLS; a socket of the application has its
+            # own, or none.
+            plain = self._ssl_context is None and not self._secure
+            offered = self.server_capabilities & _TLS
+            if offered and plain and self._sock is None:
+                self._ssl_context = context
+                self._client_flag |= _TLS
+
+    return Connection
