@@ -40,29 +40,35 @@ from tests.servers.fleet_load import writing
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_processes import apply_until
 from tests.servers.fleet_semi_sync import look_at
-from tests.servers.fleet_semi_sync import SEMI_SYNC_OPTIONS
 from tests.servers.fleet_semi_sync import use_semi_sync
 from tests.servers.load_checks import pauses
 from tests.servers.published import places
 from tests.servers.published import publish_to
+from tests.servers.server_statements import received
+from tests.servers.server_statements import semi_sync_options
+from tests.servers.server_statements import words
 
-pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
+pytestmark = pytest.mark.live
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 TIMES = TimeLayout(epoch_ms=1_314_220_021_721)
 BEFORE = ("record", "drain", "stop", "raise-ids")
 
 
-def started(folder):
+def started(folder, kind):
     return FleetPairs(
-        folder, pairs=1, shards=SHARDS, options=SEMI_SYNC_OPTIONS
+        folder,
+        pairs=1,
+        shards=SHARDS,
+        pair=kind.pair,
+        options=semi_sync_options(kind),
     )
 
 
 @pytest.fixture
-def pairs(mariadb_installed, tmp_path):
+def pairs(server_kind, tmp_path):
     """Start a pair with semi-synchronous replication."""
-    with started(tmp_path) as pairs:
+    with started(tmp_path, server_kind) as pairs:
         prepare(pairs)
         yield pairs
 
@@ -81,12 +87,7 @@ def seen(pairs, **options):
 
 
 def is_connecting(standby):
-    with standby.root_connect() as connection:
-        cursor = connection.cursor()
-        cursor.execute("SHOW SLAVE STATUS")
-        names = [column[0] for column in cursor.description]
-        status = dict(zip(names, cursor.fetchone(), strict=True))
-    return status["Slave_IO_Running"] == "Connecting"
+    return received(standby) == "Connecting"
 
 
 def kill(pairs):
@@ -105,11 +106,13 @@ def seed(request, say):
 
 
 @pytest.mark.parametrize("behind", [False, True])
-def test_with_semi_sync_nothing_is_lost(tmp_path, seed, say, behind):
+def test_with_semi_sync_nothing_is_lost(
+    server_kind, tmp_path, seed, say, behind
+):
     for number in range(10 if SOAK else 1):
         folder = tmp_path / str(number)
         folder.mkdir()
-        with started(folder) as pairs:
+        with started(folder, server_kind) as pairs:
             prepare(pairs)
             survive(pairs, folder / "log", seed, say, behind=behind)
 
@@ -126,7 +129,7 @@ def survive(pairs, folder, seed, say, *, behind):
     publish_to(pairs.path, topology)
     _, standby = roles(pairs)
     if behind:
-        standby.root_execute("STOP SLAVE SQL_THREAD")
+        standby.root_execute("STOP REPLICA SQL_THREAD")
     with writing(pairs, folder, seed) as load:
         load.wait_for_acks(random.Random(seed).randrange(200, 600))
         probe = seen(pairs)
@@ -153,7 +156,7 @@ def survive(pairs, folder, seed, say, *, behind):
 def test_a_killed_failover_is_resumed_or_undone(pairs, tmp_path, seed):
     fleet = pairs.fleet()
     _, standby = roles(pairs)
-    standby.root_execute("STOP SLAVE SQL_THREAD")
+    standby.root_execute("STOP REPLICA SQL_THREAD")
     with writing(pairs, tmp_path / "log", seed) as load:
         load.wait_for_acks(200)
         kill(pairs)
@@ -180,7 +183,7 @@ def test_a_naive_promotion_loses_what_was_received(
     monkeypatch.setitem(runner.KINDS, "dead-failover", Naive)
     fleet = pairs.fleet()
     _, standby = roles(pairs)
-    standby.root_execute("STOP SLAVE SQL_THREAD")
+    standby.root_execute("STOP REPLICA SQL_THREAD")
     with writing(pairs, tmp_path / "log", seed) as load:
         load.wait_for_acks(200)
         kill(pairs)
@@ -193,8 +196,10 @@ def test_a_naive_promotion_loses_what_was_received(
 
 
 @pytest.mark.thorough
-def test_after_a_timeout_of_semi_sync_the_loss_is_stated(tmp_path, seed, say):
-    with started(tmp_path) as pairs:
+def test_after_a_timeout_of_semi_sync_the_loss_is_stated(
+    server_kind, tmp_path, seed, say
+):
+    with started(tmp_path, server_kind) as pairs:
         prepare(pairs, timeout=100)
         fleet = pairs.fleet()
         primary, standby = roles(pairs)
@@ -223,16 +228,16 @@ def test_a_standby_that_was_restarted_by_itself_states_the_loss(
 ):
     fleet = pairs.fleet()
     _, standby = roles(pairs)
-    standby.root_execute("STOP SLAVE SQL_THREAD")
+    standby.root_execute("STOP REPLICA SQL_THREAD")
     with writing(pairs, tmp_path / "log", seed) as load:
         load.wait_for_acks(100)
         probe = seen(pairs)
         assert loss_of(probe).startswith("none")
         kill(pairs)
-        # Without skip-slave-start; it deletes its relay log.
+        # Without skip-slave-start; one of MariaDB deletes its relay log.
         standby.kill()
         standby.start()
-        standby.root_execute("START SLAVE")
+        standby.root_execute("START REPLICA")
         assert wait_until(lambda: is_connecting(standby), seconds=60)
         plan = DeadFailover.planned(
             fleet, "server1", probe=probe, allow_loss=False
@@ -250,7 +255,49 @@ def test_a_standby_that_was_restarted_by_itself_states_the_loss(
         load.wait_for_acks(50)
         gone = lost(pairs, load.stop())
     say(f"standby restarted: {len(gone)} lost")
-    assert gone
+    assert bool(gone) == (pairs.kind == "mariadb")
+
+
+@pytest.mark.only_on("mysql")
+@pytest.mark.parametrize("how", ["restarted", "stopped"])
+def test_a_standby_of_mysql_applies_what_it_had_received(
+    pairs, tmp_path, seed, say, how
+):
+    """Its relay log survives, and has the only copy of acknowledged writes."""
+    fleet = pairs.fleet()
+    _, standby = roles(pairs)
+    standby.root_execute("STOP REPLICA SQL_THREAD")
+    with writing(pairs, tmp_path / "log", seed) as load:
+        load.wait_for_acks(200)
+        kill(pairs)
+        if how == "restarted":
+            standby.kill()
+            standby.start()
+        else:
+            standby.root_execute("STOP REPLICA")
+        assert received(standby) == "No"
+        plan = DeadFailover.planned(fleet, "server1")
+        assert plan.problems == ()
+        apply(fleet, plan)
+        load.wait_for_acks(50)
+        attempts = load.stop()
+    say(f"standby {how}: {len(lost(pairs, attempts))} lost")
+    prove(pairs, attempts)
+
+
+@pytest.mark.only_on("mysql")
+def test_a_standby_that_has_received_nothing_yet_is_promoted(pairs):
+    """Retrieved_Gtid_Set is empty until the first write after attaching."""
+    fleet = pairs.fleet()
+    _, standby = roles(pairs)
+    standby.root_execute("STOP REPLICA")
+    standby.root_execute("RESET REPLICA")
+    standby.root_execute("START REPLICA")
+    kill(pairs)
+    with fleet.admin(standby.url, name="standby") as admin:
+        assert replication_of(admin).status().received == ""
+    assert apply(fleet, DeadFailover.planned(fleet, "server1")).problems == ()
+    assert roles(pairs) == (standby, None)
 
 
 class Slow(DeadFailover):
@@ -338,7 +385,7 @@ class Returning(DeadFailover):
                     connection.cursor().execute(
                         "INSERT INTO later.it VALUES (%s)", (number,)
                     )
-            ((written,),) = primary.root_execute("SELECT @@gtid_binlog_pos")
+            written = primary.position()
             wait_until(
                 lambda: standby.covers(standby.status().received, written),
                 seconds=60,
@@ -419,7 +466,7 @@ def test_a_primary_that_returned_is_not_replaced_by_resume(pairs):
 def test_a_standby_that_was_reset_is_not_published_by_resume(pairs):
     fleet, _ = killed_before_publish(pairs)
     _, standby = roles(pairs)
-    standby.root_execute("RESET SLAVE ALL")
+    standby.root_execute("RESET REPLICA ALL")
     reason, left = reason_of_resume(fleet)
     assert "it does not replicate any more" in reason
     assert "does not replicate; look at it" in left
@@ -429,20 +476,26 @@ def test_resume_loses_no_transactions_received_meanwhile(pairs):
     fleet, primary = killed_before_publish(pairs)
     _, standby = roles(pairs)
     primary.start()
-    standby.root_execute("START SLAVE IO_THREAD")
+    standby.root_execute("START REPLICA IO_THREAD")
     primary.root_execute("CREATE DATABASE later")
-    ((written,),) = primary.root_execute("SELECT @@gtid_binlog_pos")
+    written = primary.position()
     with fleet.admin(standby.url, name="standby") as admin:
         found = replication_of(admin)
         assert wait_until(
             lambda: found.covers(found.status().received, written), seconds=60
         )
     primary.kill()
-    standby.root_execute("STOP SLAVE IO_THREAD")
+    standby.root_execute("STOP REPLICA IO_THREAD")
     reason, left = reason_of_resume(fleet)
     assert "it has applied" in reason
-    # Starting it would delete its relay log.
-    assert "stays stopped: it has received more than it has applied" in left
+    if pairs.kind == "mysql":
+        assert not left
+        apply(fleet, DeadFailover.planned(fleet, "server1"))
+        assert ("later",) in standby.root_execute("SHOW DATABASES")
+    else:
+        # Starting it would delete its relay log.
+        expected = "stays stopped: it has received more than it has applied"
+        assert expected in left
 
 
 def assert_no_id_names_another(pairs, attempts):
@@ -466,8 +519,8 @@ def problems_of(plan):
 
 
 @pytest.fixture(scope="module")
-def shared(mariadb_installed, tmp_path_factory):
-    with started(tmp_path_factory.mktemp("shared")) as pairs:
+def shared(server_kind, tmp_path_factory):
+    with started(tmp_path_factory.mktemp("shared"), server_kind) as pairs:
         prepare(pairs)
         yield pairs
 
@@ -497,18 +550,20 @@ def doubt_now(shared):
 
 def test_semi_sync_is_believed_only_if_it_works(shared):
     primary, standby = roles(shared)
+    source, replica = words(primary).SEMI_SYNC
+    alone = f"{source}_wait_no_{replica.rpartition('_')[2]}"
     assert loss_of(seen(shared)).startswith("none: semi-sync was on")
-    primary.root_execute("SET GLOBAL rpl_semi_sync_master_wait_no_slave = 0")
+    primary.root_execute(f"SET GLOBAL {alone} = 0")
     assert "a standby that is disconnected" in doubt_now(shared)
-    primary.root_execute("SET GLOBAL rpl_semi_sync_master_wait_no_slave = 1")
-    standby.root_execute("SET GLOBAL rpl_semi_sync_slave_enabled = 0")
+    primary.root_execute(f"SET GLOBAL {alone} = 1")
+    standby.root_execute(f"SET GLOBAL {replica}_enabled = 0")
     assert doubt_now(shared) == "the standby did not acknowledge"
-    standby.root_execute("SET GLOBAL rpl_semi_sync_slave_enabled = 1")
-    standby.root_execute("STOP SLAVE IO_THREAD")
+    standby.root_execute(f"SET GLOBAL {replica}_enabled = 1")
+    standby.root_execute("STOP REPLICA IO_THREAD")
     assert doubt_now(shared) == "the standby did not receive"
-    standby.root_execute("START SLAVE")
+    standby.root_execute("START REPLICA")
     # Without semi-sync nothing is known.
-    primary.root_execute("SET GLOBAL rpl_semi_sync_master_enabled = 0")
+    primary.root_execute(f"SET GLOBAL {source}_enabled = 0")
     assert loss_of(seen(shared)).startswith("unknown: semi-sync was off")
     use_semi_sync(primary, standby)
     assert loss_of(seen(shared)).startswith("none")
@@ -530,7 +585,7 @@ def test_another_standby_is_not_that_of_the_topology(shared):
         assert acknowledgements(first, other).doubt == (
             "the standby received from another server"
         )
-        standby.root_execute("STOP SLAVE IO_THREAD")
+        standby.root_execute("STOP REPLICA IO_THREAD")
         try:
             assert wait_until(
                 lambda: first.semi_sync().standbys == 0, seconds=60
@@ -564,18 +619,21 @@ def test_a_commit_that_waits_shortens_the_time(shared):
     assert seen(shared).acks.waiting == 0
 
 
-def test_a_standby_that_was_restarted_is_refused(shared):
+def test_a_standby_that_was_restarted_is_refused_by_mariadb_only(shared):
     fleet = shared.fleet()
     primary, standby = roles(shared)
     kill(shared)
     standby.kill()
     standby.start()
     plan = DeadFailover.planned(fleet, "server1")
-    assert "it was restarted. Do not start" in problems_of(plan)
-    with pytest.raises(OperationRefusedError):
-        apply(fleet, plan)
+    if shared.kind == "mariadb":
+        assert "it was restarted. Do not start" in problems_of(plan)
+        with pytest.raises(OperationRefusedError):
+            apply(fleet, plan)
+    else:
+        assert plan.problems == ()
     primary.start()
-    standby.root_execute("START SLAVE")
+    standby.root_execute("START REPLICA")
 
 
 def test_a_restarted_primary_is_opened_again(shared):
@@ -591,7 +649,8 @@ def test_a_primary_with_fewer_writes_is_not_opened(shared):
     fleet = shared.fleet()
     primary, standby = roles(shared)
     primary.kill()
-    standby.root_execute("SET GLOBAL gtid_strict_mode = 0")
+    if shared.kind == "mariadb":
+        standby.root_execute("SET GLOBAL gtid_strict_mode = 0")
     standby.root_execute("CREATE DATABASE later")
     standby.root_execute("SET GLOBAL read_only = 0")
     primary.start()

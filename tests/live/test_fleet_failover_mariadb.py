@@ -33,8 +33,10 @@ from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_processes import apply_until
 from tests.servers.load_checks import pauses
 from tests.servers.published import places
+from tests.servers.server_statements import unlogged
+from tests.servers.server_statements import words
 
-pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
+pytestmark = pytest.mark.live
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 STEPS = (
@@ -58,8 +60,9 @@ def started(folder, **options):
 
 
 @pytest.fixture(scope="module")
-def pairs(mariadb_installed, tmp_path_factory):
-    with started(tmp_path_factory.mktemp("fleet")) as pairs:
+def pairs(server_kind, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fleet")
+    with started(folder, pair=server_kind.pair) as pairs:
         create(pairs)
         yield pairs
 
@@ -130,10 +133,6 @@ def quiet(pairs):
     wait_until_equal(primary, standby)
 
 
-def unlogged(server, sql):
-    server.root_execute(f"SET STATEMENT sql_log_bin = 0 FOR {sql}")
-
-
 def test_rows_that_differ_refuse_a_failover(pairs, fleet, quiet, load, say):
     """Nothing of the failover is done, and writes go on."""
     old, new = roles(pairs)
@@ -199,7 +198,7 @@ def test_a_comparison_that_was_killed_is_repeated(pairs, fleet):
     for step, follower in (("compare", new), ("verify", old)):
         plan = Failover.planned(fleet, "server1")
         apply_until(fleet, plan, step=step, state="begin")
-        follower.root_execute("STOP SLAVE SQL_THREAD")
+        follower.root_execute("STOP REPLICA SQL_THREAD")
         result = resume(fleet)
         assert result.problems == ()
         assert "are equal" in result.notes["compare"]["proof"]
@@ -351,7 +350,7 @@ def test_an_undo_opens_the_primary_although_the_standby_is_lost(pairs, fleet):
     # After an odd number of failovers it is the server that was started as
     # the primary, without read_only in its configuration.
     new.root_execute("SET GLOBAL read_only = 1")
-    new.root_execute("START SLAVE")
+    new.root_execute("START REPLICA")
     wait_until_equal(old, new)
 
 
@@ -408,46 +407,64 @@ def test_events_and_semi_sync_change_sides(pairs, fleet):
         " EVERY 1 DAY DO DELETE FROM db00000.load_pins WHERE token = 'old'"
     )
     old.root_execute("SET GLOBAL event_scheduler = ON")
-    old.root_execute("SET GLOBAL rpl_semi_sync_master_enabled = 1")
-    new.root_execute("SET GLOBAL rpl_semi_sync_slave_enabled = 1")
+    source, replica = words(old).SEMI_SYNC
+    old.root_execute(f"SET GLOBAL {source}_enabled = 1")
+    new.root_execute(f"SET GLOBAL {replica}_enabled = 1")
     for server in pairs.servers:
-        server.root_execute("SET GLOBAL rpl_semi_sync_master_timeout = 2000")
+        server.root_execute(f"SET GLOBAL {source}_timeout = 2000")
     wait_until_equal(old, new)
-    new.root_execute("STOP SLAVE IO_THREAD")
-    new.root_execute("START SLAVE IO_THREAD")
+    new.root_execute("STOP REPLICA IO_THREAD")
+    new.root_execute("START REPLICA IO_THREAD")
     result = apply(fleet, Failover.planned(fleet, "server1"))
     assert len(result.notes["prepare"]["events"]) == 1
     status = (
         "SELECT status, definer FROM information_schema.events"
         " WHERE event_name = 'often'"
     )
-    assert old.root_execute(status) == [("SLAVESIDE_DISABLED", "root@%")]
+    ((disabled, definer),) = old.root_execute(status)
+    assert disabled in ("SLAVESIDE_DISABLED", "REPLICA_SIDE_DISABLED")
+    assert definer == "root@%"
     assert new.root_execute(status) == [("ENABLED", "root@%")]
     scheduler = "SELECT @@event_scheduler"
     assert old.root_execute(scheduler) == [("OFF",)]
     assert new.root_execute(scheduler) == [("ON",)]
 
     def is_on():
-        return new.root_execute(
-            "SHOW GLOBAL STATUS LIKE 'Rpl_semi_sync_master_status'"
-        ) == [("Rpl_semi_sync_master_status", "ON")]
+        ((_, value),) = new.root_execute(
+            f"SHOW GLOBAL STATUS LIKE '{source}_status'"
+        )
+        return value == "ON"
 
     assert wait_until(is_on, seconds=60)
     new.root_execute("DROP EVENT db00000.often")
     for server in pairs.servers:
         server.root_execute("SET GLOBAL event_scheduler = OFF")
-        server.root_execute("SET GLOBAL rpl_semi_sync_master_enabled = 0")
-        server.root_execute("SET GLOBAL rpl_semi_sync_slave_enabled = 0")
+        server.root_execute(f"SET GLOBAL {source}_enabled = 0")
+        server.root_execute(f"SET GLOBAL {replica}_enabled = 0")
     wait_until_equal(new, old)
+
+
+#: A setting, a wrong value of it, and the statement of a filter.
+WRONG = {
+    "mariadb": (
+        *("gtid_strict_mode", "OFF"),
+        "SET GLOBAL replicate_wild_ignore_table = '{}'",
+    ),
+    "mysql": (
+        *("gtid_mode", "ON_PERMISSIVE"),
+        "CHANGE REPLICATION FILTER REPLICATE_WILD_IGNORE_TABLE = ('{}')",
+    ),
+}
 
 
 def test_everything_wrong_is_listed_at_once(pairs, fleet):
     old, new = roles(pairs)
+    setting, wrong, ignoring = WRONG[pairs.kind]
     new.root_execute("SET GLOBAL read_only = 0")
-    new.root_execute("STOP SLAVE")
-    new.root_execute("SET GLOBAL replicate_wild_ignore_table = 'x.%'")
+    new.root_execute("STOP REPLICA")
+    new.root_execute(ignoring.format("x.%"))
     new.root_execute("CREATE DATABASE only_there")
-    new.root_execute("SET GLOBAL gtid_strict_mode = 0")
+    new.root_execute(f"SET GLOBAL {setting} = {wrong}")
     try:
         with old.root_connect():
             plan = Failover.planned(fleet, "server1")
@@ -458,12 +475,12 @@ def test_everything_wrong_is_listed_at_once(pairs, fleet):
             cursor = connection.cursor()
             cursor.execute("SET sql_log_bin = 0")
             cursor.execute("DROP DATABASE only_there")
-            cursor.execute("SET GLOBAL replicate_wild_ignore_table = ''")
-            cursor.execute("SET GLOBAL gtid_strict_mode = 1")
+            cursor.execute(ignoring.format("").replace("('')", "()"))
+            cursor.execute(f"SET GLOBAL {setting} = 'ON'")
             cursor.execute("SET GLOBAL read_only = 1")
     text = "\n".join(map(str, plan.problems))
     for part in (
-        "gtid_strict_mode is OFF",
+        f"{setting} is {wrong}",
         "replication does not run",
         "replication filters",
         "it is writable",

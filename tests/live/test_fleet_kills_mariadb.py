@@ -38,17 +38,19 @@ from tests.servers.load_writers import create_tables
 from tests.servers.published import places
 from tests.servers.published import publish_to
 
-pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
+pytestmark = pytest.mark.live
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 CLOSED, OPEN = [(1,)], [(0,)]
 
 
 @pytest.fixture(scope="module")
-def pairs(mariadb_installed, tmp_path_factory):
+def pairs(server_kind, tmp_path_factory):
     """Start a pair with all shards, and a spare one."""
     folder = tmp_path_factory.mktemp("fleet")
-    with FleetPairs(folder, pairs=1, spare=1, shards=SHARDS) as pairs:
+    with FleetPairs(
+        folder, pairs=1, spare=1, shards=SHARDS, pair=server_kind.pair
+    ) as pairs:
         create(pairs)
         yield pairs
 
@@ -166,7 +168,7 @@ def test_a_standby_that_is_lost_does_not_close_the_primary(pairs, fleet):
         assert read_only(primary) == OPEN
     finally:
         standby.start()
-        standby.root_execute("START SLAVE")
+        standby.root_execute("START REPLICA")
     wait_until_equal(primary, standby)
 
 
@@ -234,7 +236,7 @@ def test_a_killed_retirement(pairs, fleet, load, say):
             assert "stays read-only" in problem
             assert problem.endswith("does not replicate") == detached
         if end is resume:
-            assert spare.standby.root_execute("SHOW SLAVE STATUS") == []
+            assert spare.standby.root_execute("SHOW REPLICA STATUS") == []
     prove(pairs, load.stop())
 
 
@@ -262,10 +264,12 @@ MOVED = [f"db{shard:05d}" for shard in range(SHARDS - 3, SHARDS)]
 
 
 @pytest.fixture(scope="module")
-def two_pairs(mariadb_installed, tmp_path_factory):
+def two_pairs(server_kind, tmp_path_factory):
     """Start two pairs, of which each has all databases."""
     folder = tmp_path_factory.mktemp("orphans")
-    with FleetPairs(folder, pairs=2, shards=SHARDS) as pairs:
+    with FleetPairs(
+        folder, pairs=2, shards=SHARDS, pair=server_kind.pair
+    ) as pairs:
         create(pairs)
         with pairs["server2"].primary.connect() as connection:
             names = [place[1] for place in places(pairs.document()).values()]

@@ -46,12 +46,14 @@ from tests.servers.load_checks import rows_at
 from tests.servers.load_log import ACKNOWLEDGED
 from tests.servers.load_log import Attempt
 from tests.servers.published import connect_to
+from tests.servers.server_statements import let_root_write
+from tests.servers.server_statements import standby_state
+from tests.servers.server_statements import words
 from tests.servers.writing_load import DENSE
 
 pytestmark = [
     pytest.mark.live,
     pytest.mark.thorough,
-    pytest.mark.usefixtures("mariadb_installed"),
 ]
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
@@ -73,17 +75,21 @@ def seed(request):
 
 
 @pytest.fixture(scope="module")
-def scene(mariadb_installed, ensemble, seed, tmp_path_factory):
+def scene(server_kind, ensemble, seed, tmp_path_factory):
     """Return a fleet of which no shard has moved."""
     folder = tmp_path_factory.mktemp("scene")
-    with FleetScene(folder, ensemble, seed=seed, writers=WRITERS) as scene:
+    with FleetScene(
+        folder, ensemble, seed=seed, writers=WRITERS, kind=server_kind
+    ) as scene:
         yield scene
 
 
 @pytest.fixture
-def new_scene(mariadb_installed, ensemble, seed, tmp_path):
+def new_scene(server_kind, ensemble, seed, tmp_path):
     """Return a fleet of this test alone."""
-    with FleetScene(tmp_path, ensemble, seed=seed, writers=WRITERS) as scene:
+    with FleetScene(
+        tmp_path, ensemble, seed=seed, writers=WRITERS, kind=server_kind
+    ) as scene:
         yield scene
 
 
@@ -133,8 +139,8 @@ def fail_over_from_dead(scene, load, name=None):
 
 def without_semi_sync(*servers):
     for server in servers:
-        for role in ("master", "slave"):
-            server.root_execute(f"SET GLOBAL rpl_semi_sync_{role}_enabled = 0")
+        for name in words(server).SEMI_SYNC:
+            server.root_execute(f"SET GLOBAL {name}_enabled = 0")
 
 
 def verify(scene, load):
@@ -191,20 +197,10 @@ def reopen(scene, load):
     assert primary.root_execute("SELECT @@read_only") == [(1,)]
 
     def follows():
-        return scene_status(standby) == ("Yes", "Yes")
+        return standby_state(standby) == ("Yes", "Yes")
 
     assert wait_until(follows, seconds=60)
     applied(scene, Reopen.planned(scene.fleet, name))
-
-
-def scene_status(standby):
-    """Return whether a standby receives, and applies."""
-    with standby.root_connect() as connection:
-        cursor = connection.cursor()
-        cursor.execute("SHOW SLAVE STATUS")
-        names = [column[0] for column in cursor.description]
-        status = dict(zip(names, cursor.fetchone(), strict=True))
-    return status["Slave_IO_Running"], status["Slave_SQL_Running"]
 
 
 def rebuild(scene, load):
@@ -213,9 +209,10 @@ def rebuild(scene, load):
     _, standby = scene.roles(name)
     with standby.root_connect() as connection:
         cursor = connection.cursor()
+        let_root_write(cursor, standby.kind)
         cursor.execute("SET SESSION sql_log_bin = 0")
-        cursor.execute("STOP SLAVE")
-        cursor.execute("RESET SLAVE ALL")
+        cursor.execute("STOP REPLICA")
+        cursor.execute("RESET REPLICA ALL")
         cursor.execute("DROP DATABASE db00003")
     plan = Replica.planned(scene.fleet, "rebuild", name, discard_errant=True)
     applied(scene, plan)
@@ -370,7 +367,9 @@ def test_shards_that_move_lose_nothing(new_scene, operations, say):
 @pytest.mark.skipif(not SOAK, reason="needs SQLA_SHARD_SOAK=1")
 # The last operation may begin when the time is nearly up.
 @pytest.mark.timeout(2 * SECONDS)
-def test_random_operations_lose_nothing(ensemble, seed, tmp_path, say):
+def test_random_operations_lose_nothing(
+    server_kind, ensemble, seed, tmp_path, say
+):
     end = time.monotonic() + SECONDS
     done = acknowledged = number = 0
     while time.monotonic() < end:
@@ -378,7 +377,11 @@ def test_random_operations_lose_nothing(ensemble, seed, tmp_path, say):
         folder = tmp_path / str(number)
         folder.mkdir()
         with FleetScene(
-            folder, ensemble, seed=f"{seed} {number}", writers=WRITERS
+            folder,
+            ensemble,
+            seed=f"{seed} {number}",
+            writers=WRITERS,
+            kind=server_kind,
         ) as scene:
             left = [split, change_orphans]
             for _ in range(8):
@@ -452,10 +455,10 @@ def after_a_timeout(scene, load, monkeypatch):
     old, new = scene.roles("server1")
     use_semi_sync(old, new, timeout=100)
     # A standby that is paused has some of it in the buffer of its socket.
-    new.root_execute("STOP SLAVE IO_THREAD")
+    new.root_execute("STOP REPLICA IO_THREAD")
     load.wait_for_acks(ACKS, timeout=120)
     old.kill()
-    new.root_execute("START SLAVE IO_THREAD")
+    new.root_execute("START REPLICA IO_THREAD")
     plan = DeadFailover.planned(scene.fleet, "server1", fenced=True)
     assert "unknown" in plan.costs[0]
     apply(scene.fleet, plan)

@@ -16,8 +16,9 @@ from sqla_shard.fleet.pair_checks import standby_problems
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.fleet_pairs import FleetPairs
+from tests.servers.server_statements import change_source
 
-pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
+pytestmark = pytest.mark.live
 
 
 class Fault(NamedTuple):
@@ -33,30 +34,49 @@ class Fault(NamedTuple):
     text: str
 
 
-AGAIN = "START SLAVE"
+AGAIN = "START REPLICA"
+#: Statements of each kind, by the names that faults have for them.
+STATEMENTS = {
+    "mariadb": {
+        "file": "CHANGE MASTER TO MASTER_USE_GTID = no",
+        "gtid": "CHANGE MASTER TO MASTER_USE_GTID = slave_pos",
+        "filter": "SET GLOBAL replicate_do_db = 'db00000'",
+        "unfilter": "SET GLOBAL replicate_do_db = ''",
+    },
+    "mysql": {
+        "file": "CHANGE REPLICATION SOURCE TO SOURCE_AUTO_POSITION = 0",
+        "gtid": "CHANGE REPLICATION SOURCE TO SOURCE_AUTO_POSITION = 1",
+        "filter": "CHANGE REPLICATION FILTER REPLICATE_DO_DB = (db00000)",
+        "unfilter": "CHANGE REPLICATION FILTER REPLICATE_DO_DB = ()",
+    },
+}
 FAULTS = {
     "stopped": Fault(
         "standby",
-        ["STOP SLAVE"],
+        ["STOP REPLICA"],
         [AGAIN],
         "replication does not run (receiver No, applier No)",
     ),
     "applier": Fault(
         "standby",
-        ["STOP SLAVE SQL_THREAD"],
+        ["STOP REPLICA SQL_THREAD"],
         [AGAIN],
         "replication does not run (receiver Yes, applier No)",
     ),
     "position in a file": Fault(
         "standby",
-        ["STOP SLAVE", "CHANGE MASTER TO MASTER_USE_GTID = no", AGAIN],
-        ["STOP SLAVE", "CHANGE MASTER TO MASTER_USE_GTID = slave_pos", AGAIN],
+        ["STOP REPLICA", "{file}", AGAIN],
+        [
+            "STOP REPLICA",
+            "{gtid}",
+            AGAIN,
+        ],
         "it does not replicate by GTID; attach it again",
     ),
     "filter": Fault(
         "standby",
-        ["STOP SLAVE", "SET GLOBAL replicate_do_db = 'db00000'", AGAIN],
-        ["STOP SLAVE", "SET GLOBAL replicate_do_db = ''", AGAIN],
+        ["STOP REPLICA", "{filter}", AGAIN],
+        ["STOP REPLICA", "{unfilter}", AGAIN],
         "it has replication filters (Replicate_Do_DB=db00000)",
     ),
     "writable": Fault(
@@ -88,9 +108,9 @@ FAULTS = {
 
 
 @pytest.fixture(scope="module")
-def pairs(mariadb_installed, tmp_path_factory):
+def pairs(server_kind, tmp_path_factory):
     folder = tmp_path_factory.mktemp("checks")
-    with FleetPairs(folder, pairs=2, shards=4) as pairs:
+    with FleetPairs(folder, pairs=2, shards=4, pair=server_kind.pair) as pairs:
         pairs["server1"].primary.root_execute("CREATE DATABASE db00000")
         yield pairs
 
@@ -118,7 +138,11 @@ def changed(server, fault, other):
         with server.root_connect() as connection:
             for one in statements:
                 connection.cursor().execute(
-                    one.format(id=other.server_id, own=server.server_id)
+                    one.format(
+                        id=other.server_id,
+                        own=server.server_id,
+                        **STATEMENTS[server.kind],
+                    )
                 )
 
     try:
@@ -139,8 +163,8 @@ def test_a_fault_is_found(pairs, pair, name):
 
 def test_a_standby_that_does_not_replicate(pairs, pair):
     with pair.standby.root_connect() as connection:
-        connection.cursor().execute("STOP SLAVE")
-        connection.cursor().execute("RESET SLAVE ALL")
+        connection.cursor().execute("STOP REPLICA")
+        connection.cursor().execute("RESET REPLICA ALL")
     shown = problems(pairs)
     pair.attach(pair.standby)
     assert "it does not replicate; attach or rebuild it" in shown
@@ -157,11 +181,10 @@ def test_a_standby_of_another_server(pairs, pair):
 
 
 def test_a_standby_that_is_late(pairs, pair):
-    delay = "CHANGE MASTER TO MASTER_DELAY = {}"
     late = Fault(
         "standby",
-        ["STOP SLAVE", delay.format(3600), AGAIN],
-        ["STOP SLAVE", delay.format(0), AGAIN],
+        ["STOP REPLICA", change_source(pair.standby, delay=3600), AGAIN],
+        ["STOP REPLICA", change_source(pair.standby, delay=0), AGAIN],
         "s behind its primary; wait until it is less than 0 s",
     )
 

@@ -18,8 +18,9 @@ pytestmark = pytest.mark.live
 
 
 @pytest.fixture(scope="module")
-def pairs(mariadb_installed, tmp_path_factory):
-    with FleetPairs(tmp_path_factory.mktemp("fleet"), shards=1) as found:
+def pairs(server_kind, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fleet")
+    with FleetPairs(folder, shards=1, pair=server_kind.pair) as found:
         yield found
 
 

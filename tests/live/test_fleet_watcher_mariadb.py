@@ -35,16 +35,17 @@ from tests.servers.fleet_load import create
 from tests.servers.fleet_load import roles
 from tests.servers.fleet_load import SHARDS
 from tests.servers.fleet_pairs import FleetPairs
-from tests.servers.fleet_semi_sync import SEMI_SYNC_OPTIONS
 from tests.servers.fleet_semi_sync import use_semi_sync
 from tests.servers.fleet_watching import FleetByProxy
 from tests.servers.fleet_watching import watch_until
 from tests.servers.fleet_watching import Watching
+from tests.servers.server_statements import semi_sync_options
+from tests.servers.server_statements import words
 
 pytestmark = [
     pytest.mark.live,
     pytest.mark.thorough,
-    pytest.mark.usefixtures("mariadb_installed", "zookeeper_installed"),
+    pytest.mark.usefixtures("zookeeper_installed"),
 ]
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
@@ -110,9 +111,13 @@ def without_password(pairs):
 
 
 @contextlib.contextmanager
-def scene_in(folder, hosts):
+def scene_in(folder, hosts, kind):
     with FleetPairs(
-        folder, pairs=1, shards=SHARDS, options=SEMI_SYNC_OPTIONS
+        folder,
+        pairs=1,
+        shards=SHARDS,
+        pair=kind.pair,
+        options=semi_sync_options(kind),
     ) as pairs:
         primary, standby = roles(pairs)
         primary.root_execute("SET GLOBAL read_only = 0")
@@ -131,8 +136,8 @@ def ensemble(zookeeper_installed):
 
 
 @pytest.fixture
-def scene(ensemble, mariadb_installed, tmp_path):
-    with scene_in(tmp_path, ensemble.hosts) as scene:
+def scene(ensemble, server_kind, tmp_path):
+    with scene_in(tmp_path, ensemble.hosts, server_kind) as scene:
         yield scene
 
 
@@ -277,9 +282,8 @@ def test_partitioned_watchers_do_nothing(scene):
 
 def test_nothing_is_done_without_zookeeper(scene, ensemble):
     # The lost transactions would be unknown when ZooKeeper is back.
-    scene.primary.root_execute(
-        "SET GLOBAL rpl_semi_sync_master_timeout = 600000"
-    )
+    source, _ = words(scene.primary).SEMI_SYNC
+    scene.primary.root_execute(f"SET GLOBAL {source}_timeout = 600000")
     with three(scene) as watching:
         looks(watching, 2)
         for server in ensemble.servers[:2]:
@@ -296,7 +300,7 @@ def test_nothing_is_done_without_zookeeper(scene, ensemble):
             passes(AWAY)
             looks(watching, 1)
             assert read_only(scene.standby) == CLOSED
-            assert scene.standby.root_execute("SHOW SLAVE STATUS")
+            assert scene.standby.root_execute("SHOW REPLICA STATUS")
         finally:
             # After a pause ZooKeeper 3.8.0 may commit nothing more.
             for server in ensemble.servers:
@@ -434,7 +438,8 @@ def test_a_second_failover_is_held_off(scene):
 
 
 def test_a_standby_that_did_not_acknowledge_is_not_promoted(scene):
-    scene.standby.root_execute("SET GLOBAL rpl_semi_sync_slave_enabled = 0")
+    _, replica = words(scene.standby).SEMI_SYNC
+    scene.standby.root_execute(f"SET GLOBAL {replica}_enabled = 0")
     with three(scene) as watching:
         looks(watching, 2)
         scene.primary.kill()
@@ -450,14 +455,16 @@ def test_a_standby_that_did_not_acknowledge_is_not_promoted(scene):
     assert scene.primary_now() is scene.primary
 
 
-def test_a_leader_that_dies_is_replaced(ensemble, tmp_path, request, say):
+def test_a_leader_that_dies_is_replaced(
+    ensemble, server_kind, tmp_path, request, say
+):
     seed = request.config.getoption("hypothesis_seed")
     steps = STEPS if SOAK else random.Random(seed).sample(STEPS, 2)
     say(f"seed {seed}: the leader dies after {', '.join(steps)}")
     for step in steps:
         folder = tmp_path / step
         folder.mkdir()
-        with scene_in(folder, ensemble.hosts) as scene:
+        with scene_in(folder, ensemble.hosts, server_kind) as scene:
             lose_leader(scene, step)
             assert scene.primary_now() is scene.standby
             assert scene.fleet().journal.pending() is None

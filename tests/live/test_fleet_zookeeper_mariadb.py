@@ -36,11 +36,13 @@ SESSION = 2.0
 
 
 @pytest.fixture(scope="module")
-def pairs(mariadb_installed, tmp_path_factory):
+def pairs(server_kind, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fleet")
     # With it, servers know the programs of sessions.
     options = ("--performance-schema=ON",)
-    with FleetPairs(folder, pairs=1, shards=8, options=options) as pairs:
+    with FleetPairs(
+        folder, pairs=1, shards=8, pair=server_kind.pair, options=options
+    ) as pairs:
         yield pairs
 
 
@@ -190,7 +192,7 @@ def state_of(fleet, pairs):
     return fleet.topology().epoch, [
         (
             server.root_execute("SELECT @@GLOBAL.read_only"),
-            len(server.root_execute("SHOW SLAVE STATUS")),
+            len(server.root_execute("SHOW REPLICA STATUS")),
         )
         for server in pairs.servers
     ]

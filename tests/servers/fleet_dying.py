@@ -34,7 +34,6 @@ from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet import apply
 from sqla_shard.fleet.dead_failover import DeadFailover
 from sqla_shard.fleet.loss import SemiSyncProbe
-from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.local_server import wait_until
 from tests.models.load_models import Base
@@ -44,21 +43,22 @@ from tests.servers.fleet_load import rows_on
 from tests.servers.fleet_load import SHARDS
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_semi_sync import look_at
-from tests.servers.fleet_semi_sync import SEMI_SYNC_OPTIONS
 from tests.servers.fleet_semi_sync import use_semi_sync
+from tests.servers.kinds import Kind
 from tests.servers.load_checks import check
 from tests.servers.load_checks import Pauses
 from tests.servers.load_checks import pauses
 from tests.servers.load_log import ACKNOWLEDGED
 from tests.servers.load_writers import ClusterWriter
 from tests.servers.published import publish_to
+from tests.servers.server_statements import change_source
+from tests.servers.server_statements import received
+from tests.servers.server_statements import semi_sync_options
 from tests.servers.writing_load import Load
 
 __all__ = ["Loss", "lose_primary", "small_disk"]
 
 _LONG = 60.0
-#: A standby that hears nothing for so long is not connected any more.
-_OPTIONS = (*SEMI_SYNC_OPTIONS, "--slave-net-timeout=2")
 _DISK = 24 << 20
 #: Sockets of a partition stay open: clients must not wait for ever.
 _TIMEOUTS = {"connect_timeout": 3, "read_timeout": 3, "write_timeout": 3}
@@ -105,9 +105,10 @@ def small_disk(folder: Path) -> Iterator[Path]:
         subprocess.run([umount, "--lazy", str(folder)], check=True)
 
 
-def lose_primary(cause: str, folder: Path, seed: str) -> Loss:
+def lose_primary(kind: Kind, cause: str, folder: Path, seed: str) -> Loss:
     """Lose a primary under load, fail over, and let the old one return.
 
+    :param kind: kind of the servers.
     :param cause: see the module.
     :param folder: an empty one.
     :param seed: of the number of writes before the loss.
@@ -117,7 +118,7 @@ def lose_primary(cause: str, folder: Path, seed: str) -> Loss:
         disk = None
         if cause == "disk":
             disk = stack.enter_context(small_disk(folder / "disk"))
-        scene = _Scene(stack, folder, cause, disk, rng)
+        scene = _Scene(stack, folder, kind, cause, disk, rng)
         return scene.run(seed)
 
 
@@ -126,6 +127,7 @@ class _Scene:
         self,
         stack: contextlib.ExitStack,
         folder: Path,
+        kind: Kind,
         cause: str,
         disk: Path | None,
         rng: random.Random,
@@ -135,7 +137,12 @@ class _Scene:
         self.rng = rng
         self.disk = disk
         self.pairs = FleetPairs(
-            folder, pairs=1, shards=SHARDS, options=_OPTIONS
+            folder,
+            pairs=1,
+            shards=SHARDS,
+            pair=kind.pair,
+            # A standby that hears nothing for so long is not connected.
+            options=(*semi_sync_options(kind), "--slave-net-timeout=2"),
         )
         (pair,) = self.pairs.pairs
         self.primary, self.standby = pair.primary, pair.standby
@@ -158,16 +165,15 @@ class _Scene:
             publish_to(self.pairs.path, topology)
         with self._opening(watch=False)() as cluster:
             cluster.create_all(Base.metadata)
-        by_proxy = f"MASTER_PORT = {self.proxy.port}"
         change = {
-            "partition": by_proxy,
-            "async": by_proxy,
-            "lag": f"MASTER_DELAY = {self.rng.randrange(2, 7)}",
+            "partition": {"port": self.proxy.port},
+            "async": {"port": self.proxy.port},
+            "lag": {"delay": self.rng.randrange(2, 7)},
         }.get(self.cause)
         if change is not None:
-            self.standby.root_execute("STOP SLAVE")
-            self.standby.root_execute(f"CHANGE MASTER TO {change}")
-            self.standby.root_execute("START SLAVE")
+            self.standby.root_execute("STOP REPLICA")
+            self.standby.root_execute(change_source(self.standby, **change))
+            self.standby.root_execute("START REPLICA")
         if self.cause != "async":
             use_semi_sync(self.primary, self.standby)
 
@@ -193,7 +199,7 @@ class _Scene:
                 load.wait_for_acks(self.rng.randrange(50, 200))
                 self._lose(load)
                 assert wait_until(
-                    lambda: not _receives(self.standby), seconds=_LONG
+                    lambda: received(self.standby) != "Yes", seconds=_LONG
                 )
                 plan = DeadFailover.planned(
                     fleet, "server1", probe=looking.probe()
@@ -301,15 +307,6 @@ class _Looking:
         while not self._end.wait(0.2):
             with contextlib.suppress(FleetServerError):
                 self._last = look_at(self._fleet, *self._urls)
-
-
-def _receives(standby: MariaDBServer) -> bool:
-    with standby.root_connect() as connection:
-        cursor = connection.cursor()
-        cursor.execute("SHOW SLAVE STATUS")
-        names = [column[0] for column in cursor.description]
-        status = dict(zip(names, cursor.fetchone(), strict=True))
-    return bool(status["Slave_IO_Running"] == "Yes")
 
 
 def _write_all(path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sqla_shard.testing import MariaDBServer
+from sqla_shard.testing.database_server import DatabaseServer
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.load_checks import check
 from tests.servers.load_checks import Rows
@@ -80,7 +80,7 @@ def rows_now(pairs: FleetPairs) -> dict[int, Rows]:
     return rows_of_places(places(document(pairs)))
 
 
-def rows_on(pairs: FleetPairs, server: MariaDBServer) -> dict[int, Rows]:
+def rows_on(pairs: FleetPairs, server: DatabaseServer) -> dict[int, Rows]:
     """Read all rows of a server, whatever its role."""
     names = {shard: p[1] for shard, p in places(document(pairs)).items()}
     with server.root_connect() as connection:
@@ -93,13 +93,10 @@ def lost(pairs: FleetPairs, attempts: Sequence[Attempt]) -> list[str]:
     return [problem for problem in problems if problem.endswith("and lost")]
 
 
-def wait_until_equal(primary: MariaDBServer, standby: MariaDBServer) -> None:
+def wait_until_equal(primary: DatabaseServer, standby: DatabaseServer) -> None:
     """Wait until a standby has applied everything."""
-    ((position,),) = primary.root_execute("SELECT @@gtid_binlog_pos")
-    answer = standby.root_execute(
-        "SELECT MASTER_GTID_WAIT(%s, 60)", (position,)
-    )
-    assert answer == [(0,)], standby.root_execute("SHOW SLAVE STATUS")
+    reached = standby.reaches(primary.position(), 60)
+    assert reached, standby.replication_state()
 
 
 def prove(pairs: FleetPairs, attempts: Sequence[Attempt]) -> None:

@@ -28,11 +28,11 @@ from sqla_shard.testing.server_pair import ServerPair
 from sqla_shard.testing.topology_documents import topology_document
 from tests.servers.published import publish_to
 
-__all__ = ["FleetPairs", "empty_server"]
+__all__ = ["MYSQL_OPTIONS", "FleetPairs", "empty_server"]
 
 
 #: What MariaDB has built in, and CLONE.
-_MYSQL_OPTIONS = (
+MYSQL_OPTIONS = (
     "--plugin-load-add=semisync_source.so",
     "--plugin-load-add=semisync_replica.so",
     "--plugin-load-add=mysql_clone.so",
@@ -75,7 +75,7 @@ class FleetPairs:
         )
         self._in_topology = pairs
         password = secrets.token_urlsafe(12)
-        own = () if pair is MariaDBPair else _MYSQL_OPTIONS
+        own = () if pair is MariaDBPair else MYSQL_OPTIONS
         self.pairs = tuple(
             pair(
                 f"server{number}",
@@ -85,6 +85,7 @@ class FleetPairs:
             )
             for number in range(1, pairs + spare + 1)
         )
+        self.kind = self.pairs[0].primary.kind
         self._stack = ExitStack()
 
     def __enter__(self) -> FleetPairs:
@@ -134,16 +135,18 @@ class FleetPairs:
 def empty_server(server: DatabaseServer) -> None:
     """Make a server one that has never had a write, nor a fence."""
     is_mariadb = server.kind == "mariadb"
-    replica = "SLAVE" if is_mariadb else "REPLICA"
     with server.root_connect() as connection:
         cursor = connection.cursor()
         cursor.execute("SET SESSION sql_log_bin = 0")
         if not is_mariadb:
             cursor.execute("SET GLOBAL super_read_only = 0")
         cursor.execute("SET GLOBAL read_only = 1")
-        cursor.execute(f"STOP {replica}")
-        cursor.execute(f"RESET {replica} ALL")
-        cursor.execute("DELETE FROM mysql.db WHERE Insert_priv = 'N'")
+        cursor.execute("STOP REPLICA")
+        cursor.execute("RESET REPLICA ALL")
+        cursor.execute(
+            "DELETE FROM mysql.db"
+            " WHERE Insert_priv = 'N' AND User NOT LIKE 'mysql.%'"
+        )
         cursor.execute("FLUSH LOCAL PRIVILEGES")
         cursor.execute("SHOW DATABASES")
         for (name,) in cursor.fetchall():

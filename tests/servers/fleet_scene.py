@@ -32,7 +32,6 @@ from sqla_shard import Cluster
 from sqla_shard import Topology
 from sqla_shard.cli.dev_command import FLEET_OPTIONS
 from sqla_shard.fleet import Fleet
-from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing import ZooKeeperEnsemble
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology.urls import address_of
@@ -40,9 +39,10 @@ from sqla_shard.topology.zookeeper import Publisher
 from tests.models.load_models import Base
 from tests.servers.fleet_load import wait_until_equal
 from tests.servers.fleet_pairs import FleetPairs
-from tests.servers.fleet_semi_sync import SEMI_SYNC_OPTIONS
+from tests.servers.fleet_pairs import MYSQL_OPTIONS
 from tests.servers.fleet_writers import RunWriter
 from tests.servers.fleet_writers import SessionWriter
+from tests.servers.kinds import Kind
 from tests.servers.load_checks import check
 from tests.servers.load_checks import Pauses
 from tests.servers.load_checks import pauses
@@ -53,6 +53,7 @@ from tests.servers.load_log import Attempt
 from tests.servers.load_writers import RawWriter
 from tests.servers.published import Place
 from tests.servers.published import publish_to
+from tests.servers.server_statements import semi_sync_options
 from tests.servers.writing_load import Load
 
 __all__ = ["SHARDS", "FleetScene"]
@@ -62,6 +63,14 @@ SHARDS = 16
 _numbers = itertools.count(1)
 
 
+def _of(first: Any) -> tuple[str, ...]:
+    """Return the arguments that servers of a pair of MariaDB share."""
+    return (
+        "--slave-parallel-threads=4",
+        f"--gtid-domain-id={first.gtid_domain_id}",
+    )
+
+
 class FleetScene:
     """One pair with all shards, and a spare pair.
 
@@ -69,6 +78,7 @@ class FleetScene:
     :param ensemble: where the topology is published.
     :param seed: of everything that is random.
     :param writers: number of processes that write.
+    :param kind: kind of the servers.
     :ivar fleet: the fleet.
     :ivar attempts: attempts of the writers of the loads that have ended.
     :ivar late: the stale applications, while a load runs.
@@ -82,9 +92,11 @@ class FleetScene:
         *,
         seed: object,
         writers: int = 4,
+        kind: Kind,
     ) -> None:
         self.folder = folder
         self.seed = seed
+        self.kind = kind
         self.rng = random.Random(str(seed))
         self.attempts: list[Attempt] = []
         self.last: list[Attempt] = []
@@ -93,9 +105,14 @@ class FleetScene:
         self._path = f"/fleet{next(_numbers)}"
         self._hosts = ensemble.hosts
         self.pairs = FleetPairs(
-            folder, pairs=1, spare=1, shards=SHARDS, options=SEMI_SYNC_OPTIONS
+            folder,
+            pairs=1,
+            spare=1,
+            shards=SHARDS,
+            pair=kind.pair,
+            options=semi_sync_options(kind),
         )
-        self.servers: list[MariaDBServer] = self.pairs.servers
+        self.servers: list[Any] = self.pairs.servers
         self.fleet = Fleet(
             f"zookeeper://{self._hosts}{self._path}",
             accounts=self.pairs.accounts,
@@ -162,18 +179,17 @@ class FleetScene:
             environ=self._environ,
         )
 
-    def new_server(self) -> MariaDBServer:
+    def new_server(self) -> Any:
         """Start an empty server with the accounts of the fleet."""
         first = self.pairs["server1"].primary
-        server = MariaDBServer(
+        server = self.kind.server(
             f"new{len(self.servers)}",
             password=first.password,
-            gtid_domain_id=first.gtid_domain_id,
             fast=True,
             options=(
                 *FLEET_OPTIONS,
-                *SEMI_SYNC_OPTIONS,
-                "--slave-parallel-threads=4",
+                *semi_sync_options(self.kind),
+                *(MYSQL_OPTIONS if self.kind.is_mysql else _of(first)),
             ),
         )
         server.start()
@@ -188,7 +204,7 @@ class FleetScene:
         """Return the names of the servers of the topology."""
         return [server.name for server in self._entries()]
 
-    def roles(self, name: str) -> tuple[MariaDBServer, MariaDBServer | None]:
+    def roles(self, name: str) -> tuple[Any, Any]:
         """Return the primary and the standby of a server."""
         (entry,) = [one for one in self._entries() if one.name == name]
         standby = None if entry.standby is None else self._at(entry.standby)
@@ -206,7 +222,7 @@ class FleetScene:
     def _entries(self) -> Any:
         return self.fleet.topology().keyspaces["objects"].servers
 
-    def _at(self, url: str) -> MariaDBServer:
+    def _at(self, url: str) -> Any:
         wanted = str(address_of(url))
         (found,) = [
             server

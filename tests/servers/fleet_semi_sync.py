@@ -11,41 +11,50 @@ from sqla_shard.fleet.loss import acknowledgements
 from sqla_shard.fleet.loss import receiving
 from sqla_shard.fleet.loss import SemiSyncProbe
 from sqla_shard.fleet.replication import replication_of
-from sqla_shard.testing import MariaDBServer
+from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.fleet_load import wait_until_equal
+from tests.servers.server_statements import words
 
-__all__ = ["SEMI_SYNC_OPTIONS", "look_at", "use_semi_sync"]
-
-#: Closed when it starts, as every server of a fleet should be.
-SEMI_SYNC_OPTIONS = (
-    "--read-only=1",
-    "--rpl-semi-sync-master-wait-point=AFTER_SYNC",
-)
+__all__ = ["look_at", "use_semi_sync"]
 
 
 def use_semi_sync(
-    primary: MariaDBServer, standby: MariaDBServer, *, timeout: int = 60_000
+    primary: DatabaseServer, standby: DatabaseServer, *, timeout: int = 60_000
 ) -> None:
     """Turn it on, and wait until the standby acknowledges.
 
     :param timeout: milliseconds after which a COMMIT stops waiting.
     """
     wait_until_equal(primary, standby)
-    standby.root_execute("SET GLOBAL rpl_semi_sync_slave_enabled = 1")
-    standby.root_execute("STOP SLAVE")
-    standby.root_execute("START SLAVE")
-    primary.root_execute(
-        "SET GLOBAL rpl_semi_sync_master_timeout = %s", (timeout,)
-    )
-    primary.root_execute("SET GLOBAL rpl_semi_sync_master_enabled = 1")
+    source, replica = words(primary).SEMI_SYNC
+    standby.root_execute(f"SET GLOBAL {replica}_enabled = 1")
+    before = _senders(primary)
+    standby.root_execute("STOP REPLICA")
+    standby.root_execute("START REPLICA")
+    primary.root_execute(f"SET GLOBAL {source}_timeout = %s", (timeout,))
+    primary.root_execute(f"SET GLOBAL {source}_enabled = 1")
 
     def acknowledges() -> bool:
-        return primary.root_execute(
-            "SHOW GLOBAL STATUS LIKE 'Rpl_semi_sync_master_clients'"
-        ) == [("Rpl_semi_sync_master_clients", "1")]
+        ((_, clients),) = primary.root_execute(
+            f"SHOW GLOBAL STATUS LIKE '{source}_clients'"
+        )
+        # MySQL ends the one of the earlier connection a second later.
+        senders = _senders(primary)
+        return clients == "1" and len(senders) == 1 and not senders & before
 
     assert wait_until(acknowledges, seconds=60)
+
+
+def _senders(primary: DatabaseServer) -> set[int]:
+    """Return the sessions that send the binary log of a primary."""
+    return {
+        number
+        for (number,) in primary.root_execute(
+            "SELECT id FROM information_schema.processlist"
+            " WHERE command LIKE 'Binlog Dump%'"
+        )
+    }
 
 
 def look_at(fleet: Fleet, primary: str, standby: str) -> SemiSyncProbe:

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 
 import pymysql
 
+from sqla_shard.dialects.mysql.pymysql_connections import SharedContext
+
 __all__ = ["Place", "Reader", "connect_to", "moved", "places", "publish_to"]
 
 #: URL and database of a virtual shard.
@@ -53,6 +55,16 @@ def moved(document: Any, *servers: dict[str, Any]) -> dict[str, Any]:
     return new
 
 
+#: MySQL wants TLS for passwords.  Otherwise each connection would load all
+#: authorities of the system: writers that try again and again would do nothing
+#: else.
+_connect: Any = type(
+    "Connection",
+    (SharedContext, pymysql.connections.Connection),
+    {"shared_context": None},
+)
+
+
 def publish_to(path: Path, document: Any) -> None:
     """Replace the file atomically; readers see the old one or the new one."""
     draft = path.with_suffix(".draft")
@@ -78,14 +90,12 @@ class Reader:
 def connect_to(url: str, **arguments: Any) -> pymysql.Connection[Any]:
     """Connect as a URL says, with no default database."""
     parts = urlsplit(url)
-    return pymysql.connect(
+    connection: pymysql.Connection[Any] = _connect(
         host=parts.hostname,
         port=parts.port or 3306,
         user=unquote(parts.username or ""),
         password=unquote(parts.password or ""),
         charset="utf8mb4",
-        # Or each connection loads all authorities of the system: writers
-        # that try again and again would do nothing else.
-        ssl_disabled=True,
         **arguments,
     )
+    return connection
