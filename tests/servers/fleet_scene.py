@@ -2,7 +2,7 @@
 
 ::
 
-    with FleetScene(tmp_path, ensemble, seed=7) as scene:
+    with FleetScene(tmp_path, ensemble, seed=7, kind=server_kind) as scene:
         with scene.writing() as load:
             apply(scene.fleet, Failover.planned(scene.fleet, "server1"))
             load.wait_for_acks(100)
