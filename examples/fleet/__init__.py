@@ -1,22 +1,26 @@
-"""Six MariaDB servers on this machine, to try ``sqla-shard fleet`` with.
+"""Six servers on this machine, to try ``sqla-shard fleet`` with.
 
 ::
 
     python -m examples.fleet fleet-data
+    python -m examples.fleet fleet-data --server mysql
 
 The servers have the configuration and the accounts of the page "From nothing
 to the first failover" (docs/howto/fleet-start.rst): ``server.cnf`` and
-``accounts.sql``, which are for your own servers, too.  They are empty and
-read-only; the page says how they become three pairs.  The directory gets
+``accounts.sql``, of MySQL ``server.mysql.cnf`` and ``accounts.mysql.sql``.
+They are for your own servers, too.  The servers are empty and read-only; the
+page says how they become three pairs.  The directory gets
 ``topology.json``, with two servers, and ``environment``, with the passwords.
 Ctrl-C stops the servers and removes their data.
 
-Needs MariaDB 10.10 or later, PyMySQL, and Linux.
+Needs MariaDB 10.10 or MySQL 8.4 or later, PyMySQL, and Linux.
 """
 
 from __future__ import annotations
 
 import configparser
+import os
+import pwd
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,12 +29,17 @@ from pathlib import Path
 from string import Template
 
 from sqla_shard.testing import MariaDBServer
+from sqla_shard.testing import MySQLServer
+from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import in_parallel
 
-__all__ = ["NAMES", "local_servers"]
+__all__ = ["KINDS", "NAMES", "local_servers"]
 
 NAMES = tuple(f"mysql00{pair}{role}" for pair in (1, 2, 3) for role in "ab")
 """Names of the servers on the page: primaries end with a, standbys with b."""
+
+KINDS = ("mariadb", "mysql")
+"""Kinds of servers."""
 
 _HERE = Path(__file__).parent
 #: Settings that differ between servers.
@@ -39,15 +48,16 @@ _OWN = ("server_id", "gtid_domain_id")
 
 @contextmanager
 def local_servers(
-    directory: Path, *, fast: bool = False
-) -> Iterator[dict[str, MariaDBServer]]:
+    directory: Path, *, kind: str = "mariadb", fast: bool = False
+) -> Iterator[dict[str, DatabaseServer]]:
     """Start the servers, and write the files of an operator.
 
     :param directory: gets ``topology.json`` and ``environment``; created if
         it does not exist.
+    :param kind: kind of the servers, one of :data:`KINDS`.
     :param fast: whether a power failure may lose commits.
     :return: the servers by their names on the page.
-    :raises sqla_shard.exc.ServerProcessError: if MariaDB is missing or a
+    :raises sqla_shard.exc.ServerProcessError: if the program is missing or a
         server does not start.
     """
     passwords = {
@@ -58,20 +68,36 @@ def local_servers(
             "SQLA_SHARD_REPLICATION_PASSWORD",
         )
     }
-    servers = [
-        MariaDBServer(
-            name,
-            fast=fast,
-            gtid_domain_id=1 + number // 2,
-            options=_options(),
+    servers: list[DatabaseServer] = []
+    for number, name in enumerate(NAMES):
+        if kind == "mysql":
+            options = (
+                "--plugin-load-add=auth_socket.so",
+                *_options("server.mysql.cnf", "mysqld"),
+            )
+            servers.append(MySQLServer(name, fast=fast, options=options))
+        else:
+            server = MariaDBServer(
+                name,
+                fast=fast,
+                gtid_domain_id=1 + number // 2,
+                options=_options("server.cnf", "mariadb"),
+            )
+            servers.append(server)
+    if kind == "mysql":
+        statements = _statements("accounts.mysql.sql", passwords)
+        # As on MariaDB, root is who has started the servers.
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        statements.append(
+            "ALTER USER 'root'@'localhost' IDENTIFIED WITH auth_socket"
+            f" AS '{user}'"
         )
-        for number, name in enumerate(NAMES)
-    ]
-    statements = _statements(passwords)
+    else:
+        statements = _statements("accounts.sql", passwords)
     with ExitStack() as stack:
         for server in servers:
             stack.callback(server.stop)
-        in_parallel(servers, MariaDBServer.start)
+        in_parallel(servers, DatabaseServer.start)
         for server in servers:
             with server.root_connect() as connection:
                 cursor = connection.cursor()
@@ -82,20 +108,20 @@ def local_servers(
         yield {server.name: server for server in servers}
 
 
-def _options() -> tuple[str, ...]:
-    """Return ``server.cnf`` as arguments of ``mariadbd``."""
+def _options(file: str, section: str) -> tuple[str, ...]:
+    """Return a configuration as arguments of its program."""
     parser = configparser.ConfigParser()
-    parser.read_string((_HERE / "server.cnf").read_text("utf-8"))
+    parser.read_string((_HERE / file).read_text("utf-8"))
     return tuple(
         f"--{name.replace('_', '-')}={value}"
-        for name, value in parser["mariadb"].items()
+        for name, value in parser[section].items()
         if name not in _OWN
     )
 
 
-def _statements(passwords: dict[str, str]) -> list[str]:
-    """Return ``accounts.sql`` as statements."""
-    text = Template((_HERE / "accounts.sql").read_text("utf-8"))
+def _statements(file: str, passwords: dict[str, str]) -> list[str]:
+    """Return the accounts of a file as statements."""
+    text = Template((_HERE / file).read_text("utf-8"))
     lines = text.substitute(passwords).splitlines()
     sql = "\n".join(line for line in lines if not line.startswith("--"))
     found = [one.strip() for one in sql.split(";") if one.strip()]
@@ -105,7 +131,7 @@ def _statements(passwords: dict[str, str]) -> list[str]:
 
 
 def _write_files(
-    directory: Path, servers: list[MariaDBServer], passwords: dict[str, str]
+    directory: Path, servers: list[DatabaseServer], passwords: dict[str, str]
 ) -> None:
     text = (_HERE / "topology.json").read_text("utf-8")
     for server in servers:

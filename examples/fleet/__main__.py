@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from examples.fleet import KINDS
 from examples.fleet import local_servers
 from sqla_shard.exc import ServerProcessError
 
@@ -17,17 +18,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.fleet",
-        description="Start six MariaDB servers on 127.0.0.1 for three pairs.",
+        description="Start six servers on 127.0.0.1 for three pairs.",
     )
     parser.add_argument(
         "directory",
         type=Path,
         help="gets topology.json, and the accounts in environment",
     )
-    directory = parser.parse_args(arguments).directory
+    parser.add_argument(
+        "--server", choices=KINDS, default="mariadb", help="their kind"
+    )
+    given = parser.parse_args(arguments)
+    directory = given.directory
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with local_servers(directory) as servers:
+        with local_servers(directory, kind=given.server) as servers:
             for name, server in servers.items():
                 print(f"{name}:3306 is {server.host}:{server.port}")
             print(f"accounts: . {directory}/environment")

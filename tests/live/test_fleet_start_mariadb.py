@@ -33,8 +33,9 @@ from sqla_shard import Cluster
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.command_line import environment
 from tests.servers.command_line import ROOT
+from tests.servers.kinds import Kind
 
-pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
+pytestmark = pytest.mark.live
 
 PAGE = ROOT / "docs" / "howto" / "fleet-start.rst"
 #: A virtual shard that stays, one that is split off, one that fails over.
@@ -175,9 +176,13 @@ def pinboard(folder: Path, environ: dict[str, str]) -> Iterator[str]:
 # It runs all commands of the page, some of them for seconds each.
 @pytest.mark.timeout(1800)
 def test_the_page_works_while_the_pinboard_is_used(
-    tmp_path: Path, say: Any, monkeypatch: pytest.MonkeyPatch
+    server_kind: Kind,
+    tmp_path: Path,
+    say: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with local_servers(tmp_path, fast=True) as servers:
+    kind = server_kind.name
+    with local_servers(tmp_path, kind=kind, fast=True) as servers:
         lines = (tmp_path / "environment").read_text().splitlines()
         environ = environment(
             PATH=os.pathsep.join(
@@ -192,6 +197,8 @@ def test_the_page_works_while_the_pinboard_is_used(
 
         def run(language: str, code: str) -> str:
             if language == "sql":
+                if server_kind.is_mysql:
+                    code = code.replace("_sync_master_", "_sync_source_")
                 for name in ("mysql001a", "mysql002a"):
                     servers[name].root_execute(code)
                 return ""
