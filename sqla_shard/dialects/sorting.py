@@ -100,8 +100,11 @@ NO_TEXT = b"no text"
 
 # Accents, or upper and lower case, after all letters.
 _LEVELS = "_(as_ci|as_cs|ai_cs|w2)$"
-# Their weights do not compare as servers compare the texts.
-_INEXACT = "^big5_chinese|^(cp1250|latin2)_czech_cs$|^tis620_thai_nopad_ci$"
+# Their weights do not compare as servers compare the texts; of MySQL and of
+# MariaDB.
+_INEXACT = "^big5_chinese|^(cp1250|latin2)_czech_cs$"
+_INEXACT_MYSQL = f"{_INEXACT}|^gb18030_chinese_ci$|^tis620_thai_ci$"
+_INEXACT_MARIADB = f"{_INEXACT}|^tis620_thai_nopad_ci$"
 
 
 class OfText(ColumnElement[Any]):
@@ -194,6 +197,8 @@ class _MySQL:
     :param value: the text in SQL.
     """
 
+    inexact = _INEXACT_MYSQL
+
     def __init__(self, value: str) -> None:
         self.value = value
         # IF() has the collation of the text, which is not evaluated.
@@ -201,15 +206,17 @@ class _MySQL:
         self.empty = f"IF(1, '', {value})"
         self.pads = f"{self.space} = {self.empty}"
         self.unless_inexact = (
-            f"IF(COLLATION({value}) RLIKE '{_INEXACT}', "
+            f"IF(COLLATION({value}) RLIKE '{self.inexact}', "
             f"CAST(COLLATION({value}) AS BINARY), {{}})"
         )
 
     def weights(self, size: int) -> str:
-        # REPEAT() is never evaluated; it only declares a length.
+        # REPEAT() is never evaluated; it only declares a length.  Of a text
+        # that is not binary, IF() would return one, if the value mixes two
+        # collations.
         return (
-            f"LEFT(IF(0, REPEAT(' ', {size}), WEIGHT_STRING({self.value})), "
-            f"{size})"
+            f"LEFT(IF(0, REPEAT(_binary' ', {size}), "
+            f"WEIGHT_STRING({self.value})), {size})"
         )
 
     def same(self, size: int) -> str:
@@ -243,6 +250,8 @@ class _MySQL:
 
 
 class _MariaDB(_MySQL):
+    inexact = _INEXACT_MARIADB
+
     def __init__(self, value: str) -> None:
         super().__init__(value)
         self.padding = f"WEIGHT_STRING({self.empty} AS CHAR(1))"

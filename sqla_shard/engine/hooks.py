@@ -53,6 +53,7 @@ from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardError
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.exc import ShardMovedError
+from sqla_shard.exc.base import summary
 from sqla_shard.topology import Topology
 
 if TYPE_CHECKING:
@@ -261,7 +262,8 @@ class _Checkouts:
 def _collations(error: Any) -> ScatterUnsupportedError:
     return ScatterUnsupportedError(
         "a string that is made of two collations, such as a column and a "
-        f"cast(), cannot be compared: {error.orig}; collate() it to one",
+        f"cast(), cannot be compared: {summary(error)}; collate() it to one, "
+        "or cast() a column to the character set of the other",
         construct="COLLATE",
     )
 

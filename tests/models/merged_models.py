@@ -36,6 +36,7 @@ from sqla_shard import blob_field
 from sqla_shard import ObjectMixin
 from sqla_shard.types import full_id
 from sqla_shard.types import ShardedId
+from tests.models.collations import ServerText
 
 __all__ = [
     "COLLATIONS",
@@ -102,7 +103,7 @@ def _text(key: str) -> Any:
     name = COLLATIONS[key]
     length = _LENGTHS.get(key, 30)
     charset = charset_of(name)
-    on_server = mysql.VARCHAR(length, charset=charset, collation=name)
+    on_server = ServerText(length, charset=charset, collation=name)
     return mapped_column(String(length).with_variant(on_server, "mysql"))
 
 

@@ -19,6 +19,7 @@ from sqlalchemy.orm import mapped_column
 from sqla_shard import scatter
 from sqla_shard.types import ShardedId
 from tests.models.clusters import PINS
+from tests.models.collations import ServerText
 from tests.models.layouts import LAYOUT
 from tests.models.layouts import pack
 
@@ -47,8 +48,17 @@ class TextsBase(DeclarativeBase):
 
 
 def _of(type_: Any, collation: str) -> Any:
-    on_server = type(type_)(length=type_.length, collation=collation)
+    on_server = type_.copy()
+    on_server.collation = collation
     return mapped_column(type_.with_variant(on_server, "mysql", "mariadb"))
+
+
+def _unlike(length: int, collation: str) -> Any:
+    """Return a column whose collation MySQL has under another name."""
+    on_server = ServerText(length, collation=collation)
+    return mapped_column(
+        mysql.VARCHAR(length).with_variant(on_server, "mysql", "mariadb")
+    )
 
 
 class Title(TextsBase):
@@ -61,11 +71,13 @@ class Title(TextsBase):
     )
     number: Mapped[int | None]
     unicode: Mapped[str | None] = _of(mysql.VARCHAR(8), "utf8mb4_unicode_ci")
-    story: Mapped[str | None] = _of(Text(), "utf8mb4_unicode_ci")
-    exact: Mapped[str | None] = _of(mysql.VARCHAR(8), "utf8mb4_nopad_bin")
-    cased: Mapped[str | None] = _of(
-        mysql.VARCHAR(255), "utf8mb4_uca1400_as_cs"
+    german: Mapped[str | None] = _of(mysql.VARCHAR(8), "utf8mb4_german2_ci")
+    latin: Mapped[str | None] = _of(
+        mysql.VARCHAR(8, charset="latin1"), "latin1_german2_ci"
     )
+    story: Mapped[str | None] = _of(Text(), "utf8mb4_unicode_ci")
+    exact: Mapped[str | None] = _unlike(8, "utf8mb4_nopad_bin")
+    cased: Mapped[str | None] = _unlike(255, "utf8mb4_uca1400_as_cs")
     name: Mapped[str | None] = _of(mysql.VARCHAR(40), "utf8mb4_bin")
     nick: Mapped[str | None] = _of(mysql.VARCHAR(4), "utf8mb4_bin")
 
@@ -169,6 +181,16 @@ class Texts:
         assert titles.scalars(made.limit(2)) == ["b0", "a1"]
         order = titles.scalars(select(mixed).order_by(mixed.desc()))
         assert order == ["ß4", "b0", "a3", "a1", "B2"]
+
+    def test_texts_made_of_two_columns(self, titles):
+        titles.add("unicode", "b", "a", "B", "a", "c", german="Ä")
+        mixed = Title.unicode + Title.german
+        made = select(mixed).order_by(mixed)
+        order = ["BÄ", "aÄ", "aÄ", "bÄ", "cÄ"]
+        assert titles.scalars(made) == order
+        assert titles.scalars(made.limit(2)) == order[:2]
+        made = select(Title.number).order_by(mixed.desc(), Title.number)
+        assert titles.scalars(made) == [4, 0, 1, 3, 2]
 
     def test_a_text_that_ends_in_nul_is_different(self, titles):
         titles.add("exact", "a", "a\0", "a", "a\0", "a\0\0", "a ")

@@ -67,7 +67,8 @@ _FAILURES: Mapping[int, Failure] = {
     # max_statement_time of MariaDB, and MAX_EXECUTION_TIME of MySQL.
     **dict.fromkeys((1969, 3024), Failure.TIMEOUT),
     # UNION causes these too: each of its columns must have one collation.
-    **dict.fromkeys((1267, 1270, 1271), Failure.COLLATIONS),
+    # The last is MySQL's for a text that the other character set lacks.
+    **dict.fromkeys((1267, 1270, 1271, 3854), Failure.COLLATIONS),
     # The last two are MySQL's: for a connection that was idle for too long,
     # and for one to a server in offline_mode.
     **dict.fromkeys(
