@@ -5,7 +5,7 @@
 # Chromium come from apt.
 #
 #   PYTHON   the Python to make .venv with (3.10 or later)
-#   DB       what the demo keeps its pins in: sqlite or mariadb
+#   DB       what the demo keeps its pins in: sqlite, mysql or mariadb
 #   ARGS     arguments for pytest, such as ARGS="-k topology -x" or, in one
 #            process, ARGS="-n 0 --pdb"; or for the demo, such as
 #            ARGS="--port 8080"
@@ -16,6 +16,9 @@ DB := sqlite
 VENV := .venv
 # What is unpacked beside the programs of the system.
 SERVERS := .servers
+# What is set where `make mysql` has unpacked MySQL.
+WITH_MYSQL = SQLA_SHARD_MYSQL="$${SQLA_SHARD_MYSQL:-$$(\
+    ls -d $(CURDIR)/$(SERVERS)/mysql 2>/dev/null)}"
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
@@ -36,12 +39,14 @@ help: ## show this list
 DEMO_ON_sqlite := $(VENV)/.examples
 DEMO_ON_mariadb := $(VENV)/.examples mariadb
 DEMO_ARGS_mariadb := --mariadb
+DEMO_ON_mysql := $(VENV)/.examples mysql
+DEMO_ARGS_mysql := --mysql
 ifndef DEMO_ON_$(DB)
-    $(error DB=$(DB) is neither sqlite nor mariadb)
+    $(error DB=$(DB) is none of sqlite, mysql and mariadb)
 endif
 
-demo: $(DEMO_ON_$(DB)) ## run the pinboard; DB=mariadb on real servers
-	@$(BIN)/python -m examples.pinboard $(DEMO_ARGS_$(DB)) $(ARGS)
+demo: $(DEMO_ON_$(DB)) ## run the pinboard; DB=mysql on real servers
+	@$(WITH_MYSQL) $(BIN)/python -m examples.pinboard $(DEMO_ARGS_$(DB)) $(ARGS)
 
 quickstart: $(VENV)/.examples ## import bookmarks and show where each lives
 	@$(BIN)/python -m examples.quickstart $(ARGS)

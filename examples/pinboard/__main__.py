@@ -65,11 +65,14 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         help="servers to use instead, with the keyspaces objects and lookup",
     )
-    where.add_argument(
-        "--mariadb",
-        action="store_true",
-        help="start two MariaDB servers, and remove them at the end",
-    )
+    for kind, name in (("mysql", "MySQL"), ("mariadb", "MariaDB")):
+        where.add_argument(
+            f"--{kind}",
+            action="store_const",
+            dest="kind",
+            const=kind,
+            help=f"start two {name} servers, and remove them at the end",
+        )
     parser.add_argument(
         "--port",
         type=port,
@@ -85,8 +88,8 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--cache",
         metavar="SERVERS",
         help="memcached nodes to keep rows on, as host:port with commas; "
-        '"memory" or "none" (default: memory; with --mariadb a memcached of '
-        "its own, where it is installed)",
+        '"memory" or "none" (default: memory; with --mysql and --mariadb a '
+        "memcached of its own, where it is installed)",
     )
     return parser.parse_args(arguments)
 
@@ -111,8 +114,8 @@ def opened(
     """
     with ExitStack() as stack:
         cache = MEMORY
-        if chosen.mariadb:
-            fleet = stack.enter_context(local_fleet())
+        if chosen.kind is not None:
+            fleet = stack.enter_context(local_fleet(chosen.kind))
             bench: Bench = fleet
             cache = fleet.cache_address or MEMORY
             with Cluster(
@@ -157,8 +160,8 @@ def serve(app: Flask, port: int, *, browse: bool) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Open the cluster, bring its tables up to date, and serve."""
-    if chosen.mariadb:
-        print("starting two MariaDB servers", flush=True)
+    if chosen.kind is not None:
+        print(f"starting two servers: {chosen.kind}", flush=True)
     with opened(chosen) as (cluster, bench, where):
         bring_up_to_date(cluster)
         keep(cluster, where)

@@ -11,7 +11,7 @@ from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
 
 if TYPE_CHECKING:
-    from examples.pinboard.lab.mariadb import LocalFleet
+    from examples.pinboard.lab.local_fleet import LocalFleet
 
 __all__ = [
     "fleet_cluster",
@@ -43,16 +43,21 @@ def topology_cluster(path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def local_fleet() -> LocalFleet:
-    """Return two MariaDB servers on 127.0.0.1, not started yet.
+def local_fleet(kind: str) -> LocalFleet:
+    """Return two servers on 127.0.0.1, not started yet.
 
     Their data is removed at the end.  They are servers of the tests: the
     application's account has a random password and may create databases.
-    """
-    # It needs PyMySQL, which SQLite does not.
-    from examples.pinboard.lab.mariadb import LocalFleet
 
-    return LocalFleet(_SHARDS, _LOOKUP)
+    :param kind: ``mysql`` or ``mariadb``.
+    """
+    # They need PyMySQL, which SQLite does not.
+    from examples.pinboard.lab.local_fleet import LocalFleet
+    from sqla_shard.testing import MariaDBServer
+    from sqla_shard.testing import MySQLServer
+
+    servers = {"mariadb": MariaDBServer, "mysql": MySQLServer}
+    return LocalFleet(servers[kind], _SHARDS, _LOOKUP)
 
 
 @contextmanager

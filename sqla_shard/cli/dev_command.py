@@ -1,7 +1,8 @@
 """``sqla-shard dev up``: local servers for development, until Ctrl-C.
 
-They are those of :mod:`sqla_shard.testing`: real MariaDB servers, ZooKeeper
-and memcached on 127.0.0.1, whose data is removed when they are stopped.
+They are those of :mod:`sqla_shard.testing`: real MySQL or MariaDB servers,
+ZooKeeper and memcached on 127.0.0.1, whose data is removed when they are
+stopped.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import in_parallel
 from sqla_shard.testing.local_server import LocalServer
 from sqla_shard.testing.mariadb import MariaDBServer
+from sqla_shard.testing.mysql import MySQLServer
 from sqla_shard.testing.server_pair import MariaDBPair
+from sqla_shard.testing.server_pair import MySQLPair
+from sqla_shard.testing.server_pair import ServerPair
 from sqla_shard.testing.topology_documents import databases
 from sqla_shard.testing.topology_documents import topology_document
 from sqla_shard.testing.zookeeper import ZooKeeperServer
@@ -46,6 +50,10 @@ __all__ = ["FLEET_OPTIONS", "add_accounts", "up_command"]
 #: What the operations of a fleet ask of every server.
 FLEET_OPTIONS = ("--skip-slave-start", "--event-scheduler=OFF")
 
+_KINDS: dict[str, tuple[type[DatabaseServer], type[ServerPair[Any]]]] = {
+    "mariadb": (MariaDBServer, MariaDBPair),
+    "mysql": (MySQLServer, MySQLPair),
+}
 _NODE = "/sqla_shard"
 _PASSWORD = "MYSQL_PASSWORD"  # noqa: S105  # the name of a variable
 
@@ -53,7 +61,8 @@ _PASSWORD = "MYSQL_PASSWORD"  # noqa: S105  # the name of a variable
 class LocalServers:
     """The servers of ``dev up``, and how to reach them.
 
-    :param servers: number of MariaDB servers, or of pairs.
+    :param kind: ``mariadb`` or ``mysql``.
+    :param servers: number of servers, or of pairs.
     :param shards: number of virtual shards of the keyspace ``objects``.
     :param lookup: number of shards of the keyspace ``lookup``; 0 for none.
     :param pairs: whether each server has a standby, and the accounts with
@@ -67,6 +76,7 @@ class LocalServers:
     def __init__(
         self,
         *,
+        kind: str,
         servers: int,
         shards: int,
         lookup: int,
@@ -80,15 +90,16 @@ class LocalServers:
         }
         self._shards = shards
         self._lookup = lookup
-        self.pairs: list[MariaDBPair] = []
-        self.spare: MariaDBPair | None = None
-        self.primaries: list[MariaDBServer] = []
+        self.pairs: list[ServerPair[Any]] = []
+        self.spare: ServerPair[Any] | None = None
+        self.primaries: list[DatabaseServer] = []
         names = [f"server{number}" for number in range(1, servers + 1)]
         password = self.environ[_PASSWORD]
+        server_class, pair_class = _KINDS[kind]
         if pairs:
             self.environ |= _operators()
             pair = partial(
-                MariaDBPair,
+                pair_class,
                 password=password,
                 fast=True,
                 options=FLEET_OPTIONS,
@@ -99,7 +110,7 @@ class LocalServers:
             self.primaries = [pair.primary for pair in self.pairs]
         else:
             self.primaries = [
-                MariaDBServer(name, password=password, fast=True)
+                server_class(name, password=password, fast=True)
                 for name in names
             ]
         self.zookeeper = ZooKeeperServer() if zookeeper else None
@@ -131,7 +142,7 @@ class LocalServers:
                 Accounts.from_environ(self.environ) if self.pairs else None
             )
             for server in self.processes:
-                if accounts and isinstance(server, MariaDBServer):
+                if accounts and isinstance(server, DatabaseServer):
                     add_accounts(server, accounts)
             in_parallel(self.primaries, self._create_databases)
             for pair in self.pairs:
@@ -153,14 +164,14 @@ class LocalServers:
         return document
 
     @property
-    def _all_pairs(self) -> list[MariaDBPair]:
+    def _all_pairs(self) -> list[ServerPair[Any]]:
         return [*self.pairs, *([self.spare] if self.spare else [])]
 
     @property
     def _names(self) -> list[str]:
         return [one.name for one in self.pairs or self.primaries]
 
-    def _create_databases(self, server: MariaDBServer) -> None:
+    def _create_databases(self, server: DatabaseServer) -> None:
         name = self._names[self.primaries.index(server)]
         with server.connect(autocommit=True) as connection:
             cursor = connection.cursor()
@@ -185,11 +196,11 @@ def _operators() -> dict[str, str]:
     return found
 
 
-def _url(server: MariaDBServer) -> str:
+def _url(server: DatabaseServer) -> str:
     return f"mysql://{server.user}:${{{_PASSWORD}}}@{_address(server)}"
 
 
-def _address(server: MariaDBServer) -> str:
+def _address(server: DatabaseServer) -> str:
     return f"{server.host}:{server.port}"
 
 
@@ -223,16 +234,24 @@ def add_accounts(server: DatabaseServer, accounts: Accounts) -> None:
 @click.command(
     "up",
     epilog=examples(
-        "sqla-shard dev up --servers 3 --shards 64",
+        "sqla-shard dev up --server mysql --servers 3 --shards 64",
         "sqla-shard dev up --servers 2 --pairs --zookeeper --memcached",
     ),
+)
+@click.option(
+    "--server",
+    "kind",
+    type=click.Choice([*_KINDS]),
+    default="mariadb",
+    show_default=True,
+    help="Kind of the servers.",
 )
 @click.option(
     "--servers",
     metavar="N",
     type=click.IntRange(1, 64),
     default=2,
-    help="Number of MariaDB servers.",
+    help="Number of servers.",
 )
 @click.option(
     "--shards",
@@ -338,7 +357,7 @@ def _show(
         )
         return
     for one in servers.processes:
-        if isinstance(one, MariaDBServer):
+        if isinstance(one, DatabaseServer):
             echo(f"{one.name}: {_address(one)}")
     echo(f"topology: {path}")
     if url is not None:

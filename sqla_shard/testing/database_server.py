@@ -208,7 +208,7 @@ class DatabaseServer(SQLServer, LocalServer):
         self._running_process()
         connection: pymysql.Connection[Cursor] = _connect(
             unix_socket=str(self.socket),
-            user=self._root,
+            user=self.root_user,
             charset="utf8mb4",
             autocommit=True,
             **arguments,
@@ -277,7 +277,7 @@ class DatabaseServer(SQLServer, LocalServer):
 
     @property
     @abc.abstractmethod
-    def _root(self) -> str | None:
+    def root_user(self) -> str | None:
         """Name of the user root."""
 
     @classmethod

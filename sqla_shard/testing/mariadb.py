@@ -92,8 +92,8 @@ class MariaDBServer(DatabaseServer):
         return bool(answer == 0)
 
     @property
-    def _root(self) -> str | None:
-        # MariaDB identifies it by the account of this process.
+    def root_user(self) -> str | None:
+        """Name of the user root: the account of this process."""
         return server_setup.system_user()
 
     @classmethod
@@ -107,7 +107,7 @@ class MariaDBServer(DatabaseServer):
 
     def _install(self, data: Path, account: Account) -> None:
         programs = self._find(self.base)
-        if self._root is None:
+        if self.root_user is None:
             raise exc.ServerProcessError(
                 f"user id {os.geteuid()} has no name, so MariaDB cannot "
                 "identify it. Add it to /etc/passwd",
@@ -121,7 +121,7 @@ class MariaDBServer(DatabaseServer):
                 "--skip-test-db",  # without anonymous users
                 "--skip-name-resolve",
                 "--auth-root-authentication-method=socket",
-                f"--auth-root-socket-user={self._root}",
+                f"--auth-root-socket-user={self.root_user}",
                 f"--datadir={data}",
                 f"--tmpdir={data.parent}",
                 "--skip-log-bin",

@@ -69,7 +69,8 @@ class MySQLServer(DatabaseServer):
         return bool(answer == 0)
 
     @property
-    def _root(self) -> str | None:
+    def root_user(self) -> str | None:
+        """Name of the user root."""
         return "root"
 
     @classmethod

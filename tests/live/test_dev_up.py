@@ -20,8 +20,6 @@ from sqla_shard import Cluster
 from sqla_shard.cli.dev_command import _to_move
 from sqla_shard.testing.local_server import wait_until
 
-pytestmark = pytest.mark.usefixtures("mariadb_installed")
-
 #: Seconds for the servers to start, or to stop.
 PATIENCE = 120
 
@@ -75,9 +73,9 @@ def run(folder: Path, document: Any, *arguments: str) -> str:
     ).stdout
 
 
-def test_two_servers_with_a_lookup(tmp_path):
+def test_two_servers_with_a_lookup(tmp_path, server_kind):
     options = ("--servers", "2", "--shards", "4", "--lookup", "2")
-    with dev_up(tmp_path, *options) as document:
+    with dev_up(tmp_path, "--server", server_kind.name, *options) as document:
         path = tmp_path / "topology.json"
         assert path.stat().st_mode & 0o777 == 0o600
         secret = document["environ"]["MYSQL_PASSWORD"]
@@ -97,9 +95,9 @@ def test_two_servers_with_a_lookup(tmp_path):
 
 
 @pytest.mark.usefixtures("zookeeper_installed", "memcached_installed")
-def test_a_fleet_that_is_operated(tmp_path):
+def test_a_fleet_that_is_operated(tmp_path, server_kind):
     options = ("--servers", "1", "--shards", "2", "--pairs", "--spare")
-    more = ("--zookeeper", "--memcached")
+    more = ("--zookeeper", "--memcached", "--server", server_kind.name)
     with dev_up(tmp_path, *options, *more) as document:
         url = document["zookeeper"]
         operate = partial(run, tmp_path, document, "-t", url)

@@ -1,4 +1,4 @@
-"""The lab of the demo on MariaDB: servers that stop, and one that is added."""
+"""The lab of the demo: real servers that stop, and one that is added."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from examples.pinboard.caching import NONE
 from examples.pinboard.clusters import fleet_cluster
 from examples.pinboard.lab.bench import SLOW
 from examples.pinboard.lab.lab import Lab
-from examples.pinboard.lab.mariadb import LocalFleet
+from examples.pinboard.lab.local_fleet import LocalFleet
 from examples.pinboard.lab.writers import Run
 from examples.pinboard.models import Pin
 from examples.pinboard.models import UserName
@@ -25,10 +25,11 @@ from sqla_shard import Cluster
 from sqla_shard import scatter
 from sqla_shard import unpack
 from sqla_shard.testing.local_server import wait_until
+from tests.servers.kinds import Kind
 from tests.servers.visiting import Visitor
 from tests.suites.pinboard_tables import create_tables
 
-pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
+pytestmark = pytest.mark.live
 
 #: Deadline of what takes some seconds on a machine with nothing else to do.
 PATIENCE = 120.0
@@ -37,8 +38,8 @@ ADA, GRACE = 0, 3
 
 
 @pytest.fixture(scope="module")
-def fleet(mariadb_installed: None) -> Iterator[LocalFleet]:
-    with LocalFleet(4, 2) as fleet:
+def fleet(server_kind: Kind) -> Iterator[LocalFleet]:
+    with LocalFleet(server_kind.server, 4, 2) as fleet:
         yield fleet
 
 

@@ -1,7 +1,7 @@
 """Faults that the lab can cause: stopped servers, and no row cache.
 
 :class:`Bench` has no server that could be stopped: on SQLite servers are
-folders, and those of ``--topology`` belong to others.  :mod:`.mariadb` has.
+folders, and those of ``--topology`` belong to others; :mod:`.local_fleet` has.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Real servers on 127.0.0.1: two in use, and a third one to grow to.
 
-Their data is in memory where the system has room for it.  Each MariaDB is
+Their data is in memory where the system has room for it.  Each server is
 behind a proxy of :mod:`sqla_shard.testing`, which adds 0.2 ms to a round trip,
 and more to that of a slow server.  A stopped server was killed with SIGKILL,
 and recovers when it is started.  The third one gets its shards by the command
@@ -30,12 +30,11 @@ from sqla_shard import Topology
 from sqla_shard.cli.dev_command import add_accounts
 from sqla_shard.cli.dev_command import FLEET_OPTIONS
 from sqla_shard.fleet import Accounts
-from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing import MemcachedServer
 from sqla_shard.testing import Proxy
+from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import in_parallel
 from sqla_shard.testing.programs import find_memcached
-from sqla_shard.testing.server_setup import system_user
 from sqla_shard.testing.topology_documents import topology_document
 from sqla_shard.topology import to_json
 from sqla_shard.util.files import replace_file
@@ -105,21 +104,26 @@ class SplitCommand:
 
 
 class LocalFleet(Bench):
-    """Two MariaDB servers, a third one on demand, and memcached.
+    """Two servers, a third one on demand, and memcached.
 
     A context manager, which removes all of it.
 
+    :param server_class: of the servers, such as
+        :class:`sqla_shard.testing.MySQLServer`.
     :param shards: number of virtual shards of objects.
     :param lookup: number of shards of the keyspace lookup.
-    :raises sqla_shard.exc.ServerProcessError: if MariaDB is missing, or a
-        server does not start.
+    :raises sqla_shard.exc.ServerProcessError: if a program is missing, or
+        a server does not start.
     """
 
     can_stop = True
     cache_name = "memcached"
 
-    def __init__(self, shards: int, lookup: int) -> None:
+    def __init__(
+        self, server_class: type[DatabaseServer], shards: int, lookup: int
+    ) -> None:
         super().__init__("")
+        self._class = server_class
         self._shards, self._lookup = shards, lookup
         self.environ = {
             _PASSWORD: secrets.token_urlsafe(12),
@@ -129,7 +133,7 @@ class LocalFleet(Bench):
             "SQLA_SHARD_REPLICATION_PASSWORD": secrets.token_urlsafe(12),
         }
         self._accounts = Accounts.from_environ(self.environ)
-        self._servers: dict[str, MariaDBServer] = {}
+        self._servers: dict[str, DatabaseServer] = {}
         self._proxies: dict[str, Proxy] = {}
         self._memcached = MemcachedServer() if find_memcached() else None
         self._stack = ExitStack()
@@ -157,7 +161,7 @@ class LocalFleet(Bench):
 
     def _add(self, stack: ExitStack, *names: str) -> None:
         new = [
-            MariaDBServer(
+            self._class(
                 name,
                 password=self.environ[_PASSWORD],
                 fast=True,
@@ -166,8 +170,8 @@ class LocalFleet(Bench):
             )
             for name in names
         ]
-        stack.callback(in_parallel, new, MariaDBServer.stop)
-        in_parallel(new, MariaDBServer.start)
+        stack.callback(in_parallel, new, DatabaseServer.stop)
+        in_parallel(new, DatabaseServer.start)
         for server in new:
             add_accounts(server, self._accounts)
             proxy = stack.enter_context(Proxy(server.host, server.port))
@@ -182,7 +186,9 @@ class LocalFleet(Bench):
         """
         return self._topology(self._servers)
 
-    def _topology(self, ends: Mapping[str, MariaDBServer | Proxy]) -> Topology:
+    def _topology(
+        self, ends: Mapping[str, DatabaseServer | Proxy]
+    ) -> Topology:
         primaries = {
             name: f"mysql://{self._servers[name].user}:${{{_PASSWORD}}}"
             f"@{ends[name].host}:{ends[name].port}"
@@ -265,11 +271,14 @@ class LocalFleet(Bench):
                     *("--to", _NEW),
                     *("--primary", f"{proxy.host}:{proxy.port}"),
                     # The account of the sockets; nothing else uses it.
-                    *("--allow-user", system_user() or "root", "--yes"),
+                    *("--allow-user", self._root_user(), "--yes"),
                 ],
                 self.environ,
                 self.path.parent,
             )
+
+    def _root_user(self) -> str:
+        return self._servers[_NEW].root_user or "root"
 
     def _may_grow(self, cluster: Cluster) -> bool:
         if self.growth is not None and self.growth.status is None:
