@@ -1,9 +1,10 @@
 """SQL that MariaDB, MySQL and SQLite spell differently.
 
 Each construct is a class with one compile function per spelling, so that no
-other module depends on the server.  MySQL 8 differs from MariaDB in the JSON
-functions: its ``JSON_VALUE`` truncates text at 512 characters without
-``RETURNING``, which MariaDB does not have.
+other module depends on the server.  MySQL differs from MariaDB in the JSON
+functions: they parse the whole document, and all but ``JSON_VALUE`` refuse
+the statement for one document that they cannot parse.  Numbers above 64 bits
+are doubles there.
 """
 
 from __future__ import annotations
@@ -116,7 +117,12 @@ class BlobValue(ColumnElement[Any]):
 
 
 def _spelled(
-    element: BlobValue, compiler: Any, template: str, exists: str, kw: Any
+    element: BlobValue,
+    compiler: Any,
+    template: str,
+    exists: str,
+    kw: Any,
+    default: str = "{1}",
 ) -> str:
     kw.pop("within_columns_clause", None)
     column = compiler.process(element.column, **kw)
@@ -128,6 +134,7 @@ def _spelled(
     last = "NULL"
     if element.default is not None:
         last = compiler.process(element.default, **kw)
+        last = default.format(column, last)
     elif element.nullable or len(values) == 1:
         # A missing last key and null are both NULL.
         last = values.pop()
@@ -153,6 +160,8 @@ def _blob_value(element: BlobValue, compiler: Any, **kw: Any) -> str:
 # number to a float, and true to 1.  A blob is not an array.
 _SQLITE_ARRAY = "json_extract({0}, {1}, '$[0]')"  # '[value,null]'
 _SQLITE_FORMS = {
+    # More than 64 bits are a text, which is greater than all numbers.
+    "integer": "CAST(json_extract({0}, {1}) AS NUMERIC)",
     "float": "CAST(json_extract({0}, {1}) AS REAL)",
     "decimal": "CAST(json_extract({0}, {1}) AS REAL)",
     "json": f"NULLIF(substr({_SQLITE_ARRAY}, 2, "
@@ -177,25 +186,69 @@ _MARIADB_FORMS = {
     "decimal": "CAST(JSON_VALUE({0}, {1}) AS DECIMAL(65, 30))",
     "json": "NULLIF(JSON_EXTRACT({0}, {1}), 'null')",
 }
-# This collation, like that of the column on MariaDB, compares trailing spaces.
+# JSON_VALUE() returns NULL for a document that MySQL cannot parse; other
+# functions refuse the statement.  Without a length it returns NULL for texts
+# of more than 512 characters; this is the maximum.
+_MYSQL_TEXT = "JSON_VALUE({0}, {1} RETURNING CHAR(1073741823))"
+
+
+def _mysql_decimal(places: int, text: str, least: str) -> str:
+    """Return the text of a JSON value as a DECIMAL of 65 digits.
+
+    CAST() of a text that is no such number is refused in an UPDATE.  Numbers
+    beyond the DECIMAL are its least or greatest, as on MariaDB.
+
+    :param places: digits after the point.
+    :param text: the expression to convert.
+    :param least: an expression for most numbers, which is faster; or nothing.
+    """
+    most = "9" * (65 - places) + "." + "9" * places
+    return (
+        f"COALESCE({least}JSON_VALUE(JSON_QUOTE({text}), '$' "
+        f"RETURNING DECIMAL(65, {places})), CASE "
+        f"WHEN {_MYSQL_TEXT} REGEXP '[eE]-' THEN 0 "
+        f"WHEN {_MYSQL_TEXT} REGEXP '^-[.0-9]' THEN -{most} "
+        f"WHEN {_MYSQL_TEXT} REGEXP '^[+.0-9]' THEN {most} END)"
+    )
+
+
 _MYSQL_FORMS = {
-    "text": "JSON_UNQUOTE(NULLIF(JSON_EXTRACT({0}, {1}), "
-    "CAST('null' AS JSON))) COLLATE utf8mb4_0900_bin",
-    "integer": "JSON_VALUE({0}, {1} RETURNING DECIMAL(65, 0))",
+    # This collation, like that of the column on MariaDB, compares trailing
+    # spaces.
+    "text": f"{_MYSQL_TEXT} COLLATE utf8mb4_0900_bin",
+    # RETURNING DECIMAL of a number of 64 bits is negative.  A number above
+    # them is a double, which has lost digits: with another exponent it is
+    # beyond the DECIMAL.
+    "integer": _mysql_decimal(
+        0,
+        f"REPLACE({_MYSQL_TEXT}, 'e', 'e9')",
+        "JSON_VALUE({0}, {1} RETURNING SIGNED), ",
+    ),
     "id": "JSON_VALUE({0}, {1} RETURNING SIGNED)",
     "float": "JSON_VALUE({0}, {1} RETURNING DOUBLE)",
     "boolean": "JSON_VALUE({0}, {1} RETURNING SIGNED)",
-    "decimal": "JSON_VALUE({0}, {1} RETURNING DECIMAL(65, 30))",
-    "json": "NULLIF(CAST(JSON_EXTRACT({0}, {1}) AS CHAR), 'null')",
+    "decimal": _mysql_decimal(30, _MYSQL_TEXT, ""),
+    "json": "CAST(JSON_VALUE({0}, {1} RETURNING JSON) AS CHAR) "
+    "COLLATE utf8mb4_0900_bin",
 }
 
 
-@compiles(BlobValue, "mysql", "mariadb")
+@compiles(BlobValue, "mysql")
 def _blob_value_mysql(element: BlobValue, compiler: Any, **kw: Any) -> str:
-    mariadb = getattr(compiler.dialect, "is_mariadb", False)
-    forms = _MARIADB_FORMS if mariadb else _MYSQL_FORMS
+    if getattr(compiler.dialect, "is_mariadb", False):
+        return _blob_value_mariadb(element, compiler, **kw)
+    exists = "IF(JSON_VALID({0}), JSON_CONTAINS_PATH({0}, 'one', {1}), FALSE)"
+    # A document that is not parsed has no default.
+    default = "IF(JSON_VALID({0}), {1}, NULL)"
+    template = _MYSQL_FORMS[element.form]
+    return _spelled(element, compiler, template, exists, kw, default)
+
+
+@compiles(BlobValue, "mariadb")
+def _blob_value_mariadb(element: BlobValue, compiler: Any, **kw: Any) -> str:
     exists = "JSON_CONTAINS_PATH({0}, 'one', {1})"
-    return _spelled(element, compiler, forms[element.form], exists, kw)
+    template = _MARIADB_FORMS[element.form]
+    return _spelled(element, compiler, template, exists, kw)
 
 
 class BlobActive(ColumnElement[bool]):
@@ -244,7 +297,13 @@ def _blob_active_mysql(element: BlobActive, compiler: Any, **kw: Any) -> str:
             f"CASE WHEN LEFT({column}, 1) <> {marker} "
             f"THEN CONVERT({column} USING utf8mb4) END"
         )
-    return f"(COALESCE(JSON_CONTAINS({column}, 'false', '$.active'), 0) = 0)"
+    if getattr(compiler.dialect, "is_mariadb", False):
+        found = f"JSON_CONTAINS({column}, 'false', '$.active')"
+    else:
+        # JSON_CONTAINS() refuses documents that MySQL cannot parse.
+        value = f"JSON_VALUE({column}, '$.active' RETURNING JSON)"
+        found = f"{value} = CAST('false' AS JSON)"
+    return f"(COALESCE({found}, 0) = 0)"
 
 
 class IsBinary(ColumnElement[bool]):

@@ -7,7 +7,7 @@ case of each method is one type check; conversions and errors come after it.
 Python         JSON                                 also accepted
 =============  ===================================  =======================
 ``str``        string
-``int``        number, exact at any size
+``int``        number; beyond 64 bits a string of its digits
 ``float``      number                               an exact ``int``
 ``bool``       ``true``, ``false``
 ``Decimal``    string, exact: ``"1.50"``, ``"1E+3"``  ``int``
@@ -30,12 +30,14 @@ import enum
 import re
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from math import isfinite
 from typing import Any
 from typing import TypeAlias
 
 from sqla_shard.exc import BlobValueError
 from sqla_shard.types.tracking import Node
+from sqla_shard.types.value_checks import check_digits
 from sqla_shard.types.value_checks import check_float
 from sqla_shard.types.value_checks import check_int
 from sqla_shard.types.value_checks import check_text
@@ -45,6 +47,8 @@ from sqla_shard.types.value_checks import shown
 
 __all__ = [
     "KIND_OF_SCALAR",
+    "LEAST",
+    "MOST",
     "BooleanCodec",
     "Codec",
     "DateCodec",
@@ -86,6 +90,10 @@ KIND_OF_SCALAR = {
     bool: ValueKind.BOOLEAN,
 }
 """The kind of a field, by the type of its JSON value."""
+
+#: Least and greatest integer that is a JSON number for MySQL, not a double.
+LEAST = -(1 << 63)
+MOST = (1 << 64) - 1
 
 
 class Codec:
@@ -251,19 +259,37 @@ class TextCodec(_NativeCodec):
 
 
 class IntegerCodec(_NativeCodec):
-    """``int``; not ``bool``, nor a float with an integral value."""
+    """``int``; not ``bool``, nor a float with an integral value.
+
+    A field of more than 64 bits is stored as a string: for MySQL such a
+    number is a double.  In a list, a dict or a dataclass it is a number.
+    """
 
     kind = ValueKind.INTEGER
     python_type = int
     _expects = "an int"
 
     def encode(self, value: Any, path: Path | None = None) -> Any:
-        """Return the int."""
-        if type(value) is int and -(1 << 63) <= value < 1 << 64:
+        """Return the int, or its digits."""
+        if type(value) is int and LEAST <= value <= MOST:
             return value
-        if isinstance(value, int) and type(value) is not bool:
-            return check_int(value, path or self.field)
-        return self._none(value, path)
+        if not isinstance(value, int) or type(value) is bool:
+            return self._none(value, path)
+        if path is not None:
+            return check_int(value, path)
+        value = check_digits(value, self.field)
+        return value if LEAST <= value <= MOST else int.__repr__(value)
+
+    def decode(
+        self, stored: Any, *, on_change: OnChange = None, path: Any = None
+    ) -> Any:
+        """Return the int."""
+        if type(stored) is str and path is None:
+            with suppress(ValueError):
+                value = int(stored)
+                if self.encode(value) == stored:
+                    return value
+        return super().decode(stored, path=path)
 
 
 class FloatCodec(Codec):
@@ -329,7 +355,7 @@ class DecimalCodec(_StringCodec):
             if _fits(value, text):
                 return text
         if isinstance(value, int) and type(value) is not bool:
-            return str(check_int(value, path or self.field))
+            return str(check_digits(value, path or self.field))
         return self._none(value, path)
 
     def decode(

@@ -64,7 +64,9 @@ from sqla_shard.models.codecs import EnumCodec
 from sqla_shard.models.codecs import FloatCodec
 from sqla_shard.models.codecs import IntegerCodec
 from sqla_shard.models.codecs import KIND_OF_SCALAR
+from sqla_shard.models.codecs import LEAST
 from sqla_shard.models.codecs import LiteralCodec
+from sqla_shard.models.codecs import MOST
 from sqla_shard.models.codecs import TextCodec
 from sqla_shard.models.codecs import UuidCodec
 from sqla_shard.models.codecs import ValueKind
@@ -233,6 +235,7 @@ class _Maker:
                     f"{value!r} is not a str, int or bool: use an Enum",
                     field,
                 )
+            self.check_bits(value, annotation, field)
         if not rest:
             raise self.unsupported(annotation, _GENERAL, field)
         return LiteralCodec(
@@ -252,9 +255,29 @@ class _Maker:
         element = self(args[-1], field=field)
         return ContainerCodec(field, origin, element, nullable=nullable)
 
+    def check_bits(self, value: Any, annotation: Any, field: str) -> None:
+        if isinstance(value, int) and not LEAST <= value <= MOST:
+            raise self.unsupported(
+                annotation,
+                f"{shown(value)} has more than 64 bits, and MySQL would "
+                "round it: use a str",
+                field,
+            )
+
+    def check_exponent(self, value: float, cls: Any, field: str) -> None:
+        if value and not 1e-4 <= abs(value) < 1e15:
+            raise self.unsupported(
+                cls,
+                f"{value!r} is beside values of other types, and MySQL "
+                "writes its exponent differently: use values of one type",
+                field,
+            )
+
     def check_enum(self, cls: type[enum.Enum], field: str) -> None:
         if not list(cls):
             raise self.unsupported(cls, "it has no members", field)
+        # Their JSON is compared as text.
+        mixed = len({type(member.value) for member in cls}) > 1
         for member in cls:
             if type(member.value) not in KIND_OF_SCALAR:
                 raise self.unsupported(
@@ -264,6 +287,9 @@ class _Maker:
                     "float or bool",
                     field,
                 )
+            self.check_bits(member.value, cls, field)
+            if mixed and isinstance(member.value, float):
+                self.check_exponent(member.value, cls, field)
             try:
                 track(member.value, path=str(member))
             except BlobValueError as error:
@@ -299,10 +325,16 @@ def _named(annotation: Any) -> str:
 #
 # On SQLite, which computes with 64 bits, decimals are floats, integers of more
 # than 64 bits are rejected, and text ends at a NUL character.
+#
+# A number beyond a DECIMAL is the least or greatest one in SQL, and so is, on
+# MySQL, a JSON number of more than 64 bits in an int field.  It is rejected
+# when it is returned, even with smaller numbers added.
 
 
 _TOO_BIG = 1 << 63
 _MOST_DECIMAL = 10**65
+_LIMIT_WHOLE = 10**65 - 10**55
+_LIMIT_EXACT = 10**35 - 10**25
 
 
 def sql_type_of(codec: Codec) -> tuple[str, TypeEngine[Any]]:
@@ -351,16 +383,53 @@ class Coded(TypeDecorator[Any]):
         return json.dumps(code, ensure_ascii=False) if self._is_json else code
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        """Return the Python value."""
+        """Return the Python value.
+
+        :raises BlobValueError: if the server has rounded a number in it.
+        """
         if value is None:
             return None
-        return self.codec.decode(
-            decode_json(value) if self._is_json else value
-        )
+        if self._is_json:
+            value = decode_json(value)
+            if not getattr(dialect, "is_mariadb", dialect.name != "mysql"):
+                _check_rounding(value, self.codec)
+        return self.codec.decode(value)
 
     @property
     def _is_json(self) -> bool:
         return self.codec.stored_kind is ValueKind.JSON
+
+
+def _check_rounding(value: Any, codec: Codec) -> None:
+    """Reject a float that may be an integer which MySQL has rounded.
+
+    Its JSON has integers of 64 bits; the text of a blob has all digits.
+    """
+    if isinstance(value, float):
+        is_ours = -_TOO_BIG < value < 2 * _TOO_BIG
+        if is_ours or not isinstance(codec, (IntegerCodec, JsonCodec)):
+            return
+        raise BlobValueError(
+            f"MySQL returns an integer of more than 64 bits as {value!r}, "
+            "like such a float; load the object instead, whose field is exact",
+            field=codec.field,
+            value=value,
+        )
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_rounding(item, _inside(codec, key))
+    elif isinstance(value, list):
+        for item in value:
+            _check_rounding(item, _inside(codec, None))
+
+
+def _inside(codec: Codec, key: str | None) -> Codec:
+    """Return the codec of an element; that of free JSON is its own."""
+    if isinstance(codec, ContainerCodec):
+        return codec.element
+    if isinstance(codec, RecordCodec) and key is not None:
+        return codec.record.fields.get(key) or JsonCodec(codec.field)
+    return codec
 
 
 class Structure(Coded):
@@ -455,6 +524,14 @@ class ExactInteger(BigInteger):
 def _as_integer(value: Any) -> Any:
     if isinstance(value, Decimal):
         whole = int(value)
+        if not -_LIMIT_WHOLE < whole < _LIMIT_WHOLE:
+            raise BlobValueError(
+                "the server has an integer beyond its 65 digits, or on MySQL "
+                "a JSON number of more than 64 bits, which it rounds; load "
+                "the object instead, whose field is exact",
+                field="integer",
+                value=value,
+            )
         return whole if whole == value else value
     if isinstance(value, float) and abs(value) >= _TOO_BIG:
         raise BlobValueError(
@@ -499,6 +576,13 @@ class ExactNumber(TypeDecorator[Any]):
             return Decimal(repr(_as_float(value)))
         if not isinstance(value, Decimal):
             return value
+        if not -_LIMIT_EXACT < value < _LIMIT_EXACT:
+            raise BlobValueError(
+                "the server has a decimal beyond its 35 digits before the "
+                "point; load the object instead, whose field is exact",
+                field="decimal",
+                value=value,
+            )
         text = format(value, "f")
         return Decimal(text.rstrip("0").rstrip(".") if "." in text else text)
 

@@ -17,8 +17,9 @@ The column is text and not the server's JSON type, because a flush compares
 the text that was read with the text in the row, and MySQL's JSON type rewrites
 a document when it is stored.
 
-Integers of any size and floats are stored exactly.  NaN and infinity, which
-JSON does not have, are rejected.
+Integers up to the greatest double and floats are stored exactly.  NaN and
+infinity, which JSON does not have, are rejected, and so are greater integers:
+MySQL could not parse the document.
 
 With ``compression="zstd"`` the column is binary, and contains JSON or
 compressed JSON; see :mod:`sqla_shard.types.compression`.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any
 from typing import Protocol
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ContainerPath",
     "Path",
+    "check_digits",
     "check_float",
     "check_int",
     "check_key",
@@ -89,11 +91,31 @@ def check_text(value: str, path: Path) -> str:
     return value
 
 
+_LARGEST = int(sys.float_info.max)
+
+
 def check_int(value: int, path: Path) -> int:
+    """Return a plain int for a JSON number.
+
+    :raises BlobValueError: if the int is beyond a double.  MySQL cannot parse
+        a document with it.
+    """
+    value = int.__int__(value)
+    if not -_LARGEST <= value <= _LARGEST:
+        raise refused(
+            f"{shown(value)} is beyond a double, and MySQL could not parse "
+            "the document with it. Store it as a str",
+            path,
+            value,
+        )
+    return value
+
+
+def check_digits(value: int, path: Path) -> int:
     """Return a plain int.
 
     :raises BlobValueError: if the int exceeds Python's limit for the
-        conversion to a str, so that it cannot be written as JSON.
+        conversion to a str, so that it cannot be written.
     """
     value = int.__int__(value)
     if value.bit_length() > 64:

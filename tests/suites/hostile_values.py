@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import bindparam
+from sqlalchemy import func
 from sqlalchemy import insert
 from sqlalchemy import literal
 from sqlalchemy import select
@@ -102,6 +103,22 @@ STORED = [
 ]
 
 
+#: Texts that MySQL does not parse, and what Python reads as ``title``.
+UNPARSED = [
+    (f'{{"title": "other", "free": {{"a": {"1" * 400}}}}}', "other"),
+    (f'{{"free": {{"a": -{"1" * 4000}}}, "title": "other"}}', "other"),
+    ('{"title": "other", "double": 1e400}', None),
+    ('{"title": "other", "free": {"a": "\\ud800"}}', None),
+    ('{"title": "other", "free": {"a": NaN}}', None),
+    ('{"title": "other"', None),
+    ("{'title': 'other'}", None),
+    ('{"title": "oth\ter"}', None),
+    ('{"title": "other"} {}', None),
+    ("", None),
+    ("other", None),
+]
+
+
 def _kind(value: object) -> str:
     # pytest would write the values themselves.
     return type(value).__name__
@@ -175,6 +192,91 @@ class HostileValues:
                 assert value is None, (document[:40], value)
 
     @pytest.mark.parametrize(
+        ("document", "title"), UNPARSED, ids=lambda d: str(d)[:30]
+    )
+    def test_rows_beside_one_that_is_not_parsed(
+        self, cluster, backend, document, title
+    ):
+        """MySQL refused each statement that read a field or ``active``."""
+        if not backend.live:
+            pytest.skip("SQLite refuses statements that read such a row")
+        values = {"whole": 2**64 - 1, "exact": Decimal("1.5"), "double": 0.5}
+        values |= {"title": "mine", "tags": ["a"]}
+        with cluster.session() as session:
+            items = [Item(shard_id=1, **values) for _ in range(3)]
+            items[1].deactivate()
+            session.add_all(items)
+            session.flush()
+            mine, hidden, other = ids = [item.id for item in items]
+            session.expunge_all()
+            store(session, other, document)
+            here = Item.id.in_(ids)
+            assert set(session.scalars(select(Item.id).where(here))) == {
+                mine,
+                other,
+            }
+            conditions = [
+                Item.title == "mine",
+                Item.whole == 2**64 - 1,
+                Item.exact == Decimal("1.5"),
+                Item.double == 0.5,
+                Item.tags.is_not(None),
+            ]
+            for condition in conditions:
+                found = select(Item.id).where(here, condition)
+                assert session.scalars(found).all() == [mine]
+                everywhere = (
+                    select(Item.id, Item.title, func.sum(Item.whole))
+                    .where(here, condition)
+                    .group_by(Item.id, Item.title)
+                    .order_by(Item.title, Item.exact)
+                    .options(scatter())
+                )
+                assert session.execute(everywhere).all() == [
+                    (mine, "mine", 2**64 - 1)
+                ]
+            # MariaDB refuses an UPDATE by the others.
+            for condition in conditions[:3]:
+                change = update(Item).where(here, condition).values(n=1)
+                assert session.execute(change).rowcount == 2
+            assert hidden
+            if title is not None:
+                assert session.get(Item, other).title == title
+
+    def test_integers_that_are_no_numbers_of_64_bits(
+        self, cluster, backend, item
+    ):
+        """A field has text for them; MySQL rounds such numbers in JSON."""
+        big = 2**70 + 1
+        for document, whole in (
+            (f'{{"whole": {big}, "free": {{"a": {big}}}}}', big),
+            (f'{{"whole": -{big}, "free": [-{big}]}}', -big),
+        ):
+            with cluster.session() as session:
+                store(session, item, document)
+                found = session.get(Item, item)
+                assert found.whole == whole
+                is_less = select(Item.id).where(
+                    Item.id == item, Item.whole < 5
+                )
+                assert session.scalars(is_less).all() == [item] * (whole < 0)
+                value = select(Item.whole).where(Item.id == item)
+                free = select(Item.free).where(Item.id == item)
+                most = select(func.max(Item.whole)).where(Item.id == item)
+                if backend.kind.startswith("mariadb"):
+                    assert session.scalar(value) == whole
+                    assert session.scalar(most) == whole
+                for made in (value, most):
+                    if not backend.kind.startswith("mariadb"):
+                        with pytest.raises(BlobValueError, match="64 bits"):
+                            session.scalar(made)
+                if backend.kind != "mysql" and whole > 0:
+                    assert session.scalar(free) == {"a": big}
+                elif whole > 0:
+                    with pytest.raises(BlobValueError, match="64 bits"):
+                        session.scalar(free)
+
+    @pytest.mark.parametrize(
         ("field", "value"),
         [
             ("whole", HUGE),
@@ -188,6 +290,8 @@ class HostileValues:
             ("title", HALF),
             ("tags", [HALF]),
             ("free", {"a": HUGE}),
+            ("free", {"a": [10**309]}),
+            ("free", {"a": -(10**309)}),
             ("free", {"a": float("inf")}),
             ("free", {HALF: 1}),
         ],

@@ -24,8 +24,10 @@ from sqlalchemy.orm import aliased
 from sqlalchemy.orm import Bundle
 from sqlalchemy.orm import with_loader_criteria
 
+from sqla_shard import scatter
 from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import InvalidIdError
+from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.exc import WrongTypeError
 from tests.models.objects import Board
@@ -496,3 +498,71 @@ class ExpressionSuite(Suite):
         with pytest.raises(BlobValueError, match="SQLite"):
             self.values(session, [big], Thing.count)
         assert self.values(session, [big], Thing.id, Thing.count > 5) == [big]
+
+    def test_integers_of_64_bits(self, cluster, session):
+        """MySQL returned -1 for the greatest one."""
+        if not on_servers(cluster):
+            pytest.skip("SQLite computes with 63 bits")
+        counts = [2**64 - 1, 2**63, 2**63 - 1, -(2**63), 2**70 + 1, 7]
+        ids = [
+            thing(cluster, shard_id=shard, count=count)
+            for shard in (0, SHARD)
+            for count in counts
+        ]
+        assert self.values(session, ids[:6], Thing.count) == counts
+        here = Thing.id.in_(ids)
+        for order in (Thing.count, Thing.count.desc()):
+            made = select(Thing.count).where(here).order_by(order)
+            found = session.scalars(made.options(scatter())).all()
+            down = order is not Thing.count
+            assert found == sorted(counts * 2, reverse=down)
+        for count in counts:
+            made = select(Thing.id).where(here, Thing.count == count)
+            assert len(session.scalars(made).all()) == 2
+        functions = func.sum, func.max, func.min, func.count
+        numbers = [function(Thing.count) for function in functions]
+        row = session.execute(select(*numbers).where(here)).one()
+        assert row == (2 * sum(counts), 2**70 + 1, -(2**63), 12)
+
+    def test_numbers_beyond_those_of_the_server(
+        self, cluster, backend, session
+    ):
+        """MySQL left them out of sums, and sorted them first."""
+        if not on_servers(cluster):
+            pytest.skip("SQLite has doubles for them")
+        big, small = Decimal("1E+40"), Decimal("1E-4000")
+        ids = [
+            thing(cluster, shard_id=SHARD, count=5, price=Decimal(5)),
+            thing(cluster, shard_id=SHARD, count=10**70, price=big),
+            thing(cluster, shard_id=SHARD, count=-(10**70), price=-big),
+            thing(cluster, shard_id=0, count=-(10**75), price=small),
+            thing(cluster, shard_id=0, count=2**70, price=Decimal(7)),
+        ]
+        here = Thing.id.in_(ids)
+        for column, order in (
+            (Thing.count, [3, 2, 0, 4, 1]),
+            (Thing.price, [2, 3, 0, 4, 1]),
+        ):
+            made = select(Thing.id).where(here).options(scatter())
+            found = session.scalars(made.order_by(column, Thing.id)).all()
+            if column is Thing.count:
+                # The least numbers are equal for the server.
+                assert {*found[:2]} == {ids[3], ids[2]}
+                found[:2] = ids[3], ids[2]
+            assert found == [ids[place] for place in order]
+            for condition, number in ((column > 5, 2), (column < 5, 2)):
+                found = session.scalars(made.where(condition)).all()
+                assert len(found) == number
+                if backend.kind != "mysql":
+                    continue  # MariaDB refuses the UPDATE
+                on_shard = Thing.id.in_(ids[:3])
+                change = update(Thing).where(on_shard, condition)
+                assert session.execute(change.values(rank=1)).rowcount == 1
+            session.rollback()
+            for of in (column, func.max(column), func.sum(column)):
+                # The last is that of a sum over several shards.
+                refusals = BlobValueError, ScatterUnsupportedError
+                with pytest.raises(refusals, match=r"load the|more digits"):
+                    session.scalars(select(of).where(here, column > 0)).all()
+            inside = select(column).where(Thing.id.in_([ids[0], ids[4]]))
+            assert len(session.scalars(inside).all()) == 2

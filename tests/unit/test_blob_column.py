@@ -125,10 +125,15 @@ def test_values_that_json_cannot_hold(value):
         Blob({5: "x"})
 
 
-def test_integer_that_python_does_not_print():
+def test_integers_that_mysql_does_not_parse():
+    greatest = int(sys.float_info.max)
+    assert Blob({"a": greatest, "b": [-greatest]})["a"] == greatest
     limit = sys.get_int_max_str_digits()
-    with pytest.raises(BlobValueError, match="digits"):
-        Blob({"a": 10 ** (limit + 1)})
+    for value in (greatest + 1, -greatest - 1, 10 ** (limit + 1)):
+        with pytest.raises(BlobValueError, match="beyond a double"):
+            Blob({"a": value})
+        with pytest.raises(BlobValueError, match="beyond a double"):
+            Blob({"a": [value]})
 
 
 # -- sizes
