@@ -40,6 +40,7 @@ from tests.servers.load_writers import RawWriter
 from tests.servers.published import connect_to
 from tests.servers.published import places
 from tests.servers.published import publish_to
+from tests.servers.server_statements import unlogged
 from tests.servers.server_statements import words
 from tests.servers.writing_load import Load
 
@@ -617,6 +618,19 @@ def test_a_prepared_transaction_undoes_it(fleet, pairs):
     finally:
         source.root_execute("XA ROLLBACK 'held'")
     prove(pairs, [acked_now(pairs, MOVING[0])])
+
+
+@pytest.mark.only_on("mysql")
+def test_without_the_privilege_for_xa_recover_it_is_named(fleet, pairs):
+    """XA RECOVER would be error 1401 XAER_RMERR."""
+    source = pairs["server1"].primary
+    operator = f"'{pairs.accounts.operator.user}'@'{source.host}'"
+    unlogged(source, f"REVOKE XA_RECOVER_ADMIN ON *.* FROM {operator}")
+    try:
+        (problem,) = planned(fleet, pairs).problems
+    finally:
+        unlogged(source, f"GRANT XA_RECOVER_ADMIN ON *.* TO {operator}")
+    assert "lacks XA_RECOVER_ADMIN; grant these ON *.*" in problem.message
 
 
 def test_databases_that_no_account_can_use_are_not_fenced(fleet, pairs):
