@@ -60,7 +60,7 @@ class Event:
     ==========  =============================================================
     """
 
-    server_kind: Kind
+    kind: Kind
     key: str
     start: float
     end: float

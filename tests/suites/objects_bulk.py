@@ -34,6 +34,7 @@ from tests.models.objects_harness import stored
 from tests.models.objects_harness import Suite
 from tests.models.objects_harness import thing
 from tests.models.objects_harness import updates
+from tests.models.returning import inserted
 
 UTC = timezone.utc
 T0 = datetime(2024, 1, 1, tzinfo=UTC)
@@ -55,7 +56,7 @@ class BulkInsertSuite(Suite):
             }
             for n in range(5)
         ]
-        found = session.scalars(insert(Thing).returning(Thing), rows).all()
+        found = inserted(session, insert(Thing), rows)
         assert [t.text for t in found] == [f"t{n}" for n in range(5)]
         assert len({t.shard_id for t in found}) == 1
         assert [t.rank for t in found] == [*range(5)]
@@ -90,9 +91,7 @@ class BulkInsertSuite(Suite):
     )
     def test_values(self, cluster, session, statement):
         there = {"shard_id": 2}
-        new = session.scalars(
-            statement.returning(Thing), bind_arguments=there
-        ).one()
+        (new,) = inserted(session, statement, bind_arguments=there)
         assert (new.text, new.kind, new.tags) == ("x", "k", [])
         assert new.shard_id == 2
         session.commit()
@@ -115,18 +114,17 @@ class BulkInsertSuite(Suite):
     def test_values_and_rows(self, session):
         statement = insert(Thing).values(note="n", kind="k")
         rows = [{"text": "a"}, {"text": "b"}]
-        found = session.scalars(statement.returning(Thing), rows).all()
+        found = inserted(session, statement, rows)
         shown = [(new.text, new.note, new.kind) for new in found]
         assert shown == [("a", "n", "k"), ("b", "n", "k")]
-        found = session.scalars(
-            statement.returning(Thing), {"text": "c", "tags": ["t"]}
-        ).one()
+        row = {"text": "c", "tags": ["t"]}
+        (found,) = inserted(session, statement, row)
         assert (found.text, found.note, found.tags) == ("c", "n", ["t"])
 
     def test_values_of_children(self, cluster, session):
         board = stored(cluster, Board, title="b", shard_id=3)
         statement = insert(Pin).values(board_id=board, link="l")
-        new = session.scalars(statement.returning(Pin)).one()
+        (new,) = inserted(session, statement)
         assert (new.shard_id, new.board_id, new.link) == (3, board, "l")
         with pytest.raises(BlobValueError, match=r"Pin\.link.*no value"):
             session.execute(insert(Pin).values(board_id=board))
@@ -158,10 +156,10 @@ class BulkInsertSuite(Suite):
 
     def test_inactive_rows(self, cluster, session):
         rows = [{"text": "a", "active": False}, {"text": "b", "active": True}]
-        found = session.scalars(insert(Thing).returning(Thing), rows).all()
+        found = inserted(session, insert(Thing), rows)
         assert [new.active for new in found] == [False, True]
         statement = insert(Thing).values(text="c", active=False)
-        new = session.scalars(statement.returning(Thing)).one()
+        (new,) = inserted(session, statement)
         session.commit()
         assert raw(cluster, Thing, new.id)["active"] is False
         assert "active" not in raw(cluster, Thing, found[1].id)
@@ -171,10 +169,11 @@ class BulkInsertSuite(Suite):
     def test_rows_do_not_share_containers(self, cluster, session):
         shared = ["a"]
         data = {"free": {"x": []}}
-        found = session.scalars(
-            insert(Thing).returning(Thing),
+        found = inserted(
+            session,
+            insert(Thing),
             [{"tags": shared, "data": data} for _ in range(2)],
-        ).all()
+        )
         found[0].tags.append("b")
         found[0].free["x"].append(1)
         session.commit()
@@ -219,10 +218,11 @@ class BulkInsertSuite(Suite):
         boards = [
             stored(cluster, Board, title="t", shard_id=n) for n in (1, 2)
         ]
-        found = session.scalars(
-            insert(Pin).returning(Pin),
+        found = inserted(
+            session,
+            insert(Pin),
             [{"board_id": boards[0], "link": str(n)} for n in range(3)],
-        ).all()
+        )
         assert {pin.shard_id for pin in found} == {1}
         session.commit()
         with pytest.raises(BlobValueError, match=r"Pin\.board_id"):
@@ -241,10 +241,11 @@ class BulkInsertSuite(Suite):
 
     def test_children_by_a_column(self, cluster, session):
         owner = thing(cluster)
-        found = session.scalars(
-            insert(Part).returning(Part),
+        found = inserted(
+            session,
+            insert(Part),
             [{"thing_id": owner, "name": name} for name in "ab"],
-        ).all()
+        )
         assert [part.thing_id for part in found] == [owner, owner]
         assert [part.name for part in session.get(Thing, owner).parts] == [
             "a",
@@ -261,9 +262,9 @@ class BulkInsertSuite(Suite):
         assert session.get(Thing, wanted).shard_id == parts.shard_id
 
     def test_values_of_the_statement(self, cluster, session):
-        new = session.scalars(
-            insert(Thing).values(data={"text": "x"}, kind="k").returning(Thing)
-        ).one()
+        (new,) = inserted(
+            session, insert(Thing).values(data={"text": "x"}, kind="k")
+        )
         assert (new.text, new.kind, new.count) == ("x", "k", 0)
 
     def test_no_rows_after_a_rollback(self, cluster, session):

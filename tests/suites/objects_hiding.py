@@ -32,6 +32,7 @@ from tests.models.objects_harness import Suite
 from tests.models.objects_harness import thing
 from tests.models.objects_harness import tick
 from tests.models.objects_harness import updates
+from tests.models.returning import inserted
 
 UTC = timezone.utc
 SHARD = 1
@@ -484,8 +485,7 @@ class TimestampSuite(Suite):
 
     def test_bulk_insert(self, cluster, session):
         before = datetime.now(UTC) - timedelta(seconds=2)
-        rows = session.scalars(
-            insert(Thing).returning(Thing.ts), [{"text": "a"}, {"text": "b"}]
-        ).all()
+        rows = [{"text": "a"}, {"text": "b"}]
+        found = [one.ts for one in inserted(session, insert(Thing), rows)]
         session.commit()
-        assert all(before < ts < datetime.now(UTC) for ts in rows)
+        assert all(before < ts < datetime.now(UTC) for ts in found)

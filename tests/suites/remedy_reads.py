@@ -34,6 +34,7 @@ from tests.models.remedy_models import Setting
 from tests.models.remedy_models import User
 from tests.models.remedy_models import UserLikesPosts
 from tests.models.remedy_models import UserName
+from tests.models.returning import inserted
 
 __all__ = ["READS"]
 
@@ -110,23 +111,24 @@ READS: dict[str, Case] = {
         ),
         names=("inside another statement", "execute it separately"),
         remedy=lambda s, d: s.scalar(
-            insert(User).returning(User.age),
+            insert(User).returning(User.id),
             [{"id": pack(1, 3, 99), "name": "x", "age": 9}],
         ),
-        answer=lambda s, d: 9,
+        answer=lambda s, d: pack(1, 3, 99),
     ),
     "an INSERT that returns objects": Case(
         refused=lambda s, d: s.scalars(
             select(User).from_statement(insert(User).returning(User))
         ),
-        names=("from_statement() of an INSERT", "returning(Class)"),
+        names=(
+            "from_statement() of an INSERT",
+            "session.add_all()",
+            "returning(Class)",
+        ),
         remedy=lambda s, d: (
-            s.scalars(
-                insert(User).returning(User),
-                [{"id": pack(1, 3, 99), "name": "x"}],
-            )
-            .one()
-            .name
+            inserted(s, insert(User), [{"id": pack(1, 3, 99), "name": "x"}])[
+                0
+            ].name
         ),
         answer=lambda s, d: "x",
     ),

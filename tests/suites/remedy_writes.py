@@ -17,6 +17,7 @@ from sqla_shard import full_id
 from sqla_shard import scatter
 from sqla_shard import ShardSession
 from tests.models.layouts import pack
+from tests.models.layouts import unpack
 from tests.models.remedy_models import Case
 from tests.models.remedy_models import Country
 from tests.models.remedy_models import Data
@@ -29,6 +30,7 @@ from tests.models.remedy_models import User
 from tests.models.remedy_models import UserLikesPosts
 from tests.models.remedy_models import UserName
 from tests.models.remedy_models import UserReadsPosts
+from tests.models.returning import inserted
 
 __all__ = ["WRITES"]
 
@@ -344,12 +346,11 @@ WRITES: dict[str, Case] = {
             insert(User).returning(User.id, sort_by_parameter_order=True),
             [{"name": str(n), "shard_id": n} for n in range(2)],
         ),
-        names=("RETURNING in the order", "a column that identifies them"),
-        remedy=lambda s, d: s.scalars(
-            insert(User).returning(User.name),
-            [{"name": str(n), "shard_id": 1} for n in range(2)],
-        ).all(),
-        answer=lambda s, d: ["0", "1"],
+        names=("a column that identifies them", "session.add_all(objects)"),
+        remedy=lambda s, d: _ids_of(
+            s, [User(name=str(n), shard_id=1) for n in range(2)]
+        ),
+        answer=lambda s, d: [1, 1],
     ),
     "a shard that is no number": Case(
         refused=lambda s, d: s.execute(
@@ -411,9 +412,9 @@ WRITES: dict[str, Case] = {
             insert(User), [{"name": "x", "nmae": "y", "shard_id": 1}]
         ),
         names=("'nmae' is not an attribute of User", "correct the name"),
-        remedy=lambda s, d: s.scalars(
-            insert(User).returning(User.name), [{"name": "x", "shard_id": 1}]
-        ).one(),
+        remedy=lambda s, d: (
+            inserted(s, insert(User), [{"name": "x", "shard_id": 1}])[0].name
+        ),
         answer=lambda s, d: "x",
     ),
     # -- UPDATE and DELETE
@@ -570,8 +571,13 @@ def _copied(below: int) -> Any:
 
 
 def _inserted(session: ShardSession, rows: list[dict[str, Any]]) -> list[str]:
-    found = session.scalars(insert(Post).returning(Post.title), rows)
-    return sorted(found)
+    return sorted(post.title for post in inserted(session, insert(Post), rows))
+
+
+def _ids_of(session: ShardSession, users: list[User]) -> list[int]:
+    session.add_all(users)
+    session.flush()
+    return [unpack(user.id).shard_id for user in users]
 
 
 def _inserted_label(session: ShardSession, data: Data) -> list[str]:
