@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import suppress
 
 import pymysql
@@ -13,14 +14,14 @@ from sqla_shard.fleet import Accounts
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.pair_checks import bypass_problems
 from sqla_shard.fleet.pair_checks import privilege_problems
-from sqla_shard.fleet.replication import MariaDBReplication
+from sqla_shard.fleet.replication import replication_kind
 from sqla_shard.fleet.replication import replication_of
-from sqla_shard.testing import MariaDBServer
+from tests.servers.fleet_pairs import MYSQL_OPTIONS
 
 pytestmark = pytest.mark.live
 
 #: A statement as the operations send it, which fails without the privilege.
-NEEDED = {
+BOTH = {
     "SELECT": "SELECT * FROM db1.there",
     "INSERT": "INSERT INTO mysql.db (host, db, user) VALUES ('h', 'd', 'u')",
     "UPDATE": "UPDATE db1.there SET id = id + 1",
@@ -28,7 +29,7 @@ NEEDED = {
     "CREATE": "CREATE TABLE IF NOT EXISTS db1.new (id INT)",
     "ALTER": "ALTER TABLE db1.there AUTO_INCREMENT = 9",
     "DROP": "DROP TABLE IF EXISTS db1.missing",
-    "INDEX": "CREATE INDEX IF NOT EXISTS i ON db1.there (id)",
+    "INDEX": "CREATE INDEX {index} ON db1.there (id)",
     "LOCK TABLES": "LOCK TABLES db1.there READ",
     "CREATE VIEW": "CREATE OR REPLACE VIEW db1.new_view AS SELECT 1",
     "SHOW VIEW": "SHOW CREATE VIEW db1.seen",
@@ -38,9 +39,12 @@ NEEDED = {
     "EXECUTE": "CALL db1.there()",
     "EVENT": "ALTER EVENT db1.daily DISABLE",
     "RELOAD": "FLUSH TABLES WITH READ LOCK",
+    "PROCESS": "SELECT * FROM information_schema.innodb_trx",
+}
+MARIADB = {
+    **BOTH,
     "READ_ONLY ADMIN": "SET GLOBAL read_only = 0",
     "CONNECTION ADMIN": "KILL {session}",
-    "PROCESS": "SELECT * FROM information_schema.innodb_trx",
     "SUPER": "SET GLOBAL event_scheduler = OFF",
     "SET USER": "CREATE OR REPLACE DEFINER = 'other'@'%' VIEW db1.new_view"
     " AS SELECT 1",
@@ -51,7 +55,33 @@ NEEDED = {
     "BINLOG MONITOR": "SHOW BINARY LOGS",
     "BINLOG REPLAY": "SET SESSION gtid_seq_no = 7777",
 }
-GRANTED = set(MariaDBReplication.operator_privileges)
+MYSQL = {
+    **BOTH,
+    "REFERENCES": "CREATE TABLE IF NOT EXISTS db1.{index}"
+    " (id INT, FOREIGN KEY (id) REFERENCES db1.there (id))",
+    # Without it a trigger is refused while there is a binary log.
+    "SUPER": "CREATE TRIGGER IF NOT EXISTS db1.fires AFTER INSERT ON db1.there"
+    " FOR EACH ROW DO 1",
+    "SET_ANY_DEFINER": "CREATE OR REPLACE DEFINER = 'other'@'%' VIEW"
+    " db1.new_view AS SELECT 1",
+    "ALLOW_NONEXISTENT_DEFINER": "CREATE OR REPLACE DEFINER = 'gone'@'%' VIEW"
+    " db1.new_view AS SELECT 1",
+    "SYSTEM_USER": "CREATE OR REPLACE DEFINER = 'root'@'localhost' VIEW"
+    " db1.new_view AS SELECT 1",
+    "CONNECTION_ADMIN": "KILL {session}",
+    "SYSTEM_VARIABLES_ADMIN": "SET GLOBAL event_scheduler = OFF",
+    "XA_RECOVER_ADMIN": "XA RECOVER",
+    "REPLICATION_SLAVE_ADMIN": "STOP REPLICA",
+    "REPLICATION CLIENT": "SHOW REPLICA STATUS",
+    "REPLICATION SLAVE": "SHOW BINLOG EVENTS LIMIT 1",
+    "BINLOG_ADMIN": "PURGE BINARY LOGS BEFORE '2000-01-01'",
+    "BACKUP_ADMIN": "LOCK INSTANCE FOR BACKUP",
+    "CLONE_ADMIN": "CLONE INSTANCE FROM 'nobody'@'127.0.0.1':1"
+    " IDENTIFIED BY 'x'",
+}
+NEEDED = {"mariadb": MARIADB, "mysql": MYSQL}
+#: How the servers refuse a statement for a missing privilege.
+REFUSED = {1044, 1095, 1142, 1227, 1370, 1401, 1419}
 _SETUP = (
     "CREATE DATABASE db1",
     "CREATE TABLE db1.there (id INT PRIMARY KEY AUTO_INCREMENT)",
@@ -65,12 +95,15 @@ _SETUP = (
 
 
 @pytest.fixture(scope="module")
-def attempt(mariadb_installed):
+def attempt(server_kind):
     """Run a statement with some privileges; return the error, if any."""
+    options = (
+        *FLEET_OPTIONS,
+        *(MYSQL_OPTIONS if server_kind.is_mysql else ()),
+    )
+    numbers = itertools.count()
     with (
-        MariaDBServer(
-            "privileges", fast=True, options=FLEET_OPTIONS
-        ) as server,
+        server_kind.server("privileges", fast=True, options=options) as server,
         server.root_connect() as connection,
         connection.cursor() as root,
     ):
@@ -83,7 +116,6 @@ def attempt(mariadb_installed):
                 port=server.port,
                 user=user,
                 password=user,
-                ssl_disabled=True,
             )
 
         def grant(privileges):
@@ -99,7 +131,11 @@ def attempt(mariadb_installed):
             try:
                 with connect("tried") as mine, mine.cursor() as cursor:
                     number = other.thread_id()
-                    cursor.execute(statement.format(session=number))
+                    cursor.execute(
+                        statement.format(
+                            session=number, index=f"i{next(numbers)}"
+                        )
+                    )
             except pymysql.Error as error:
                 return error.args[0]
             finally:
@@ -110,42 +146,51 @@ def attempt(mariadb_installed):
 
         run.grant = grant
         run.server = server
+        kind = replication_kind(is_mariadb=not server_kind.is_mysql)
+        run.granted = set(kind.operator_privileges)
         yield run
 
 
-def test_each_has_a_statement():
-    assert NEEDED.keys() == GRANTED
+def test_each_is_needed_and_suffices_with_the_others(attempt, server_kind):
+    needed = NEEDED[server_kind.name]
+    assert needed.keys() == attempt.granted
+    found = {
+        name: (
+            attempt(attempt.granted, statement),
+            # SUPER includes some of the others.
+            attempt(attempt.granted - {name, "SUPER"}, statement),
+        )
+        for name, statement in needed.items()
+    }
+    # There is no server to clone.
+    refused, _ = found.pop("CLONE_ADMIN", (None, None))
+    assert refused not in REFUSED
+    assert {
+        name: errors
+        for name, errors in found.items()
+        if errors[0] is not None or errors[1] not in REFUSED
+    } == {}
 
 
-@pytest.mark.parametrize("name", NEEDED)
-def test_it_is_needed_and_suffices_with_the_others(attempt, name):
-    assert attempt(GRANTED, NEEDED[name]) is None
-    # Before MariaDB 11, SUPER includes some of the others.
-    assert attempt(GRANTED - {name, "SUPER"}, NEEDED[name]) in (
-        1044,
-        1095,
-        1142,
-        1227,
-        1370,
-    )
-
-
-def test_missing_ones_are_named_together(attempt):
+def test_missing_ones_are_named_together(attempt, server_kind):
     account = Account(user="tried", password="tried")
     url = Accounts(operator=account).url(attempt.server.url)
-    attempt.grant(GRANTED)
+    attempt.grant(attempt.granted)
     with Admin(url, name="server1") as admin:
         assert privilege_problems(replication_of(admin)) == []
-    attempt.grant(GRANTED - {"SELECT", "SET USER", "READ_ONLY ADMIN"})
+    names = ("SELECT", "SET_ANY_DEFINER", "XA_RECOVER_ADMIN")
+    if not server_kind.is_mysql:
+        names = ("SELECT", "SET USER", "READ_ONLY ADMIN")
+    attempt.grant(attempt.granted - {*names})
     with Admin(url, name="server1") as admin:
         (problem,) = privilege_problems(replication_of(admin))
     assert problem.place == "server1"
-    assert "lacks SELECT, SET USER, READ_ONLY ADMIN; grant" in problem.message
+    assert f"lacks {', '.join(names)}; grant" in problem.message
 
 
 BY_ROLES = [
     "CREATE ROLE IF NOT EXISTS strong",
-    "GRANT READ_ONLY ADMIN ON *.* TO strong",
+    "GRANT {strong} ON *.* TO strong",
     "CREATE ROLE IF NOT EXISTS outer_role",
     "GRANT strong TO outer_role",
 ]
@@ -155,8 +200,8 @@ BY_ROLES = [
     ("granted", "revoked"),
     [
         (
-            ["GRANT READ_ONLY ADMIN ON *.* TO 'other'@'%'"],
-            ["REVOKE READ_ONLY ADMIN ON *.* FROM 'other'@'%'"],
+            ["GRANT {strong} ON *.* TO 'other'@'%'"],
+            ["REVOKE {strong} ON *.* FROM 'other'@'%'"],
         ),
         (
             [*BY_ROLES, "GRANT outer_role TO 'other'@'%'"],
@@ -166,7 +211,7 @@ BY_ROLES = [
             [
                 *BY_ROLES,
                 "GRANT strong TO 'other'@'%'",
-                "SET DEFAULT ROLE strong FOR 'other'@'%'",
+                "SET DEFAULT ROLE strong {for} 'other'@'%'",
             ],
             ["DROP ROLE outer_role, strong"],
         ),
@@ -179,15 +224,22 @@ BY_ROLES = [
             ["DROP ROLE `it's all`"],
         ),
         pytest.param(
-            ["GRANT READ_ONLY ADMIN ON *.* TO PUBLIC"],
-            ["REVOKE READ_ONLY ADMIN ON *.* FROM PUBLIC"],
+            ["GRANT {strong} ON *.* TO PUBLIC"],
+            ["REVOKE {strong} ON *.* FROM PUBLIC"],
             id="PUBLIC",
         ),
     ],
 )
-def test_sessions_that_bypass_read_only(attempt, request, granted, revoked):
+def test_sessions_that_bypass_read_only(
+    attempt, server_kind, request, granted, revoked
+):
+    words = {"strong": "READ_ONLY ADMIN", "for": "FOR"}
+    if server_kind.is_mysql:
+        if "PUBLIC" in request.node.name:
+            pytest.skip("MySQL has no PUBLIC")
+        words = {"strong": "CONNECTION_ADMIN", "for": "TO"}
     server = attempt.server
-    attempt.grant(GRANTED)
+    attempt.grant(attempt.granted)
     accounts = Accounts(operator=Account(user="tried", password="tried"))
     with (
         Admin(accounts.url(server.url), name="server1") as admin,
@@ -210,12 +262,12 @@ def test_sessions_that_bypass_read_only(attempt, request, granted, revoked):
 
             assert found() == []
             for statement in granted:
-                root.execute(statement)
+                root.execute(statement.format(**words))
             try:
                 (problem,) = found()
             finally:
                 for statement in revoked:
-                    root.execute(statement)
+                    root.execute(statement.format(**words))
             assert f"session {other.thread_id()} of 'other' can write" in (
                 problem.message
             )
