@@ -4,7 +4,7 @@
 # again when these change; MySQL, MariaDB, ZooKeeper, memcached, Redis and
 # Chromium come from apt.
 #
-#   PYTHON   the Python to make .venv with (3.10 or later)
+#   PYTHON   the Python to make .venv with (3.11 or later)
 #   DB       what the demo keeps its pins in: sqlite, mysql or mariadb
 #   ARGS     arguments for pytest, such as ARGS="-k topology -x" or, in one
 #            process, ARGS="-n 0 --pdb"; or for the demo, such as
@@ -29,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest
 ifndef TOGETHER
 .NOTPARALLEL:
 endif
-.PHONY: help demo quickstart check test all pythons python3.13 python3.10 \
+.PHONY: help demo quickstart check test all pythons python3.13 python3.11 \
     lint type audit docs servers mysql mariadb mariadb-11 mariabackup zookeeper memcached \
     redis prometheus chromium mysqlclient spider soak bench lock release clean
 
@@ -98,7 +98,7 @@ test: $(VENV)/.dev servers ## check on real MariaDB, each suite once
 # One of the tests builds the documentation, more strictly than `make docs`.
 # pytest comes last, for its closing line.
 all: $(VENV)/.dev servers ## check everything
-	$(call RUN_TIER,all,6,,lint type audit python3.13 python3.10,pythons)
+	$(call RUN_TIER,all,6,,lint type audit python3.13 python3.11,pythons)
 
 lint: $(VENV)/.dev ## check style and formatting
 	@$(BIN)/ruff check --quiet .
@@ -122,17 +122,17 @@ docs: $(VENV)/.dev ## build the documentation in docs/_build/html
 # Python 3.13, and the lower bounds of pyproject.toml on the lowest Python.
 # tox has all of the others.  Of a Python that is not there it says so: no
 # package manager has all of them.
-pythons: python3.13 python3.10 ## check on Python 3.13, and with the lower bounds
+pythons: python3.13 python3.11 ## check on Python 3.13, and with the lower bounds
 	@failed=; \
 	( $(call TEST_WITH,3.13,requirements/test.txt) ) || failed=1; \
-	( $(call TEST_WITH,3.10,requirements/lowest.txt) ) || failed=1; \
+	( $(call TEST_WITH,3.11,requirements/lowest.txt) ) || failed=1; \
 	[ -z "$$failed" ]
 
 python3.13: $(VENV)/.dev
 	@$(call INSTALL_WITH,3.13,requirements/test.txt)
 
-python3.10: $(VENV)/.dev
-	@$(call INSTALL_WITH,3.10,requirements/lowest.txt)
+python3.11: $(VENV)/.dev
+	@$(call INSTALL_WITH,3.11,requirements/lowest.txt)
 
 soak: $(VENV)/.dev servers ## test for hours, with many random examples
 	@SQLA_SHARD_SOAK=1 $(PYTEST) --timeout=7200 $(ARGS)
@@ -146,7 +146,7 @@ lock: $(VENV)/.dev ## resolve requirements/ again, to the newest versions
 	@$(LOCK) --output-file requirements/test.txt --all-extras --group dev \
 	    --no-emit-package mysqlclient
 	@$(LOCK) --output-file requirements/mysqlclient.txt --extra mysqlclient \
-	    $(foreach name,greenlet sqlalchemy tomli typing-extensions, \
+	    $(foreach name,greenlet sqlalchemy typing-extensions, \
 	    --no-emit-package $(name))
 	@$(LOCK) --output-file requirements/demo.txt --constraints \
 	    requirements/test.txt --extra mysql --extra cli --extra cache \
@@ -201,13 +201,13 @@ $$venv/bin/python -m compileall -q sqla_shard examples tests; \
 $$venv/bin/python -m pytest -q $(call SIDE_BY_SIDE,3) --tier pythons
 endef
 
-LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.10 \
+LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 \
     --generate-hashes --no-config --no-header --no-annotate \
     --no-emit-index-url --no-emit-find-links pyproject.toml
 
 $(VENV)/.python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
-	    echo "make: $(PYTHON) is missing or older than Python 3.10;" \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "make: $(PYTHON) is missing or older than Python 3.11;" \
 	        "try: make PYTHON=python3.12" >&2; exit 1; }
 	@[ -x $(BIN)/python ] || { \
 	    echo "make: creating $(VENV)"; $(PYTHON) -m venv $(VENV); } || { \

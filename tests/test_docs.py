@@ -33,6 +33,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import tomllib
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,11 +54,6 @@ from sqla_shard.outbox import apply
 from sqla_shard.topology import Topology
 from tests.servers.command_line import without_progress
 from tests.workers.warm import WarmPython
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,6 @@ import pytest
 import sqla_shard
 from sqla_shard import Cluster
 from sqla_shard.schema import verify
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.rst"))]

@@ -24,7 +24,7 @@ PACKAGE = "sqla_shard"
 # The rooms of the package in the order of reading, with the third parties of
 # each.  A room imports those above it.
 LAYERS = {
-    "util": "greenlet orjson sqlalchemy tomli",
+    "util": "greenlet orjson sqlalchemy",
     "exc": "sqlalchemy",
     "ids": "",
     "types": "sqlalchemy zstandard",
@@ -85,7 +85,6 @@ PLACES = {
     "kazoo": ("sqla_shard.topology.zookeeper.", "sqla_shard.cli.completion"),
     "orjson": "sqla_shard.util.json_values",
     "prometheus_client": "sqla_shard.metrics.",
-    "tomli": "sqla_shard.util.json_values",
     "zstandard": "sqla_shard.types.compression",
 }
 
@@ -122,8 +121,7 @@ OPTIONAL = (
     "zstandard",
 )
 
-# Modules that Python 3.10 lacks are imported by version.
-STDLIB = sys.stdlib_module_names | {"tomllib"}
+STDLIB = sys.stdlib_module_names
 
 
 def module_name(path: Path) -> str:

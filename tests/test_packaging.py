@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -17,11 +18,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
 
@@ -137,12 +133,12 @@ def test_extras(metadata):
         if "extra ==" not in requirement
     ]
     names = {r.split(">")[0].split("<")[0].split(";")[0] for r in always}
-    assert names == {"greenlet", "sqlalchemy", "tomli"}
+    assert names == {"greenlet", "sqlalchemy"}
 
 
 def test_metadata(metadata):
     assert metadata["Name"] == "sqla-shard"
-    assert metadata["Requires-Python"] == ">=3.10"
+    assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "MIT"
     assert "Typing :: Typed" in metadata.get_all("Classifier")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

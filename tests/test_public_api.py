@@ -7,7 +7,6 @@ import inspect
 import pickle
 import pkgutil
 from typing import Any
-from typing import get_origin
 
 import pytest
 from sqlalchemy.exc import SQLAlchemyError
@@ -35,10 +34,7 @@ def test_listed_names_exist_and_are_documented(name: str) -> None:
     assert len(set(listed)) == len(listed)
     for public in listed:
         value = getattr(module, public)
-        # To Python 3.10 an alias such as Callable[[int], Any] is a class.
-        if get_origin(value) is None and (
-            inspect.isclass(value) or inspect.isfunction(value)
-        ):
+        if inspect.isclass(value) or inspect.isfunction(value):
             assert value.__doc__, f"{name}.{public}"
 
 

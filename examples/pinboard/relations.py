@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from typing import TypeVar
 
 from sqlalchemy.exc import OperationalError
@@ -297,7 +297,7 @@ def notices(session: ShardSession, user_id: int) -> list[Notice]:
         Notice(
             user=users[one.id],
             boards=one.number,
-            at=datetime.fromtimestamp(one.sequence / 1_000_000, timezone.utc),
+            at=datetime.fromtimestamp(one.sequence / 1_000_000, UTC),
         )
         for one in page
         if one.id in users

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from urllib.parse import urlsplit
 
 from examples.quickstart.tags import unescape
@@ -112,4 +112,4 @@ def _time(text: str) -> datetime | None:
     # Some browsers write milliseconds or microseconds.
     while seconds >= 10**11:
         seconds //= 1000
-    return datetime.fromtimestamp(seconds, timezone.utc) if seconds else None
+    return datetime.fromtimestamp(seconds, UTC) if seconds else None

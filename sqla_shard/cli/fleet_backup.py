@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from typing import Any
 from typing import get_args
 
@@ -313,7 +313,7 @@ def restore_command(
     if to_gtid is not None:
         moment = Moment(gtid=to_gtid)
     elif to_time is not None:
-        moment = Moment(time=to_time.replace(tzinfo=timezone.utc).timestamp())
+        moment = Moment(time=to_time.replace(tzinfo=UTC).timestamp())
     plan_and_run(settings, Restore.planned, moment=moment, **options)
 
 

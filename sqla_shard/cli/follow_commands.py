@@ -10,7 +10,7 @@ import logging
 import queue
 import sys
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,7 @@ def _print_event(
     change: tuple[Topology, Topology] | None = None,
 ) -> None:
     """Print an event, and flush it for readers of a pipe."""
-    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
     epoch = report.epoch if change is None else change[1].epoch
     error = report.last_error if event == "stale" else None
     if as_data:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from datetime import datetime
 from datetime import timedelta
-from datetime import timezone
+from datetime import UTC
 from functools import partial
 from typing import Any
 
@@ -211,7 +211,7 @@ def _list(cluster: Cluster, as_data: bool) -> None:
             }
         )
     else:
-        now = datetime.now(timezone.utc)
+        now = datetime.now(UTC)
         for one in found:
             age = int((now - one.created_at).total_seconds())
             echo(f"{' '.join(str(one).split())} ({max(age, 0)} s old)")

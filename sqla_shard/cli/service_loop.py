@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from time import monotonic
 from typing import Any
 from typing import Generic
@@ -172,7 +172,7 @@ def _print_pass(
     report: _Report, problems: Sequence[str], as_data: bool
 ) -> None:
     """Print the report of a pass, and flush it for readers of a pipe."""
-    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
     if as_data:
         print_data({"time": now, **report.as_dict()}, is_line=True)
     else:

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from typing import Any
 
 from sqlalchemy import event
@@ -163,7 +163,7 @@ class TopologyHistory:
 
 
 def _now() -> datetime:
-    return datetime.now(timezone.utc)
+    return datetime.now(UTC)
 
 
 def _change(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from typing import Literal
 
 from sqla_shard.exc import FleetSetupError
@@ -104,7 +104,7 @@ def _view(fleet: Fleet, record: Record, *, is_pending: bool) -> OperationView:
         title=record.title,
         state=record.state,
         holder=record.holder,
-        started=datetime.fromtimestamp(record.started, timezone.utc),
+        started=datetime.fromtimestamp(record.started, UTC),
         problem=record.problem,
         steps=steps,
         costs=plan.costs,

@@ -11,22 +11,14 @@ from inspect import Parameter
 from inspect import Signature
 from typing import Any
 from typing import ClassVar
+from typing import dataclass_transform
 from typing import NamedTuple
-from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import DontWrapMixin
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.exc import StatementError
-
-if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-else:
-
-    def dataclass_transform(**options):
-        return lambda cls: cls
-
 
 __all__ = [
     "DriverError",

@@ -24,7 +24,7 @@ from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import replace
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from time import sleep
 from typing import Any
 from typing import NamedTuple
@@ -550,6 +550,4 @@ def _growth(growth: float | None) -> str:
 
 
 def _when(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(
-        timespec="seconds"
-    )
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

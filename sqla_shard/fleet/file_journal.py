@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from dataclasses import replace
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 from typing import IO
@@ -211,7 +211,7 @@ class FileJournal:
         ]
         entry = {
             "epoch": epoch,
-            "published": datetime.now(timezone.utc).isoformat(),
+            "published": datetime.now(UTC).isoformat(),
             "size": size,
             **asdict(note),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from typing import Any
 from typing import TYPE_CHECKING
 
@@ -169,5 +169,5 @@ def _is_published(fleet: Fleet, record: Record, topology: Topology) -> bool:
 
 
 def _time(seconds: float) -> str:
-    found = datetime.fromtimestamp(seconds, timezone.utc)
+    found = datetime.fromtimestamp(seconds, UTC)
     return found.isoformat(" ", "seconds")

@@ -33,7 +33,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from typing import Any
 
 from sqla_shard.exc import BackupDamagedError
@@ -417,5 +417,5 @@ def _check_gtid(text: str) -> None:
 
 
 def _time(seconds: float) -> str:
-    when = datetime.fromtimestamp(seconds, timezone.utc)
+    when = datetime.fromtimestamp(seconds, UTC)
     return f"{when:%Y-%m-%d %H:%M:%S} UTC"

@@ -32,7 +32,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from typing import Any
 
 from sqla_shard.exc import FleetServerError
@@ -429,7 +429,7 @@ def _line(result: Result) -> str:
 
 
 def _clock(seconds: float) -> str:
-    found = datetime.fromtimestamp(seconds, timezone.utc)
+    found = datetime.fromtimestamp(seconds, UTC)
     return found.isoformat(" ", "seconds")
 
 

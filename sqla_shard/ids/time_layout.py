@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dataclasses import field
 from datetime import datetime
 from datetime import timedelta
-from datetime import timezone
+from datetime import UTC
 from typing import Any
 
 from sqla_shard.ids.layout import IdLayout
@@ -27,7 +27,7 @@ _LEAST_TIME_BITS = 39
 _MOST_TIME_BITS = 47
 #: The highest time that can be an epoch: the year 2100.
 _LAST_EPOCH = 4_102_444_800_000
-_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

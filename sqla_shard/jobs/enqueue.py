@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from datetime import timedelta
-from datetime import timezone
+from datetime import UTC
 from functools import cache
 from typing import Any
 
@@ -283,7 +283,7 @@ def insert_job(
     after = options.run_after
     if isinstance(after, datetime):
         due = "at"
-        row["at"] = after.astimezone(timezone.utc).replace(tzinfo=None)
+        row["at"] = after.astimezone(UTC).replace(tzinfo=None)
     elif after:
         due, row["later"] = "later", microseconds(seconds_of(after))
     at = {"place": place}
@@ -339,7 +339,7 @@ def insert_jobs(
     now = now.replace(tzinfo=None)
     after = options.run_after
     if isinstance(after, datetime):
-        due = after.astimezone(timezone.utc).replace(tzinfo=None)
+        due = after.astimezone(UTC).replace(tzinfo=None)
     else:
         due = now + timedelta(seconds=seconds_of(after))
     rows = [

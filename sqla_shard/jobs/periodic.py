@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from typing import Any
 from typing import TYPE_CHECKING
 
@@ -94,7 +94,7 @@ def _ensure(session: ShardSession, task: Task, every: Every) -> None:
             queue=task.queue,
             priority=task.priority,
             max_attempts=task.max_attempts,
-            run_after=due.replace(tzinfo=timezone.utc),
+            run_after=due.replace(tzinfo=UTC),
             unique_key=key,
         )
         insert_job(session, place, task.name, {}, options)

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from datetime import datetime
 from datetime import timedelta
-from datetime import timezone
 from datetime import tzinfo
+from datetime import UTC
 from typing import Any
 
 from sqlalchemy import Column
@@ -44,7 +44,7 @@ __all__ = ["LinkConversion", "MovedLinks", "ShardLinks"]
 #: Positions of a microsecond, and of an integer.
 _MICROSECOND = STEP // 1000
 _NUMBER = 10**19
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TICK = timedelta(microseconds=1)
 
 

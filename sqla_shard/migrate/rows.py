@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from datetime import timezone
 from datetime import tzinfo
+from datetime import UTC
 from typing import Any
 from typing import TypeAlias
 
@@ -69,7 +69,7 @@ class Conversion:
         cls: type[Any],
         *,
         names: Mapping[str, str | None] | None = None,
-        zone: tzinfo = timezone.utc,
+        zone: tzinfo = UTC,
         convert: Mapping[str, Callable[[Any], Any]] | None = None,
         revert: Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> None:
@@ -251,7 +251,7 @@ def _in_utc(value: datetime) -> datetime:
     """Return a time without zone; the sessions of a cluster have UTC."""
     if value.tzinfo is None:
         return value
-    return value.astimezone(timezone.utc).replace(tzinfo=None)
+    return value.astimezone(UTC).replace(tzinfo=None)
 
 
 def _is_same_json(one: Any, other: Any) -> bool:

@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager
 from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import field
-from datetime import timezone
 from datetime import tzinfo
+from datetime import UTC
 from typing import Any
 from typing import Protocol
 
@@ -89,7 +89,7 @@ class Moved:
 
     cls: type[Any]
     names: Mapping[str, str | None] = field(default_factory=dict)
-    zone: tzinfo = timezone.utc
+    zone: tzinfo = UTC
     convert: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     revert: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
 

@@ -395,10 +395,10 @@ def _fits(value: decimal.Decimal, text: str) -> bool:
     )
 
 
-_UTC = dt.timezone.utc
+_UTC = dt.UTC
 _RFC3339 = re.compile(
-    "([0-9]{4}-[0-9]{2}-[0-9]{2})[Tt ]([0-9]{2}:[0-9]{2}:[0-9]{2})"
-    r"(?:\.([0-9]{1,6}))?([Zz]|[+-][0-9]{2}:[0-9]{2})"
+    "[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}"
+    r"(?:\.[0-9]{1,6})?(?:[Zz]|[+-][0-9]{2}:[0-9]{2})"
 )
 
 
@@ -434,20 +434,12 @@ class DateTimeCodec(_StringCodec):
         return dt.datetime.isoformat(value, timespec="microseconds")
 
     def _parsed(self, stored: str) -> Any:
-        ours = len(stored) == 32 and stored[26:] == "+00:00"
-        text = stored if ours else _canonical(stored)
-        return dt.datetime.fromisoformat(text).astimezone(_UTC)
-
-
-def _canonical(stored: str) -> str:
-    # Other programs write ``Z``, offsets and shorter fractions, which Python
-    # 3.10 does not read.
-    match = _RFC3339.fullmatch(stored)
-    if match is None:
-        raise ValueError(stored)
-    day, time, fraction, zone = match.groups()
-    zone = "+00:00" if zone in "Zz" else zone
-    return f"{day}T{time}.{fraction or '':0<6}{zone}"
+        if len(stored) != 32 or stored[26:] != "+00:00":
+            # Python reads other forms, too, such as weeks, but no ``z``.
+            if _RFC3339.fullmatch(stored) is None:
+                raise ValueError(stored)
+            stored = stored.upper()
+        return dt.datetime.fromisoformat(stored).astimezone(_UTC)
 
 
 class DateCodec(_StringCodec):

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -501,4 +501,4 @@ def runner_name() -> str:
 
 def now() -> datetime:
     """Return the current time in UTC, for DATETIME columns."""
-    return datetime.now(timezone.utc).replace(tzinfo=None)
+    return datetime.now(UTC).replace(tzinfo=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from typing import Any
 from typing import ClassVar
 
@@ -222,7 +222,7 @@ class UTCTimestamp(TypeDecorator[datetime]):
                 field="timestamp",
                 value=value,
             )
-        return value.astimezone(timezone.utc).replace(tzinfo=None)
+        return value.astimezone(UTC).replace(tzinfo=None)
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
         """Return aware datetimes; the server's time zone is UTC."""
@@ -235,4 +235,4 @@ class UTCTimestamp(TypeDecorator[datetime]):
 
 
 def _in_utc(value: datetime | None) -> datetime | None:
-    return None if value is None else value.replace(tzinfo=timezone.utc)
+    return None if value is None else value.replace(tzinfo=UTC)

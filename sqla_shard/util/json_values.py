@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
+import tomllib
 from collections.abc import Callable
 from collections.abc import Mapping
 from contextlib import suppress
@@ -30,11 +30,6 @@ __all__ = [
     "parsed_toml",
     "strict_decoder",
 ]
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 def _no_constant(name: str) -> None:

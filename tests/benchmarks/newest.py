@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextlib import ExitStack
 from datetime import datetime
 from datetime import timedelta
-from datetime import timezone
+from datetime import UTC
 from typing import Any
 
 from sqlalchemy import select
@@ -26,7 +26,7 @@ from tests.benchmarks.pins import unions
 
 _COUNT = 10
 _ROWS = 40
-_START = datetime(2026, 1, 1, tzinfo=timezone.utc)
+_START = datetime(2026, 1, 1, tzinfo=UTC)
 
 STATEMENT = (
     select(Pin)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from datetime import timedelta
-from datetime import timezone
+from datetime import UTC
 from time import monotonic
 from typing import Any
 
@@ -491,7 +491,7 @@ def test_where_a_key_has_committed(
     def write(session: Any, shard_id: int) -> None:
         session.add(pin("found", shard_id))
 
-    before = datetime.now(timezone.utc).replace(microsecond=0)
+    before = datetime.now(UTC).replace(microsecond=0)
     for shard_id in (3, 0):
         cluster.run(write, shard_id, key="found")
     found = cluster.find_key("found")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 
 import pytest
 
@@ -24,7 +24,7 @@ class TestBoundary(Suite):
     )
     def test_the_microsecond_of_the_end(self, cluster, mark, late, taken):
         claim = cluster.run(UserName.claim, mark)
-        epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
+        epoch = datetime(1970, 1, 1, tzinfo=UTC)
         seconds = (claim.expires_at - epoch).total_seconds()
         with cluster.session() as session:
             shard_id = UserName.shard_of(session, mark)

@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from datetime import timedelta
-from datetime import timezone
+from datetime import UTC
 
 import pytest
 
@@ -86,7 +86,7 @@ def test_the_first_and_the_next(publisher, location, client):
     entries = publisher.history()
     assert [one.epoch for one in entries] == [5, 1]
     assert entries[0].size == len(data)
-    age = datetime.now(timezone.utc) - entries[0].published
+    age = datetime.now(UTC) - entries[0].published
     assert abs(age) < timedelta(minutes=5)
     assert publisher.at(1) == topology(1)
 

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from typing import Any
 
 import pytest
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.live
 
 SIGN_UPS = 200
 NAMES = 20
-_LONG_AGO = datetime(2020, 1, 1, tzinfo=timezone.utc)
+_LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture(scope="module")

@@ -171,4 +171,4 @@ def _translate(row: dict[str, Any], *, plain: bool) -> None:
     if plain and row["rank"] is not None:
         row["rank"] = row["rank"].value
     if not plain and row["moment"] is not None:
-        row["moment"] = row["moment"].replace(tzinfo=dt.timezone.utc)
+        row["moment"] = row["moment"].replace(tzinfo=dt.UTC)

@@ -288,7 +288,7 @@ class Grammar:
     def _bound(self, value: Value, sample: list[Any]) -> list[Any]:
         """Return values as the column takes them."""
         if value.kind == "moment" and _is_blob(value.expression):
-            return [v.replace(tzinfo=dt.timezone.utc) for v in sample]
+            return [v.replace(tzinfo=dt.UTC) for v in sample]
         return sample
 
     # -- sorting

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from typing import Any
 
 from sqlalchemy import Column
@@ -40,7 +40,7 @@ WRITTEN_AT = datetime(2020, 1, 2, 3, 4, 5)
 
 def _now() -> datetime:
     """Return the time with the precision of the column."""
-    return datetime.now(timezone.utc).replace(microsecond=0, tzinfo=None)
+    return datetime.now(UTC).replace(microsecond=0, tzinfo=None)
 
 
 class Base(DeclarativeBase):
@@ -208,7 +208,7 @@ class Posts:
                 user_id=object_id("users", user_id),
                 title=title,
                 changes=0,
-                written_at=WRITTEN_AT.replace(tzinfo=timezone.utc),
+                written_at=WRITTEN_AT.replace(tzinfo=UTC),
             )
             session.add(post)
             session.flush()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from datetime import datetime
 from datetime import timedelta
-from datetime import timezone
+from datetime import UTC
 from time import monotonic
 from typing import Any
 from typing import ClassVar
@@ -146,7 +146,7 @@ def _raw(cluster: Cluster, sql: str, object_id: int, **values: Any) -> Any:
 def tick(moment: datetime) -> None:
     """Wait until the clock is past a moment, as precisely as SQLite has it."""
     deadline = monotonic() + 5
-    while datetime.now(timezone.utc) < moment + timedelta(milliseconds=2):
+    while datetime.now(UTC) < moment + timedelta(milliseconds=2):
         assert monotonic() < deadline, f"the clock stays at {moment}"
         threading.Event().wait(0.0005)
 

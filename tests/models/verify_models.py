@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from datetime import timedelta
-from datetime import timezone
+from datetime import UTC
 from typing import Any
 
 import pytest
@@ -47,7 +47,7 @@ __all__ = [
 ACCOUNT = 5
 SHARDS = 4
 MODULUS = 4
-LONG_AGO = datetime(2020, 1, 1, tzinfo=timezone.utc)
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 _SOON = timedelta(hours=1)
 
 
@@ -156,7 +156,7 @@ def plant(
     }
     if target_id is None:
         row["claim"] = b"t" * 16
-        row["expires_at"] = ended or datetime.now(timezone.utc) + _SOON
+        row["expires_at"] = ended or datetime.now(UTC) + _SOON
     shard_id = home(key) if shard_id is None else shard_id
     with cluster.begin() as session:
         _on(session, "lookup", shard_id).execute(

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import version
 
 import click
@@ -22,11 +23,6 @@ from tests.servers.command_line import invoke
 from tests.servers.command_line import ROOT
 from tests.servers.command_line import run
 from tests.servers.command_line import write
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SEVEN = "351912440365063"  # shard 5, type 1, local id 7
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from datetime import datetime
 from datetime import timedelta
-from datetime import timezone
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def test_a_key_is_used_once(cluster: Cluster) -> None:
 
 
 def test_where_a_key_has_committed(cluster: Cluster) -> None:
-    before = datetime.now(timezone.utc).replace(microsecond=0)
+    before = datetime.now(UTC).replace(microsecond=0)
     assert cluster.find_key("a") == []
     for shard_id in (3, 1):
         cluster.run(write, shard_id, key="a")
@@ -83,7 +83,7 @@ def test_where_a_key_has_committed(cluster: Cluster) -> None:
         ("objects", 3),
     ]
     for one in found:
-        assert before <= one.committed_at <= datetime.now(timezone.utc)
+        assert before <= one.committed_at <= datetime.now(UTC)
     assert [one.server for one in found] == ["server1", "server2"]
     # Neither a part of it, nor a mark.
     assert cluster.find_key("a ") == []

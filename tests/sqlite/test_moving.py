@@ -6,7 +6,7 @@ import json
 import sqlite3
 from contextlib import closing
 from contextlib import suppress
-from datetime import timezone
+from datetime import UTC
 from functools import partial
 from itertools import cycle
 
@@ -271,7 +271,7 @@ def test_first_copies_replace_what_other_programs_have_inserted(move):
                 "user_id": users[0],
                 "title": f"{key} of no row",
                 "changes": 0,
-                "written_at": WRITTEN_AT.replace(tzinfo=timezone.utc),
+                "written_at": WRITTEN_AT.replace(tzinfo=UTC),
             }
             session.execute(insert(ShardedPost), [post])
         UserFollowsUser.put(session, *users, 7)
@@ -697,7 +697,7 @@ def test_a_local_id_that_an_object_has_is_not_given_twice(move):
                 user_id=user_id,
                 title="with key 5",
                 changes=0,
-                written_at=WRITTEN_AT.replace(tzinfo=timezone.utc),
+                written_at=WRITTEN_AT.replace(tzinfo=UTC),
             )
         )
     assert move.key("posts", other) == 5

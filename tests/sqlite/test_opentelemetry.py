@@ -232,11 +232,7 @@ def test_errors(cluster, telemetry):
         session.execute(statement, bind_arguments={"shard_id": 1})
     (span,) = telemetry.spans()
     assert span.status.status_code is StatusCode.ERROR
-    assert span.status.description == (
-        "sqlite3.OperationalError: SQLITE_ERROR"
-        if sys.version_info >= (3, 11)
-        else "sqlite3.OperationalError"
-    )
+    assert span.status.description == "sqlite3.OperationalError: SQLITE_ERROR"
     assert span.attributes["error.type"] == "sqlite3.OperationalError"
     (recorded,) = span.events
     assert recorded.name == "exception"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import date
 from datetime import datetime
 from datetime import time
-from datetime import timezone
+from datetime import UTC
 from decimal import Decimal
 from typing import Any
 from typing import ClassVar
@@ -295,7 +295,7 @@ def _full() -> Everything:
         color=Color.BLUE,
         data_bytes=b"\x00\xff",
         document={"a": [1, None]},
-        at=datetime(2024, 2, 29, tzinfo=timezone.utc),
+        at=datetime(2024, 2, 29, tzinfo=UTC),
         owner_id=None,
         free={"x": [1, 2.5]},
     )

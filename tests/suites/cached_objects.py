@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import date
 from datetime import datetime
 from datetime import time
-from datetime import timezone
+from datetime import UTC
 from decimal import Decimal
 from typing import Any
 
@@ -60,7 +60,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "color": Color.BLUE,
         "data_bytes": b"bytes",
         "document": {"a": [1, 2.5, None, "é"], "t": "2024-01-01"},
-        "at": datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc),
+        "at": datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC),
         "owner_id": pack(3, USER, 77),
         "free": {"t": 1, "n": [None, {"b": "x"}]},
     },
@@ -76,7 +76,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "color": Color.RED,
         "data_bytes": b"",
         "document": [],
-        "at": datetime(1971, 1, 1, tzinfo=timezone.utc),
+        "at": datetime(1971, 1, 1, tzinfo=UTC),
         "free": [],
     },
     "most": {
@@ -88,7 +88,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "ratio": math.pi * 1e300,
         "data_bytes": bytes(range(200)),
         "document": "2^70: \0"[:-1],
-        "at": datetime(2037, 12, 31, 23, 59, 59, 1, tzinfo=timezone.utc),
+        "at": datetime(2037, 12, 31, 23, 59, 59, 1, tzinfo=UTC),
         "free": {"a": 2**70, "b": 1e308, "c": "\u2028 𝔘"},
     },
 }

@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from datetime import timedelta
-from datetime import timezone
+from datetime import UTC
 from time import monotonic
 from typing import Any
 
@@ -26,7 +26,7 @@ from tests.models.lookup_models import UserName
 __all__ = ["THREADS", "Claiming", "Racing", "all_at_once"]
 
 THREADS = 20
-_LONG_AGO = datetime(2020, 1, 1, tzinfo=timezone.utc)
+_LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 def all_at_once(count: int, work: Any) -> list[Any]:
@@ -63,9 +63,9 @@ class Claiming(Suite):
 
     def test_the_lifetime_is_by_the_clock_of_the_server(self, cluster, mark):
         lifetime = timedelta(minutes=7, microseconds=3000)
-        before = datetime.now(timezone.utc)
+        before = datetime.now(UTC)
         claim = cluster.run(UserName.claim, mark, lifetime=lifetime)
-        after = datetime.now(timezone.utc)
+        after = datetime.now(UTC)
         # SQLite's clock has milliseconds.
         slack = timedelta(milliseconds=2)
         assert before - slack <= claim.expires_at - lifetime <= after + slack

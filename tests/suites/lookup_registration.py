@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Callable
 from datetime import datetime
 from datetime import timedelta
-from datetime import timezone
+from datetime import UTC
 from typing import Any
 
 import pytest
@@ -45,7 +45,7 @@ from tests.models.lookup_models import UserName
 
 __all__ = ["Registration"]
 
-_LONG_AGO = datetime(2020, 1, 1, tzinfo=timezone.utc)
+_LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 MOMENT = timedelta(microseconds=1)
 HOWS = ("refused", "lost", "answer lost", "killed", "killed before")
 

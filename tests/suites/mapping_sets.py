@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from datetime import timedelta
-from datetime import timezone
+from datetime import UTC
 from itertools import islice
 
 import pytest
@@ -61,7 +61,7 @@ class Bounded:
         cluster.run(Likes.append_many, ada, some_ids(rng, 3))
         with cluster.session() as session:
             top = Likes.top(session, ada)
-            at = datetime.fromtimestamp(top // STEP / 1000, timezone.utc)
+            at = datetime.fromtimestamp(top // STEP / 1000, UTC)
             for until, expected in (
                 (at + timedelta(milliseconds=1), 3),
                 (at - timedelta(milliseconds=1), 2),

@@ -340,7 +340,7 @@ def _members(value: Any, depth: int) -> Any:
 
 def _scalar(value: Any) -> Any:
     if isinstance(value, dt.datetime) and value.tzinfo is not None:
-        return value.astimezone(dt.timezone.utc).replace(tzinfo=None)
+        return value.astimezone(dt.UTC).replace(tzinfo=None)
     if isinstance(value, enum.Enum) and isinstance(value.value, int):
         return value.value
     return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 
 import pytest
 
@@ -15,7 +15,7 @@ from tests.models.objects_harness import set_raw
 from tests.models.objects_harness import stored
 from tests.models.objects_harness import Suite
 
-UTC = timezone.utc
+UTC = UTC
 
 
 class AliasSuite(Suite):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from decimal import Decimal
 
 import pytest
@@ -36,7 +36,7 @@ from tests.models.objects_harness import thing
 from tests.models.objects_harness import updates
 from tests.models.returning import inserted
 
-UTC = timezone.utc
+UTC = UTC
 T0 = datetime(2024, 1, 1, tzinfo=UTC)
 
 

@@ -6,7 +6,7 @@ import gc
 import random
 import weakref
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from decimal import Decimal
 
 import pytest
@@ -23,7 +23,7 @@ from tests.models.objects_harness import Suite
 from tests.models.objects_harness import thing
 from tests.models.objects_harness import updates
 
-UTC = timezone.utc
+UTC = UTC
 T0 = datetime(2024, 1, 1, tzinfo=UTC)
 T1 = datetime(2025, 1, 1, tzinfo=UTC)
 ISO0, ISO1 = (

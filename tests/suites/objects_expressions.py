@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from decimal import Decimal
 
 import pytest
@@ -45,7 +45,7 @@ from tests.models.objects_harness import stored
 from tests.models.objects_harness import Suite
 from tests.models.objects_harness import thing
 
-UTC = timezone.utc
+UTC = UTC
 T0 = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
 SHARD = 1
 

@@ -9,6 +9,7 @@ from datetime import date
 from datetime import datetime
 from datetime import timedelta
 from datetime import timezone
+from datetime import UTC
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -30,7 +31,7 @@ from tests.models.objects_harness import set_raws
 from tests.models.objects_harness import Suite
 from tests.suites.objects_values import identical
 
-UTC = timezone.utc
+UTC = UTC
 T0 = datetime(2024, 2, 29, 23, 59, 59, 999999, UTC)
 
 #: Few values each, so that filters meet; those that are easily confused.

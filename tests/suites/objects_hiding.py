@@ -6,6 +6,7 @@ import pickle
 from datetime import datetime
 from datetime import timedelta
 from datetime import timezone
+from datetime import UTC
 
 import pytest
 from sqlalchemy import delete
@@ -34,7 +35,7 @@ from tests.models.objects_harness import tick
 from tests.models.objects_harness import updates
 from tests.models.returning import inserted
 
-UTC = timezone.utc
+UTC = UTC
 SHARD = 1
 ASKED = {"include_inactive": True}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 
 import pytest
 from sqlalchemy import inspect
@@ -27,7 +27,7 @@ from tests.models.objects_harness import Suite
 from tests.models.objects_harness import thing
 from tests.models.objects_harness import tick
 
-UTC = timezone.utc
+UTC = UTC
 T0 = datetime(2024, 1, 1, tzinfo=UTC)
 
 

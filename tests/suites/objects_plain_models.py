@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 
 import pytest
 from sqlalchemy import delete
@@ -293,12 +293,12 @@ class PlainSuite(Suite):
         assert "active" not in log.statements[-1]
 
     def test_utc_timestamp(self, session):
-        moment = datetime(2024, 5, 6, 7, 8, 9, 123456, timezone.utc)
+        moment = datetime(2024, 5, 6, 7, 8, 9, 123456, UTC)
         row = Seen(at=moment)
         session.add_all([row, Seen()])
         session.commit()
         assert row.at == moment
-        assert row.at.tzinfo is timezone.utc
+        assert row.at.tzinfo is UTC
         assert row.twice == 6
 
 

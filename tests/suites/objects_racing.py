@@ -6,7 +6,7 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ from tests.models.objects_harness import set_raw
 from tests.models.objects_harness import Suite
 from tests.models.objects_harness import thing
 
-UTC = timezone.utc
+UTC = UTC
 T0 = datetime(2024, 1, 1, tzinfo=UTC)
 T1 = datetime(2025, 1, 1, tzinfo=UTC)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 
 from hypothesis import given
 from hypothesis import HealthCheck
@@ -22,7 +22,7 @@ from tests.models.objects_harness import Suite
 from tests.models.objects_harness import thing
 from tests.suites.objects_values import identical
 
-UTC = timezone.utc
+UTC = UTC
 
 json_values = st.recursive(
     st.none()

@@ -9,6 +9,7 @@ from datetime import date
 from datetime import datetime
 from datetime import timedelta
 from datetime import timezone
+from datetime import UTC
 from decimal import Decimal
 
 import pytest
@@ -32,7 +33,7 @@ from tests.models.objects_harness import stored
 from tests.models.objects_harness import Suite
 from tests.models.objects_harness import thing
 
-UTC = timezone.utc
+UTC = UTC
 AWKWARD = (
     'it\'s "quoted" \\ back\\slash % %s %% %(x)s ? ?? :name {0} \n\r\t',
     "😀 é \u0301 日本語 \U0010ffff \u200b",

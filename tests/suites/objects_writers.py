@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ from tests.models.objects_harness import Suite
 from tests.models.objects_harness import thing
 from tests.models.objects_harness import updates
 
-UTC = timezone.utc
+UTC = UTC
 T0 = datetime(2024, 1, 1, tzinfo=UTC)
 T1 = datetime(2025, 1, 1, tzinfo=UTC)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from typing import Any
 
 from sqlalchemy import bindparam
@@ -221,7 +221,7 @@ WRITES: dict[str, Case] = {
             "datetime.now(timezone.utc)",
         ),
         remedy=lambda s, d: (
-            changed(s, User, d.users[1], seen=datetime.now(timezone.utc)).seen
+            changed(s, User, d.users[1], seen=datetime.now(UTC)).seen
             is not None
         ),
         answer=lambda s, d: True,

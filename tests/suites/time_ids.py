@@ -6,7 +6,7 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from itertools import count
 from threading import Barrier
 from typing import Any
@@ -387,7 +387,7 @@ class TimeIds:
 
     def test_explaining(self, cluster: Cluster) -> None:
         photo_id = TIMES.pack_time(NOW_MS, 6, 1)
-        moment = datetime.fromtimestamp(NOW_MS / 1000, timezone.utc)
+        moment = datetime.fromtimestamp(NOW_MS / 1000, UTC)
         found = cluster.explain(photo_id, keyspace="photos")
         assert found.shards == (6,)
         assert f"shard 6, {moment:%Y-%m-%dT%H:%M:%S}.000Z" in str(found)

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from datetime import datetime
 from datetime import timedelta
-from datetime import timezone
+from datetime import UTC
 from time import monotonic
 from typing import Any
 
@@ -161,7 +161,7 @@ def missing_share(cluster: Any) -> Any:
 def missing_behind_a_claim(cluster: Any) -> Any:
     # It has ended, but not long ago.
     user = cluster.run(add_account, email="late@x.org")
-    ended = datetime.now(timezone.utc) - _RECENTLY
+    ended = datetime.now(UTC) - _RECENTLY
     plant(cluster, AccountEmail, "late@x.org", None, ended=ended)
     return "missing", [(AccountEmail, "late@x.org", user)]
 
@@ -459,7 +459,7 @@ class Damage:
             ("AccountEmail", "left@x.org", True),
             ("AccountLogin", "login", False),
         }
-        now = datetime.now(timezone.utc)
+        now = datetime.now(UTC)
         for one in found:
             assert (one.expires_at < now) is one.has_ended
             key = LookupKey.encoded(one.key)
@@ -471,7 +471,7 @@ class Damage:
 
     def test_abandoned_claims_alone(self, cluster):
         plant(cluster, AccountEmail, "left@x.org", None, ended=LONG_AGO)
-        ended = datetime.now(timezone.utc) - _RECENTLY
+        ended = datetime.now(UTC) - _RECENTLY
         plant(cluster, AccountEmail, "late@x.org", None, ended=ended)
         plant(cluster, AccountEmail, "gone@x.org", missing_account())
         cluster.run(AccountEmail.claim, "now@x.org")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import assert_type
 
 from sqlalchemy import select
 from sqlalchemy.orm import DeclarativeBase
@@ -23,9 +23,6 @@ from sqla_shard import ShardSession
 from sqla_shard import unpack
 from sqla_shard.models import Claim
 from sqla_shard.models import normalization
-
-if TYPE_CHECKING:
-    from typing_extensions import assert_type
 
 
 class Base(KeyspaceMixin, DeclarativeBase):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import assert_type
 
 from flask import Flask
 from sqlalchemy.orm import DeclarativeBase
@@ -13,9 +13,6 @@ from sqla_shard import Cluster
 from sqla_shard import ObjectMixin
 from sqla_shard import ShardSession
 from sqla_shard.ext.flask import FlaskCluster
-
-if TYPE_CHECKING:
-    from typing_extensions import assert_type
 
 
 class Base(DeclarativeBase):

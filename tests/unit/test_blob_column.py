@@ -9,6 +9,7 @@ import sys
 from datetime import datetime
 from datetime import timedelta
 from datetime import timezone
+from datetime import UTC
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ from sqla_shard.types import UTCTimestamp
 from sqla_shard.types.blob import decode_blob
 from sqla_shard.types.blob import encode_blob
 
-UTC = timezone.utc
+UTC = UTC
 JSON_VALUES = st.recursive(
     st.none()
     | st.booleans()

@@ -6,7 +6,7 @@ import html
 import io
 import pickle
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from typing import Any
 
 import pytest
@@ -141,7 +141,7 @@ def test_chrome(count: int) -> None:
     first, second = bar.links
     assert first.url == "https://a.example/?x=1&copy=2"
     assert first.title == "A & <b> 'c'"
-    assert first.added == datetime(2023, 11, 14, 22, 13, 57, 0, timezone.utc)
+    assert first.added == datetime(2023, 11, 14, 22, 13, 57, 0, UTC)
     assert first.line == 11
     assert (second.title, second.added) == ("B", None)
     assert (empty.path, empty.links) == (("Bookmarks bar", "Empty"), [])
@@ -181,7 +181,7 @@ def test_lower_case_and_missing_ends(count: int) -> None:
     assert first.details == "About a."
     assert first.tags == ("a", "b")
     # Counted in thousandths of a second.
-    assert first.added == datetime(2023, 11, 14, 22, 13, 20, 0, timezone.utc)
+    assert first.added == datetime(2023, 11, 14, 22, 13, 20, 0, UTC)
     assert (second.url, second.title) == ("https://b.example/", "B")
     assert second.added is None
 
@@ -381,7 +381,7 @@ TAGS = st.lists(
     st.text(LETTERS).map(lambda s: oneline(s.replace(",", ""))).filter(bool)
 )
 TIMES = st.none() | st.integers(1, 4_000_000_000).map(
-    lambda seconds: datetime.fromtimestamp(seconds, timezone.utc)
+    lambda seconds: datetime.fromtimestamp(seconds, UTC)
 )
 LINKS = st.tuples(URLS, TITLES, DETAILS, TAGS.map(tuple), TIMES)
 # A list of these is the content of a folder: links, and folders as

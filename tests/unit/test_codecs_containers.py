@@ -318,7 +318,7 @@ def test_decoded_elements_are_as_they_would_be_read_back():
     value, _ = decoded(list[dt.datetime], [])
     east = dt.timezone(dt.timedelta(hours=2))
     value.append(dt.datetime(2024, 1, 1, 2, tzinfo=east))
-    assert value[0].tzinfo is dt.timezone.utc
+    assert value[0].tzinfo is dt.UTC
     value, _ = decoded(list[float], [])
     value.append(1)
     assert type(value[0]) is float

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from datetime import timedelta
 from datetime import timezone
+from datetime import UTC
 from decimal import Decimal
 
 import pytest
@@ -96,7 +97,7 @@ def test_ids_are_replaced(conversion):
         "reply_to": pack(9, 4, 69),
         "title": "Boats ",
         "price": Decimal("1.50"),
-        "written_at": ROW["at"].replace(tzinfo=timezone.utc),
+        "written_at": ROW["at"].replace(tzinfo=UTC),
     }
     with pytest.raises(KeyError):
         conversion.values(ROW, {})
@@ -141,14 +142,12 @@ def test_values_are_converted_by_functions_and_zones():
     values = conversion.values(ROW, IDS)
     post = Post(**values)
     assert post.title == "Boats"
-    assert post.written_at == datetime(
-        2020, 1, 2, 1, 4, 5, tzinfo=timezone.utc
-    )
+    assert post.written_at == datetime(2020, 1, 2, 1, 4, 5, tzinfo=UTC)
     found = conversion.attributes(post)
     assert list(conversion.differences(values, found)) == []
 
 
-UTC = datetime(2020, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+MOMENT = datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -165,9 +164,9 @@ UTC = datetime(2020, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
         (Decimal("0.1"), 0.1, False),
         (b"a", bytearray(b"a"), True),
         (b"a", "a", False),
-        (UTC, UTC.replace(tzinfo=None), True),
-        (UTC, UTC.astimezone(timezone(timedelta(hours=5))), True),
-        (UTC, UTC + timedelta(microseconds=1), False),
+        (MOMENT, MOMENT.replace(tzinfo=None), True),
+        (MOMENT, MOMENT.astimezone(timezone(timedelta(hours=5))), True),
+        (MOMENT, MOMENT + timedelta(microseconds=1), False),
         ({"a": [1, {"b": None}]}, {"a": [1, {"b": None}]}, True),
         ({"a": 1}, {"a": True}, False),
         ({"a": 1}, {"a": 1, "b": None}, False),

@@ -780,6 +780,6 @@ def test_changes_are_stored(amounts):
     for amount in amounts:
         value.append(Money(Decimal(0)))
         value[-1].amount = amount
-        value[0].at.append(dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc))
+        value[0].at.append(dt.datetime(2024, 1, 1, tzinfo=dt.UTC))
         assert codec.decode(json.loads(json.dumps(blob))["field"]) == value
     assert [money.amount for money in value] == amounts

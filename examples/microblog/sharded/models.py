@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 
 from sqlalchemy import delete
 from sqlalchemy import ForeignKey
@@ -45,7 +45,7 @@ db = FlaskCluster(metadata=Base.metadata)
 
 def now() -> datetime:
     """Return the current time in UTC, without a time zone."""
-    return datetime.now(timezone.utc)
+    return datetime.now(UTC)
 
 
 class User(ObjectMixin, Base, type_id=1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import Column
@@ -35,7 +35,7 @@ db = SQLAlchemy(model_class=Base)
 
 def now() -> datetime:
     """Return the current time in UTC, without a time zone."""
-    return datetime.now(timezone.utc)
+    return datetime.now(UTC)
 
 
 followers = Table(

@@ -51,7 +51,7 @@ def open_connection(
         connection = made(*args, **kwargs)
         try:
             await asyncio.wait_for(connection.connect(), limit)
-        except asyncio.TimeoutError as error:
+        except TimeoutError as error:
             raise dbapi.OperationalError(
                 _CANNOT_CONNECT, f"no connection within {limit} seconds"
             ) from error

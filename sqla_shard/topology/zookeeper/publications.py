@@ -7,7 +7,7 @@ from collections.abc import Collection
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from datetime import timezone
+from datetime import UTC
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -249,9 +249,7 @@ class PublishedTopologies:
             found.append(
                 HistoryEntry(
                     epoch=epoch,
-                    published=datetime.fromtimestamp(
-                        stat.created, timezone.utc
-                    ),
+                    published=datetime.fromtimestamp(stat.created, UTC),
                     size=stat.size,
                     author=note.author,
                     message=note.message,
