@@ -1,5 +1,8 @@
 """Run with ``make bench``; arguments choose the parts by name.
 
+``make bench ARGS="--server mysql --server mariadb reading"``: each part on the
+servers of each kind; on MariaDB where none is named.
+
 ``make bench ARGS="--profile scatter"``: with ``--profile`` the parts say
 where their time goes, if they can, and nothing else.
 """
@@ -34,6 +37,8 @@ from tests.benchmarks import shadow
 from tests.benchmarks import spread
 from tests.benchmarks import topology
 from tests.benchmarks import writing
+from tests.benchmarks.servers import choose
+from tests.benchmarks.servers import TITLES
 
 PARTS = {
     "ids": ids.run,
@@ -79,6 +84,14 @@ def main(names: list[str]) -> int:
         return 0
     parts = PROFILES if "--profile" in names else PARTS
     names = [name for name in names if name != "--profile"]
+    kinds = []
+    while "--server" in names:
+        at = names.index("--server")
+        kinds += names[at + 1 : at + 2]
+        del names[at : at + 2]
+        if not kinds or kinds[-1] not in TITLES:
+            print(f"--server is one of {', '.join(TITLES)}")
+            return 2
     unknown = [name for name in names if name not in parts]
     if unknown:
         print(f"no part {unknown[0]!r}; there are {', '.join(parts)}")
@@ -89,7 +102,9 @@ def main(names: list[str]) -> int:
         "medians of the ratios of each turn"
     )
     for name in names or parts:
-        parts[name]()
+        for kind in kinds or ["mariadb"]:
+            choose(kind)
+            parts[name]()
     return 0
 
 

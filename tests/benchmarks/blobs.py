@@ -1,4 +1,4 @@
-"""Compressed blobs: sizes, processor time, reads and writes on MariaDB."""
+"""Compressed blobs: sizes, processor time, reads and writes on servers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from sqla_shard import Cluster
 from sqla_shard import ObjectMixin
 from sqla_shard import pack
 from sqla_shard.models import blob_dictionaries
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.types.compression import Dictionary
 from sqla_shard.types.compression import train_dictionary
+from tests.benchmarks.servers import new_fleet
+from tests.benchmarks.servers import title
 from tests.benchmarks.timing import compare
 from tests.benchmarks.timing import show
 
@@ -173,7 +174,7 @@ def _packed_size(dictionary: Dictionary, rows: list[str]) -> int:
 
 def _on_servers(documents: list[dict[str, Any]]) -> None:
     with _filled(documents) as (cluster, ids):
-        print(f"\n{len(documents):,} rows on one MariaDB server, in bytes")
+        print(f"\n{len(documents):,} rows on one {title()} server, in bytes")
         for cls in (Plain, Packed):
             print(f"  {cls.__tablename__:8} {_table_size(cluster, cls):>12,}")
         with cluster.session() as session:
@@ -228,7 +229,7 @@ def _filled(
     documents: list[dict[str, Any]],
 ) -> Iterator[tuple[Cluster, dict[Any, list[int]]]]:
     with (
-        MariaDBFleet(servers=1, shards=2, fast=True) as fleet,
+        new_fleet(servers=1, shards=2, fast=True) as fleet,
         Cluster.from_topology(
             fleet.topology_mapping(), environ=fleet.environ
         ) as cluster,

@@ -12,14 +12,15 @@ from pymemcache import HashClient
 from pymemcache import PooledClient
 
 from sqla_shard import Cluster
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing.programs import find_memcached
 from sqla_shard.testing.programs import MISSING_MEMCACHED
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.benchmarks import profiling
 from tests.benchmarks.lists import Base
 from tests.benchmarks.lists import Board
 from tests.benchmarks.lists import BoardHasPins
 from tests.benchmarks.lists import Pin
+from tests.benchmarks.servers import new_fleet
 from tests.benchmarks.timing import compare
 from tests.benchmarks.timing import show
 from tests.servers.memcached import nodes
@@ -34,7 +35,7 @@ def run() -> None:
     if find_memcached() is None:
         print(f"\ncached: {MISSING_MEMCACHED}")
         return
-    with MariaDBFleet(servers=4, shards=256, fast=True) as fleet:
+    with new_fleet(servers=4, shards=256, fast=True) as fleet:
         with _cluster(fleet) as cluster:
             cluster.create_all(Base.metadata)
             board_id, ids = _fill(cluster)
@@ -49,7 +50,7 @@ def run() -> None:
 def profile() -> None:
     """Print where the time of cached objects and pages goes."""
     with (
-        MariaDBFleet(servers=4, shards=256, fast=True) as fleet,
+        new_fleet(servers=4, shards=256, fast=True) as fleet,
         _cluster(fleet) as cluster,
         nodes(1) as servers,
     ):
@@ -84,7 +85,7 @@ def _read_page(cluster: Cluster, board_id: int, **options: Any) -> None:
         assert None not in [row.target for row in found]
 
 
-def _cluster(fleet: MariaDBFleet) -> Cluster:
+def _cluster(fleet: ServerFleet[Any]) -> Cluster:
     return Cluster.from_topology(
         fleet.topology_mapping(), environ=fleet.environ
     )

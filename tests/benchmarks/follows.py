@@ -37,9 +37,10 @@ from sqla_shard.contrib.edges import Edge
 from sqla_shard.contrib.edges import EdgeTable
 from sqla_shard.contrib.feed_store import _MARK
 from sqla_shard.jobs import Worker
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import RedisServer
 from sqla_shard.testing import StatementLog
+from tests.benchmarks.servers import new_fleet
+from tests.benchmarks.servers import title
 from tests.benchmarks.timing import compare
 from tests.benchmarks.timing import show
 from tests.models.graph_models import Base
@@ -62,7 +63,7 @@ _ROWS = 5_000
 def run() -> None:
     """Print the tables."""
     with (
-        MariaDBFleet(servers=4, shards=_SHARDS, fast=True) as fleet,
+        new_fleet(servers=4, shards=_SHARDS, fast=True) as fleet,
         Cluster.from_topology(
             fleet.topology_mapping(), environ=fleet.environ
         ) as cluster,
@@ -534,7 +535,7 @@ def _fan_out(cluster: Cluster, server: RedisServer, star: int) -> None:
     print(
         f"\none post to {len(fans):,} feeds in 2 Redis databases: "
         f"{len(fans) / seconds:,.0f} feeds a second, {scripts} commands of "
-        f"Redis, {len(log.executions)} statements of MariaDB"
+        f"Redis, {len(log.executions)} statements of {title()}"
     )
     feed.store = None
 

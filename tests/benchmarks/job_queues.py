@@ -34,11 +34,13 @@ from typing import Any
 
 from sqla_shard import Cluster
 from sqla_shard.jobs import Worker
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import RedisServer
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.benchmarks.job_tasks import late
 from tests.benchmarks.job_tasks import noop
 from tests.benchmarks.job_tasks import STARTS
+from tests.benchmarks.servers import new_fleet
+from tests.benchmarks.servers import title
 from tests.models.job_models import Base
 
 _JOBS = 4000
@@ -162,7 +164,7 @@ def _length(server: RedisServer, key: str) -> int:
 def _ours(servers: int) -> None:
     with ExitStack() as stack:
         fleet = stack.enter_context(
-            MariaDBFleet(servers=servers, shards=4 * servers, fast=True)
+            new_fleet(servers=servers, shards=4 * servers, fast=True)
         )
         directory = stack.enter_context(TemporaryDirectory())
         path = Path(directory) / "topology.json"
@@ -182,10 +184,10 @@ def _ours(servers: int) -> None:
         with _workers([*command, str(path)], environ):
             drain = _drained(lambda: _unfinished(fleet))
     plural = "s" if servers > 1 else ""
-    _show(f"sqla_shard, {servers} MariaDB{plural}", enqueue, drain)
+    _show(f"sqla_shard, {servers} {title()}{plural}", enqueue, drain)
 
 
-def _unfinished(fleet: MariaDBFleet) -> int:
+def _unfinished(fleet: ServerFleet[Any]) -> int:
     """Return the number of jobs that have not succeeded."""
     count = 0
     for number, server in enumerate(fleet.servers):
@@ -201,7 +203,7 @@ def _unfinished(fleet: MariaDBFleet) -> int:
 def _latency() -> None:
     """Print the time from COMMIT to the start of the task."""
     with (
-        MariaDBFleet(servers=1, shards=4, fast=True) as fleet,
+        new_fleet(servers=1, shards=4, fast=True) as fleet,
         Cluster.from_topology(
             fleet.topology_mapping(), environ=fleet.environ
         ) as cluster,
@@ -228,7 +230,7 @@ def _latency() -> None:
 def _idle(shards: int = 4096, seconds: float = 20.0) -> None:
     """Print what an idle worker costs with many shards."""
     with (
-        MariaDBFleet(servers=1, shards=4, fast=True) as fleet,
+        new_fleet(servers=1, shards=4, fast=True) as fleet,
     ):
         document = fleet.topology_mapping(
             shards=shards, database="db_many{shard:05d}"
@@ -252,6 +254,6 @@ def _idle(shards: int = 4096, seconds: float = 20.0) -> None:
     )
 
 
-def _questions(fleet: MariaDBFleet) -> int:
+def _questions(fleet: ServerFleet[Any]) -> int:
     rows = fleet.servers[0].root_execute("SHOW GLOBAL STATUS LIKE 'Questions'")
     return int(rows[0][1])

@@ -14,7 +14,8 @@ from sqla_shard.jobs.running import Ending
 from sqla_shard.jobs.running import Outcome
 from sqla_shard.jobs.survey import due_jobs
 from sqla_shard.jobs.survey import DueGroup
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
+from tests.benchmarks.servers import new_fleet
 from tests.benchmarks.timing import compare
 from tests.benchmarks.timing import show
 from tests.models.job_models import add
@@ -37,7 +38,7 @@ _FILL = (
 
 def run() -> None:
     """Print the tables."""
-    with MariaDBFleet(servers=1, shards=_SHARDS, fast=True) as fleet:
+    with new_fleet(servers=1, shards=_SHARDS, fast=True) as fleet:
         with Cluster.from_topology(
             fleet.topology_mapping(main=True), environ=fleet.environ
         ) as cluster:
@@ -89,7 +90,7 @@ def _enqueue(cluster: Cluster) -> None:
     )
 
 
-def _claim(cluster: Cluster, fleet: MariaDBFleet) -> None:
+def _claim(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     place = cluster.places.place(cluster.places.keyspace(None, "objects"), 1)
     server = fleet.servers[0]
     database = place.schema

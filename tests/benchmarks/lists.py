@@ -1,4 +1,4 @@
-"""Lists of a hundred, ten thousand and a million rows on MariaDB."""
+"""Lists of a hundred, ten thousand and a million rows on real servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sqla_shard import Cluster
 from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
 from sqla_shard import pack
-from sqla_shard.testing import MariaDBFleet
+from tests.benchmarks.servers import new_fleet
 from tests.benchmarks.timing import compare
 from tests.benchmarks.timing import show
 
@@ -47,7 +47,7 @@ class BoardHasPins(MappingMixin, Base, source=Board, target=Pin):
 def run() -> None:
     """Print the tables."""
     with (
-        MariaDBFleet(servers=2, shards=16, fast=True) as fleet,
+        new_fleet(servers=2, shards=16, fast=True) as fleet,
         Cluster.from_topology(
             fleet.topology_mapping(), environ=fleet.environ
         ) as cluster,

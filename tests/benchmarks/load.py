@@ -10,10 +10,11 @@ from typing import Any
 from sqla_shard import Cluster
 from sqla_shard import ShardSession
 from sqla_shard.metrics import measure_load
-from sqla_shard.testing import MariaDBFleet
 from tests.benchmarks.pins import Base
 from tests.benchmarks.pins import fill
 from tests.benchmarks.pins import Pin
+from tests.benchmarks.servers import new_fleet
+from tests.benchmarks.servers import title
 from tests.benchmarks.timing import compare
 from tests.benchmarks.timing import Row
 from tests.benchmarks.timing import show
@@ -26,7 +27,7 @@ def run() -> None:
     """Print the tables."""
     with _served() as (cluster, object_id):
         show(
-            "one object by id, session open, one MariaDB server",
+            f"one object by id, session open, one {title()} server",
             _each(compare(_gets(cluster, object_id), turns=20, warm_up=1)),
         )
         costs = costs_of(cluster, Pin, object_id)
@@ -36,7 +37,7 @@ def run() -> None:
 @contextmanager
 def _served() -> Iterator[tuple[Cluster, int]]:
     with (
-        MariaDBFleet(servers=1, shards=256, fast=True) as fleet,
+        new_fleet(servers=1, shards=256, fast=True) as fleet,
         Cluster.from_topology(
             fleet.topology_mapping(), environ=fleet.environ
         ) as cluster,

@@ -18,8 +18,9 @@ from sqla_shard import LookupMixin
 from sqla_shard import ObjectMixin
 from sqla_shard import pack
 from sqla_shard.models import normalization
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.types import LookupKey
+from tests.benchmarks.servers import new_fleet
+from tests.benchmarks.servers import title
 from tests.benchmarks.timing import compare
 from tests.benchmarks.timing import show
 
@@ -53,7 +54,7 @@ class OneTable(Base):
 def run() -> None:
     """Print the tables."""
     with (
-        MariaDBFleet(servers=4, shards=16, fast=True) as fleet,
+        new_fleet(servers=4, shards=16, fast=True) as fleet,
         Cluster.from_topology(
             fleet.topology_mapping(main=True, lookup=_MODULUS),
             environ=fleet.environ,
@@ -106,7 +107,7 @@ def _resolve(cluster: Cluster, keys: list[str]) -> None:
     with cluster.session() as session:
         show(
             f"ids of {len(keys):,} keys, {_MODULUS:,} mod shards on 4 "
-            "MariaDB servers, session open",
+            f"{title()} servers, session open",
             compare(
                 {
                     "one table on one server": one_table,

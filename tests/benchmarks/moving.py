@@ -21,7 +21,7 @@ from sqla_shard.migrate import Move
 from sqla_shard.migrate.passes import backfill
 from sqla_shard.migrate.passes import verify
 from sqla_shard.migrate.switching import Switch
-from sqla_shard.testing import MariaDBFleet
+from tests.benchmarks.servers import new_fleet
 from tests.models.moving_app import Base
 from tests.models.moving_app import open_move
 from tests.models.moving_app import Post
@@ -40,7 +40,7 @@ _WRITES = 200
 
 @contextmanager
 def _filled(folder: Path) -> Iterator[Move]:
-    with MariaDBFleet(4, _SHARDS, fast=True) as fleet:
+    with new_fleet(4, _SHARDS, fast=True) as fleet:
         fleet.create_databases()
         server = fleet.servers[0]
         server.root_execute("CREATE DATABASE db_before")

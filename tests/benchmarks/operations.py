@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from time import perf_counter
+from typing import Any
 
 from sqla_shard import Cluster
 from sqla_shard import ShardSession
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.benchmarks import profiling
+from tests.benchmarks.servers import new_fleet
+from tests.benchmarks.servers import title
 from tests.benchmarks.timing import compare
 from tests.benchmarks.timing import show
 from tests.models.operation_models import account
@@ -22,7 +25,7 @@ _LEFT = 1000
 
 def run() -> None:
     """Print the tables."""
-    with MariaDBFleet(servers=4, shards=_SHARDS, fast=True) as fleet:
+    with new_fleet(servers=4, shards=_SHARDS, fast=True) as fleet:
         with Cluster.from_topology(
             fleet.topology_mapping(main=True, lookup=4),
             environ=fleet.environ,
@@ -38,13 +41,13 @@ def run() -> None:
 def profile() -> None:
     """Print where a pass over many shards spends its time."""
     with (
-        MariaDBFleet(servers=4, shards=_SHARDS, fast=True) as fleet,
+        new_fleet(servers=4, shards=_SHARDS, fast=True) as fleet,
         _many(fleet) as cluster,
     ):
         profiling.show(f"an empty pass, {_MANY:,} shards", cluster.repair)
 
 
-def _many(fleet: MariaDBFleet) -> Cluster:
+def _many(fleet: ServerFleet[Any]) -> Cluster:
     document = fleet.topology_mapping(
         shards=_MANY, database="db_many{shard:05d}"
     )
@@ -77,7 +80,7 @@ def _write(cluster: Cluster, ids: list[int]) -> None:
             _intend(session, ids[:count])
 
     show(
-        "one row on each of several servers, 4 MariaDB servers",
+        f"one row on each of several servers, 4 {title()} servers",
         compare(
             {
                 "1 server, 1 transaction": one_shard,
@@ -112,7 +115,7 @@ def _repair(cluster: Cluster, ids: list[int]) -> None:
         applied += cluster.repair(now=True).applied
     took = perf_counter() - begin
     print(
-        f"\nrepair of {_LEFT:,} operations on 4 MariaDB servers: "
+        f"\nrepair of {_LEFT:,} operations on 4 {title()} servers: "
         f"{took:.2f} s, {took / _LEFT * 1e3:.2f} ms each"
     )
 
@@ -120,6 +123,6 @@ def _repair(cluster: Cluster, ids: list[int]) -> None:
 def _empty(cluster: Cluster) -> None:
     show(
         f"one pass of repair() with nothing to do, {_MANY:,} shards on 4 "
-        "MariaDB servers",
+        f"{title()} servers",
         compare({"repair()": cluster.repair}, turns=10, warm_up=2),
     )

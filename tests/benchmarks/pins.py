@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import BigInteger
 from sqlalchemy import create_engine
 from sqlalchemy import DateTime
+from sqlalchemy import FetchedValue
 from sqlalchemy import Index
 from sqlalchemy import make_url
 from sqlalchemy import select
@@ -68,7 +69,7 @@ class PlainPin(Plain):
 
     id: Mapped[int] = mapped_column("local_id", BigInteger, primary_key=True)
     data: Mapped[Any] = mapped_column(JSONText)
-    ts: Mapped[Any] = mapped_column(DateTime)
+    ts: Mapped[Any] = mapped_column(DateTime, server_default=FetchedValue())
 
 
 def fill(cluster: Cluster) -> list[int]:

@@ -1,4 +1,4 @@
-"""One object by id on real MariaDB servers; many are in ``scatter``."""
+"""One object by id on real servers; many are in ``scatter``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from sqlalchemy.orm import Session
 from sqla_shard import Cluster
 from sqla_shard import ShardSession
 from sqla_shard import unpack
-from sqla_shard.testing import MariaDBFleet
 from tests.benchmarks import profiling
 from tests.benchmarks.pins import Base
 from tests.benchmarks.pins import fill
 from tests.benchmarks.pins import Pin
 from tests.benchmarks.pins import PlainPin
+from tests.benchmarks.servers import new_fleet
+from tests.benchmarks.servers import title
 from tests.benchmarks.timing import compare
 from tests.benchmarks.timing import show
 
@@ -28,7 +29,7 @@ def run() -> None:
     """Print the tables."""
     with _ways() as ways:
         show(
-            "one object by id, session open, one MariaDB server",
+            f"one object by id, session open, one {title()} server",
             compare(ways, turns=1500, warm_up=100),
         )
 
@@ -44,7 +45,7 @@ def profile() -> None:
 def _ways() -> Iterator[dict[str, Callable[[], object]]]:
     """Yield the ways to read an object of one of 256 virtual shards."""
     with (
-        MariaDBFleet(servers=4, shards=256, fast=True) as fleet,
+        new_fleet(servers=4, shards=256, fast=True) as fleet,
         Cluster.from_topology(
             fleet.topology_mapping(), environ=fleet.environ
         ) as cluster,

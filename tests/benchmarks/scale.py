@@ -1,6 +1,6 @@
 """Up to 64 servers, and 32 threads of an application.
 
-The servers are one MariaDB server behind as many proxies, each with a round
+The servers are one server behind as many proxies, each with a round
 trip of 10 ms, the first with 20 ms.  They share 65,536 virtual shards, of
 which 64 have a database with one object each.
 
@@ -32,13 +32,13 @@ from sqla_shard import Cluster
 from sqla_shard import pack
 from sqla_shard import ShardSession
 from sqla_shard import unpack
-from sqla_shard.testing import MariaDBFleet
-from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing import Proxy
+from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.topology_documents import topology_document
 from tests.benchmarks.pins import Base
 from tests.benchmarks.pins import Pin
 from tests.benchmarks.pins import PlainPin
+from tests.benchmarks.servers import new_fleet
 from tests.benchmarks.timing import compare
 from tests.benchmarks.timing import show
 
@@ -75,7 +75,7 @@ show("has read from all 64")
 
 def run() -> None:
     """Print the tables."""
-    with MariaDBFleet(1, 1, fast=True) as fleet:
+    with new_fleet(1, 1, fast=True) as fleet:
         [server] = fleet.servers
         with Cluster.from_topology(fleet.topology_mapping()) as cluster:
             cluster.create_all(Base.metadata)
@@ -120,7 +120,7 @@ def _proxies(server: Any, count: int) -> Iterator[list[Proxy]]:
 
 
 def _topology(
-    server: MariaDBServer | Any, proxies: list[Proxy]
+    server: DatabaseServer | Any, proxies: list[Proxy]
 ) -> dict[str, Any]:
     return topology_document(
         {

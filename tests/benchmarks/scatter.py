@@ -1,4 +1,4 @@
-"""Many virtual shards in one statement, on real MariaDB servers.
+"""Many virtual shards in one statement, on real servers.
 
 What is compared with what:
 
@@ -23,8 +23,8 @@ from sqlalchemy import select
 from sqla_shard import Cluster
 from sqla_shard import ShardSession
 from sqla_shard import unpack
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import Proxy
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.benchmarks import asynchronous
 from tests.benchmarks import newest
 from tests.benchmarks import profiling
@@ -35,6 +35,7 @@ from tests.benchmarks.pins import MYSQLCLIENT
 from tests.benchmarks.pins import Pin
 from tests.benchmarks.pins import raw
 from tests.benchmarks.pins import upstream
+from tests.benchmarks.servers import new_fleet
 from tests.benchmarks.timing import compare
 from tests.benchmarks.timing import show
 
@@ -82,9 +83,9 @@ def profile() -> None:
 
 
 @contextmanager
-def _cluster(servers: int) -> Iterator[tuple[MariaDBFleet, Cluster]]:
+def _cluster(servers: int) -> Iterator[tuple[ServerFleet[Any], Cluster]]:
     with (
-        MariaDBFleet(servers, _SHARDS, fast=True) as fleet,
+        new_fleet(servers, _SHARDS, fast=True) as fleet,
         Cluster.from_topology(fleet.topology_mapping()) as cluster,
     ):
         cluster.create_all(Base.metadata)
@@ -129,7 +130,7 @@ def _first_only(topology: dict[str, Any], shards: int) -> dict[str, Any]:
 # -- objects by id ---------------------------------------------------------
 
 
-def _fifty(fleet: MariaDBFleet, cluster: Cluster, ids: list[int]) -> None:
+def _fifty(fleet: ServerFleet[Any], cluster: Cluster, ids: list[int]) -> None:
     many = partial(_get_many, ids=ids)
 
     def selected(session: ShardSession) -> list[Any]:
@@ -164,7 +165,7 @@ def _fifty(fleet: MariaDBFleet, cluster: Cluster, ids: list[int]) -> None:
         )
 
 
-def _fifty_with_mysqlclient(fleet: MariaDBFleet, ids: list[int]) -> None:
+def _fifty_with_mysqlclient(fleet: ServerFleet[Any], ids: list[int]) -> None:
     if importlib.util.find_spec(MYSQLCLIENT) is None:
         print("\nnot measured: mysqlclient (make mysqlclient installs it)")
         return
@@ -223,7 +224,7 @@ def _newest(cluster: Cluster, where: str) -> None:
 # -- servers that are far away ---------------------------------------------
 
 
-def _far(fleet: MariaDBFleet, ids: list[int]) -> None:
+def _far(fleet: ServerFleet[Any], ids: list[int]) -> None:
     """Read over proxies, each with a round trip of its own."""
     of_first = _SHARDS // len(fleet.servers)
     its_ids = [i for i in ids if unpack(i).shard_id < of_first]

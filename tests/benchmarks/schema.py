@@ -21,12 +21,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from subprocess import run as run_process
 from time import perf_counter
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
 
 from sqla_shard import schema
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
+from tests.benchmarks.servers import new_fleet
+from tests.benchmarks.servers import title
 
 _SHARDS = int(os.environ.get("SQLA_SHARD_BENCH_SHARDS", "4096"))
 _SERVERS = 4
@@ -69,14 +72,14 @@ Server = tuple[int, str, str]
 def run() -> None:
     """Print the table."""
     with (
-        MariaDBFleet(servers=_SERVERS, shards=_SHARDS) as fleet,
+        new_fleet(servers=_SERVERS, shards=_SHARDS) as fleet,
         tempfile.TemporaryDirectory() as directory,
     ):
         _Run(fleet, Path(directory)).run()
 
 
 class _Run:
-    def __init__(self, fleet: MariaDBFleet, directory: Path) -> None:
+    def __init__(self, fleet: ServerFleet[Any], directory: Path) -> None:
         self.fleet = fleet
         self.directory = directory
         self.environ = {**os.environ, **fleet.environ}
@@ -88,7 +91,7 @@ class _Run:
     def run(self) -> None:
         self._prepare()
         print(
-            f"\n{_SHARDS} databases on {_SERVERS} MariaDB servers, the "
+            f"\n{_SHARDS} databases on {_SERVERS} {title()} servers, the "
             f"pinboard's tables; {_JOBS} connections to each server"
         )
         print(f"{'':34}{'seconds':>9}{'ms each':>9}{'to raw':>8}")

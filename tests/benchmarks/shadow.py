@@ -31,7 +31,8 @@ from sqla_shard.migrate import MappingTable
 from sqla_shard.migrate import Owned
 from sqla_shard.migrate import Owner
 from sqla_shard.migrate import Shadow
-from sqla_shard.testing import MariaDBServer
+from tests.benchmarks.servers import new_server
+from tests.benchmarks.servers import title
 from tests.benchmarks.timing import compare
 from tests.benchmarks.timing import show
 from tests.models.shadow_apps import accounts
@@ -156,7 +157,7 @@ def batch(url: str) -> tuple[Engine, Work]:
 
 
 def run() -> None:
-    """Compare each application, on SQLite and MariaDB."""
+    """Compare each application, on SQLite and a server."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         directory = Path(name)
         web_url = f"sqlite:///{directory}/web"
@@ -183,7 +184,7 @@ def run() -> None:
                 "a batch job on 500 accounts, Core, SQLite",
                 compare(ways, turns=60, warm_up=3, clock=process_time),
             )
-    with MariaDBServer() as server:
+    with new_server() as server:
         server.root_execute("CREATE DATABASE db_blog")
         url = f"{server.url.replace('mysql:', 'mysql+pymysql:', 1)}/db_blog"
         prepare_web(url)
@@ -191,7 +192,7 @@ def run() -> None:
             MICROBLOG, models.Base.metadata, lambda: web(url)
         ) as ways:
             show(
-                "a page and a post of the microblog, ORM, MariaDB",
+                f"a page and a post of the microblog, ORM, {title()}",
                 compare(ways, turns=300, clock=process_time),
             )
 

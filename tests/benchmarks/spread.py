@@ -1,4 +1,4 @@
-"""Lists of followers on MariaDB: of one shard, counted, and spread over 16.
+"""Lists of followers: of one shard, counted, and spread over 16.
 
 A thousand and a million rows, and 50 threads that follow one user at once.
 """
@@ -19,7 +19,7 @@ from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
 from sqla_shard import pack
 from sqla_shard.models.spread_list import list_of
-from sqla_shard.testing import MariaDBFleet
+from tests.benchmarks.servers import new_fleet
 from tests.benchmarks.timing import compare
 from tests.benchmarks.timing import show
 
@@ -76,7 +76,7 @@ _CLASSES: tuple[Any, ...] = (Plain, Counted, Spread)
 def run() -> None:
     """Print the tables."""
     with (
-        MariaDBFleet(servers=2, shards=_SHARDS, fast=True) as fleet,
+        new_fleet(servers=2, shards=_SHARDS, fast=True) as fleet,
         Cluster.from_topology(
             fleet.topology_mapping(),
             environ=fleet.environ,

@@ -1,4 +1,4 @@
-"""A flush of new objects on one shard and COMMIT, on a real MariaDB server."""
+"""A flush of new objects on one shard and COMMIT, on a real server."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from sqla_shard import Cluster
-from sqla_shard.testing import MariaDBFleet
 from tests.benchmarks import profiling
 from tests.benchmarks.pins import Base
 from tests.benchmarks.pins import fill
 from tests.benchmarks.pins import Pin
 from tests.benchmarks.pins import PlainPin
 from tests.benchmarks.reading import url_of
+from tests.benchmarks.servers import new_fleet
 from tests.benchmarks.timing import compare
 from tests.benchmarks.timing import show
 
@@ -46,7 +46,7 @@ def profile() -> None:
 def _ways() -> Iterator[dict[str, Callable[[], object]]]:
     """Yield the ways to write, each in a new session."""
     with (
-        MariaDBFleet(servers=1, shards=256, fast=True) as fleet,
+        new_fleet(servers=1, shards=256, fast=True) as fleet,
         Cluster.from_topology(
             fleet.topology_mapping(), environ=fleet.environ
         ) as cluster,
