@@ -122,10 +122,12 @@ class MySQLServer(DatabaseServer):
         ]
 
     def _storage_options(self) -> list[str]:
-        if not self.fast:
-            return []
-        return [
-            "--innodb-buffer-pool-size=64M",
-            "--innodb-redo-log-capacity=32M",
-            "--key-buffer-size=1M",
-        ]
+        # A data directory cannot be used with another value of this option.
+        found = [one for one in self.options if "lower-case-table" in one]
+        if self.fast:
+            found += [
+                "--innodb-buffer-pool-size=64M",
+                "--innodb-redo-log-capacity=32M",
+                "--key-buffer-size=1M",
+            ]
+        return found

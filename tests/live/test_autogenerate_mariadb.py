@@ -23,7 +23,9 @@ from tests.suites.autogenerating import created
 from tests.suites.autogenerating import Creating
 from tests.suites.autogenerating import Finding
 from tests.suites.autogenerating import Generating
+from tests.suites.autogenerating import SAME
 from tests.suites.autogenerating import SERVER_CHANGES
+from tests.suites.autogenerating import SERVER_SAME
 
 pytestmark = pytest.mark.live
 
@@ -107,6 +109,7 @@ def test_a_revision_runs_on_the_other_kind_of_server(
 
 class TestFinding(Finding):
     changes = CHANGES + SERVER_CHANGES
+    same = SAME + SERVER_SAME
 
 
 class TestReferences(reference_tables.Generating):

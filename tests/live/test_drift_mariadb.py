@@ -88,7 +88,7 @@ ALTERATIONS = {
         "MODIFY age INT COMMENT 'in years' FIRST",
         "",
     ),
-    "type": ("pins", "MODIFY other_id INT NOT NULL", "+  `other_id` int("),
+    "type": ("pins", "MODIFY other_id INT NOT NULL", "+  `other_id` int"),
     "nullability": ("pins", "MODIFY other_id BIGINT", "DEFAULT NULL"),
     "default": ("users", "ALTER name SET DEFAULT 'y'", "+  `name`"),
     "no default": ("users", "ALTER name DROP DEFAULT", "+  `name`"),
@@ -100,7 +100,7 @@ ALTERATIONS = {
     "collation": (
         "users",
         "MODIFY name VARCHAR(50) COLLATE utf8mb4_bin DEFAULT 'x'",
-        "-  `name` varchar(50) CHARACTER SET utf8mb4",
+        "-  `name` varchar(50)",
     ),
     "comment of a column": (
         "users",
@@ -144,10 +144,10 @@ ALTERATIONS = {
         "DROP CONSTRAINT grown, ADD CONSTRAINT grown CHECK (age > 20)",
         "`age` > 20",
     ),
-    "CHECK of JSON": ("users", "MODIFY data LONGTEXT NOT NULL", "json_valid"),
+    "JSON": ("users", "MODIFY data LONGTEXT NOT NULL", "json"),
     "foreign key": ("pins", "DROP FOREIGN KEY owner", "-  CONSTRAINT `owner`"),
     "comment": ("notes", "COMMENT 'of all'", "COMMENT='of all'"),
-    "engine": ("notes", "ENGINE=Aria", "ENGINE=Aria"),
+    "engine": ("notes", "ENGINE=MyISAM", "ENGINE=MyISAM"),
     "collation of a table": (
         "notes",
         "COLLATE utf8mb4_general_ci",
@@ -172,7 +172,8 @@ def check(
     )
     assert (variant.count, variant.exists) == (1, exists)
     changed = [x for x in variant.diff.split("\n") if x.startswith(("+", "-"))]
-    assert diff in "\n".join(changed)
+    # Without what the two kinds of servers write differently.
+    assert diff.lower() in "\n".join(changed).lower()
     if variant.diff:
         assert changed[:2] == [
             "--- shard 0 on server1",
@@ -302,7 +303,7 @@ def test_as_json(cluster: Cluster, servers: dict[str, Any]) -> None:
     ]
     assert changed["table"] == "notes"
     assert changed["others"][0]["copies"] == [copies]
-    assert "+  `extra` int(11)" in changed["others"][0]["diff"]
+    assert "+  `extra` int" in changed["others"][0]["diff"]
 
 
 # With the driver's message when it connects.
@@ -323,6 +324,7 @@ def test_it_only_reads(
         assert re.match(READING, statement)
 
 
+@pytest.mark.only_on("mariadb")
 def test_reading_all_databases_opens_few_tables(
     cluster: Cluster, servers: dict[str, Any], fleet: Any
 ) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
 from sqla_shard.dialects import backend_for
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 
 __all__ = ["databases_on_servers", "databases_on_sqlite"]
 
@@ -42,8 +42,8 @@ def databases_on_servers(start: str) -> Any:
     """
 
     @pytest.fixture
-    def database(mariadb_fleet: MariaDBFleet) -> Iterator[Any]:
-        document = mariadb_fleet.topology_mapping()
+    def database(fleet: ServerFleet[Any]) -> Iterator[Any]:
+        document = fleet.topology_mapping()
         (server, *_) = document["keyspaces"]["objects"]["servers"]
         url = make_url(server["primary"]).set(drivername="mysql+pymysql")
         # Without TLS, which would read all certificates for each connection.

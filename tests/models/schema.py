@@ -1,4 +1,4 @@
-"""Applications with an alembic project, on MariaDB or SQLite."""
+"""Applications with an alembic project, on servers or SQLite."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from alembic.config import Config
 from pymysql.constants import ER
 
 from sqla_shard import schema
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import sqlite_topology
+from sqla_shard.testing.server_fleet import ServerFleet
 from sqla_shard.testing.topology_documents import databases
 from sqla_shard.testing.topology_documents import topology_document
 from tests.workers.schema_runner import Finished
@@ -381,9 +381,9 @@ def on_servers(prefix: str, shards: int = 4, **more: Any) -> Any:
 
     @pytest.fixture
     def project(
-        mariadb_fleet: MariaDBFleet, runner: Runner, tmp_path: Path
+        fleet: ServerFleet[Any], runner: Runner, tmp_path: Path
     ) -> Iterator[Project]:
-        whole = mariadb_fleet.topology_mapping()
+        whole = fleet.topology_mapping()
         urls = {
             server["name"]: server["primary"]
             for server in whole["keyspaces"]["objects"]["servers"][:2]
@@ -391,14 +391,14 @@ def on_servers(prefix: str, shards: int = 4, **more: Any) -> Any:
         document = topology_document(
             urls, shards, database=f"db_{prefix}_{{shard:05d}}", **more
         )
-        mariadb_fleet.drop_databases(document)
-        mariadb_fleet.create_databases(document)
-        project = Project(tmp_path, document, mariadb_fleet.servers, runner)
+        fleet.drop_databases(document)
+        fleet.create_databases(document)
+        project = Project(tmp_path, document, fleet.servers, runner)
         yield project
         project.close()
         # Processes left by a failed test would keep the databases locked.
         runner.end_if_busy()
-        mariadb_fleet.drop_databases(document)
+        fleet.drop_databases(document)
 
     return project
 

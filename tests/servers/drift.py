@@ -97,12 +97,12 @@ def run(server: Any, shard: int, *statements: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def servers(mariadb_fleet: Any) -> Iterator[dict[str, Any]]:
+def servers(fleet: Any) -> Iterator[dict[str, Any]]:
     """Two pairs; the standbys hold what replication would have brought."""
-    if len(mariadb_fleet.servers) < 4:
+    if len(fleet.servers) < 4:
         pytest.skip("two pairs are four servers")
     names = ("server1", "server2", "standby1", "standby2")
-    servers = dict(zip(names, mariadb_fleet.servers, strict=False))
+    servers = dict(zip(names, fleet.servers, strict=False))
     for number in (1, 2):
         for shard in range((number - 1) * 2, number * 2):
             build(servers[f"server{number}"], shard)

@@ -25,6 +25,7 @@ from sqlalchemy import Computed
 from sqlalchemy import DateTime
 from sqlalchemy import Engine
 from sqlalchemy import Enum
+from sqlalchemy import false
 from sqlalchemy import ForeignKey
 from sqlalchemy import func
 from sqlalchemy import Index
@@ -55,6 +56,7 @@ __all__ = [
     "BOTH",
     "CHANGES",
     "SERVER_CHANGES",
+    "SERVER_SAME",
     "Creating",
     "Finding",
     "Generating",
@@ -269,9 +271,9 @@ CHANGES: list[tuple[Any, Any, str]] = [
         column(
             UTCTimestamp,
             nullable=False,
-            server_default=text("CURRENT_TIMESTAMP"),
+            server_default=text("CURRENT_TIMESTAMP(6)"),
         ),
-        "server_default=sa.text('CURRENT_TIMESTAMP')",
+        "server_default=sa.text('CURRENT_TIMESTAMP(6)')",
     ),
 ]
 
@@ -363,11 +365,49 @@ SAME = [
     column(String(30), server_default="'quoted'"),
     column(Numeric(10, 2), server_default=text("1.5")),
     column(Integer, server_default=text("7")),
+    column(Integer, server_default=text("-1")),
+    column(Numeric(10, 2), server_default=text("-1.50")),
+    column(Integer, server_default=text("(1 + 2)")),
+    column(Boolean, server_default=false()),
+    column(Boolean(create_constraint=True, name="ck_flag")),
+    column(Enum("a", "it's", name="choice"), server_default="it's"),
+    column(
+        Enum(
+            "a",
+            "b",
+            native_enum=False,
+            create_constraint=True,
+            name="ck_choice",
+        )
+    ),
     column(DateTime, server_default=func.now()),
     column(DateTime, server_default=func.current_timestamp()),
     column(Boolean, server_default="1"),
     column(Numeric(12)),
     table(Column("a", Integer), Column("c", Integer, Computed("a + 1"))),
+]
+
+
+#: The same, of types and defaults of MySQL and MariaDB.
+SERVER_SAME = [
+    column(mysql.DATETIME(fsp=6)),
+    column(
+        mysql.DATETIME(fsp=6),
+        server_default=text(
+            "CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6)"
+        ),
+    ),
+    column(mysql.TIME(fsp=3)),
+    column(mysql.DECIMAL(12, 3, unsigned=True)),
+    column(mysql.INTEGER(unsigned=True, zerofill=True)),
+    column(mysql.TINYINT(display_width=1)),
+    column(mysql.SET("a", "b")),
+    column(mysql.VARCHAR(30, charset="latin1")),
+    column(JSON, nullable=False),
+    column(JSON, server_default=text("(json_object())")),
+    column(JSON, server_default=text("('{}')")),
+    column(Text, server_default=text("('x')")),
+    column(String(36), server_default=text("(uuid())")),
 ]
 
 
@@ -406,6 +446,7 @@ class Finding:
     """A revision contains the changes since the last one, and nothing else."""
 
     changes = CHANGES
+    same = SAME
     #: Whether the server can do all of it to a table that is there.
     alters = True
     portable = False
@@ -448,7 +489,7 @@ class Finding:
     def test_columns_that_come_back_differently_are_the_same(
         self, database: MakeDatabase, tmp_path: Path
     ) -> None:
-        metadata = together(SAME)
+        metadata = together(self.same)
         revisions = Revisions(tmp_path / "revisions", database(), BOTH)
         revisions.generate(metadata)
         revisions.upgrade()

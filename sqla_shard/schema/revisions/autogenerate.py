@@ -216,9 +216,22 @@ def _quoted(dialect: Dialect, value: str) -> str:
     return str(compiled).replace("%%", "%") if doubled else str(compiled)
 
 
+# MySQL adds the character set to a string of an expression.
+_INTRODUCER = re.compile(r"('(?:[^'\\]|\\.|'')*')|\b_[a-z0-9]+(?=')", re.S)
+_PARENTHESES = re.compile(r"\((.*)\)", re.S)
+_NEGATIVE = re.compile(r"-\(([\d.]+)\)")
+
+
 def _bare(default: str) -> str:
-    # Alembic puts parentheses around defaults of SQLite, even around ''.
-    return re.sub(r"^\((.*)\)$", r"\1", default)
+    """Return a default without what servers add to it.
+
+    Alembic puts parentheses around defaults of SQLite, even around ``''``;
+    MySQL writes ``-1`` as ``(-(1))``.
+    """
+    while match := _PARENTHESES.fullmatch(default):
+        default = match[1]
+    default = _NEGATIVE.sub(r"-\1", default)
+    return _INTRODUCER.sub(lambda found: found[1] or "", default)
 
 
 def _number(default: str) -> Decimal | None:
