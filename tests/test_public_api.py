@@ -102,6 +102,7 @@ SAMPLES = [
     exc.ScatterTimeoutError(servers=["a"], timeout=0.5),
     exc.ScatterFailedError({3: ValueError("x")}),
     exc.ServerUnreachableError(server="a", error=OSError("m")),
+    exc.EncryptedStatementsError(connections=2),
     exc.LoginFailedError(server="a", error=OSError("m")),
     exc.ServerFencedError(server="a", error=OSError("m")),
     exc.ShardMovedError(

@@ -152,6 +152,7 @@ statement raises it::
     ├── MissingExtraError (ImportError)   a package of an extra is not
     ├── ExtensionSetupError               an extension that is not set up
     ├── StatementTextError (ValueError)   a text that is not a statement
+    ├── EncryptedStatementsError          a proxy of a test, and TLS
     └── ServerProcessError                a test server did not start
 
 and one warning::

@@ -22,6 +22,7 @@ __all__ = [
     "CommitUnknownError",
     "ConcurrentUseError",
     "DriftReferenceError",
+    "EncryptedStatementsError",
     "ExtensionSetupError",
     "ForkedSessionError",
     "KeyspaceMismatchError",
@@ -485,6 +486,20 @@ class StatementTextError(MessageError, ValueError):
 
     statement: str
     _text = "the statement {message}"
+
+
+class EncryptedStatementsError(ShardError):
+    """Raised when a proxy of a test cannot read the statements of clients.
+
+    :ivar connections: number of connections that use TLS.
+    """
+
+    connections: int
+    _text = (
+        "clients of the proxy use TLS (connections: {connections}), so that "
+        "it can neither count statements nor cut a connection at one: pass "
+        "Proxy(..., tls=False)"
+    )
 
 
 class ServerProcessError(MessageError):

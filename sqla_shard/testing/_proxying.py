@@ -1,6 +1,7 @@
 """The process of a :class:`~sqla_shard.testing.proxy.Proxy`.
 
-Run by path, never imported: ``_proxying.py HOST PORT DELAY``.  Its standard
+Run by path, never imported: ``_proxying.py HOST PORT DELAY TLS``, the last of
+which is 1 if clients may use TLS, else 0.  Its standard
 input is a socket.  Each line is a command, a JSON object; the answers, in
 order, have the counts and the port.  The end of the input ends the process.
 """
@@ -52,13 +53,13 @@ class _Packets:
         self._head = bytearray()
         self._left = 0
         self._first = True
-        # Packets after a request for TLS are encrypted.
-        self._opaque = False
+        #: Whether the client has asked for TLS: what follows is encrypted.
+        self.encrypted = False
 
     def statements(self, data: bytes) -> list[bool]:
         """Return whether it is COMMIT, for each statement that ends here."""
         found = []
-        while data and not self._opaque:
+        while data and not self.encrypted:
             if self._left == 0 and len(self._head) < 4:
                 wanted = 4 - len(self._head)
                 self._head += data[:wanted]
@@ -82,11 +83,42 @@ class _Packets:
             self._first = False
             wanted, flag = self._SSL_REQUEST
             flags = int.from_bytes(body[:4], "little")
-            self._opaque = size == wanted and bool(flags & flag)
+            self.encrypted = size == wanted and bool(flags & flag)
         if number != 0 or body[:1] != self._COM_QUERY:
             return []
         text = body[1:] if size <= self._ENOUGH else b""
         return [text.strip(b"; \t\r\n").upper() == b"COMMIT"]
+
+
+class _Greeting:
+    """Removes the offer of TLS from the first packet of a MySQL server."""
+
+    _VERSION = 10
+    #: Bytes between the version of the server and its capabilities: a zero,
+    #: the id of the connection, eight of the salt, and a zero.
+    _BETWEEN = 14
+    _SSL = 0x08  # of the second byte
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._done = False
+
+    def without_tls(self, data: bytes) -> bytes:
+        """Return the bytes to forward; none while the packet is not whole."""
+        if self._done:
+            return data
+        self._data += data
+        if len(self._data) < 4:
+            return b""
+        end = 4 + int.from_bytes(self._data[:3], "little")
+        if len(self._data) < end:
+            return b""
+        self._done = True
+        # Another first packet is an error: too many connections.
+        if self._data[4] == self._VERSION:
+            place = self._data.index(0, 5) + self._BETWEEN + 1
+            self._data[place] &= ~self._SSL
+        return bytes(self._data)
 
 
 class _Line:
@@ -97,9 +129,13 @@ class _Line:
     :ivar what: ``commits`` or ``statements``: a connection is reset at one.
     :ivar left: number of these until the reset; 0 for none.
     :ivar when: ``before`` or ``after`` the server receives it.
+    :ivar hidden: connections that were reset because they asked for TLS while
+        ``left`` was above 0.
     """
 
-    def __init__(self, host: str, port: int, delay: float) -> None:
+    def __init__(
+        self, host: str, port: int, delay: float, *, tls: bool
+    ) -> None:
         self.host = host
         self.port = port
         self.delay = delay
@@ -107,8 +143,11 @@ class _Line:
         self.what = ""
         self.left = 0
         self.when = ""
+        self.tls = tls
+        self.hidden = 0
         self.counts = {
             "connections": 0,
+            "encrypted": 0,
             "statements": 0,
             "commits": 0,
             "sent": 0,
@@ -169,7 +208,11 @@ class _Line:
             case {"do": "cut"}:
                 self.cut()
             case {"do": "cut at", "what": what, "n": n, "when": when}:
-                self.what, self.left, self.when = what, n, when
+                self.hidden = sum(
+                    link.packets.encrypted for link in self.links
+                )
+                if not self.hidden:
+                    self.what, self.left, self.when = what, n, when
             case {"do": "restore"}:
                 self.hanging = False
                 self.left = 0
@@ -177,10 +220,12 @@ class _Line:
         # Sockets are closed in the next iteration of the loop: they must be
         # closed before the answer.
         await asyncio.sleep(0)
+        hidden, self.hidden = self.hidden, 0
         return {
             **self.counts,
             "port": self.own_port,
             "open": len(self.links),
+            "hidden": hidden,
         }
 
 
@@ -196,6 +241,7 @@ class _Link:
         # answer would be mistaken for the answer to a dropped request.
         self.mute = False
         self.packets = _Packets()
+        self.greeting = _Greeting()
         # Whether the connection is reset when the server answers.
         self.doomed = False
         self.opening: asyncio.Task[None] | None = None
@@ -279,13 +325,24 @@ class _End(asyncio.Protocol):
             self._look(data)
         elif self._link.doomed:
             self._link.cut()
+        elif not self._link.line.tls:
+            data = self._link.greeting.without_tls(data)
+            if not data:
+                return
         if self._link in self._link.line.links:
             self._pass(data)
 
     def _look(self, data: bytes) -> None:
         """Count statements of the client, and cut the connection at one."""
         link = self._link
-        for is_commit in link.packets.statements(data):
+        before = link.packets.encrypted
+        found = link.packets.statements(data)
+        if link.packets.encrypted and not before:
+            link.line.counts["encrypted"] += 1
+            if link.line.left:
+                link.line.hidden += 1
+                link.cut()
+        for is_commit in found:
             if link.line.hanging or link.mute:
                 return
             when = link.line.executing(is_commit)
@@ -388,8 +445,8 @@ async def _obey(line: _Line) -> None:
         await writer.drain()
 
 
-async def _run(host: str, port: int, delay: float) -> None:
-    line = _Line(host, port, delay)
+async def _run(host: str, port: int, delay: float, *, tls: bool) -> None:
+    line = _Line(host, port, delay, tls=tls)
     await line.listen()
     tasks = [
         asyncio.create_task(_obey(line)),
@@ -406,9 +463,10 @@ async def _run(host: str, port: int, delay: float) -> None:
 
 def main() -> None:
     """Forward bytes until the test run ends."""
-    host, port, delay = sys.argv[1:]
+    host, port, delay, tls = sys.argv[1:]
     loop = asyncio.SelectorEventLoop(_PreciseSelector())
-    loop.run_until_complete(_run(host, int(port), float(delay)))
+    running = _run(host, int(port), float(delay), tls=tls == "1")
+    loop.run_until_complete(running)
     loop.close()
 
 

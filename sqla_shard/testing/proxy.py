@@ -25,12 +25,19 @@ delay.
     of the n-th following COMMIT is reset, once: either before the server
     receives it, or when the server answers; the client does not receive the
     answer.  COMMIT is recognized in the protocol of MySQL and MariaDB, as a
-    statement of its own, without TLS or compression.
+    statement of its own, without compression.
     :meth:`Proxy.cut_at_statement` The same for any statement, such as those
     that a driver and a dialect send after connecting.  :meth:`Proxy.restore`
     All faults end; the delay is not changed.  A connection that has lost bytes
     never gets an answer: the client would mistake it for the answer to a
     dropped request.
+
+**TLS.**  Drivers use it if the server offers it, as MySQL does, and then no
+statement can be read.  ``Proxy(..., tls=False)`` removes the offer from the
+greeting of the server, for tests that cut connections at statements or count
+them.  Otherwise these calls raise
+:exc:`~sqla_shard.exc.EncryptedStatementsError`.  Without TLS, PyMySQL and
+asyncmy need the package ``cryptography`` to log in to MySQL.
 
 The end of a connection is always forwarded.  While the server is down a
 client is accepted and then reset; the server itself would refuse it.
@@ -71,9 +78,8 @@ class ProxyCounts:
 
     :ivar connections: accepted connections.
     :ivar open: connections that are open.
-    :ivar statements: text statements of clients, including COMMIT and those of
-        the driver.
-    :ivar commits: COMMITs of clients.
+    :ivar encrypted: connections of clients that have asked for TLS, whose
+        statements cannot be counted.
     :ivar sent: bytes forwarded to the server.
     :ivar received: bytes forwarded to clients.
     :ivar swallowed: bytes of both sides that were dropped.
@@ -81,11 +87,35 @@ class ProxyCounts:
 
     connections: int
     open: int
-    statements: int
-    commits: int
+    encrypted: int
     sent: int
     received: int
     swallowed: int
+    _statements: int
+    _commits: int
+
+    @property
+    def statements(self) -> int:
+        """Text statements of clients, including COMMIT and the driver's.
+
+        :raises sqla_shard.exc.EncryptedStatementsError: if a client has used
+            TLS.
+        """
+        return self._read(self._statements)
+
+    @property
+    def commits(self) -> int:
+        """COMMITs of clients.
+
+        :raises sqla_shard.exc.EncryptedStatementsError: if a client has used
+            TLS.
+        """
+        return self._read(self._commits)
+
+    def _read(self, count: int) -> int:
+        if self.encrypted:
+            raise exc.EncryptedStatementsError(connections=self.encrypted)
+        return count
 
 
 class Proxy:
@@ -94,13 +124,17 @@ class Proxy:
     :param host: host of the server.
     :param port: port of the server.
     :param delay: seconds that are added to each round trip.
+    :param tls: whether clients may use TLS; False for servers of MySQL and
+        MariaDB only.
     :raises ValueError: if an argument is not valid.
     """
 
     host = "127.0.0.1"
     """Address for clients."""
 
-    def __init__(self, host: str, port: int, *, delay: float = 0.0) -> None:
+    def __init__(
+        self, host: str, port: int, *, delay: float = 0.0, tls: bool = True
+    ) -> None:
         if type(port) is not int or not 1 <= port <= 65_535:
             raise ValueError(f"port={port!r} must be from 1 to 65535")
         self.server_host = host
@@ -108,6 +142,7 @@ class Proxy:
         self.port = 0
         """Port for clients; 0 while the proxy does not run."""
         self._delay = _checked(delay)
+        self._tls = tls
         self._hanging = False
         self._refusing = False
         self._lock = threading.Lock()
@@ -152,7 +187,7 @@ class Proxy:
                     sys.executable,
                     *("-I", "-S", str(_PROGRAM)),
                     *(self.server_host, str(self.server_port)),
-                    repr(self._delay),
+                    *(repr(self._delay), str(int(self._tls))),
                 ],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
@@ -222,6 +257,8 @@ class Proxy:
         """
         answer = self._send("counts")
         del answer["port"]
+        for name in ("statements", "commits"):
+            answer[f"_{name}"] = answer.pop(name)
         return ProxyCounts(**answer)
 
     def hang(self) -> None:
@@ -252,7 +289,9 @@ class Proxy:
     ) -> None:
         """Reset the connection of the n-th following COMMIT, once.
 
-        Another call replaces this one; :meth:`restore` cancels it.
+        Another call replaces this one; :meth:`restore` cancels it.  Until
+        then a connection that asks for TLS is reset, and the next call of any
+        method raises the error.
 
         :param n: 1 for the next one, on any connection.  The driver asyncmy
             also commits on each new connection.
@@ -260,6 +299,7 @@ class Proxy:
             back; or ``"after"`` it took effect, so that only the answer is
             lost.
         :raises ValueError: if an argument is not valid.
+        :raises sqla_shard.exc.EncryptedStatementsError: if a client uses TLS.
         :raises sqla_shard.exc.ServerProcessError: if it is not running.
         """
         self._cut_at("commits", n, when)
@@ -275,6 +315,7 @@ class Proxy:
         :param when: ``"before"`` the server receives it, or ``"after"`` it
             took effect.
         :raises ValueError: if an argument is not valid.
+        :raises sqla_shard.exc.EncryptedStatementsError: if a client uses TLS.
         :raises sqla_shard.exc.ServerProcessError: if it is not running.
         """
         self._cut_at("statements", n, when)
@@ -314,6 +355,9 @@ class Proxy:
                     f"{self!r} does not respond", log=self._error_text()
                 )
         counts: dict[str, Any] = json.loads(answer)
+        hidden = counts.pop("hidden")
+        if hidden:
+            raise exc.EncryptedStatementsError(connections=hidden)
         return counts
 
     def _error_text(self) -> str:

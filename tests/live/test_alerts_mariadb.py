@@ -67,7 +67,9 @@ class Scene:
         enter = self.stack.enter_context
         self.single = enter(MariaDBServer("server1", fast=True))
         self.pair = enter(MariaDBPair("server2", fast=True))
-        self.proxy = enter(Proxy(self.single.host, self.single.port))
+        self.proxy = enter(
+            Proxy(self.single.host, self.single.port, tls=False)
+        )
         self.primary = self.pair.primary
         for server in (self.single, *self.pair.servers):
             _let_see_replication(server)

@@ -86,7 +86,7 @@ def pairs(session: Any, user_ids: list[int]) -> dict[int, list[str]]:
 def lines(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
     with contextlib.ExitStack() as stack:
         yield [
-            stack.enter_context(Proxy(server.host, server.port))
+            stack.enter_context(Proxy(server.host, server.port, tls=False))
             for server in fleet.servers
         ]
 

@@ -56,7 +56,7 @@ ids = own_ids()
 def lines(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
     with contextlib.ExitStack() as stack:
         yield [
-            stack.enter_context(Proxy(server.host, server.port))
+            stack.enter_context(Proxy(server.host, server.port, tls=False))
             for server in fleet.servers
         ]
 

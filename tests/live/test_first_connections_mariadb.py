@@ -40,7 +40,7 @@ def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
 @pytest.fixture(scope="module")
 def proxy(fleet: ServerFleet[Any]) -> Iterator[Proxy]:
     (server,) = fleet.servers
-    with Proxy(server.host, server.port) as proxy:
+    with Proxy(server.host, server.port, tls=False) as proxy:
         yield proxy
 
 

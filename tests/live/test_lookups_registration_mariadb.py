@@ -39,7 +39,7 @@ cluster = lookups_on_servers("lkreg")
 def lines(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
     with contextlib.ExitStack() as stack:
         yield [
-            stack.enter_context(Proxy(server.host, server.port))
+            stack.enter_context(Proxy(server.host, server.port, tls=False))
             for server in fleet.servers
         ]
 

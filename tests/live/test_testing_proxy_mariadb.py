@@ -9,6 +9,7 @@ import pymysql
 import pytest
 
 from sqla_shard import Cluster
+from sqla_shard.exc import EncryptedStatementsError
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.local_server import wait_until
 
@@ -97,6 +98,42 @@ def test_cut_connection_is_lost_on_both_sides(server, proxy):
     sql = "SELECT COUNT(*) FROM information_schema.processlist WHERE id = %s"
     while server.root_execute(sql, [number]) != [(0,)]:
         assert monotonic() < deadline
+
+
+CIPHER = "SHOW STATUS LIKE 'Ssl_cipher'"
+
+
+@pytest.mark.only_on("mysql")
+def test_statements_that_use_tls_are_not_miscounted(server):
+    with Proxy(server.host, server.port) as proxy:
+        with connect(server, proxy) as connection:
+            taken(connection)
+            assert proxy.counts.encrypted == 1
+            with pytest.raises(EncryptedStatementsError):
+                assert proxy.counts.statements
+            with pytest.raises(EncryptedStatementsError):
+                proxy.cut_at_commit(when="before")
+            connection.commit()
+        assert wait_until(lambda: proxy.counts.open == 0, seconds=PATIENCE)
+        proxy.cut_at_commit(when="before")
+        with pytest.raises(pymysql.err.OperationalError):
+            connect(server, proxy)
+        with pytest.raises(EncryptedStatementsError):
+            proxy.restore()
+
+
+def test_statements_are_read_without_tls(server):
+    with Proxy(server.host, server.port, tls=False) as proxy:
+        with connect(server, proxy) as connection:
+            before = proxy.counts.statements
+            cursor = connection.cursor()
+            cursor.execute(CIPHER)
+            assert cursor.fetchall() == (("Ssl_cipher", ""),)
+            assert proxy.counts.statements == before + 1
+            proxy.cut_at_commit(when="after")
+            with pytest.raises(pymysql.err.OperationalError):
+                connection.commit()
+        assert proxy.counts.commits == 1
 
 
 def test_cluster_goes_through_the_proxies(fleet, proxies):

@@ -38,7 +38,7 @@ def own_lines() -> Any:
     def lines(fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
         with contextlib.ExitStack() as stack:
             yield [
-                stack.enter_context(Proxy(server.host, server.port))
+                stack.enter_context(Proxy(server.host, server.port, tls=False))
                 for server in fleet.servers
             ]
 

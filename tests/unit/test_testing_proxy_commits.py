@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sqla_shard.exc import EncryptedStatementsError
 from sqla_shard.testing import Proxy
 
 PATIENCE = 60
@@ -158,11 +159,83 @@ def test_statements_that_are_no_commit(
     assert proxy.counts.commits == 1
 
 
-def test_tls_cannot_be_read(proxy: Proxy, client: socket.socket) -> None:
-    wish = SSL_FLAG.to_bytes(4, "little") + b"\x00" * 28
+WISH = packet(SSL_FLAG.to_bytes(4, "little") + b"\x00" * 28, 1)
+
+
+def test_counts_are_refused_where_a_client_uses_tls(
+    proxy: Proxy, client: socket.socket
+) -> None:
+    assert (proxy.counts.statements, proxy.counts.commits) == (0, 0)
+    say(client, WISH + COMMIT)
+    counts = proxy.counts
+    assert (counts.encrypted, counts.sent) == (1, len(WISH + COMMIT))
+    for name in ("statements", "commits"):
+        with pytest.raises(EncryptedStatementsError, match="tls=False"):
+            getattr(counts, name)
+
+
+@pytest.mark.parametrize("cut", ["cut_at_commit", "cut_at_statement"])
+def test_cuts_are_refused_where_a_client_uses_tls(
+    proxy: Proxy, client: socket.socket, cut: str
+) -> None:
+    say(client, WISH)
+    with pytest.raises(EncryptedStatementsError) as caught:
+        getattr(proxy, cut)(when="before")
+    assert caught.value.connections == 1
+    say(client, COMMIT)
+
+
+def test_a_request_for_tls_before_a_cut_is_reset_and_told(
+    proxy: Proxy, client: socket.socket
+) -> None:
     proxy.cut_at_commit(when="before")
-    say(client, packet(wish, 1) + COMMIT)
-    assert proxy.counts.commits == 0
+    with pytest.raises(ConnectionResetError):
+        say(client, WISH)
+    with pytest.raises(EncryptedStatementsError):
+        proxy.restore()
+    proxy.restore()
+
+
+def greeting(flags: int) -> bytes:
+    """Return the first packet of a server of MySQL, shortened."""
+    version = b"\x0a9.7.4\x00"
+    salt = b"\x07\x00\x00\x00" + b"s\xffltsalt" + b"\x00"
+    return packet(version + salt + flags.to_bytes(2, "little") + b"\xff" * 7)
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 1000])
+@pytest.mark.parametrize(
+    ("sent", "received"),
+    [
+        (greeting(0xFFFF), greeting(0xFFFF & ~SSL_FLAG)),
+        (greeting(0xF7FF), greeting(0xF7FF)),
+        (packet(b"\xff\x10\x04Too many"), packet(b"\xff\x10\x04Too many")),
+    ],
+    ids=["tls", "no tls", "error"],
+)
+def test_the_offer_of_tls_is_removed_from_the_greeting(
+    size: int, sent: bytes, received: bytes
+) -> None:
+    # What comes later may look like it.
+    later = greeting(0xFFFF)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        Proxy("127.0.0.1", listener.getsockname()[1], tls=False) as proxy,
+        socket.create_connection(
+            (proxy.host, proxy.port), timeout=PATIENCE
+        ) as client,
+    ):
+        listener.settimeout(PATIENCE)
+        connection, _ = listener.accept()
+        with connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            data = sent + later
+            for start in range(0, len(data), size):
+                connection.sendall(data[start : start + size])
+            found = b""
+            while len(found) < len(data):
+                found += client.recv(1000) or pytest.fail("closed")
+    assert found == received + later
 
 
 def test_only_once_and_on_any_connection(
