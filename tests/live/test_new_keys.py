@@ -28,6 +28,7 @@ from sqlalchemy import String
 from sqlalchemy import text
 from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
@@ -511,6 +512,24 @@ def test_what_mysql_cannot_return(cluster: Cluster) -> None:
             "x",
             "y",
         ]
+
+
+@pytest.mark.only_on("mysql")
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "INSERT INTO __sqla_shard__.users (data) VALUES ('{}') RETURNING ts",
+        "DELETE FROM __sqla_shard__.users\nWHERE 0 returning local_id",
+    ],
+)
+def test_returning_in_textual_sql(cluster: Cluster, sql: str) -> None:
+    with cluster.session() as session:
+        with pytest.raises(UnsupportedStatementError, match="leave it out"):
+            session.execute(text(sql), bind_arguments=THERE)
+        # The transaction goes on, and other errors are the server's.
+        with pytest.raises(ProgrammingError, match="1064"):
+            session.execute(text("SELEKT 1"), bind_arguments=THERE)
+        assert session.scalars(select(User).limit(1), bind_arguments=THERE)
 
 
 @pytest.mark.only_on("mysql")

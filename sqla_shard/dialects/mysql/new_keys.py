@@ -14,6 +14,7 @@ MariaDB has RETURNING and keeps it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from collections.abc import Sequence
 from copy import copy
@@ -41,6 +42,8 @@ __all__ = ["number_new_rows"]
 #: Key of ``Connection.info``: the session's auto_increment_increment.
 _STEP = "sqla_shard.auto_increment_increment"
 _READ_STEP = "SELECT @@SESSION.auto_increment_increment"
+#: What the message of MySQL's error 1064 has.
+_REFUSED = re.compile(r"near 'RETURNING\b", re.IGNORECASE)
 #: Maximum number of characters and bytes of the rows of one INSERT.  Escaped
 #: they may be twice as long, and the smallest max_allowed_packet in use is
 #: 16 MB.
@@ -104,16 +107,29 @@ class _Dialect(MySQLDialect):
     def do_execute(
         self, cursor: Any, statement: str, parameters: Any, context: Any = None
     ) -> None:
-        """Execute a statement."""
-        # Only textual SQL can set the variable.
-        if (
-            context is not None
-            and context.is_text
-            and "auto_increment" in statement.lower()
-        ):
-            context.root_connection.info.pop(_STEP, None)
+        """Execute a statement.
+
+        :raises UnsupportedStatementError: for textual SQL with RETURNING.
+        """
         execute: Any = super().do_execute
-        execute(cursor, statement, parameters, context)
+        if context is None or not context.is_text:
+            execute(cursor, statement, parameters, context)
+            return
+        # Only textual SQL can set the variable.
+        if "auto_increment" in statement.lower():
+            context.root_connection.info.pop(_STEP, None)
+        try:
+            execute(cursor, statement, parameters, context)
+        except self.loaded_dbapi.Error as error:
+            if self.computes_keys and _REFUSED.search(str(error)):
+                raise UnsupportedStatementError(
+                    "MySQL has no RETURNING; leave it out of the text, and "
+                    "select the rows before an UPDATE or DELETE. For the ids "
+                    "of new rows use session.add_all() and flush, or "
+                    "insert().returning() of the primary key",
+                    construct="RETURNING",
+                ) from error
+            raise
 
     def _deliver_insertmanyvalues_batches(
         self,
@@ -270,6 +286,11 @@ class _Context(DefaultExecutionContext):
     _sent = 0
 
     @property
+    def _computes_keys(self) -> bool:
+        dialect: Any = self.dialect
+        return bool(dialect.computes_keys)
+
+    @property
     def _is_joined(self) -> bool:
         return self.execute_style is ExecuteStyle.INSERTMANYVALUES
 
@@ -284,10 +305,10 @@ class _Context(DefaultExecutionContext):
             "insertmanyvalues_page_size",
             self.dialect.insertmanyvalues_page_size,
         )
-        if self._numbered is not None and compiled.is_given(self._numbered):
-            name = self._numbered.key
-            if any(row.get(name) is None for row in self.compiled_parameters):
-                most = 1
+        column = self._numbered if self._computes_keys else None
+        if column is not None and compiled.is_given(column):
+            given = [row.get(column.key) for row in self.compiled_parameters]
+            most = 1 if None in given else most
         lengths = [sum(map(_length, row)) for row in self.parameters]
         while most > 1 and any(
             sum(lengths[start : start + most]) > _MOST
