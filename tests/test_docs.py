@@ -412,11 +412,11 @@ def test_code_runs(page, directory, python, output):
 @pytest.mark.live
 @pytest.mark.thorough
 @pytest.mark.parametrize("page", LIVE, ids=ids_of(LIVE))
-def test_code_runs_on_real_servers(
-    page, directory, mariadb_installed, python, output, request
-):
-    if "zookeeper_server" in page.read_text("utf-8"):
-        request.getfixturevalue("zookeeper_installed")
+def test_code_runs_on_real_servers(page, directory, python, output, request):
+    text = page.read_text("utf-8").lower()
+    for program in ("mariadb", "mysql", "zookeeper"):
+        if re.search(rf"{program}_?(fleet|server|pair)", text):
+            request.getfixturevalue(f"{program}_installed")
     run_page(page, live=True, python=python, output=output)
 
 
