@@ -162,7 +162,7 @@ class FleetScene:
                     # For writers that do not know the columns of mixins.
                     cursor.execute(
                         f"ALTER TABLE `{name}`.{table}"
-                        " ALTER COLUMN data SET DEFAULT '{}'"
+                        " ALTER COLUMN data SET DEFAULT (JSON_OBJECT())"
                     )
                 cursor.execute(
                     f"INSERT INTO `{name}`.load_balances (local_id, amount)"
