@@ -29,13 +29,13 @@ _PLUGIN_ERROR = 2061
 # PyMySQL and asyncmy raise a RuntimeError, which names neither the server nor
 # what else can be done.
 _PACKAGE = re.compile("'(cryptography|pynacl)' package is required")
+# Reports shorten messages: the remedy comes first.
 _REMEDIES = {
-    "cryptography": "without TLS an account with caching_sha2_password or "
-    "sha256_password needs the package cryptography: let the server offer "
-    "TLS and the client use it (ssl_ca=FILE in the URL), or pip install "
-    "cryptography",
-    "pynacl": "an account with ed25519 needs the package PyNaCl: pip install "
-    "PyNaCl, or change the account to another authentication plugin",
+    "cryptography": "use TLS (ssl_ca=FILE in the URL) or pip install "
+    "cryptography: the account has the plugin caching_sha2_password or "
+    "sha256_password, which needs one of them",
+    "pynacl": "pip install PyNaCl: the account has the plugin ed25519, which "
+    "needs it",
 }
 
 
