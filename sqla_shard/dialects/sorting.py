@@ -59,6 +59,7 @@ __all__ = [
     "UNSORTED",
     "Hidden",
     "OfText",
+    "ShownId",
     "SortKey",
     "kind_of",
     "value_of_function",
@@ -519,6 +520,46 @@ def _sort_key_mysql(element: SortKey, compiler: Any, **kw: Any) -> str:
     # all of its values.
     zero = {"float": "0E0", "enum": "0"}.get(element.kind)
     return value if zero is None else f"({value} + {zero})"
+
+
+class ShownId(ColumnElement[Any]):
+    """A column with local ids, in ORDER BY of a SELECT DISTINCT.
+
+    MySQL sorts distinct rows only by what the SELECT returns, which is the
+    full id.
+
+    :param column: the column.
+    :param shown: the expression of the full id.
+    """
+
+    __visit_name__ = "sqla_shard_shown_id"
+    inherit_cache = True
+    _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
+        ("column", InternalTraversal.dp_clauseelement),
+        ("shown", InternalTraversal.dp_clauseelement),
+    ]
+
+    def __init__(self, column: Any, shown: Any) -> None:
+        self.column = column
+        self.shown = shown
+        self.type = column.type
+
+    @property
+    def _from_objects(self) -> Any:
+        return private.from_objects(self.column)
+
+
+@compiles(ShownId)
+def _shown_id(element: ShownId, compiler: Any, **kw: Any) -> str:
+    return str(compiler.process(element.column, **kw))
+
+
+@compiles(ShownId, "mysql", "mariadb")
+def _shown_id_mysql(element: ShownId, compiler: Any, **kw: Any) -> str:
+    if getattr(compiler.dialect, "is_mariadb", False):
+        # An index sorts by the column.
+        return _shown_id(element, compiler, **kw)
+    return str(compiler.process(element.shown, **kw))
 
 
 class Hidden(roles.StatementOptionRole, ClauseElement):

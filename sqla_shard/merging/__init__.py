@@ -15,6 +15,7 @@ from sqla_shard.merging.elements import is_random
 from sqla_shard.merging.elements import Ordering
 from sqla_shard.merging.elements import orderings
 from sqla_shard.merging.elements import same
+from sqla_shard.merging.elements import sorted_by_shown
 from sqla_shard.merging.groups import is_combined
 from sqla_shard.merging.having import of_groups
 from sqla_shard.merging.planning import plan
@@ -27,4 +28,5 @@ __all__ = [
     "orderings",
     "plan",
     "same",
+    "sorted_by_shown",
 ]

@@ -20,12 +20,15 @@ from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.sql.elements import UnaryExpression
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import Join
+from sqlalchemy.sql.selectable import Select
 from sqlalchemy.sql.visitors import iterate
+from sqlalchemy.sql.visitors import replacement_traverse
 
 from sqla_shard.dialects.decimals import DIVISIONS
 from sqla_shard.dialects.functions import name_of
 from sqla_shard.dialects.sorting import kind_of
 from sqla_shard.dialects.sorting import OfText
+from sqla_shard.dialects.sorting import ShownId
 from sqla_shard.dialects.sorting import SortKey
 from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import ScatterUnsupportedError
@@ -58,6 +61,7 @@ __all__ = [
     "is_random",
     "orderings",
     "same",
+    "sorted_by_shown",
 ]
 
 _DIRECTIONS = {operators.asc_op: False, operators.desc_op: True}
@@ -267,6 +271,35 @@ def orderings(statement: Any) -> list[Ordering]:
         _check_position(clause, "ORDER BY")
         found.append(Ordering(element, descending, nulls_last))
     return found
+
+
+def sorted_by_shown(statement: Any) -> Any:
+    """Return a SELECT DISTINCT that MySQL sorts by object ids.
+
+    :returns: any other statement, unchanged.
+    """
+    if not isinstance(statement, Select) or not private.distinct(statement):
+        return statement
+    clauses = private.order_by_clauses(statement)
+    if not any(map(_sorts_by_id, clauses)):
+        return statement
+    made = tuple(
+        replacement_traverse(clause, {}, _shown_id)
+        if _sorts_by_id(clause)
+        else clause
+        for clause in clauses
+    )
+    return private.copy_with(statement, order_by_clauses=made)
+
+
+def _sorts_by_id(clause: Any) -> bool:
+    while isinstance(clause, UnaryExpression) and clause.modifier is not None:
+        clause = clause.element
+    return is_column(clause) and isinstance(clause.type, ShardedId)
+
+
+def _shown_id(element: Any, **kw: Any) -> Any:
+    return ShownId(element, full_id(element)) if is_column(element) else None
 
 
 def is_random(element: Any) -> bool:

@@ -34,6 +34,7 @@ from sqla_shard.merging.elements import depends_only_on
 from sqla_shard.merging.elements import is_random
 from sqla_shard.merging.elements import Ordering
 from sqla_shard.merging.elements import orderings
+from sqla_shard.merging.elements import sorted_by_shown
 from sqla_shard.merging.groups import Combiner
 from sqla_shard.merging.groups import is_combined
 from sqla_shard.merging.merge import Extreme
@@ -337,7 +338,9 @@ def _with_hidden(
             )
         )
         # Otherwise DISTINCT would be written again, after the prefix.
-        statement = private.copy_with(statement, distinct=False)
+        statement = private.copy_with(
+            sorted_by_shown(statement), distinct=False
+        )
     merge = Merge(
         len(added.elements),
         keys,

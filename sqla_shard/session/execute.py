@@ -42,6 +42,7 @@ from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.ids import check_shard_id
 from sqla_shard.merging import of_groups
 from sqla_shard.merging import plan
+from sqla_shard.merging import sorted_by_shown
 from sqla_shard.merging.merge import Merge
 from sqla_shard.routing import check
 from sqla_shard.routing import columns_set
@@ -265,7 +266,7 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
     if place is not None:
         if isinstance(statement, (Update, Delete)):
             return _write(context, session, (place,), scattered=False)
-        context.statement = of_groups(statement)
+        context.statement = sorted_by_shown(of_groups(statement))
         _send(context, session, (place,), limits=limits)
         return None
     places, decision = _decided(context, session, limits)
@@ -283,7 +284,7 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
         )
         statement = planned.statement
         merge = planned.merge
-    context.statement = of_groups(statement)
+    context.statement = sorted_by_shown(of_groups(statement))
     _send(
         context,
         session,

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from sqlalchemy import and_
+from sqlalchemy import cast
 from sqlalchemy import false
 from sqlalchemy import Float
 from sqlalchemy import literal
@@ -30,6 +31,7 @@ from sqlalchemy import literal_column
 from sqlalchemy import or_
 from sqlalchemy import true
 from sqlalchemy import type_coerce
+from sqlalchemy.dialects.mysql import TIME
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm.util import LoaderCriteriaOption
 from sqlalchemy.sql.lambdas import LambdaElement
@@ -372,7 +374,12 @@ class PageKey:
     def given(self, value: Any) -> Any:
         """Return a value of a bookmark, for comparisons with the key."""
         # Pass a type: SQLAlchemy would treat a timedelta as an Interval.
-        return literal(value, self.value.type)
+        bound = literal(value, self.value.type)
+        if isinstance(value, dt.timedelta):
+            # MySQL compares time(), and the text that drivers send, as texts:
+            # "00:00:00" and "00:00:00.000000" are two.
+            return cast(bound, TIME(fsp=6))
+        return bound
 
 
 def _keys(statement: Any) -> list[PageKey]:

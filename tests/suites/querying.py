@@ -55,6 +55,25 @@ class ByStatement(Reading):
             session.scalars(select(entity).where(where)).all()
             assert log.take() == want
 
+    def test_distinct_rows_in_the_order_of_their_ids(self, session, data):
+        every, of_one = data.ids, data.ids[:3]
+        alias = aliased(Pin)
+        for ids in (every, of_one):
+            made = select(Pin.id).where(Pin.id.in_(ids)).distinct()
+            back = made.order_by(Pin.id.desc())
+            assert session.scalars(made.order_by(Pin.id)).all() == sorted(ids)
+            first = sorted(ids)[::-1][:2]
+            assert session.scalars(back.limit(2)).all() == first
+            objects = select(Pin).where(Pin.id.in_(ids)).distinct()
+            found = session.scalars(objects.order_by(Pin.id)).all()
+            assert [pin.id for pin in found] == sorted(ids)
+            made = select(alias.id, alias.title).where(alias.id.in_(ids))
+            rows = session.execute(
+                made.distinct().order_by(alias.title, alias.id)
+            )
+            wanted = sorted((data.titles[i], i) for i in ids)
+            assert [(title, i) for i, title in rows] == wanted
+
     def test_aliases_and_joins(self, session, log, data):
         a, b = aliased(Comment), aliased(Comment)
         made = (
