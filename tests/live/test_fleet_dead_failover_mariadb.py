@@ -597,6 +597,31 @@ def test_another_standby_is_not_that_of_the_topology(shared):
             use_semi_sync(primary, standby)
 
 
+@pytest.mark.only_on("mysql")
+def test_a_commit_under_way_is_not_errant(shared):
+    """A standby has it before gtid_executed of its primary does."""
+    fleet = shared.fleet()
+    primary, standby = roles(shared)
+    count = "SET GLOBAL rpl_semi_sync_source_wait_for_replica_count = {}"
+    use_semi_sync(primary, standby, timeout=400)
+    before = standby.position()
+    # It waits for another acknowledgement until the timeout.
+    primary.root_execute(count.format(2))
+    writing = threading.Thread(
+        target=primary.root_execute, args=("CREATE DATABASE under_way",)
+    )
+    try:
+        with fleet.admin(primary.url, name="primary") as admin:
+            found = replication_of(admin)
+            writing.start()
+            assert wait_until(lambda: standby.position() != before, seconds=60)
+            assert found.errant(standby.position()) == {}
+    finally:
+        writing.join()
+        primary.root_execute(count.format(1))
+        use_semi_sync(primary, standby)
+
+
 @pytest.mark.thorough
 def test_a_commit_that_waits_shortens_the_time(shared):
     primary, standby = roles(shared)

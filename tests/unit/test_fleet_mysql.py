@@ -112,7 +112,12 @@ def test_an_applied_set_covers_its_subsets():
     ],
 )
 def test_errant_transactions_are_counted_by_origin(left, expected):
-    admin = ScriptedAdmin({"SELECT GTID_SUBTRACT": [(left,)]})
+    admin = ScriptedAdmin(
+        {
+            "SELECT GTID_SUBTRACT": [(left,)],
+            "SELECT WAIT_FOR_EXECUTED_GTID_SET": [(1,)],
+        }
+    )
     assert MySQLReplication(admin).errant("history") == expected
 
 
