@@ -325,6 +325,26 @@ def test_an_increment_that_changes_is_obeyed(
         check(cluster, made)
 
 
+def test_an_increment_that_the_last_user_has_set_is_obeyed(
+    request: pytest.FixtureRequest, server_kind: Kind
+) -> None:
+    options = {"engine_options": {"pool_size": 1, "max_overflow": 0}}
+    on = On(server_kind.name, options=options)
+    with CLUSTERS.open(request, on, "newkeyslast") as other:
+        for step in (1, 3):
+            with other.begin() as session:
+                new = users(3, f"step{step}.")
+                session.add_all(new)
+                session.flush()
+                ids = [unpack(u.id).local_id for u in new]
+                assert {b - a for a, b in pairwise(ids)} == {step}
+                made = [(u.id, u.name) for u in new]
+                wire: Any = session.connection(THERE).connection
+                with wire.cursor() as cursor:
+                    cursor.execute("SET SESSION auto_increment_increment = 3")
+            check(other, made)
+
+
 def test_increments_of_the_server_are_obeyed(
     request: pytest.FixtureRequest,
     fleet: ServerFleet[Any],

@@ -7,6 +7,15 @@ not use it.  The process shares one such context: the same behaviour without
 the cost.
 ``?ssl_ca=/etc/ssl/ca.pem&ssl_check_hostname=1`` in the URL requires verified
 TLS.  Connections of asyncmy do the same in both cases.
+
+New rows: a flush sends one INSERT for the new objects of a class on a shard.
+MariaDB returns their ids and server defaults such as ``ts``.  MySQL has no
+RETURNING: its ids follow each other, at the distance that the session has in
+the variable ``auto_increment_increment``, which is read in each transaction
+that needs it; and a server default is read when it is first used, so before
+the session is closed.  In a transaction that has inserted rows, set the
+variable by textual SQL, not by a cursor of the driver.  Both servers return
+ids to ``insert().returning()``; what MySQL cannot return is refused.
 """
 
 from __future__ import annotations

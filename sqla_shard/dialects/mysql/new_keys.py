@@ -23,6 +23,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy import Engine
+from sqlalchemy import event
 from sqlalchemy.dialects.mysql.base import MySQLDialect
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 from sqlalchemy.engine.default import DefaultExecutionContext
@@ -66,6 +67,13 @@ def number_new_rows(engine: Engine) -> None:
     """
     dialect: Any = engine.dialect
     dialect.__class__ = _numbering(dialect.__class__)
+    event.listen(engine, "checkin", _forget_step)
+
+
+def _forget_step(dbapi_connection: Any, record: Any) -> None:
+    # Another transaction may have another one: the last may have set it by the
+    # driver's cursor, and a proxy may connect to another server.
+    record.info.pop(_STEP, None)
 
 
 @cache
