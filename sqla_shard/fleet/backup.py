@@ -20,8 +20,6 @@ manifest; see :mod:`sqla_shard.fleet.storage` and
 
 It takes no lock of the fleet: a failover may happen meanwhile, and ends the
 backup only if the server that it reads goes away.
-
-On MySQL 8 it is untested.
 """
 
 from __future__ import annotations

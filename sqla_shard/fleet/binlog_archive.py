@@ -43,12 +43,14 @@ from sqla_shard.exc import Problem
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.backup import Source
 from sqla_shard.fleet.backup_plans import BinlogPlan
+from sqla_shard.fleet.binlog_events import first_gtids
 from sqla_shard.fleet.binlog_events import first_state
 from sqla_shard.fleet.files import File
 from sqla_shard.fleet.files import Files
 from sqla_shard.fleet.files import files_at
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import pair_named
+from sqla_shard.fleet.gtid_sets import GtidSet
 from sqla_shard.fleet.storage import file_name
 from sqla_shard.fleet.storage import MANIFEST
 from sqla_shard.fleet.storage import record_of
@@ -358,10 +360,9 @@ class _Copying:
             sha256=File(files_at(scratch), log).sha256(),
             closed=now,
         )
-        if self.archive.logs and self._admin.is_mariadb:
-            before = _state(self.archive.file(self.archive.logs[-1]))
-            after = _state(File(files_at(scratch), log))
-            if any(after.get(key, -1) < before[key] for key in before):
+        if self.archive.logs:
+            last = self.archive.file(self.archive.logs[-1])
+            if not self._follows(last, File(files_at(scratch), log)):
                 raise self._other(f"of another history than {log}")
         if self._admin.value(
             "SELECT IS_USED_LOCK(%s)", _LOCK
@@ -370,6 +371,13 @@ class _Copying:
         self.archive.files.take(scratch / log, self.archive.file(copied).path)
         self.archive = replace(self.archive, logs=(*self.archive.logs, copied))
         self.archive.write()
+
+    def _follows(self, last: File, new: File) -> bool:
+        """Return whether a log may be of the history of an earlier one."""
+        if not self._admin.is_mariadb:
+            return not _gtids(last) - _gtids(new)
+        before, after = _state(last), _state(new)
+        return all(after.get(key, -1) >= before[key] for key in before)
 
     def _download(self, log: str, size: int, scratch: Path) -> None:
         account = self._fleet.accounts.for_replication()
@@ -454,6 +462,13 @@ def _state(file: File) -> Mapping[tuple[int, int], int]:
     except BackupDamagedError:
         # An encrypted log, or a damaged copy: a restore refuses it.
         return {}
+
+
+def _gtids(file: File) -> GtidSet:
+    try:
+        return first_gtids(file) or GtidSet()
+    except BackupDamagedError:
+        return GtidSet()
 
 
 def _program(admin: Admin) -> str:

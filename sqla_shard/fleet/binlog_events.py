@@ -1,4 +1,4 @@
-"""Reading the events of MariaDB's binary logs, for one database.
+"""Reading the events of binary logs, for one database.
 
 The rows of a transaction are taken as they are, with the name of the database
 replaced in the event that names the table.  ``mariadb-binlog --rewrite-db``
@@ -10,23 +10,26 @@ Here such a statement is read as text, see
 Refused, with the position: logs that are encrypted, compressed rows and XA
 transactions of the database, changes in statement format, events of unknown
 kinds, and logs in which changes were lost or between which another one is
-missing.  Logs of MySQL have other events.
+missing.  Of MySQL also compressed transactions, and GTIDs with tags.
 """
 
 from __future__ import annotations
 
 import struct
+import uuid
 import zlib
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
+from typing import Any
 from typing import BinaryIO
 
 from sqla_shard.exc import BackupDamagedError
 from sqla_shard.exc import Problem
 from sqla_shard.fleet.files import File
+from sqla_shard.fleet.gtid_sets import GtidSet
 
 __all__ = [
     "BinlogTransaction",
@@ -34,6 +37,7 @@ __all__ = [
     "LogReader",
     "Rows",
     "Statement",
+    "first_gtids",
     "first_state",
 ]
 
@@ -46,21 +50,25 @@ _QUERY = 2
 _FORMAT = 15
 _XID = 16
 _TABLE_MAP = 19
-_ROWS = frozenset([23, 24, 25])
+#: The first three of MariaDB, the others of MySQL.
+_ROWS = frozenset([23, 24, 25, 30, 31, 32, 39])
+_MYSQL_GTID = 33
+_ANONYMOUS_GTID = 34
+_PREVIOUS_GTIDS = 35
+_COMPRESSED_TRANSACTION = 40
+_TAGGED_GTID = 42
 _GTID = 162
 _GTID_LIST = 163
 _ENCRYPTED = 164
 _XA_PREPARE = 38
 _COMPRESSED_QUERY = 165
 _COMPRESSED_ROWS = frozenset([166, 167, 168])
-# Of MySQL: rows and GTIDs.
-_FOREIGN = frozenset([30, 31, 32, 33, 34, 35])
 
 _INCIDENT = 26
 # Known, and without a change of their own: STOP, ROTATE, INTVAR, RAND,
 # USER_VAR (whose statement follows), HEARTBEAT, IGNORABLE, ROWS_QUERY,
-# ANNOTATE_ROWS and BINLOG_CHECKPOINT.
-_IGNORED = frozenset([3, 4, 5, 13, 14, 27, 28, 29, 160, 161])
+# ANNOTATE_ROWS and BINLOG_CHECKPOINT; of MySQL two of group replication.
+_IGNORED = frozenset([3, 4, 5, 13, 14, 27, 28, 29, 36, 37, 41, 160, 161])
 
 _STANDALONE = 1
 _GROUP_COMMIT = 2
@@ -74,8 +82,13 @@ _CATALOG_CODE = 6
 # Bytes of the other variables that can be before the time zone.
 _SIZES = {_FLAGS_CODE: 4, _SQL_MODE_CODE: 8, 3: 4, 4: 6}
 
-#: Domain, server and sequence number.
-Gtid = tuple[int, int, int]
+#: CREATE TABLE .. SELECT of MySQL, whose rows follow.
+_WITH_ROWS = b" START TRANSACTION"
+_COMMIT_TIME = struct.Struct("<Q")
+_HAS_ORIGINAL = 1 << 55
+
+#: Domain, server and sequence number; of MySQL origin and number.
+Gtid = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -126,7 +139,7 @@ class BinlogTransaction:
     @property
     def name(self) -> str:
         """The GTID as text."""
-        return "-".join(map(str, self.gtid))
+        return (":" if len(self.gtid) == 2 else "-").join(map(str, self.gtid))
 
 
 @dataclass(frozen=True)
@@ -161,11 +174,18 @@ class LogReader:
         self.format = b""
         #: Last number of each domain and server at this place.
         self.state: dict[tuple[int, int], int] | None = None
+        #: Of MySQL: the transactions before this place; and those of them
+        #: that no log before has had.
+        self.logged: GtidSet | None = None
+        self.skipped = GtidSet()
         self._has_checksums = False
         self._tables: dict[bytes, bytes] = {}
         # What is prepared and not committed, and whether it has changes.
         self._prepared: dict[bytes, bool] = {}
         self._xa = b""
+        #: Whether one statement is the whole transaction; None if its first
+        #: one says it.
+        self._is_standalone: bool | None = False
         self._xa_flags = 0
 
     def transactions(self) -> Iterator[BinlogTransaction]:
@@ -180,6 +200,16 @@ class LogReader:
             for event in self.events(path):
                 if event.kind == _GTID:
                     one = self._begin(event)
+                elif event.kind == _MYSQL_GTID:
+                    one = self._begin_mysql(event)
+                elif event.kind == _PREVIOUS_GTIDS:
+                    self._continue_mysql(path, event)
+                elif event.kind in (_ANONYMOUS_GTID, _TAGGED_GTID):
+                    raise _damaged(
+                        path,
+                        "it has transactions without a GTID, or with a tag in "
+                        "it; restore with mysqlbinlog",
+                    )
                 elif event.kind == _GTID_LIST:
                     self._continue(path, event)
                 elif event.kind == _INCIDENT:
@@ -213,8 +243,6 @@ class LogReader:
                         path,
                         "it is encrypted; restore with mariadb-binlog",
                     )
-                if kind in _FOREIGN:
-                    raise _damaged(path, "it is not of MariaDB")
                 if kind == _FORMAT:
                     # The description has a checksum in any case.
                     self._has_checksums = rest[-_CRC_SIZE - 1] == 1
@@ -248,6 +276,36 @@ class LogReader:
         self._is_standalone = bool(flags & _STANDALONE)
         return one
 
+    def _continue_mysql(self, path: File, event: _Event) -> None:
+        """Compare the beginning of a log with the end of the one before."""
+        found = _previous_gtids(path, event)
+        if self.logged is not None:
+            if self.logged - found:
+                raise _damaged(
+                    path,
+                    "it does not begin where the log before it ends: it is of "
+                    "another history",
+                )
+            self.skipped |= found - self.logged
+        self.logged = found
+
+    def _begin_mysql(self, event: _Event) -> BinlogTransaction:
+        body = event.body
+        origin = str(uuid.UUID(bytes=body[1:17]))
+        (number,) = _COMMIT_TIME.unpack_from(body, 17)
+        # After the flags, the GTID, and 17 bytes for parallel appliers: the
+        # microseconds of COMMIT there and, if they differ, at the origin.
+        (time,) = _COMMIT_TIME.unpack(body[42:49] + b"\0")
+        if time & _HAS_ORIGINAL:
+            (time,) = _COMMIT_TIME.unpack(body[49:56] + b"\0")
+        if self.logged is None:
+            self.logged = GtidSet()
+        self.logged.add((origin, number))
+        self._xa_flags = 0
+        # The first statement says it.
+        self._is_standalone = None
+        return BinlogTransaction((origin, number), time // 1_000_000)
+
     def _check_xa(self, one: BinlogTransaction) -> None:
         if self._xa_flags & _PREPARED_XA:
             self._prepared[self._xa] = bool(one.parts)
@@ -269,6 +327,11 @@ class LogReader:
             self._tables[event.body[:6]] = event.data
         elif kind in _ROWS:
             self._add_rows(path, one, event)
+        elif kind == _COMPRESSED_TRANSACTION:
+            one.problem = (
+                "a compressed transaction (binlog_transaction_compression)"
+            )
+            return True
         elif kind in _COMPRESSED_ROWS:
             if self._database_of(path, event) == self._database:
                 one.problem = "rows that are compressed (log_bin_compress)"
@@ -283,7 +346,22 @@ class LogReader:
         return False
 
     def _add_query(self, one: BinlogTransaction, statement: Statement) -> bool:
-        word = statement.text.split(None, 1)[0].upper()
+        word, *rest = statement.text.split(None, 2)
+        word = word.upper()
+        is_with_rows = statement.text.endswith(_WITH_ROWS)
+        if is_with_rows:
+            text = statement.text.removesuffix(_WITH_ROWS)
+            statement = replace(statement, text=text)
+        if self._is_standalone is None:
+            self._is_standalone = (
+                word not in (b"BEGIN", b"XA") and not is_with_rows
+            )
+            if word == b"XA" and len(rest) == 2:
+                self._xa = rest[1]
+                self._xa_flags = _PREPARED_XA
+                if rest[0] != b"START":
+                    self._is_standalone = True
+                    self._xa_flags = _COMPLETED_XA
         if word == b"COMMIT":
             return True
         if word == b"ROLLBACK":
@@ -294,7 +372,7 @@ class LogReader:
             return True
         if word not in (b"BEGIN", b"SAVEPOINT", b"XA"):
             one.parts.append(statement)
-        return self._is_standalone
+        return bool(self._is_standalone)
 
     def _add_rows(
         self, path: File, one: BinlogTransaction, event: _Event
@@ -338,6 +416,41 @@ def first_state(path: File) -> dict[tuple[int, int], int] | None:
         if event.kind == _GTID:
             break
     return None
+
+
+def first_gtids(path: File) -> GtidSet | None:
+    """Return the GTIDs of all transactions before a log of MySQL.
+
+    :returns: None if the log does not say it.
+    :raises BackupDamagedError: if the log cannot be read.
+    """
+    for event in LogReader([path], "", "").events(path):
+        if event.kind == _PREVIOUS_GTIDS:
+            return _previous_gtids(path, event)
+        if event.kind in (_GTID, _MYSQL_GTID):
+            break
+    return None
+
+
+def _previous_gtids(path: File, event: _Event) -> GtidSet:
+    body = event.body
+    (count,) = struct.unpack_from("<Q", body)
+    if count >> 56:
+        raise _damaged(
+            path, "it has GTIDs with a tag in it; restore with mysqlbinlog"
+        )
+    place = 8
+    found: dict[str, list[tuple[int, int]]] = {}
+    for _ in range(count):
+        origin = str(uuid.UUID(bytes=body[place : place + 16]))
+        (intervals,) = struct.unpack_from("<Q", body, place + 16)
+        place += 24
+        found[origin] = []
+        for _ in range(intervals):
+            first, after = struct.unpack_from("<QQ", body, place)
+            found[origin].append((first, after - 1))
+            place += 16
+    return GtidSet(found)
 
 
 def _state(event: _Event) -> dict[tuple[int, int], int]:

@@ -7,12 +7,15 @@ that names another.
 from __future__ import annotations
 
 import base64
+from abc import ABC
+from abc import abstractmethod
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 from sqla_shard.exc import BackupDamagedError
 from sqla_shard.exc import Problem
@@ -27,10 +30,11 @@ from sqla_shard.fleet.binlog_events import LogReader
 from sqla_shard.fleet.binlog_events import Rows
 from sqla_shard.fleet.binlog_statements import NotReplayableError
 from sqla_shard.fleet.binlog_statements import rewritten
+from sqla_shard.fleet.files import File
 from sqla_shard.fleet.replication import gtids
 from sqla_shard.fleet.storage import Storage
 
-__all__ = ["Moment", "Replay", "best_replay"]
+__all__ = ["MariaDBReplay", "Moment", "Replay", "best_replay"]
 
 _SHOWN = 100
 _MOST = 5
@@ -41,7 +45,8 @@ class Moment:
     """The moment that is restored: one of the two is given.
 
     :ivar gtid: the last transactions to restore, as ``domain-server-number``,
-        with commas between those of several domains.
+        with commas between those of several domains; on MySQL as
+        ``origin:number``, or a set such as ``gtid_executed``.
     :ivar time: seconds since the epoch: the first transaction of which the
         COMMIT began at that second or later is not restored, nor is any after
         it.
@@ -51,7 +56,7 @@ class Moment:
     time: float | None = None
 
 
-class Replay:
+class Replay(ABC):
     """The changes of a database after a backup, up to a moment.
 
     :param archive: logs of one server.
@@ -70,20 +75,15 @@ class Replay:
         moment: Moment,
     ) -> None:
         self._archive = archive
-        self._begin = frozenset(gtids(position))
-        self._start = {domain: number for domain, _, number in self._begin}
         self._database = database
         self._target = target
         self._moment = moment
-        self._wanted = {
-            gtid
-            for gtid in gtids(moment.gtid or "")
-            if gtid not in self._begin
-            and gtid[2] >= self._start.get(gtid[0], -1)
-        }
-        self._missing = set(self._wanted)
-        # Domain, server, first and last number of what follows the backup.
-        self._runs: list[tuple[int, int, int, int]] = []
+        self._missing: set[Gtid] = set()
+        self._set_position(position)
+
+    @abstractmethod
+    def _set_position(self, position: str) -> None:
+        """Take the position of the backup, and the GTIDs of the moment."""
 
     @property
     def address(self) -> str:
@@ -128,9 +128,9 @@ class Replay:
             found.append(
                 Problem(
                     place,
-                    f"the logs do not contain {_names(self._missing)}; copy "
-                    "the newer ones "
-                    "first: sqla-shard fleet backup binlogs",
+                    f"the logs do not contain {self._names(self._missing)}; "
+                    "copy the newer ones first: sqla-shard fleet backup "
+                    "binlogs",
                 )
             )
         return found
@@ -162,83 +162,26 @@ class Replay:
         """Return the logs from that in which the backup was made."""
         logs = self._archive.logs
         for index in reversed(range(1, len(logs))):
-            state = first_state(self._archive.file(logs[index]))
-            if state is not None and not self._is_later(state):
+            if self._is_before_backup(self._archive.file(logs[index])):
                 return logs[index:]
         return logs
 
-    def _is_later(self, state: Mapping[tuple[int, int], int]) -> bool:
-        """Return whether a state has changes that the backup does not."""
-        return any(
-            number > self._start.get(domain, -1)
-            for (domain, _), number in state.items()
-        )
+    @abstractmethod
+    def _is_before_backup(self, log: File) -> bool:
+        """Return whether a log says that it begins before the backup."""
 
+    @abstractmethod
     def _transactions(self, reader: LogReader) -> Iterator[BinlogTransaction]:
         """Yield the transactions to replay, in order.
 
         :raises BackupDamagedError: if the logs begin after the backup, or do
             not contain its position.
         """
-        self._missing = set(self._wanted)
-        self._runs.clear()
-        ahead, domains = self._ahead()
-        is_over = False
-        for one in reader.transactions():
-            if one.gtid in ahead:
-                ahead.remove(one.gtid)
-                domains.add(one.gtid[0])
-                continue
-            domain, _, number = one.gtid
-            domains.add(domain)
-            if any(gtid[0] == domain for gtid in ahead):
-                if number > self._start[domain]:
-                    break
-                continue
-            if self._moment.gtid is None:
-                is_over |= one.time >= (self._moment.time or 0)
-            else:
-                is_over |= not self._missing
-            if not is_over:
-                self._record(one.gtid)
-                yield one
-                self._missing.discard(one.gtid)
-            elif not ahead:
-                return
-        # A rebuilt standby has not logged the domains that ended before.
-        ended = {gtid for gtid in ahead if gtid[0] not in domains}
-        if ahead != ended or (ahead and ahead == self._begin):
-            raise self._refused(
-                f"its logs do not contain {_names(ahead)}, where the backup "
-                "was made: they are of another server, or of another history"
-            )
 
-    def _ahead(self) -> tuple[set[Gtid], set[int]]:
-        """Return the GTIDs of the backup that are not before the first log.
-
-        The second are the domains that are.
-
-        :raises BackupDamagedError: if the logs begin after it.
-        """
-        log = self._logs()[0]
-        state = first_state(self._archive.file(log))
-        if state is None:
-            raise self._refused(f"{log.name} does not say where it begins")
-        if self._is_later(state):
-            later = {
-                (*origin, number)
-                for origin, number in state.items()
-                if number > self._start.get(origin[0], -1)
-            }
-            raise self._refused(
-                f"its logs begin after {_names(later)}, which is not in the "
-                "backup: logs between them were not copied, or are of another "
-                "server"
-            )
-        ahead = {
-            gtid for gtid in self._begin if state.get(gtid[:2]) != gtid[2]
-        }
-        return ahead, {domain for domain, _ in state}
+    def _is_moment_over(self, one: BinlogTransaction) -> bool:
+        if self._moment.gtid is None:
+            return one.time >= (self._moment.time or 0)
+        return not self._missing
 
     def _refused(self, reason: str) -> BackupDamagedError:
         place = self._archive.place
@@ -249,38 +192,21 @@ class Replay:
         )
         return BackupDamagedError((problem,), backup=place)
 
-    def _record(self, gtid: Gtid) -> None:
-        domain, server, number = gtid
-        if self._runs:
-            *origin, first, last = self._runs[-1]
-            if origin == [domain, server] and number == last + 1:
-                self._runs[-1] = (domain, server, first, number)
-                return
-        self._runs.append((domain, server, number, number))
-
     @property
+    @abstractmethod
     def count(self) -> int:
         """Transactions after the backup that :meth:`problems` has read."""
-        return sum(last - first + 1 for _, _, first, last in self._runs)
 
-    def contradicts(self, other: Replay) -> str | None:
-        """Return two transactions of one number, by different servers.
+    @abstractmethod
+    def contradicts(self, other: Any) -> str | None:
+        """Return two transactions of different histories.
 
         Each of the two replays has to be read by :meth:`problems`.
         """
-        for domain, server, first, last in self._runs:
-            for their_domain, theirs, begin, end in other._runs:
-                number = max(first, begin)
-                if (
-                    domain == their_domain
-                    and server != theirs
-                    and number <= min(last, end)
-                ):
-                    return (
-                        f"{domain}-{server}-{number} and "
-                        f"{domain}-{theirs}-{number}"
-                    )
-        return None
+
+    @staticmethod
+    def _names(found: Iterable[Gtid]) -> str:
+        return ", ".join("-".join(map(str, gtid)) for gtid in sorted(found))
 
     # -- writing ----------------------------------------------------------
 
@@ -299,9 +225,13 @@ class Replay:
         for transaction in self._transactions(reader):
             if reader.format != described:
                 described = reader.format
-                session.run_verbatim(_binlog(described))
+                self._describe(session, described)
             if self._apply(transaction, session, other):
                 yield transaction
+
+    def _describe(self, session: Admin, described: bytes) -> None:
+        """Send the description of the format of a log."""
+        session.run_verbatim(_binlog(described))
 
     def _apply(
         self, transaction: BinlogTransaction, session: Admin, other: Admin
@@ -331,8 +261,123 @@ class Replay:
         return is_changed
 
 
-def _names(found: Iterable[Gtid]) -> str:
-    return ", ".join("-".join(map(str, gtid)) for gtid in sorted(found))
+class MariaDBReplay(Replay):
+    """Reads positions of domains, servers and numbers."""
+
+    def _set_position(self, position: str) -> None:
+        self._begin = frozenset(gtids(position))
+        self._start = {domain: number for domain, _, number in self._begin}
+        self._wanted = {
+            gtid
+            for gtid in gtids(self._moment.gtid or "")
+            if gtid not in self._begin
+            and gtid[2] >= self._start.get(gtid[0], -1)
+        }
+        # Domain, server, first and last number of what follows the backup.
+        self._runs: list[tuple[int, int, int, int]] = []
+
+    def _is_before_backup(self, log: File) -> bool:
+        state = first_state(log)
+        return state is not None and not self._is_later(state)
+
+    def _is_later(self, state: Mapping[tuple[int, int], int]) -> bool:
+        """Return whether a state has changes that the backup does not."""
+        return any(
+            number > self._start.get(domain, -1)
+            for (domain, _), number in state.items()
+        )
+
+    def _transactions(self, reader: LogReader) -> Iterator[BinlogTransaction]:
+        self._missing = set(self._wanted)
+        self._runs.clear()
+        ahead, domains = self._ahead()
+        is_over = False
+        for one in reader.transactions():
+            if one.gtid in ahead:
+                ahead.remove(one.gtid)
+                domains.add(one.gtid[0])
+                continue
+            domain, _, number = one.gtid
+            domains.add(domain)
+            if any(gtid[0] == domain for gtid in ahead):
+                if number > self._start[domain]:
+                    break
+                continue
+            is_over |= self._is_moment_over(one)
+            if not is_over:
+                self._record(one.gtid)
+                yield one
+                self._missing.discard(one.gtid)
+            elif not ahead:
+                return
+        # A rebuilt standby has not logged the domains that ended before.
+        ended = {gtid for gtid in ahead if gtid[0] not in domains}
+        if ahead != ended or (ahead and ahead == self._begin):
+            raise self._refused(
+                f"its logs do not contain {self._names(ahead)}, where the "
+                "backup was made: they are of another server, or of another "
+                "history"
+            )
+
+    def _ahead(self) -> tuple[set[Gtid], set[int]]:
+        """Return the GTIDs of the backup that are not before the first log.
+
+        The second are the domains that are.
+
+        :raises BackupDamagedError: if the logs begin after it.
+        """
+        log = self._logs()[0]
+        state = first_state(self._archive.file(log))
+        if state is None:
+            raise self._refused(f"{log.name} does not say where it begins")
+        if self._is_later(state):
+            later = {
+                (*origin, number)
+                for origin, number in state.items()
+                if number > self._start.get(origin[0], -1)
+            }
+            raise self._refused(
+                f"its logs begin after {self._names(later)}, which is not in "
+                "the backup: logs between them were not copied, or are of "
+                "another server"
+            )
+        ahead = {
+            gtid for gtid in self._begin if state.get(gtid[:2]) != gtid[2]
+        }
+        return ahead, {domain for domain, _ in state}
+
+    def _record(self, gtid: Gtid) -> None:
+        domain, server, number = gtid
+        if self._runs:
+            *origin, first, last = self._runs[-1]
+            if origin == [domain, server] and number == last + 1:
+                self._runs[-1] = (domain, server, first, number)
+                return
+        self._runs.append((domain, server, number, number))
+
+    @property
+    def count(self) -> int:
+        """Transactions after the backup that :meth:`problems` has read."""
+        return sum(last - first + 1 for _, _, first, last in self._runs)
+
+    def contradicts(self, other: MariaDBReplay) -> str | None:
+        """Return two transactions of one number, by different servers.
+
+        Each of the two replays has to be read by :meth:`problems`.
+        """
+        for domain, server, first, last in self._runs:
+            for their_domain, theirs, begin, end in other._runs:
+                number = max(first, begin)
+                if (
+                    domain == their_domain
+                    and server != theirs
+                    and number <= min(last, end)
+                ):
+                    return (
+                        f"{domain}-{server}-{number} and "
+                        f"{domain}-{theirs}-{number}"
+                    )
+        return None
 
 
 def _binlog(events: bytes) -> str:
@@ -340,6 +385,7 @@ def _binlog(events: bytes) -> str:
 
 
 def best_replay(
+    kind: type[Replay],
     storage: Storage,
     position: str,
     database: str,
@@ -351,12 +397,13 @@ def best_replay(
     If the logs of several servers reach to a time, they must not contradict
     each other.
 
+    :param kind: for the kind of the servers.
     :param storage: where the logs of all servers are.
     """
     archives, problems = archives_of(storage)
     good: list[Replay] = []
     for archive in archives:
-        replay = Replay(archive, position, database, target, moment)
+        replay = kind(archive, position, database, target, moment)
         found = replay.problems()
         problems += found
         if found:

@@ -21,7 +21,7 @@ binary logs.  Limits:
   which undoes it.  One that was interrupted keeps all other operations out
   until it is resumed or undone.
 
-Moments of MySQL 8 are refused: its binary logs are different.
+Moments need binary logs of the kind of the server.
 """
 
 from __future__ import annotations
@@ -50,11 +50,14 @@ from sqla_shard.fleet.dumps import same_content
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.fleet import Pair
 from sqla_shard.fleet.fleet import pair_named
+from sqla_shard.fleet.gtid_sets import GtidSet
+from sqla_shard.fleet.mysql_replay import MySQLReplay
 from sqla_shard.fleet.operation import Operation
 from sqla_shard.fleet.plans import as_list
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.plans import Step
 from sqla_shard.fleet.replay import best_replay
+from sqla_shard.fleet.replay import MariaDBReplay
 from sqla_shard.fleet.replay import Moment
 from sqla_shard.fleet.replay import Replay
 from sqla_shard.fleet.replication import gtids
@@ -215,11 +218,20 @@ class Restore(Operation):
             )
 
     def _moment_problems(self, backup: Backup) -> list[Problem]:
-        if not backup.is_mariadb or not self._admin().is_mariadb:
+        if backup.is_mariadb is not self._admin().is_mariadb:
             return [
                 Problem(
                     backup.name,
-                    "changes after a backup are replayed on MariaDB only",
+                    "it is of another kind of server: changes after it cannot "
+                    "be replayed",
+                )
+            ]
+        gtid = self._moment.gtid if self._moment else None
+        if gtid and _lasts(gtid, is_mariadb=backup.is_mariadb) is None:
+            return [
+                Problem(
+                    backup.name,
+                    f"{gtid!r} is a GTID of another kind of server",
                 )
             ]
         if self._moment is None or _is_before(backup, self._moment):
@@ -371,6 +383,7 @@ class Restore(Operation):
         self, backup: Backup, file: DatabaseFile
     ) -> tuple[Replay | None, list[Problem]]:
         return best_replay(
+            MariaDBReplay if backup.is_mariadb else MySQLReplay,
             self._storage,
             backup.position,
             file.database,
@@ -397,22 +410,36 @@ def _latest(
 def _is_before(backup: Backup, moment: Moment) -> bool:
     if moment.time is not None and moment.time < backup.created:
         return False
-    start = {domain: number for domain, _, number in gtids(backup.position)}
+    is_mariadb = backup.is_mariadb
+    start = _lasts(backup.position, is_mariadb=is_mariadb) or {}
+    wanted = _lasts(moment.gtid or "", is_mariadb=is_mariadb) or {}
     return all(
-        number >= start.get(domain, 0)
-        for domain, _, number in gtids(moment.gtid or "")
+        number >= start.get(origin, 0) for origin, number in wanted.items()
     )
 
 
-def _check_gtid(text: str) -> None:
+def _lasts(text: str, *, is_mariadb: bool) -> dict[Any, int] | None:
+    """Return the last number of each domain, or of each origin on MySQL.
+
+    :returns: None if the text has no GTID of this kind.
+    """
+    found: dict[Any, int]
     try:
-        is_one = bool(gtids(text))
+        if is_mariadb:
+            found = {domain: number for domain, _, number in gtids(text)}
+        else:
+            found = dict(GtidSet.parsed(text).lasts())
     except ValueError:
-        is_one = False
-    if not is_one:
+        return None
+    return found or None
+
+
+def _check_gtid(text: str) -> None:
+    if not any(_lasts(text, is_mariadb=each) for each in (True, False)):
         raise FleetSetupError(
-            f"{text!r} is not a GTID of MariaDB, such as 0-1-42; see: SELECT "
-            "@@gtid_binlog_pos"
+            f"{text!r} is not a GTID, such as 0-1-42; see: SELECT "
+            "@@gtid_binlog_pos; on MySQL such as 3e11fa47-71ca-11e1-9e33-"
+            "c80aa9429562:42; see: SELECT @@gtid_executed"
         )
 
 

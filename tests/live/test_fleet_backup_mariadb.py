@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import time
+import uuid
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -49,7 +50,7 @@ from tests.servers.published import places
 from tests.servers.writing_load import Load
 from tests.test_docs import blocks_of
 
-pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
+pytestmark = pytest.mark.live
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 SHARDS = 1024 if SOAK else 64
@@ -125,6 +126,7 @@ class Scene:
             )
             self.on_live("INSERT INTO more VALUES (1), (2), (3)")
             self.on_live("UPDATE `odd ;` SET a = 'new' WHERE id = 1")
+            self.on_live("CREATE TABLE chosen AS SELECT id, a FROM `odd ;`")
             load.wait_for_acks(200)
             self.gtid, self.content = self.record()
             self.on_live("UPDATE `odd ;` SET a = 'wrong'")
@@ -176,7 +178,7 @@ class Scene:
         """Return a GTID, and the content of the live database there."""
         with self.admin() as admin:
             admin.run("FLUSH TABLES WITH READ LOCK")
-            position = admin.value("SELECT @@gtid_binlog_pos")
+            position = replication_of(admin).position()
             content = self.read(LIVE)
             admin.run("UNLOCK TABLES")
         return position, content
@@ -215,10 +217,19 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory, request, mariadb_installed):
+def scene(tmp_path_factory, request, server_kind):
     folder = tmp_path_factory.mktemp("backup")
     seed = request.config.getoption("hypothesis_seed")
-    with FleetPairs(folder, shards=SHARDS) as pairs:
+    with (
+        FleetPairs(folder, shards=SHARDS, pair=server_kind.pair) as pairs,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        programs = server_kind.server._find(None)
+        log_program = programs.find(
+            "mysqlbinlog" if server_kind.is_mysql else "mariadb-binlog"
+        )
+        folders = [str(Path(log_program).parent), os.environ["PATH"]]
+        patch.setenv("PATH", os.pathsep.join(folders))
         yield Scene(pairs, folder, seed)
 
 
@@ -304,11 +315,18 @@ def test_times_are_moments(scene):
 
 
 def test_gtids_outside_are_refused(scene):
-    domain, server, _ = scene.gtid.split("-")
-    early = Moment(gtid=f"{domain}-{server}-1")
-    late = Moment(gtid=f"{domain}-{server}-99999999")
+    if scene.pairs.kind == "mysql":
+        origin, other = f"{scene.gtid.split(':')[0]}:", "0-1-1"
+    else:
+        origin = scene.gtid.rpartition("-")[0] + "-"
+        other = f"{uuid.uuid4()}:1"
+    early = Moment(gtid=f"{origin}1")
+    late = Moment(gtid=f"{origin}99999999")
     assert "it was made after" in problems_of(scene.planned(moment=early))
     assert "do not contain" in problems_of(scene.planned(moment=late))
+    foreign = Moment(gtid=other)
+    text = "GTID of another kind of server"
+    assert text in problems_of(scene.planned(moment=foreign))
     with pytest.raises(FleetSetupError, match="is not a GTID"):
         scene.planned(moment=Moment(gtid="tomorrow"))
 
@@ -494,6 +512,23 @@ def test_statements_that_cannot_be_replayed_are_refused(scene):
     assert "it names db00008" in found
 
 
+def test_prepared_transactions_are_refused(scene):
+    with scene.pair.primary.root_connect(database=LIVE) as connection:
+        for sql in (
+            "XA START 'one'",
+            "INSERT INTO more VALUES (88)",
+            "XA END 'one'",
+            "XA PREPARE 'one'",
+            "XA COMMIT 'one'",
+        ):
+            connection.cursor().execute(sql)
+    scene.on_live("DELETE FROM more WHERE id = 88")
+    archive, _ = copy_binlogs(scene.fleet, scene.storage, "server1")
+    moment = Moment(time=archive.logs[-1].closed)
+    found = problems_of(scene.planned(moment=moment, database="x"))
+    assert "an XA transaction" in found
+
+
 def test_a_migration_makes_a_backup_fail(scene, monkeypatch):
     original = backup_module.write_dump
 
@@ -527,12 +562,12 @@ def test_views_and_missing_databases_are_refused(scene):
             )
     finally:
         scene.on_live("DROP VIEW seen")
-    scene.pair.standby.root_execute("STOP SLAVE SQL_THREAD")
+    scene.pair.standby.root_execute("STOP REPLICA SQL_THREAD")
     try:
         with pytest.raises(OperationRefusedError, match="may be old"):
             create_backups(scene.fleet, scene.storage, Scope())
     finally:
-        scene.pair.standby.root_execute("START SLAVE SQL_THREAD")
+        scene.pair.standby.root_execute("START REPLICA SQL_THREAD")
         scene.pair.wait_caught_up()
 
 
@@ -573,9 +608,12 @@ def test_the_only_good_backup_stays(scene, tmp_path):
 def test_a_standby_that_is_late_is_not_read(scene, monkeypatch):
     monkeypatch.setattr(backup_module, "_LATE", 0.5)
     standby = scene.pair.standby
-    for sql in ("STOP SLAVE", "CHANGE MASTER TO MASTER_DELAY = 3600"):
+    delay = "CHANGE MASTER TO MASTER_DELAY"
+    if scene.pairs.kind == "mysql":
+        delay = "CHANGE REPLICATION SOURCE TO SOURCE_DELAY"
+    for sql in ("STOP REPLICA", f"{delay} = 3600"):
         standby.root_execute(sql)
-    standby.root_execute("START SLAVE")
+    standby.root_execute("START REPLICA")
     scene.on_live("INSERT INTO more VALUES (77)")
     with scene.admin(standby) as admin:
         replication = replication_of(admin)
@@ -587,9 +625,9 @@ def test_a_standby_that_is_late_is_not_read(scene, monkeypatch):
         with pytest.raises(OperationRefusedError, match="--from primary"):
             create_backups(scene.fleet, scene.storage, scope)
     finally:
-        for sql in ("STOP SLAVE", "CHANGE MASTER TO MASTER_DELAY = 0"):
+        for sql in ("STOP REPLICA", f"{delay} = 0"):
             standby.root_execute(sql)
-        standby.root_execute("START SLAVE")
+        standby.root_execute("START REPLICA")
         scene.on_live("DELETE FROM more WHERE id = 77")
         scene.pair.wait_caught_up()
     assert scene.storage.listing() == ([scene.backup], [], [])
@@ -653,10 +691,14 @@ def test_logs_of_another_history_are_not_mixed(scene, tmp_path):
 
 
 def test_a_program_that_hangs_is_ended(scene, tmp_path, monkeypatch):
-    program = tmp_path / "bin" / "mariadb-binlog"
+    is_mysql = scene.pairs.kind == "mysql"
+    name = "mysqlbinlog" if is_mysql else "mariadb-binlog"
+    program = tmp_path / "bin" / name
     program.parent.mkdir()
     program.write_text(
-        "#!/bin/sh\n[ $1 = --help ] && exec echo of MariaDB\nexec sleep 600\n"
+        "#!/bin/sh\n"
+        f"[ $1 = --help ] && exec echo {'' if is_mysql else 'MariaDB'}\n"
+        "exec sleep 600\n"
     )
     program.chmod(0o755)
     storage = Storage(tmp_path / "backups")

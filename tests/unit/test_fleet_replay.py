@@ -14,6 +14,7 @@ from sqla_shard.fleet.binlog_events import Statement
 from sqla_shard.fleet.binlog_statements import NotReplayableError
 from sqla_shard.fleet.binlog_statements import rewritten
 from sqla_shard.fleet.replay import best_replay
+from sqla_shard.fleet.replay import MariaDBReplay
 from sqla_shard.fleet.replay import Moment
 from sqla_shard.fleet.storage import MANIFEST
 from sqla_shard.fleet.storage import Storage
@@ -97,7 +98,7 @@ def replay(archives, position, moment=LATER):
     for one in archives:
         one.write()
     found, problems = best_replay(
-        Storage(str(files)), position, "db7", "new", moment
+        MariaDBReplay, Storage(str(files)), position, "db7", "new", moment
     )
     for one in archives:
         files.remove(f"{one.folder}/{MANIFEST}")
@@ -236,7 +237,9 @@ def test_statements_have_their_mode_time_and_zone(tmp_path):
     one = archive(tmp_path, "a", begin((1, 1, 1)) + log)
     one.write()
     storage = Storage(tmp_path)
-    found, _ = best_replay(storage, "1-1-1", "db7", "new", LATER)
+    found, _ = best_replay(
+        MariaDBReplay, storage, "1-1-1", "db7", "new", LATER
+    )
     parts = [
         part
         for transaction in found._transactions(found._reader())
