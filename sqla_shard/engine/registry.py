@@ -26,6 +26,7 @@ from sqla_shard.dialects import Backend
 from sqla_shard.dialects import backend_for
 from sqla_shard.dialects import check_driver
 from sqla_shard.dialects.passwords import Passwords
+from sqla_shard.dialects.passwords import PasswordSource
 from sqla_shard.dialects.polling import PIPELINING
 from sqla_shard.dialects.polling import Pipelining
 from sqla_shard.engine.hooks import listen
@@ -228,17 +229,28 @@ class Engines:
         :param text: the URL as in the topology.
         :raises TopologyError: if a placeholder has no value.
         """
-        url = filled(text, self._environ)
-        if self._passwords is None:
-            return url
-        return url._replace(password=None)
+        return filled(text, self._environ)
+
+    def password_of(
+        self, text: str, names: Iterable[str]
+    ) -> PasswordSource | None:
+        """Return the password of a server, if a function returns it.
+
+        :param text: the URL as in the topology.
+        :param names: names of the server.
+        """
+        passwords = self._passwords
+        if passwords is None:
+            return None
+        return passwords.of(self.filled(text), names)
 
     def _open(
         self, url: URL, backend: Backend, timeout: float | None = None
     ) -> Engine:
-        names = self._names.get(url, ())
         passwords = self._passwords
-        password = None if passwords is None else passwords.of(url, names)
+        password = None
+        if passwords is not None:
+            password = passwords.of(url, self._names.get(url, ()))
         return backend.open(
             url, self._options, timeout=timeout, password=password
         )
@@ -246,6 +258,8 @@ class Engines:
     def _read(self, text: str) -> tuple[URL, Backend]:
         """Return the URL of a server with its secrets, and its backend."""
         url = self.filled(text)
+        if self._passwords is not None:
+            url = url._replace(password=None)
         backend = backend_for(
             url.drivername,
             driver=self._driver,

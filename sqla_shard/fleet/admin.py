@@ -21,6 +21,7 @@ from sqlalchemy.exc import PendingRollbackError
 from sqlalchemy.pool import NullPool
 
 from sqla_shard.dialects import backend_for
+from sqla_shard.dialects.passwords import PasswordSource
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc.base import original
 from sqla_shard.exc.base import shortened_list
@@ -67,10 +68,18 @@ class Admin:
     :param timeout: seconds to wait for the connection, and for each response;
         a server that does not respond in time raises an error, and says
         nothing about its state.
+    :param password: the password; None for that of the URL.
     :raises FleetServerError: if the server cannot be connected to.
     """
 
-    def __init__(self, url: URL, *, name: str, timeout: float = 10.0) -> None:
+    def __init__(
+        self,
+        url: URL,
+        *,
+        name: str,
+        timeout: float = 10.0,
+        password: PasswordSource | None = None,
+    ) -> None:
         self.host = str(url.host)
         self.port = url.port or 3306
         self.name = name
@@ -81,7 +90,9 @@ class Admin:
             engine_url,
             {"poolclass": NullPool, "isolation_level": "AUTOCOMMIT"},
             timeout=timeout,
+            password=password,
         )
+        self._password = password
         #: Id of this session, if it has claimed the server.
         self._claimed: int | None = None
         self._connection: Connection
@@ -118,7 +129,12 @@ class Admin:
         :raises FleetServerError: if the server cannot be connected to, or
             another process has taken over.
         """
-        session = Admin(self._url, name=self.name, timeout=timeout)
+        session = Admin(
+            self._url,
+            name=self.name,
+            timeout=timeout,
+            password=self._password,
+        )
         if self._claimed is not None:
             try:
                 session._join(self._claimed)

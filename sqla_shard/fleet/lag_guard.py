@@ -17,6 +17,7 @@ from time import monotonic
 
 from sqlalchemy.engine import URL
 
+from sqla_shard.dialects.passwords import PasswordSource
 from sqla_shard.engine.pools import server_name
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import FleetSetupError
@@ -25,9 +26,13 @@ from sqla_shard.fleet.server_states import read_state
 from sqla_shard.fleet.server_states import reason_of
 from sqla_shard.fleet.server_states import ServerState
 
-__all__ = ["LagGuard"]
+__all__ = ["LagGuard", "Replicas"]
 
 log = logging.getLogger(__name__)
+
+Replicas = Mapping[str, tuple[URL, PasswordSource | None]]
+"""URLs with the account, by names for messages, and the password of each; None
+for that of the URL."""
 
 #: Seconds between two looks at the replicas.
 _EVERY = 1.0
@@ -57,14 +62,13 @@ class LagGuard:
 
     For one thread.
 
-    :param replicas: returns the replicas of now: URLs with the account, by
-        the names for messages.  The account needs the privilege ``SLAVE
-        MONITOR`` (MySQL: ``REPLICATION CLIENT``).
+    :param replicas: returns the replicas of now.  The account needs the
+        privilege ``SLAVE MONITOR`` (MySQL: ``REPLICATION CLIENT``).
     :param limit: seconds that each may be behind, as the replica reports it.
     """
 
     def __init__(
-        self, replicas: Callable[[], Mapping[str, URL]], *, limit: float
+        self, replicas: Callable[[], Replicas], *, limit: float
     ) -> None:
         self._replicas = replicas
         self._limit = limit
@@ -108,8 +112,9 @@ class LagGuard:
                     role="standby",
                     address=server_name(url),
                     timeout=_TIMEOUT,
+                    password=password,
                 )
-                for name, url in replicas.items()
+                for name, (url, password) in replicas.items()
             ],
             _TIMEOUT,
         )

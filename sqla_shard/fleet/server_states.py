@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from sqlalchemy.engine import URL
 
+from sqla_shard.dialects.passwords import PasswordSource
 from sqla_shard.engine.pools import Answer
 from sqla_shard.engine.pools import in_threads
 from sqla_shard.engine.unread import unread_line
@@ -105,7 +106,13 @@ class ServerState:
 
 
 def read_state(
-    url: URL, *, name: str, role: Role, address: str, timeout: float
+    url: URL,
+    *,
+    name: str,
+    role: Role,
+    address: str,
+    timeout: float,
+    password: PasswordSource | None = None,
 ) -> ServerState:
     """Return the state of a MySQL or MariaDB server.
 
@@ -116,9 +123,10 @@ def read_state(
     :param name: name of its pair.
     :param address: the displayed part of ``url``.
     :param timeout: seconds to connect, and to read.
+    :param password: the password; None for that of the URL.
     :raises FleetServerError: if the server does not respond.
     """
-    with Admin(url, name=name, timeout=timeout) as admin:
+    with Admin(url, name=name, timeout=timeout, password=password) as admin:
         before = perf_counter()
         ((read_only, most, version),) = admin.rows(
             "SELECT @@GLOBAL.read_only, @@GLOBAL.max_connections, @@version"

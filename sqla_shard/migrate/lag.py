@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from sqlalchemy.engine import URL
+from typing import Any
 
 from sqla_shard.engine.pools import server_name
 from sqla_shard.exc import MoveSetupError
 from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.fleet.lag_guard import LagGuard
+from sqla_shard.fleet.lag_guard import Replicas
 from sqla_shard.migrate.move import Move
 
 __all__ = ["lag_guard", "replicas"]
@@ -28,17 +29,22 @@ def lag_guard(move: Move, seconds: float) -> LagGuard:
     return LagGuard(lambda: replicas(move), limit=seconds)
 
 
-def replicas(move: Move) -> dict[str, URL]:
+def replicas(move: Move) -> Replicas:
     """Return the replicas of the database, and the standbys of the shards.
 
     :returns: URLs with the account, by the names for messages.
     """
-    found = {f"replica {server_name(url)}": url for url in move.replicas}
+    found: dict[str, Any] = {
+        f"replica {server_name(url)}": (url, None) for url in move.replicas
+    }
     engines = move.cluster.places.engines
     for pair in all_pairs(move.cluster.topology):
         if pair.standby is not None:
             url = engines.filled(pair.standby)
             # A directory of SQLite files replicates nothing.
             if url.host is not None:
-                found[f"{pair.name} standby"] = url
+                password = engines.password_of(
+                    pair.standby, [f"{pair.name} (standby)"]
+                )
+                found[f"{pair.name} standby"] = url, password
     return found

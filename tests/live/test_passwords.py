@@ -16,6 +16,7 @@ from sqlalchemy import text
 from sqla_shard import Cluster
 from sqla_shard import ServerLogin
 from sqla_shard.exc import LoginFailedError
+from sqla_shard.fleet.admin import Admin
 from sqla_shard.testing.database_server import DatabaseServer
 from tests.servers.kinds import Kind
 
@@ -213,6 +214,28 @@ def test_probes_use_the_function(cluster: Cluster, vault: Vault) -> None:
     (answer,) = cluster.health().servers.values()
     assert answer is not None
     assert "LoginFailedError" in answer
+
+
+def test_the_lag_of_standbys_is_read_with_the_function(
+    cluster: Cluster, vault: Vault
+) -> None:
+    engines = cluster.places.engines
+    (listed,) = cluster.topology.keyspaces["objects"].servers
+    # Those of a move that are not in the topology have a password there.
+    another = listed.primary.replace(USER, f"{USER}:another")
+    assert engines.filled(another).password == "another"
+    for _ in range(2):
+        with (
+            Admin(
+                engines.filled(listed.primary),
+                name="sharddb001",
+                password=engines.password_of(listed.primary, ["sharddb001"]),
+            ) as admin,
+            admin.another() as further,
+        ):
+            assert further.value("SELECT CURRENT_USER()") == f"{USER}@%"
+        vault.rotate()
+    assert len(vault.logins) == 2
 
 
 def test_the_password_of_the_url_is_not_used(vault: Vault) -> None:
