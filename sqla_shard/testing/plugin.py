@@ -11,8 +11,8 @@ fixture::
     which runs from the first test that uses it to the end of the run.  Its
     databases exist; for empty ones see :meth:`.ServerFleet.topology_mapping`.
 ``mysql_proxies``, ``mariadb_proxies``
-    A running :class:`~.proxy.Proxy` for each server of the fleet, in order;
-    new ones for each test::
+    A running :class:`~.proxy.Proxy` for each server of the fleet, in order,
+    without TLS, so that they can be cut at a COMMIT; new ones for each test::
 
         def test_with_a_slow_server(mysql_fleet, mysql_proxies):
             mysql_proxies[0].delay = 0.02
@@ -205,7 +205,7 @@ def proxies_of(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
 
     with contextlib.ExitStack() as stack:
         yield [
-            stack.enter_context(Proxy(server.host, server.port))
+            stack.enter_context(Proxy(server.host, server.port, tls=False))
             for server in fleet.servers
         ]
 
