@@ -226,7 +226,7 @@ def _check(replication: Replication) -> None:
     if status is None:
         reason = "it has no primary; compare it without replication"
     elif not status.uses_gtid:
-        reason = "it does not use GTIDs; attach it with MASTER_USE_GTID"
+        reason = "it does not replicate by GTID; attach it again"
     else:
         reason = (
             f"its receiver is {status.receiver!r} and its applier "

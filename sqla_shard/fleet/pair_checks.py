@@ -213,6 +213,7 @@ def account_problems(
 def bypass_problems(accounts: Accounts, server: Replication) -> list[Problem]:
     """Return the sessions of others that ``read_only`` does not stop."""
     users = server.bypassing() - accounts.users
+    privileges = " and ".join(sorted(server.past_read_only()))
     rows = server.admin.rows(
         "SELECT id, user FROM information_schema.processlist"
         " WHERE command NOT LIKE 'Binlog Dump%%' AND command <> 'Daemon'"
@@ -221,7 +222,7 @@ def bypass_problems(accounts: Accounts, server: Replication) -> list[Problem]:
         Problem(
             server.admin.name,
             f"session {number} of {user!r} can write although the server is "
-            "read-only; end it, or revoke READ ONLY ADMIN",
+            f"read-only; end it, or revoke {privileges}",
         )
         for number, user in rows
         if user in users

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
 import threading
 import time
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_processes import apply_until
 from tests.servers.load_checks import pauses
 from tests.servers.published import places
+from tests.servers.server_statements import standby_state
 from tests.servers.server_statements import unlogged
 from tests.servers.server_statements import words
 
@@ -442,6 +444,32 @@ def test_events_and_semi_sync_change_sides(pairs, fleet):
         server.root_execute(f"SET GLOBAL {source}_enabled = 0")
         server.root_execute(f"SET GLOBAL {replica}_enabled = 0")
     wait_until_equal(new, old)
+
+
+@pytest.mark.thorough
+@pytest.mark.only_on("mysql")
+def test_a_standby_waits_for_a_primary_that_is_away_for_long(pairs, fleet):
+    """By default it tries ten times, and then stops for ever."""
+    apply(fleet, Failover.planned(fleet, "server1", compare_limit=None))
+    primary, standby = roles(pairs)
+    primary.kill()
+
+    def tries():
+        found = re.search(r"attempt (\d+)/", standby.replication_state()) or [
+            0,
+            0,
+        ]
+        return int(found[1])
+
+    try:
+        assert wait_until(lambda: tries() > 11, seconds=120)
+    finally:
+        primary.start()
+        primary.root_execute("SET GLOBAL read_only = 0")
+    assert wait_until(
+        lambda: standby_state(standby) == ("Yes", "Yes"), seconds=60
+    )
+    wait_until_equal(primary, standby)
 
 
 #: A setting, a wrong value of it, and the statement of a filter.
