@@ -23,6 +23,7 @@ from typing import Protocol
 from sqlalchemy import Connection
 from sqlalchemy import create_engine
 from sqlalchemy import Engine
+from sqlalchemy import Float
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import NoSuchModuleError
@@ -33,6 +34,7 @@ from sqlalchemy.sql.visitors import InternalTraversal
 
 from sqla_shard.dialects.passwords import PasswordSource
 from sqla_shard.exc import MissingDriverError
+from sqla_shard.exc import ScatterUnsupportedError
 
 __all__ = [
     "DATABASE",
@@ -334,6 +336,8 @@ class Averaged(ColumnElement[Any]):
     """A sum divided by a count, with the digits that ``avg()`` has.
 
     It is NULL if the count is 0.
+
+    :param calculates: whether arithmetic follows.
     """
 
     __visit_name__ = "sqla_shard_averaged"
@@ -341,16 +345,32 @@ class Averaged(ColumnElement[Any]):
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
         ("total", InternalTraversal.dp_clauseelement),
         ("count", InternalTraversal.dp_clauseelement),
+        ("calculates", InternalTraversal.dp_boolean),
     ]
 
-    def __init__(self, total: Any, count: Any, type_: Any) -> None:
+    def __init__(
+        self, total: Any, count: Any, type_: Any, *, calculates: bool = False
+    ) -> None:
         self.total = total
         self.count = count
         self.type = type_
+        self.calculates = calculates
 
 
 @compiles(Averaged, "mysql", "mariadb")
 def _averaged_mysql(element: Averaged, compiler: Any, **kw: Any) -> str:
+    if (
+        element.calculates
+        and not isinstance(element.total.type, Float)
+        and not getattr(compiler.dialect, "is_mariadb", False)
+    ):
+        # MySQL rounds quotients, and calculates with avg() itself.
+        raise ScatterUnsupportedError(
+            "arithmetic with avg() over several shards: MySQL calculates "
+            "with more of its digits than it returns; use func.sum(x) / "
+            "func.count(x)",
+            construct="a computation",
+        )
     total = compiler.process(element.total, **kw)
     return f"({total} / {compiler.process(element.count, **kw)})"
 

@@ -82,14 +82,16 @@ def source_problems(
 
 def prepared_problems(source: Replication) -> list[Problem]:
     """Return the XA transactions that could be committed behind a fence."""
-    prepared = source.admin.rows("XA RECOVER")
+    # Identifiers may be binary: MariaDB returns bytes, and MySQL, which
+    # returns text, can write them in hexadecimal.
+    if source.admin.is_mariadb:
+        prepared = [data for *_, data in source.admin.rows("XA RECOVER")]
+    else:
+        rows = source.admin.rows("XA RECOVER CONVERT XID")
+        prepared = [bytes.fromhex(data[2:]) for *_, data in rows]
     if not prepared:
         return []
-    # Identifiers may be binary.
-    names = [
-        data.decode(errors="replace") if isinstance(data, bytes) else str(data)
-        for *_, data in prepared
-    ]
+    names = [data.decode(errors="replace") for data in prepared]
     return [
         Problem(
             source.admin.name,

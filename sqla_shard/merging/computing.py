@@ -25,6 +25,7 @@ from sqlalchemy import Numeric
 from sqlalchemy import select
 from sqlalchemy import text
 from sqlalchemy import Time
+from sqlalchemy.sql.elements import BinaryExpression
 from sqlalchemy.sql.elements import FunctionFilter
 from sqlalchemy.sql.elements import Over
 from sqlalchemy.sql.functions import FunctionElement
@@ -36,6 +37,7 @@ from sqla_shard.dialects.base import Averaged
 from sqla_shard.dialects.base import NumberForm
 from sqla_shard.dialects.decimals import plain_type
 from sqla_shard.dialects.functions import name_of
+from sqla_shard.dialects.sorting import ARITHMETIC
 from sqla_shard.dialects.sorting import kind_of
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.merging.elements import Added
@@ -234,6 +236,8 @@ class Computations:
                 raise self._refusal(element, f"{part}, not in GROUP BY,")
             if is_textual(part) and not _is_part(part):
                 raise self._refusal(element, "SQL as text")
+        if _calculates(made):
+            made = replacement_traverse(made, {}, _calculated)
         self._expressions.append(made)
         return Computed(len(self._expressions) - 1)
 
@@ -297,6 +301,24 @@ class Computations:
             "themselves, and compute in Python",
             construct="a computation",
         )
+
+
+def _calculates(element: Any) -> bool:
+    """Return whether an average is part of arithmetic."""
+    return any(
+        isinstance(part, BinaryExpression)
+        and part.operator in ARITHMETIC
+        and any(isinstance(one, Averaged) for one in walk(part))
+        for part in walk(element)
+    )
+
+
+def _calculated(element: Any, **kw: Any) -> Any:
+    if not isinstance(element, Averaged):
+        return None
+    return Averaged(
+        element.total, element.count, element.type, calculates=True
+    )
 
 
 def _is_part(element: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import func
+from sqlalchemy import make_url
 from sqlalchemy import select
 from sqlalchemy import text
 from sqlalchemy import update
@@ -23,6 +24,9 @@ from sqla_shard.exc import ScatterTimeoutError
 from sqla_shard.exc import ServerFencedError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardMissingError
+from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.split_checks import prepared_problems
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import MySQLFleet
 from tests.servers.following import until
@@ -225,6 +229,36 @@ def test_the_server_ends_a_statement_at_its_time_limit(
             session.execute(statement.options(scatter(timeout=0.3))).all()
         # It was the server: the connection is still open.
         assert connection.scalar(text("SELECT CONNECTION_ID()")) == number
+
+
+# -- prepared transactions
+
+
+def test_prepared_transactions_with_binary_names(
+    cluster: Cluster, fleet: Any
+) -> None:
+    server = fleet.servers[1]
+    server.root_execute("CREATE USER operator IDENTIFIED BY 'xa'")
+    server.root_execute("GRANT ALL ON *.* TO operator WITH GRANT OPTION")
+    server.root_execute(
+        "CREATE TABLE db00002.notes (id INT AUTO_INCREMENT PRIMARY KEY)"
+    )
+    names = ["'order 7'", "X'ff00fe'"]
+    for name in names:
+        with server.root_connect() as root, root.cursor() as cursor:
+            cursor.execute(f"XA START {name}")
+            cursor.execute("INSERT INTO db00002.notes VALUES ()")
+            cursor.execute(f"XA END {name}")
+            cursor.execute(f"XA PREPARE {name}")
+    url = make_url(f"mysql://operator:xa@{server.host}:{server.port}")
+    try:
+        with Admin(url, name="server2") as admin:
+            (problem,) = prepared_problems(replication_of(admin))
+        assert "order 7" in str(problem)
+        assert "\ufffd\0\ufffd" in str(problem)
+    finally:
+        for name in names:
+            server.root_execute(f"XA ROLLBACK {name}")
 
 
 # -- a server that closes its connections, of all clusters

@@ -18,6 +18,7 @@ from sqlalchemy import select
 from sqlalchemy import String
 
 from sqla_shard import scatter
+from sqla_shard.exc import ScatterUnsupportedError
 from tests.models.clusters import PINS
 from tests.models.clusters import plain_engine
 from tests.models.merged_models import PLAIN
@@ -202,12 +203,28 @@ _STATEMENTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+#: MySQL calculates with more digits of avg() than it returns.
+_ARITHMETIC_WITH_AVG = frozenset(
+    {"an average that is shifted", "all at once", "sorted by it"}
+)
+
+
 class MergedComputed:
     """``compared`` comes from the test module."""
 
     @pytest.mark.parametrize("name", _STATEMENTS)
     def test_is_what_one_database_computes(self, compared, name):
         make = _STATEMENTS[name]
+        dialect = compared.plain.get_bind().dialect
+        is_mysql = dialect.name == "mysql" and not dialect.is_mariadb
+        if is_mysql and name in _ARITHMETIC_WITH_AVG:
+            made = make(SHARDED).options(scatter())
+            with (
+                compared.cluster.session() as session,
+                pytest.raises(ScatterUnsupportedError, match=r"func\.count"),
+            ):
+                session.execute(made)
+            return
         want = compared.plain.execute(make(PLAIN)).all()
         with compared.cluster.session() as session:
             made = make(SHARDED).options(scatter())
