@@ -83,7 +83,7 @@ def test_a_doubt_leaves_the_reason(project: Project) -> None:
     project.add(
         "0001",
         """
-        op.execute("CREATE TABLE pins (n INT UNIQUE) ENGINE=Aria")
+        op.execute("CREATE TABLE pins (n INT UNIQUE) ENGINE=MyISAM")
         op.get_bind().exec_driver_sql(
             "INSERT INTO pins VALUES (%s)", [(1,), (1,)]
         )
