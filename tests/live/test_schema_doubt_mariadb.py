@@ -35,9 +35,7 @@ MYISAM = (
 INSERT = MYISAM.replace("log_myisam", "log")
 BLOCK = f"with op.get_context().autocommit_block():\n    {INSERT}"
 # One such table, and rows of no other are sure to be rolled back.
-MYISAM_TABLE = (
-    'op.execute("CREATE TABLE log_myisam (n INT) ENGINE=MyISAM")'
-)
+MYISAM_TABLE = 'op.execute("CREATE TABLE log_myisam (n INT) ENGINE=MyISAM")'
 KINDS = {"procedure": CALL, "myisam": MYISAM, "autocommit": BLOCK}
 TABLE = {"myisam": "log_myisam"}
 DEATH = 'op.execute("KILL CONNECTION_ID()")'

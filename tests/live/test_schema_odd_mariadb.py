@@ -161,7 +161,7 @@ def wait_until_older(project, connection, seconds):
         lambda: project.query(
             0,
             "SELECT 1 FROM information_schema.processlist "
-            f"WHERE id = {connection} AND time_ms > {seconds * 1000}",
+            f"WHERE id = {connection} AND time > {seconds}",
         ),
         "a statement that takes long",
     )
