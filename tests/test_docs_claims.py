@@ -163,6 +163,7 @@ ALLOWED = {
         "lost by a planned failover",
         "refuse a planned failover",
     ),
+    "docs/explanation/servers.rst": ("then a planned failover",),
     "docs/howto/reference-tables.rst": ("shards that are not yet written",),
     "docs/howto/topology-file.rst": ("# opened so far, of 65,536",),
     "docs/howto/shadow.rst": (
