@@ -200,7 +200,10 @@ def mysql_proxies(mysql_fleet: MySQLFleet) -> Iterator[list[Proxy]]:
 
 @contextlib.contextmanager
 def proxies_of(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
-    """Yield a running proxy for each server of a fleet, in order."""
+    """Yield a running proxy for each server of a fleet, in order.
+
+    They hide that a server offers TLS: they could not read what is sent then.
+    """
     from sqla_shard.testing.proxy import Proxy
 
     with contextlib.ExitStack() as stack:

@@ -16,14 +16,13 @@ pytest.importorskip("kazoo")
 from click.testing import Result
 
 from sqla_shard.cli import publish_commands
-from sqla_shard.testing import MariaDBPair
 from sqla_shard.topology.zookeeper.publisher import Publisher
 from tests.models.provisioning import Project
 from tests.servers.command_line import invoke
 from tests.servers.command_line import write
 from tests.servers.zookeeper import place
 
-pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
+pytestmark = pytest.mark.live
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +32,7 @@ def pair(server_kind: Kind) -> Iterator[ServerPair[Any]]:
 
 
 def document(
-    pair: MariaDBPair, epoch: int, shards: list[Any], *others: Any
+    pair: ServerPair[Any], epoch: int, shards: list[Any], *others: Any
 ) -> dict[str, Any]:
     def url(server: Any) -> str:
         return (
@@ -65,7 +64,10 @@ def document(
 
 
 def test_servers_that_are_not_ready_refuse_a_push(
-    pair: MariaDBPair, zookeeper_server: Any, tmp_path: Any, monkeypatch: Any
+    pair: ServerPair[Any],
+    zookeeper_server: Any,
+    tmp_path: Any,
+    monkeypatch: Any,
 ) -> None:
     # A busy machine has all the time that it needs.
     monkeypatch.setattr(publish_commands, "_TIMEOUT", 60.0)

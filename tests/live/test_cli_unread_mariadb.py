@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from sqla_shard.testing import MariaDBFleet
 from tests.models.unread_models import MODULUS
 from tests.models.unread_models import SHARDS
 from tests.servers.command_line import write
@@ -16,9 +15,9 @@ pytestmark = pytest.mark.live
 
 
 @pytest.fixture(scope="module")
-def scene(mariadb_installed, tmp_path_factory):
+def scene(server_kind, tmp_path_factory):
     directory = tmp_path_factory.mktemp("unread")
-    with MariaDBFleet(servers=2, shards=SHARDS, fast=True) as fleet:
+    with server_kind.fleet(servers=2, shards=SHARDS, fast=True) as fleet:
         if not fleet.local:
             pytest.skip("servers of others are not stopped")
         document = fleet.topology_mapping(lookup=MODULUS)

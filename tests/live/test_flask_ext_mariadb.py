@@ -11,7 +11,6 @@ from flask import Flask
 
 from sqla_shard import Cluster
 from sqla_shard.ext.flask import FlaskCluster
-from sqla_shard.testing import MariaDBFleet
 from tests.models.flask_app import add_board
 from tests.models.flask_app import Base
 from tests.models.flask_app import Board
@@ -22,8 +21,8 @@ pytestmark = pytest.mark.live
 
 
 @pytest.fixture(scope="module")
-def fleet(mariadb_installed):
-    with MariaDBFleet(servers=2, shards=4, fast=True) as fleet:
+def fleet(server_kind):
+    with server_kind.fleet(servers=2, shards=4, fast=True) as fleet:
         yield fleet
 
 

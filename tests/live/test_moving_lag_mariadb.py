@@ -19,7 +19,6 @@ from sqla_shard.migrate.lag import lag_guard
 from sqla_shard.migrate.passes import backfill
 from sqla_shard.migrate.passes import reconcile
 from sqla_shard.migrate.switching import Switch
-from sqla_shard.testing import MariaDBPair
 from sqla_shard.testing.topology_documents import topology_document
 from tests.models.moving_app import Base
 from tests.models.moving_app import open_move
@@ -27,21 +26,21 @@ from tests.models.moving_app import Sharded
 from tests.models.moving_app import ShardedUser
 from tests.models.moving_app import User
 
-pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
+pytestmark = pytest.mark.live
 
 USERS = 20
-GRANT = "GRANT SLAVE MONITOR ON *.* TO {}"
 #: Seconds for what takes one or two.
 LONG = 120
 
 
 @pytest.fixture(scope="module")
-def pair():
-    with MariaDBPair(fast=True) as pair:
+def pair(server_kind):
+    with server_kind.pair(fast=True) as pair:
         for server in pair.servers:
             with as_root(server) as cursor:
                 cursor.execute(
-                    f"GRANT SLAVE MONITOR ON *.* TO {account(pair)}"
+                    f"GRANT {server_kind.lag_privilege} ON *.* "
+                    f"TO {account(pair)}"
                 )
         yield pair
 
@@ -142,11 +141,11 @@ def run_while(waiting, behind, work, check=lambda: None):
 
 @contextmanager
 def stopped(pair):
-    pair.standby.root_execute("STOP SLAVE SQL_THREAD")
+    pair.standby.root_execute("STOP REPLICA SQL_THREAD")
     try:
         yield
     finally:
-        pair.standby.root_execute("START SLAVE SQL_THREAD")
+        pair.standby.root_execute("START REPLICA SQL_THREAD")
 
 
 @contextmanager
@@ -172,9 +171,12 @@ def crowded(pair):
 
 
 def set_delay(server, seconds):
-    server.root_execute("STOP SLAVE")
-    server.root_execute(f"CHANGE MASTER TO MASTER_DELAY = {seconds}")
-    server.root_execute("START SLAVE")
+    server.root_execute("STOP REPLICA")
+    change = "CHANGE MASTER TO MASTER_DELAY"
+    if server.kind == "mysql":
+        change = "CHANGE REPLICATION SOURCE TO SOURCE_DELAY"
+    server.root_execute(f"{change} = {seconds}")
+    server.root_execute("START REPLICA")
 
 
 @contextmanager
@@ -187,10 +189,11 @@ def delayed(pair, seconds):
         while lag < seconds:
             with pair.standby.root_connect() as connection:
                 cursor = connection.cursor()
-                cursor.execute("SHOW SLAVE STATUS")
+                cursor.execute("SHOW REPLICA STATUS")
                 names = [column[0] for column in cursor.description]
                 row = dict(zip(names, cursor.fetchone(), strict=True))
-            lag = row["Seconds_Behind_Master"] or 0
+            of = "Source" if pair.standby.kind == "mysql" else "Master"
+            lag = row[f"Seconds_Behind_{of}"] or 0
         yield
     finally:
         set_delay(pair.standby, 0)
@@ -237,14 +240,15 @@ def test_seconds_are_those_of_the_replica(move, pair, waiting):
     lag_guard(move, 3600).wait()
 
 
-def test_a_lag_that_may_not_be_seen(move, pair):
+def test_a_lag_that_may_not_be_seen(move, pair, server_kind):
+    privilege = server_kind.lag_privilege
     with as_root(pair.standby) as cursor:
-        cursor.execute(f"REVOKE SLAVE MONITOR ON *.* FROM {account(pair)}")
+        cursor.execute(f"REVOKE {privilege} ON *.* FROM {account(pair)}")
         try:
-            with pytest.raises(FleetSetupError, match="grant SLAVE MONITOR"):
+            with pytest.raises(FleetSetupError, match=privilege):
                 backfill(move, max_lag=5)
         finally:
-            cursor.execute(GRANT.format(account(pair)))
+            cursor.execute(f"GRANT {privilege} ON *.* TO {account(pair)}")
     assert marked(move) == 0
 
 

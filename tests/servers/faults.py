@@ -15,7 +15,8 @@ from sqlalchemy.orm import mapped_column
 
 from sqla_shard import Cluster
 from sqla_shard import ObjectMixin
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
+from tests.servers.kinds import Kind
 
 __all__ = [
     "SERVERS",
@@ -51,15 +52,17 @@ def own_fleet() -> Any:
     """Return a fixture: servers that no other module uses."""
 
     @pytest.fixture(scope="module")
-    def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
-        with MariaDBFleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
+    def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
+        with server_kind.fleet(
+            servers=SERVERS, shards=SHARDS, fast=True
+        ) as fleet:
             yield fleet
 
     return fleet
 
 
 def opened(
-    fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
     *,
     polling: bool = True,
     driver: str = "pymysql",
@@ -81,7 +84,7 @@ def own_ids() -> Any:
     """Return a fixture: the ids of a pin on each shard, in order."""
 
     @pytest.fixture(scope="module")
-    def ids(fleet: MariaDBFleet) -> list[int]:
+    def ids(fleet: ServerFleet[Any]) -> list[int]:
         found = []
         with opened(fleet) as cluster:
             cluster.create_all(Base.metadata)

@@ -28,12 +28,14 @@ class Kind(NamedTuple):
     """The classes of one kind of server.
 
     :param name: ``mariadb`` or ``mysql``.
+    :param lag_privilege: privilege to see the state of a standby.
     """
 
     name: str
     server: type[DatabaseServer]
     fleet: type[ServerFleet[Any]]
     pair: type[ServerPair[Any]]
+    lag_privilege: str
 
     @property
     def is_mysql(self) -> bool:
@@ -43,8 +45,20 @@ class Kind(NamedTuple):
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("mariadb", MariaDBServer, MariaDBFleet, MariaDBPair),
-        Kind("mysql", MySQLServer, MySQLFleet, MySQLPair),
+        Kind(
+            "mariadb",
+            MariaDBServer,
+            MariaDBFleet,
+            MariaDBPair,
+            "SLAVE MONITOR",
+        ),
+        Kind(
+            "mysql",
+            MySQLServer,
+            MySQLFleet,
+            MySQLPair,
+            "REPLICATION CLIENT",
+        ),
     )
 }
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from sqla_shard import Cluster
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import Proxy
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.operation_models import Base
 from tests.models.operation_models import SHARDS
+from tests.servers.kinds import Kind
 
 __all__ = ["own_cluster", "own_fleet", "own_lines", "own_proxied"]
 
@@ -24,8 +25,8 @@ def own_fleet() -> Any:
     """Return a fixture: servers that no other module uses."""
 
     @pytest.fixture(scope="module")
-    def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
-        with MariaDBFleet(servers=2, shards=SHARDS, fast=True) as fleet:
+    def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
+        with server_kind.fleet(servers=2, shards=SHARDS, fast=True) as fleet:
             yield fleet
 
     return fleet
@@ -35,7 +36,7 @@ def own_lines() -> Any:
     """Return a fixture: a proxy before each server of ``fleet``."""
 
     @pytest.fixture(scope="module")
-    def lines(fleet: MariaDBFleet) -> Iterator[list[Proxy]]:
+    def lines(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
         with contextlib.ExitStack() as stack:
             yield [
                 stack.enter_context(Proxy(server.host, server.port, tls=False))
@@ -49,7 +50,7 @@ def own_cluster() -> Any:
     """Return a fixture: a cluster on ``fleet``, with the tables."""
 
     @pytest.fixture(scope="module")
-    def cluster(fleet: MariaDBFleet) -> Iterator[Cluster]:
+    def cluster(fleet: ServerFleet[Any]) -> Iterator[Cluster]:
         document = fleet.topology_mapping(main=True, lookup=8)
         with Cluster.from_topology(document, environ=fleet.environ) as cluster:
             cluster.create_all(Base.metadata)
@@ -63,7 +64,7 @@ def own_proxied() -> Any:
 
     @pytest.fixture
     def proxied(
-        fleet: MariaDBFleet, cluster: Cluster, lines: list[Proxy]
+        fleet: ServerFleet[Any], cluster: Cluster, lines: list[Proxy]
     ) -> Iterator[Cluster]:
         document = fleet.topology_mapping(main=True, lookup=8, proxies=lines)
         with Cluster.from_topology(document, environ=fleet.environ) as proxied:

@@ -27,8 +27,9 @@ from sqla_shard import ObjectMixin
 from sqla_shard import operation
 from sqla_shard import ShardSession
 from sqla_shard import unpack
-from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.following import until
+from tests.servers.kinds import Kind
 
 __all__ = [
     "ACROSS",
@@ -73,8 +74,10 @@ def own_fleet() -> Any:
     """Return a fixture: servers that no other module uses."""
 
     @pytest.fixture(scope="module")
-    def fleet(mariadb_installed: None) -> Iterator[MariaDBFleet]:
-        with MariaDBFleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
+    def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
+        with server_kind.fleet(
+            servers=SERVERS, shards=SHARDS, fast=True
+        ) as fleet:
             yield fleet
 
     return fleet
@@ -109,7 +112,7 @@ def _await_more(written: Callable[[], int]) -> None:
 
 
 def kill_and_start(
-    fleet: MariaDBFleet,
+    fleet: ServerFleet[Any],
     rng: random.Random,
     kills: int,
     written: Callable[[], int],
@@ -136,7 +139,7 @@ def kill_and_start(
 
 
 def found_on(
-    fleet: MariaDBFleet, shard_id: int
+    fleet: ServerFleet[Any], shard_id: int
 ) -> tuple[list[int], Counter[str], Counter[int]]:
     """Return the rows of a shard on a server.
 
