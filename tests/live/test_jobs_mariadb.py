@@ -266,7 +266,7 @@ def explain(engine: Any, event: Any) -> list[Any]:
         return []
     with engine.connect() as connection:
         cursor = connection.exec_driver_sql(
-            f"EXPLAIN {statement}", event.parameters
+            f"EXPLAIN FORMAT=TRADITIONAL {statement}", event.parameters
         )
         found = [dict(row) for row in cursor.mappings()]
     return [

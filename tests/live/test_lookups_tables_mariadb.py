@@ -40,7 +40,7 @@ class TestPlans(Suite):
             )
             wanted = ", ".join(f"X'{f'k{i}'.encode().hex()}'" for i in (3, 4))
             (plan,) = connection.exec_driver_sql(
-                "EXPLAIN SELECT user_id FROM user_name "
+                "EXPLAIN FORMAT=TRADITIONAL SELECT user_id FROM user_name "
                 f"WHERE `key` IN ({wanted})"
             ).mappings()
             assert plan["key"] == "PRIMARY"
