@@ -23,7 +23,6 @@ from typing import Protocol
 from sqlalchemy import Connection
 from sqlalchemy import create_engine
 from sqlalchemy import Engine
-from sqlalchemy import Float
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import NoSuchModuleError
@@ -34,7 +33,6 @@ from sqlalchemy.sql.visitors import InternalTraversal
 
 from sqla_shard.dialects.passwords import PasswordSource
 from sqla_shard.exc import MissingDriverError
-from sqla_shard.exc import ScatterUnsupportedError
 
 __all__ = [
     "DATABASE",
@@ -335,9 +333,12 @@ class NumberForm:
 class Averaged(ColumnElement[Any]):
     """A sum divided by a count, with the digits that ``avg()`` has.
 
-    It is NULL if the count is 0.
+    It is NULL if the count is 0.  MariaDB computes with the same digits of a
+    quotient and of an average, which are more than it returns.  MySQL rounds
+    a quotient.
 
-    :param calculates: whether arithmetic follows.
+    :param places: the decimal places of the average inside a server, for
+        MySQL; None for a quotient.
     """
 
     __visit_name__ = "sqla_shard_averaged"
@@ -345,34 +346,28 @@ class Averaged(ColumnElement[Any]):
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
         ("total", InternalTraversal.dp_clauseelement),
         ("count", InternalTraversal.dp_clauseelement),
-        ("calculates", InternalTraversal.dp_boolean),
+        ("places", InternalTraversal.dp_plain_obj),
     ]
 
     def __init__(
-        self, total: Any, count: Any, type_: Any, *, calculates: bool = False
+        self, total: Any, count: Any, type_: Any, places: int | None = None
     ) -> None:
         self.total = total
         self.count = count
         self.type = type_
-        self.calculates = calculates
+        self.places = places
 
 
 @compiles(Averaged, "mysql", "mariadb")
 def _averaged_mysql(element: Averaged, compiler: Any, **kw: Any) -> str:
-    if (
-        element.calculates
-        and not isinstance(element.total.type, Float)
-        and not getattr(compiler.dialect, "is_mariadb", False)
-    ):
-        # MySQL rounds quotients, and calculates with avg() itself.
-        raise ScatterUnsupportedError(
-            "arithmetic with avg() over several shards: MySQL calculates "
-            "with more of its digits than it returns; use func.sum(x) / "
-            "func.count(x)",
-            construct="a computation",
-        )
     total = compiler.process(element.total, **kw)
-    return f"({total} / {compiler.process(element.count, **kw)})"
+    count = compiler.process(element.count, **kw)
+    places = element.places
+    if places is None or getattr(compiler.dialect, "is_mariadb", False):
+        return f"({total} / {count})"
+    # A quotient has four places more, and no number more than 30.
+    zeros = "0" * min(places + 9, 26)
+    return f"TRUNCATE(({total} + 0.{zeros}) / {count}, {min(places, 27)})"
 
 
 @compiles(Averaged)

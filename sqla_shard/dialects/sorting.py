@@ -53,7 +53,6 @@ from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = [
-    "ARITHMETIC",
     "LONGEST_COMPARED",
     "MOST_SORTED",
     "TOO_LONG",
@@ -342,8 +341,7 @@ _PARTS: Mapping[str, Callable[[_MySQL], str]] = {
 _PLAIN = (Integer, Numeric, Boolean, Date, DateTime, Time, Interval)
 
 _LIKE_ARGUMENT = frozenset(["max", "min", "nullif"])
-#: Operators of numbers.
-ARITHMETIC = frozenset(
+_ARITHMETIC = frozenset(
     [
         *(operators.add, operators.sub, operators.mul, operators.mod),
         *(operators.truediv, operators.floordiv),
@@ -399,7 +397,7 @@ def _kind_of_untyped(element: Any) -> str | None:
     ):
         return _kind_of_numbers([element.element])
     if isinstance(element, BinaryExpression) and (
-        element.operator in ARITHMETIC
+        element.operator in _ARITHMETIC
     ):
         return _kind_of_numbers([element.left, element.right])
     return _kind_of_function(element)

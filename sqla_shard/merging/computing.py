@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
 from decimal import Decimal
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import BigInteger
@@ -26,7 +27,10 @@ from sqlalchemy import select
 from sqlalchemy import text
 from sqlalchemy import Time
 from sqlalchemy.sql.elements import BinaryExpression
+from sqlalchemy.sql.elements import BooleanClauseList
 from sqlalchemy.sql.elements import FunctionFilter
+from sqlalchemy.sql.elements import Grouping
+from sqlalchemy.sql.elements import Label
 from sqlalchemy.sql.elements import Over
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import replacement_traverse
@@ -37,7 +41,6 @@ from sqla_shard.dialects.base import Averaged
 from sqla_shard.dialects.base import NumberForm
 from sqla_shard.dialects.decimals import plain_type
 from sqla_shard.dialects.functions import name_of
-from sqla_shard.dialects.sorting import ARITHMETIC
 from sqla_shard.dialects.sorting import kind_of
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.merging.elements import Added
@@ -47,6 +50,8 @@ from sqla_shard.merging.merge import Computed
 from sqla_shard.merging.merge import Extreme
 from sqla_shard.merging.merge import First
 from sqla_shard.merging.merge import Recipe
+from sqla_shard.merging.values import places_of_quotient
+from sqla_shard.merging.values import rounded_as
 from sqla_shard.routing.aggregates import is_textual
 from sqla_shard.routing.aggregates import may_aggregate
 from sqla_shard.routing.clauses import is_column
@@ -70,13 +75,19 @@ __all__ = [
 
 
 _NUMBER = "sqla_shard_n"
+_PART = "sqla_shard_p"
 #: Maximum number of rows of one statement; each has about 100 characters.
 _BATCH = 1000
 
 
 def name_of_part(index: int) -> str:
     """Return the name of the column of a part in SQL."""
-    return f"sqla_shard_p{index}"
+    return f"{_PART}{index}"
+
+
+def _index_of_part(element: Any) -> int:
+    """Return the index of the part whose column :func:`name_of_part` names."""
+    return int(element.name.removeprefix(_PART))
 
 
 @dataclass(frozen=True)
@@ -104,6 +115,15 @@ class Computation:
     parts: tuple[Operand, ...]
     expressions: tuple[Any, ...]
 
+    @cached_property
+    def _averages(self) -> list[int]:
+        """The positions of the expressions that compute with an average."""
+        return [
+            at
+            for at, made in enumerate(self.expressions)
+            if _has_average(made)
+        ]
+
     def values(self, group: Sequence[Any]) -> tuple[Any, ...]:
         """Return the parts of a group, which may have no rows."""
         if not group:
@@ -130,8 +150,31 @@ class Computation:
         for start in range(0, len(groups), _BATCH):
             batch = groups[start : start + _BATCH]
             rows = send(self._statement(batch, forms, backend))
-            found += [tuple(row[1:]) for row in sorted(rows, key=_first)]
+            found += [self._found(row[1:]) for row in sorted(rows, key=_first)]
         return found
+
+    def _found(self, row: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the values of the expressions.
+
+        MySQL rounds a quotient, but not an average that an operator has as
+        its operand.  So a server computes with both.
+
+        :raises ScatterUnsupportedError: if they differ where MySQL rounds
+            some averages.
+        """
+        values = list(row[: len(self.expressions)])
+        more = row[len(self.expressions) :]
+        for at, precise in zip(self._averages, more, strict=True):
+            exact = rounded_as(precise, values[at])
+            if exact != values[at] and not _is_direct(self.expressions[at]):
+                raise ScatterUnsupportedError(
+                    "a computation with avg() over several shards is "
+                    f"{values[at]} or {exact}: MySQL rounds the averages in "
+                    "some computations; use func.sum(x) / func.count(x)",
+                    construct="a computation",
+                )
+            values[at] = exact
+        return tuple(values)
 
     @staticmethod
     def _form(form: NumberForm, values: Sequence[Any]) -> NumberForm:
@@ -178,6 +221,12 @@ class Computation:
             expression.label(f"sqla_shard_c{at}")
             for at, expression in enumerate(self.expressions)
         ]
+        shown += [
+            _with_places(self.expressions[at], forms).label(
+                f"sqla_shard_a{at}"
+            )
+            for at in self._averages
+        ]
         made = select(literal_column(_NUMBER), *shown)
         made = made.select_from(source.subquery("sqla_shard_parts"))
         # The expressions may be of a class; this statement loads no objects.
@@ -186,6 +235,43 @@ class Computation:
 
 def _first(row: Sequence[Any]) -> Any:
     return row[0]
+
+
+def _has_average(element: Any) -> bool:
+    return any(isinstance(part, Averaged) for part in walk(element))
+
+
+def _is_direct(element: Any) -> bool:
+    """Return whether averages are operands of no more than one operator."""
+    while isinstance(element, (Label, Grouping)):
+        element = element.element
+    if isinstance(element, BooleanClauseList):
+        return all(map(_is_direct, element.clauses))
+    return isinstance(element, BinaryExpression) and not any(
+        _has_average(side) and not _is_average(side)
+        for side in (element.left, element.right)
+    )
+
+
+def _is_average(element: Any) -> bool:
+    while isinstance(element, (Label, Grouping)):
+        element = element.element
+    return isinstance(element, Averaged)
+
+
+def _with_places(made: Any, forms: Sequence[NumberForm]) -> Any:
+    """Return an expression with all digits of its averages."""
+
+    def replaced(element: Any, **kw: Any) -> Any:
+        if not isinstance(element, Averaged):
+            return None
+        form = forms[_index_of_part(element.total)]
+        if form.name == "double":
+            return None
+        places = places_of_quotient(form.scale)
+        return Averaged(element.total, element.count, element.type, places)
+
+    return replacement_traverse(made, {}, replaced)
 
 
 _TIMES = (Date, DateTime, Interval, Time)
@@ -236,8 +322,6 @@ class Computations:
                 raise self._refusal(element, f"{part}, not in GROUP BY,")
             if is_textual(part) and not _is_part(part):
                 raise self._refusal(element, "SQL as text")
-        if _calculates(made):
-            made = replacement_traverse(made, {}, _calculated)
         self._expressions.append(made)
         return Computed(len(self._expressions) - 1)
 
@@ -303,26 +387,8 @@ class Computations:
         )
 
 
-def _calculates(element: Any) -> bool:
-    """Return whether an average is part of arithmetic."""
-    return any(
-        isinstance(part, BinaryExpression)
-        and part.operator in ARITHMETIC
-        and any(isinstance(one, Averaged) for one in walk(part))
-        for part in walk(element)
-    )
-
-
-def _calculated(element: Any, **kw: Any) -> Any:
-    if not isinstance(element, Averaged):
-        return None
-    return Averaged(
-        element.total, element.count, element.type, calculates=True
-    )
-
-
 def _is_part(element: Any) -> bool:
-    return str(getattr(element, "name", "")).startswith("sqla_shard_p")
+    return str(getattr(element, "name", "")).startswith(_PART)
 
 
 def _is_number(element: Any) -> bool:

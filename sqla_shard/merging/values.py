@@ -77,6 +77,13 @@ def _round(value: Decimal, places: int, rounding: str) -> Decimal:
     return value.quantize(unit, rounding=rounding, context=_EXACTLY)
 
 
+def rounded_as(value: Any, like: Any) -> Any:
+    """Return a number with the decimal places of another value."""
+    if isinstance(value, Decimal) and isinstance(like, Decimal):
+        return _round(value, _places(like), ROUND_HALF_UP)
+    return value
+
+
 def as_type(value: Any, like: Any) -> Any:
     """Return a number in the type, and with the places, of another value.
 
@@ -200,20 +207,25 @@ def _inside(total: Decimal, shown: int, fraction: Fraction) -> set[int]:
     least = _places(total.normalize(_EXACTLY))
     most = _places(total)
     if fraction is Fraction.EXACT:
-        return {_cut(most, shown - most)}
+        return {places_of_quotient(most, shown - most)}
     if fraction is Fraction.MIXED:
-        return {_cut(n, shown - most) for n in range(least, most + 1)}
+        return {
+            places_of_quotient(n, shown - most) for n in range(least, most + 1)
+        }
     if fraction is not Fraction.UNKNOWN:
         least = max(least, shown - _INCREMENT)
     found = range(least, max(least, _MOST) + 1)
     if fraction is Fraction.GROUPS:
-        return {_cut(n, _INCREMENT) for n in found if n % _GROUP == 0}
-    return {_cut(n, _INCREMENT) for n in found}
+        return {
+            places_of_quotient(n, _INCREMENT) for n in found if n % _GROUP == 0
+        }
+    return {places_of_quotient(n, _INCREMENT) for n in found}
 
 
-def _cut(places: int, increment: int) -> int:
+def places_of_quotient(places: int, increment: int = _INCREMENT) -> int:
     """Return the decimal places of a quotient inside a server.
 
+    :param places: those of the dividend.
     :param increment: ``div_precision_increment``.
     """
     whole = -(-places // _GROUP) * _GROUP

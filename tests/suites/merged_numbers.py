@@ -31,6 +31,7 @@ from sqlalchemy import select
 from sqlalchemy import String
 from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import aliased
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Mapped
@@ -62,6 +63,17 @@ _SHARDS = (0, 1, 17, 31)
 _SCALES = (0, 1, 2, 4, 5, 8, 9, 13, 14, 18, 23, 30, 32)
 
 
+class _Decimal(Numeric[Decimal]):
+    """A DECIMAL with the most digits after the point that a server has."""
+
+
+@compiles(_Decimal, "mysql")
+def _decimal(element: _Decimal, compiler: Any, **kw: Any) -> str:
+    if element.scale > 30 and not compiler.dialect.is_mariadb:
+        return "DECIMAL(48, 30)"
+    return str(compiler.visit_NUMERIC(element, **kw))
+
+
 class _Numbers:
     """The columns of a coin that are no ids."""
 
@@ -83,7 +95,7 @@ for _scale in _SCALES:
     setattr(
         _Numbers,
         f"n{_scale}",
-        mapped_column(Numeric(_scale + 18, _scale)),
+        mapped_column(_Decimal(_scale + 18, _scale)),
     )
 
 
