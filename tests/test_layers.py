@@ -27,7 +27,7 @@ LAYERS = {
     "util": "greenlet orjson sqlalchemy",
     "exc": "sqlalchemy",
     "ids": "",
-    "types": "sqlalchemy zstandard",
+    "types": "backports sqlalchemy",
     "topology": "kazoo",
     "dialects": "greenlet sqlalchemy",
     "engine": "greenlet sqlalchemy",
@@ -80,12 +80,12 @@ APART = {
 
 # The only places that import a third party.
 PLACES = {
+    "backports": "sqla_shard.types.compression",
     "fsspec": "sqla_shard.fleet.files",
     # A shell waits for completion, and the package of topologies takes long.
     "kazoo": ("sqla_shard.topology.zookeeper.", "sqla_shard.cli.completion"),
     "orjson": "sqla_shard.util.json_values",
     "prometheus_client": "sqla_shard.metrics.",
-    "zstandard": "sqla_shard.types.compression",
 }
 
 # Optional modules, never loaded by `import sqla_shard`.
@@ -93,6 +93,7 @@ OPTIONAL = (
     "aiosqlite",
     "alembic",
     "asyncmy",
+    "backports",
     "click",
     "dogpile",
     "flask",
@@ -118,10 +119,10 @@ OPTIONAL = (
     "sqla_shard.schema",
     "sqla_shard.testing",
     "sqla_shard.verify",
-    "zstandard",
 )
 
-STDLIB = sys.stdlib_module_names
+# Python 3.11 lacks one that is imported by version.
+STDLIB = sys.stdlib_module_names | {"compression"}
 
 
 def module_name(path: Path) -> str:

@@ -17,9 +17,8 @@ The column is text and not the server's JSON type, because a flush compares
 the text that was read with the text in the row, and MySQL's JSON type rewrites
 a document when it is stored.
 
-Integers up to the greatest double and floats are stored exactly.  NaN and
-infinity, which JSON does not have, are rejected, and so are greater integers:
-MySQL could not parse the document.
+Integers of any size and floats are stored exactly.  NaN and infinity, which
+JSON does not have, are rejected.
 
 With ``compression="zstd"`` the column is binary, and contains JSON or
 compressed JSON; see :mod:`sqla_shard.types.compression`.
@@ -252,7 +251,7 @@ class JSONBlob(TypeDecorator[dict[str, Any]]):
         column of any type.
     :param dictionary: name of the dictionary; by default that of the table.
     :raises ValueError: if an argument is not valid.
-    :raises MissingExtraError: if the package zstandard is not installed.
+    :raises MissingExtraError: if the extra ``zstd`` is not installed.
     """
 
     impl = Text

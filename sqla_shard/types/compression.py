@@ -15,6 +15,7 @@ demand from the databases, by the sources that clusters register.
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -57,17 +58,22 @@ _MISSING = 30.0
 
 
 def require_zstd() -> Any:
-    """Return the module ``zstandard``.
+    """Return ``compression.zstd`` of Python 3.14, or its backport.
 
     :raises MissingExtraError: if it is not installed.
     """
+    package = "backports.zstd"
     try:
-        import zstandard
+        if sys.version_info >= (3, 14):
+            package = "compression.zstd"
+            from compression import zstd
+        else:
+            from backports import zstd
     except ImportError as error:
         raise MissingExtraError(
-            package="zstandard", extra="zstd", reason=str(error)
+            package=package, extra="zstd", reason=str(error)
         ) from error
-    return zstandard
+    return zstd
 
 
 def dictionary_id_of(content: bytes) -> int:
@@ -79,7 +85,7 @@ class Dictionary:
     """A dictionary; may be used in several threads.
 
     :param content: the dictionary, in the format of zstd.
-    :raises MissingExtraError: if zstandard is not installed.
+    :raises MissingExtraError: if the extra ``zstd`` is not installed.
     :raises ValueError: if it is not a dictionary.
     """
 
@@ -90,13 +96,12 @@ class Dictionary:
         #: The first bytes of all blobs that are compressed with it.
         self.prefix = MARKER + self.id.to_bytes(PREFIX_BYTES - 1, "big")
         try:
-            self._digested = zstd.ZstdCompressionDict(
-                content, dict_type=zstd.DICT_TYPE_FULLDICT
-            )
-            self._digested.precompute_compress(level=LEVEL)
-        except zstd.ZstdError as error:
+            self._digested = zstd.ZstdDict(content).as_digested_dict
+            zstd.ZstdDecompressor(self._digested)  # reads all of it
+        except (ValueError, zstd.ZstdError) as error:
             raise ValueError(f"not a dictionary of zstd: {error}") from error
-        # A compressor is not safe for use in two threads.
+        # Threads would wait for one compressor, and a process that is forked
+        # meanwhile for ever.
         self._local = threading.local()
 
     def pack(self, text: str) -> bytes | None:
@@ -104,14 +109,15 @@ class Dictionary:
         compressor = getattr(self._local, "compressor", None)
         if compressor is None:
             compressor = self._local.compressor = self._zstd.ZstdCompressor(
-                level=LEVEL,
-                dict_data=self._digested,
-                write_checksum=True,
-                write_content_size=True,
-                write_dict_id=False,
+                options={
+                    self._zstd.CompressionParameter.compression_level: LEVEL,
+                    self._zstd.CompressionParameter.checksum_flag: True,
+                    self._zstd.CompressionParameter.dict_id_flag: False,
+                },
+                zstd_dict=self._digested,
             )
         data = text.encode()
-        frame: bytes = compressor.compress(data)
+        frame: bytes = compressor.compress(data, compressor.FLUSH_FRAME)
         packed = self.prefix + frame[len(_MAGIC) :]
         return packed if len(packed) < len(data) else None
 
@@ -122,25 +128,21 @@ class Dictionary:
         :raises ValueError: if the blob is damaged, or its text is larger.
         """
         frame = _MAGIC + packed[PREFIX_BYTES:]
-        decompressor = getattr(self._local, "decompressor", None)
-        if decompressor is None:
-            decompressor = self._zstd.ZstdDecompressor(
-                dict_data=self._digested
-            )
-            self._local.decompressor = decompressor
+        decompressor = self._zstd.ZstdDecompressor(self._digested)
         try:
-            # Read the size first: decompress() allocates as much memory.
-            size = self._zstd.frame_content_size(frame)
-            if not 0 <= size <= limit:
+            # None if it was not written here.
+            size = self._zstd.get_frame_info(frame).decompressed_size or 0
+            if not 0 < size <= limit:
                 raise ValueError(
                     f"its text would have {size:,} bytes, and the limit is "
                     f"{limit:,}"
                 )
-            data: bytes = decompressor.decompress(
-                frame, allow_extra_data=False
-            )
+            # A damaged frame can have more.
+            data: bytes = decompressor.decompress(frame, limit + 1)
         except self._zstd.ZstdError as error:
             raise ValueError(f"it cannot be decompressed: {error}") from error
+        if not decompressor.eof or decompressor.unused_data:
+            raise ValueError("it cannot be decompressed: its end is damaged")
         return data.decode()
 
     def __repr__(self) -> str:
@@ -250,7 +252,7 @@ def unpack(packed: bytes, limit: int, table: str | None = None) -> str:
     :raises DamagedBlobError: if it cannot be decompressed, or its text would
         be larger than the limit.
     :raises DictionaryNotFoundError: if no shard has its dictionary.
-    :raises MissingExtraError: if zstandard is not installed.
+    :raises MissingExtraError: if the extra ``zstd`` is not installed.
     """
     dictionary_id = None
     try:
@@ -280,13 +282,11 @@ def train_dictionary(samples: Sequence[bytes], size: int) -> bytes:
     :param samples: the texts of blobs.
     :param size: maximum size of the dictionary in bytes.
     :raises ValueError: if the samples are too few or too small.
-    :raises MissingExtraError: if zstandard is not installed.
+    :raises MissingExtraError: if the extra ``zstd`` is not installed.
     """
     zstd = require_zstd()
     try:
-        content: bytes = zstd.train_dictionary(
-            size, list(samples), level=LEVEL
-        ).as_bytes()
+        content: bytes = zstd.train_dict(samples, size).dict_content
     except zstd.ZstdError as error:
         raise ValueError(str(error)) from error
     return content

@@ -13,7 +13,6 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-import zstandard
 from sqlalchemy import insert
 from sqlalchemy import text
 from sqlalchemy.orm import DeclarativeBase
@@ -27,6 +26,7 @@ from sqla_shard import ObjectMixin
 from sqla_shard import pack
 from sqla_shard.models import blob_dictionaries
 from sqla_shard.types.compression import Dictionary
+from sqla_shard.types.compression import require_zstd
 from sqla_shard.types.compression import train_dictionary
 from tests.benchmarks.servers import new_fleet
 from tests.benchmarks.servers import title
@@ -129,7 +129,7 @@ def _sizes(title: str, documents: list[dict[str, Any]]) -> None:
         )
     )
     prefix = b"".join(encoded[-200:])[-32_768:]
-    compressor = zstandard.ZstdCompressor(level=3)
+    zstd = require_zstd()
 
     def with_prefix(row: str) -> bytes:
         made = zlib.compressobj(6, zdict=prefix)
@@ -142,8 +142,8 @@ def _sizes(title: str, documents: list[dict[str, Any]]) -> None:
             lambda data: zlib.decompressobj(zdict=prefix).decompress(data),
         ),
         "zstd without a dictionary": (
-            lambda row: compressor.compress(row.encode()),
-            zstandard.ZstdDecompressor().decompress,
+            lambda row: zstd.compress(row.encode(), 3),
+            zstd.decompress,
         ),
         f"zstd, a dictionary of {len(dictionary.content):,} bytes": (
             lambda row: dictionary.pack(row) or row.encode(),
