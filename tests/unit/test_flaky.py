@@ -1,4 +1,4 @@
-"""What failed in a build runs once more, after everything else and alone."""
+"""The second run of failed tests, after everything else and alone."""
 
 from __future__ import annotations
 
