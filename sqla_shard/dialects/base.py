@@ -298,6 +298,13 @@ class DDL(Protocol):
         """
         return False
 
+    def closes_database(self, error: BaseException) -> bool:
+        """Return whether a driver's error says that a database is read-only.
+
+        The other databases of the server can be written.
+        """
+        return False
+
     def read_table(
         self,
         engine: Engine,

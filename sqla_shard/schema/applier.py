@@ -156,6 +156,10 @@ _OF_READ_ONLY = (
     "\nThe server is read-only: it is a standby, is fenced, or has read_only "
     "set. Repeat the command with the topology that names the primary"
 )
+_OF_READ_ONLY_DATABASE = (
+    "\nThe database is read-only, and the others of the server are not. "
+    "Repeat the command after ALTER DATABASE {database} READ ONLY = 0"
+)
 
 
 class Applier:
@@ -574,8 +578,13 @@ class Applier:
                 self.close()
                 text += _OF_LOST[journal.is_running]
             elif _is_read_only(shard, error):
-                state = State.READ_ONLY
-                text += _OF_READ_ONLY
+                if _is_closed(shard, error):
+                    text += _OF_READ_ONLY_DATABASE.format(
+                        database=shard.database
+                    )
+                else:
+                    state = State.READ_ONLY
+                    text += _OF_READ_ONLY
                 self._roll_back()
                 self._release(shard)
             else:
@@ -682,6 +691,12 @@ def _texts(journal: Journal) -> tuple[str, ...]:
 def _is_killed(shard: Shard, error: BaseException) -> bool:
     orig = error.orig if isinstance(error, DBAPIError) else None
     return orig is not None and shard.place.backend.ddl.is_killed(orig)
+
+
+def _is_closed(shard: Shard, error: BaseException) -> bool:
+    """Return whether only the database of the shard is read-only."""
+    orig = error.orig if isinstance(error, DBAPIError) else None
+    return orig is not None and shard.place.backend.ddl.closes_database(orig)
 
 
 def _is_read_only(shard: Shard, error: BaseException) -> bool:

@@ -243,3 +243,22 @@ def test_a_server_that_is_read_only(project: Project) -> None:
     assert "standby" in report["shards"][2]["error"]
     assert "could not be written" not in report["shards"][2]["error"]
     project.alembic("upgrade", "head")
+
+
+@pytest.mark.only_on("mysql")
+def test_a_database_that_is_read_only(project: Project) -> None:
+    project.add("0001", PINS)
+    project.alembic("upgrade", "head")
+    project.add("0002", ALTER)
+    server, database = project.place(2)
+    assert project.place(3)[0] == server
+    project.query(2, f"ALTER DATABASE {database} READ ONLY = 1")
+    report = project.report(
+        "-x", "continue_on_error=yes", "upgrade", "head", status=1
+    )
+    project.query(2, f"ALTER DATABASE {database} READ ONLY = 0")
+    shards = {one["shard_id"]: one for one in report["shards"]}
+    assert shards[2]["state"] == "failed"
+    assert f"ALTER DATABASE {database} READ ONLY = 0" in shards[2]["error"]
+    assert [shards[n]["state"] for n in (0, 1, 3)] == ["changed"] * 3
+    assert project.states("upgrade", "head")[2] == "changed"

@@ -28,6 +28,7 @@ from sqla_shard.dialects.mysql.new_tables import index_of
 __all__ = ["MySQLDDL"]
 
 _INTERRUPTED = 1317
+_READ_ONLY = 3989
 # More tables in one statement take longer than a second statement.
 _CHUNK = 256
 _HAVING = text(
@@ -131,6 +132,10 @@ class MySQLDDL(DDL):
     def is_killed(self, error: BaseException) -> bool:
         """Read the number, which KILL QUERY and KILL CONNECTION share."""
         return error.args[:1] == (_INTERRUPTED,)
+
+    def closes_database(self, error: BaseException) -> bool:
+        """Read the number, which ALTER DATABASE .. READ ONLY = 1 causes."""
+        return error.args[:1] == (_READ_ONLY,)
 
     def read_table(
         self,
