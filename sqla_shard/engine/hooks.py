@@ -55,6 +55,7 @@ from sqla_shard.exc import ShardMissingError
 from sqla_shard.exc import ShardMovedError
 from sqla_shard.exc.base import summary
 from sqla_shard.topology import Topology
+from sqla_shard.util.sqlalchemy_private import call_last_first
 
 if TYPE_CHECKING:
     from sqla_shard.engine.registry import Engines
@@ -154,10 +155,11 @@ def _register(
     for name, calls in table.items():
         for call in calls:
             renders = getattr(call, "func", None) is render_event
-            # The listener of the dialect returns a connection: none after it
-            # is called.
-            first = name == "do_connect"
-            event.listen(engine, name, call, retval=renders, insert=first)
+            event.listen(engine, name, call, retval=renders)
+            if name == "do_connect":
+                # The listener of the dialect returns a connection: none after
+                # it is called.
+                call_last_first(engine.dialect.dispatch.do_connect)
 
 
 def _info_of(context: ExceptionContext) -> dict[Any, Any] | None:

@@ -34,6 +34,7 @@ __all__ = [
     "autoflush",
     "autoflushes",
     "cache_key",
+    "call_last_first",
     "check_can_execute",
     "connections_of",
     "copy_with",
@@ -99,6 +100,16 @@ __all__ = [
     "with_options",
     "yield_per",
 ]
+
+
+def call_last_first(listeners: Any) -> None:
+    """Call the listener of an event that was added last before the others.
+
+    ``listen(insert=True)`` has no effect on events of dialects.
+
+    :param listeners: such as ``engine.dialect.dispatch.do_connect``.
+    """
+    listeners.listeners.rotate(1)  # 1.3
 
 
 def _read(name: str, default: Any, element: Any) -> Any:

@@ -17,7 +17,11 @@ from sqlalchemy.pool import NullPool
 from sqla_shard import blob_field
 from sqla_shard import Cluster
 from sqla_shard import ObjectMixin
+from sqla_shard import Topology
+from sqla_shard.exc import ServerRetiredError
+from sqla_shard.testing import Proxy
 from sqla_shard.testing import StatementLog
+from sqla_shard.testing.topology_documents import topology_document
 from tests.servers.kinds import Kind
 
 pytestmark = pytest.mark.live
@@ -167,3 +171,25 @@ def test_a_server_that_is_gone_and_back(server_kind: Kind) -> None:
             assert list(cluster.health().servers.values()) == [None]
             with cluster.begin() as session:
                 session.add(Country(name="Iceland"))
+
+
+@pytest.mark.parametrize("driver", ["pymysql", "mysqldb"])
+def test_no_connection_is_opened_to_a_server_that_was_removed(
+    fleet: Any, driver: str, request: pytest.FixtureRequest
+) -> None:
+    if driver == "mysqldb":
+        request.getfixturevalue("mysqlclient_installed")
+    server = fleet.servers[0]
+    with Proxy(server.host, server.port, tls=False) as proxy:
+        old = topology_document({"server1": server.url}, 1)
+        new = {**topology_document({"server1": server.url}, 1), "epoch": 2}
+        (listed,) = old["keyspaces"]["objects"]["servers"]
+        listed["primary"] = server.url.replace(
+            f":{server.port}", f":{proxy.port}"
+        )
+        with Cluster.from_topology(old, driver=driver) as cluster:
+            (engine,) = {place.engine for _, place in cluster.places.servers()}
+            cluster.update_topology(Topology.from_mapping(new))
+            with pytest.raises(ServerRetiredError):
+                engine.connect()
+        assert proxy.counts.connections == 0
