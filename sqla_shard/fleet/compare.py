@@ -18,7 +18,7 @@ tables whose definition changes meanwhile.  A table without a key is read by
 one statement, and its rows are named by their checksums.  Not compared:
 events, routines, accounts, values of sequences, and the history of a
 system-versioned table.  :mod:`~sqla_shard.fleet.checksums` lists how columns
-are compared.  Untested on MySQL 8.
+are compared.
 """
 
 from __future__ import annotations

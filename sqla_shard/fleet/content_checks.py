@@ -206,20 +206,26 @@ def disk(server: ServerFacts, _: FleetFacts) -> Findings:
 @fleet_check
 def silent_disks(fleet: FleetFacts) -> Findings:
     """Servers that do not show their disks."""
-    silent = [
-        server.address
+    found = [
+        server
         for server in fleet.servers
         if server.has("volumes")
         and server.has("variables")
         and _data_volume(server) is None
     ]
-    if silent:
+    if found:
+        silent = [server.address for server in found]
+        plugin = (
+            "INSTALL SONAME 'disks', and GRANT FILE ON *.* TO the operator; "
+            "or "
+            if any(server.version.is_mariadb for server in found)
+            else "MySQL has no statement for it: "
+        )
         yield unknown(
             "fleet",
             f"{len(silent)} servers do not show how full the disks of their "
             f"data are ({_listed(silent)})",
-            "MariaDB: INSTALL SONAME 'disks', and GRANT FILE ON *.* TO the "
-            "operator; or watch the disks otherwise, and run fleet doctor "
+            f"{plugin}watch the disks otherwise, and run fleet doctor "
             "--ignore silent-disks",
         )
 

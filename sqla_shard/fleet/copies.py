@@ -12,7 +12,7 @@ rows     Reads all tables in several sessions with one consistent snapshot,
          InnoDB only; no views, triggers, routines or events.
 command  Runs a command of the operator, such as ``mariabackup`` over ssh,
          which replaces the data directory of the target.
-clone    The CLONE plugin of MySQL 8 (untested).
+clone    The CLONE plugin of MySQL.
 ======== ==================================================================
 
 A command gets ``SQLA_SHARD_SOURCE_HOST``, ``SQLA_SHARD_SOURCE_PORT``,

@@ -415,11 +415,19 @@ def test_disks(free, severities):
         assert f"has {free}.0 GiB free of 100.0 GiB" in text(facts)
 
 
+def test_servers_of_mysql_have_no_plugin_for_disks():
+    version = ServerVersion(False, (9, 7, 4))
+    facts = fleet(server("primary", "a:3306", volumes=None, version=version))
+    assert "MySQL has no statement for it" in text(facts)
+    assert "SONAME" not in text(facts)
+
+
 @pytest.mark.parametrize("volumes", [None, (Volume("/home", GIB, GIB),)])
 def test_servers_that_do_not_show_their_disks(volumes):
     facts = fleet(server("primary", "a:3306", volumes=volumes))
     assert lines(facts) == ["unknown silent-disks fleet"]
     assert "1 servers do not show how full the disks" in text(facts)
+    assert "INSTALL SONAME 'disks'" in text(facts)
     assert diagnose(facts, ignored=["silent-disks"]).complete
 
 
