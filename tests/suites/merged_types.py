@@ -133,6 +133,8 @@ class MergedTypes:
         assert session.scalar(counted) == 10
 
 
+# MySQL has no such types.
+@pytest.mark.only_on("mariadb")
 class MergedTypesOfMariaDB:
     """Types that only MariaDB has."""
 

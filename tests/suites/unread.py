@@ -333,7 +333,7 @@ CASES: dict[str, list[Case]] = {
             "migrate suggest examples.microblog.single.models:Base", "users"
         )
     ],
-    # Moves of clusters with a server that is down: test_moving_mariadb.py.
+    # Moves of clusters with a server that is down: test_moving_servers.py.
     **{
         f"sqla-shard migrate {name}": [
             _quiet(f"migrate {name} {more}", "is not a", status=2)

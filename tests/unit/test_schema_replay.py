@@ -1,7 +1,7 @@
 """Replay of plans on other shards: packets, and plans that do not fit.
 
 The server is replaced by a list of packets; the same on real servers is in
-tests/live/test_schema_kill_mariadb.py and its neighbours.
+tests/live/test_schema_kill.py and its neighbours.
 """
 
 from __future__ import annotations

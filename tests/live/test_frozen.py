@@ -500,11 +500,11 @@ ROWS = {
     "commands of ``sqla-shard``": "commands: test_it_ends",
 }
 MODULES = {
-    "frozen": "test_frozen_mariadb",
-    "limits": "test_limits_mariadb",
-    "health": "test_health_mariadb",
+    "frozen": "test_frozen",
+    "limits": "test_limits",
+    "health": "test_health",
     "following": "test_following_zookeeper",
-    "schema_odd": "test_schema_odd_mariadb",
+    "schema_odd": "test_schema_odd_servers",
     "commands": "test_frozen_commands",
 }
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import threading
@@ -32,14 +33,15 @@ from sqla_shard.fleet.compare import compare_servers
 from sqla_shard.fleet.compare import CompareOptions
 from sqla_shard.fleet.compare import verify_data
 from sqla_shard.fleet.journal import Record
-from sqla_shard.fleet.replication import MariaDBReplication
+from sqla_shard.fleet.replication import Replication
+from sqla_shard.fleet.replication import replication_kind
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.command_line import COMMAND
 from tests.servers.command_line import environment
 from tests.servers.command_line import invoke
 from tests.servers.fleet_pairs import FleetPairs
 
-pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
+pytestmark = pytest.mark.live
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 ROWS = 1_000_000 if SOAK else 4000
@@ -356,6 +358,16 @@ CASES = {
 NAMES = {name: f"db{index + 100:05}" for index, name in enumerate(CASES)}
 
 
+# Types of MariaDB.
+_OWN_TYPES = {" UUID,": " CHAR(36),", " INET6)": " VARCHAR(45))"}
+# MySQL has no tables of the engine SEQUENCE.
+_SEQUENCE = re.compile(r"\bseq_1_to_(\d+)")
+_NUMBERS = (
+    r"JSON_TABLE(CONCAT('[0', REPEAT(',0', \1 - 1), ']'), '$[*]'"
+    " COLUMNS (seq FOR ORDINALITY)) AS s"
+)
+
+
 def execute(server, statements, *, database=None, logged=True):
     """Run statements, separated by semicolons, as root."""
     with server.root_connect() as connection:
@@ -366,6 +378,10 @@ def execute(server, statements, *, database=None, logged=True):
         for statement in statements.split(";"):
             if statement.strip():
                 text = statement.strip().replace("%%", "%")
+                text = _SEQUENCE.sub(_NUMBERS, text)
+                if server.kind == "mysql":
+                    for own, like in _OWN_TYPES.items():
+                        text = text.replace(own, like)
                 cursor.execute(text.replace("{db}", database or ""))
 
 
@@ -386,23 +402,30 @@ def applies(pair):
     """Return whether the applier and the receiver of the standby run."""
     with pair.standby.root_connect() as connection:
         cursor = connection.cursor(pymysql.cursors.DictCursor)
-        cursor.execute("SHOW SLAVE STATUS")
+        cursor.execute("SHOW REPLICA STATUS")
         row = cursor.fetchone()
-    return row["Slave_SQL_Running"] == row["Slave_IO_Running"] == "Yes"
+    threads = [row[name] for name in row if re.search("_Running$", name)]
+    return threads == ["Yes", "Yes"]
+
+
+def start_applier(pair):
+    """Return the remedy that names the statement of the server."""
+    kind = replication_kind(is_mariadb=pair.primary.kind == "mariadb")
+    return f"run on this server: {kind.START_APPLIER}"
 
 
 def can_write(pair):
     """Return whether the primary is not locked."""
     with pair.primary.root_connect(read_timeout=10) as connection:
         cursor = connection.cursor()
-        cursor.execute("CREATE OR REPLACE DATABASE db65535")
+        cursor.execute("CREATE DATABASE IF NOT EXISTS db65535")
     return True
 
 
 @pytest.fixture(scope="module")
-def pairs(mariadb_installed, tmp_path_factory):
+def pairs(server_kind, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fleet")
-    with FleetPairs(folder, pairs=1, shards=4) as pairs:
+    with FleetPairs(folder, shards=4, pair=server_kind.pair) as pairs:
         for shard in range(4):
             execute(pairs["server1"].primary, f"CREATE DATABASE db{shard:05}")
         yield pairs
@@ -478,10 +501,14 @@ class TestDifferences:
         assert before.rows > 10_000
 
     @pytest.mark.parametrize("name", CASES)
-    def test_is_found(self, changed, name):
+    def test_is_found(self, changed, pairs, name):
         _, after, streamed = changed
         whole = found_in(type("Report", (), {"differences": streamed}))
-        assert whole.get(NAMES[name]) == CASES[name][2], str(after)[:3000]
+        expected = CASES[name][2]
+        if name == "white space of JSON" and pairs.kind == "mysql":
+            # It stores what it has parsed.
+            expected = None
+        assert whole.get(NAMES[name]) == expected, str(after)[:3000]
 
     def test_all_are_counted_and_streamed(self, changed):
         _, after, streamed = changed
@@ -508,6 +535,7 @@ class TestDifferences:
         assert "differences" in str(after)
 
 
+@pytest.mark.only_on("mariadb")
 def test_minus_zero_is_zero(pair):
     # MariaDB stores no negative zero: there is no difference to find.
     execute(
@@ -601,7 +629,7 @@ class TestWithoutReplication:
         assert not report.replicates
 
     def test_the_applier_is_not_touched(self, fleet, pair, monkeypatch):
-        monkeypatch.setattr(MariaDBReplication, "stop_applier", None)
+        monkeypatch.setattr(Replication, "stop_applier", None)
         assert self.compared(fleet, pair).ok
 
 
@@ -675,7 +703,7 @@ def written(pair):
             pair.primary,
             "CREATE TABLE w (id INT AUTO_INCREMENT PRIMARY KEY, v TEXT,"
             " f FLOAT, at TIMESTAMP(6) DEFAULT CURRENT_TIMESTAMP(6));"
-            "INSERT INTO w (v, f) SELECT MD5(seq), SQRT(seq) FROM"
+            "INSERT INTO w (v, f) SELECT SHA2(seq, 256), SQRT(seq) FROM"
             f" seq_1_to_{ROWS // 4}",
             database=f"db{shard:05}",
         )
@@ -866,7 +894,14 @@ class TestApplier:
             server = getattr(pair, side)
             with server.root_connect() as connection:
                 cursor = connection.cursor()
-                cursor.execute("KILL USER operator")
+                cursor.execute(
+                    "SELECT id FROM information_schema.processlist"
+                    " WHERE user = 'operator'"
+                )
+                for (number,) in cursor.fetchall():
+                    # One may have ended meanwhile.
+                    with contextlib.suppress(pymysql.err.MySQLError):
+                        cursor.execute(f"KILL {number}")
             return take(admin, *arguments, **options)
 
         monkeypatch.setattr(points, "snapshots", killed)
@@ -887,7 +922,7 @@ class TestApplier:
             database="db00000",
             logged=False,
         )
-        execute(pair.standby, "STOP SLAVE SQL_THREAD")
+        execute(pair.standby, "STOP REPLICA SQL_THREAD")
         execute(pair.primary, "INSERT INTO e VALUES (1)", database="db00000")
         refused = pytest.raises(
             OperationRefusedError, match=r"applier 'No'.*it was stopped"
@@ -897,7 +932,7 @@ class TestApplier:
         execute(
             pair.standby, "DELETE FROM e", database="db00000", logged=False
         )
-        execute(pair.standby, "START SLAVE SQL_THREAD")
+        execute(pair.standby, "START REPLICA SQL_THREAD")
         pair.wait_caught_up()
         execute(pair.primary, "DROP TABLE e", database="db00000")
 
@@ -954,29 +989,28 @@ class TestApplier:
             database="db00000",
         )
         pair.wait_caught_up()
-        execute(pair.standby, "STOP SLAVE SQL_THREAD")
+        execute(pair.standby, "STOP REPLICA SQL_THREAD")
         found = run("server1")
-        execute(pair.standby, "START SLAVE SQL_THREAD")
+        execute(pair.standby, "START REPLICA SQL_THREAD")
         wait_until(lambda: applies(pair), seconds=60)
         assert found.exit_code == 3
-        assert "run on this server: START SLAVE SQL_THREAD" in found.stderr
+        assert start_applier(pair) in found.stderr
 
     def test_it_cannot_be_started(self, pairs, pair, monkeypatch):
         def fail(replication):
             raise FleetServerError(server="s", number=1, reason="no threads")
 
         with monkeypatch.context() as patch:
-            patch.setattr(MariaDBReplication, "start_applier", fail)
+            kind = replication_kind(is_mariadb=pairs.kind == "mariadb")
+            patch.setattr(kind, "start_applier", fail)
             with (
                 pytest.raises(ApplierStoppedError) as caught,
                 self.point(pairs),
             ):
                 pass
-        assert "run on this server: START SLAVE SQL_THREAD" in str(
-            caught.value
-        )
+        assert start_applier(pair) in str(caught.value)
         assert not applies(pair)
-        execute(pair.standby, "START SLAVE SQL_THREAD")
+        execute(pair.standby, "START REPLICA SQL_THREAD")
         wait_until(lambda: applies(pair), seconds=60)
 
     def test_receiver_runs_meanwhile(self, pairs, pair, monkeypatch):
@@ -986,8 +1020,9 @@ class TestApplier:
         def watching(admin, *arguments, **options):
             with pair.standby.root_connect() as connection:
                 cursor = connection.cursor(pymysql.cursors.DictCursor)
-                cursor.execute("SHOW SLAVE STATUS")
-                seen.append(cursor.fetchone()["Slave_IO_Running"])
+                cursor.execute("SHOW REPLICA STATUS")
+                row = cursor.fetchone()
+                seen.extend(row[n] for n in row if n.endswith("_IO_Running"))
             return take(admin, *arguments, **options)
 
         monkeypatch.setattr(points, "snapshots", watching)
@@ -1004,7 +1039,7 @@ class TestApplier:
             seen.append(admin)
             if len(seen) == 2:
                 execute(pair.primary, "CREATE DATABASE db65000")
-                execute(pair.standby, "START SLAVE SQL_THREAD")
+                execute(pair.standby, "START REPLICA SQL_THREAD")
                 pair.wait_caught_up()
             return take(admin, *arguments, **options)
 
@@ -1177,8 +1212,9 @@ def test_random_tables(pairs, pair, small_chunks, table, data):
         for server in (pair.primary, pair.standby):
             connection, cursor = without_log(server)
             stack.enter_context(connection)
+            cursor.execute("DROP TABLE IF EXISTS db00003.r")
             cursor.execute(
-                f"CREATE OR REPLACE TABLE db00003.r ({columns},"
+                f"CREATE TABLE db00003.r ({columns},"
                 f" PRIMARY KEY ({key})) CHARACTER SET utf8mb4"
             )
             stack.callback(cursor.execute, "DROP TABLE db00003.r")
