@@ -240,7 +240,7 @@ def test_completed_parameters_are_those_of_the_commands() -> None:
     found: dict[str, Any] = {}
     wanted = {"server", "keyspace", "shard", "--keyspace", "--server"}
     wanted |= {"--shard", "--shards", "--servers", "--new", "--expect-epoch"}
-    # Numbers of servers and shards, and not names.
+    # Numbers and kinds of servers and shards, and not names.
     numbers = {"dev up", "fleet capacity"}
     for path, command in commands(program, "sqla-shard"):
         name = path.removeprefix("sqla-shard ")
@@ -249,7 +249,11 @@ def test_completed_parameters_are_those_of_the_commands() -> None:
             is_option = isinstance(param, click.Option)
             if is_option and getattr(param, "is_flag", False):
                 continue
-            if name in numbers and words & {"--servers", "--shards"}:
+            if name in numbers and words & {
+                "--server",
+                "--servers",
+                "--shards",
+            }:
                 continue
             said = {
                 word

@@ -6,6 +6,7 @@ A test module has fixtures ``cluster`` and ``regions``.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import threading
 from collections.abc import Callable
@@ -767,7 +768,7 @@ class Invalidating(Suite):
 
 class Awaited(Suite):
     def test_functions_that_are_awaited(self, cluster, cache, ids):
-        assert asyncio.iscoroutinefunction(names_async)
+        assert inspect.iscoroutinefunction(names_async)
 
         async def main():
             for _ in range(2):
