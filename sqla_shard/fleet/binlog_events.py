@@ -20,6 +20,7 @@ import uuid
 import zlib
 from collections.abc import Iterator
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
@@ -195,36 +196,40 @@ class LogReader:
             kind, or is missing between two others.
         """
         for path in self._paths:
-            self._tables.clear()
-            one: BinlogTransaction | None = None
-            for event in self.events(path):
-                if event.kind == _GTID:
-                    one = self._begin(event)
-                elif event.kind == _MYSQL_GTID:
-                    one = self._begin_mysql(event)
-                elif event.kind == _PREVIOUS_GTIDS:
-                    self._continue_mysql(path, event)
-                elif event.kind in (_ANONYMOUS_GTID, _TAGGED_GTID):
-                    raise _damaged(
-                        path,
-                        "it has transactions without a GTID, or with a tag in "
-                        "it; restore with mysqlbinlog",
-                    )
-                elif event.kind == _GTID_LIST:
-                    self._continue(path, event)
-                elif event.kind == _INCIDENT:
-                    raise _damaged(
-                        path,
-                        "the server has lost changes there (an incident "
-                        "event); restore from a later backup, or from the "
-                        "logs of another server",
-                    )
-                elif one is not None and self._add(path, one, event):
-                    self._check_xa(one)
-                    yield one
-                    one = None
-            if one is not None:
-                raise _damaged(path, f"it ends in transaction {one.name}")
+            with _readable(path):
+                yield from self._transactions_of(path)
+
+    def _transactions_of(self, path: File) -> Iterator[BinlogTransaction]:
+        self._tables.clear()
+        one: BinlogTransaction | None = None
+        for event in self.events(path):
+            if event.kind == _GTID:
+                one = self._begin(event)
+            elif event.kind == _MYSQL_GTID:
+                one = self._begin_mysql(event)
+            elif event.kind == _PREVIOUS_GTIDS:
+                self._continue_mysql(path, event)
+            elif event.kind in (_ANONYMOUS_GTID, _TAGGED_GTID):
+                raise _damaged(
+                    path,
+                    "it has transactions without a GTID, or with a tag in "
+                    "it; restore with mysqlbinlog",
+                )
+            elif event.kind == _GTID_LIST:
+                self._continue(path, event)
+            elif event.kind == _INCIDENT:
+                raise _damaged(
+                    path,
+                    "the server has lost changes there (an incident "
+                    "event); restore from a later backup, or from the "
+                    "logs of another server",
+                )
+            elif one is not None and self._add(path, one, event):
+                self._check_xa(one)
+                yield one
+                one = None
+        if one is not None:
+            raise _damaged(path, f"it ends in transaction {one.name}")
 
     def events(self, path: File) -> Iterator[_Event]:
         """Yield the events of a log, without their checksums."""
@@ -410,11 +415,12 @@ def first_state(path: File) -> dict[tuple[int, int], int] | None:
     :returns: None if the log does not say it.
     :raises BackupDamagedError: if the log cannot be read.
     """
-    for event in LogReader([path], "", "").events(path):
-        if event.kind == _GTID_LIST:
-            return _state(event)
-        if event.kind == _GTID:
-            break
+    with _readable(path):
+        for event in LogReader([path], "", "").events(path):
+            if event.kind == _GTID_LIST:
+                return _state(event)
+            if event.kind == _GTID:
+                break
     return None
 
 
@@ -424,11 +430,12 @@ def first_gtids(path: File) -> GtidSet | None:
     :returns: None if the log does not say it.
     :raises BackupDamagedError: if the log cannot be read.
     """
-    for event in LogReader([path], "", "").events(path):
-        if event.kind == _PREVIOUS_GTIDS:
-            return _previous_gtids(path, event)
-        if event.kind in (_GTID, _MYSQL_GTID):
-            break
+    with _readable(path):
+        for event in LogReader([path], "", "").events(path):
+            if event.kind == _PREVIOUS_GTIDS:
+                return _previous_gtids(path, event)
+            if event.kind in (_GTID, _MYSQL_GTID):
+                break
     return None
 
 
@@ -524,6 +531,15 @@ def _opened(path: File) -> BinaryIO:
         raise _damaged(
             path, f"it cannot be read: {error.strerror or error}"
         ) from error
+
+
+@contextmanager
+def _readable(path: File) -> Iterator[None]:
+    """Report an event that is shorter than its kind and its numbers say."""
+    try:
+        yield
+    except (struct.error, ValueError, IndexError) as error:
+        raise _damaged(path, "it has an event that is too short") from error
 
 
 def _damaged(path: File, reason: str) -> BackupDamagedError:

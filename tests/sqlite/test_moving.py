@@ -560,8 +560,8 @@ def test_replicas_have_the_placeholders_of_the_cluster(move, tmp_path):
         )
         with closing(other):
             found = replicas(other)
-    assert {url.password for url in found.values()} == {"s3cret"}
-    assert {url.host for url in found.values()} == {"::1", "::2"}
+    assert {url.password for url, _ in found.values()} == {"s3cret"}
+    assert {url.host for url, _ in found.values()} == {"::1", "::2"}
     assert "replica [::1]:3306" in found
 
 

@@ -107,10 +107,6 @@ def test_other_character_sets_are_refused():
         (b"\xfebin" + b"x" * 5, "within an event"),
         (b"\xfebin" + bytes(9) + b"\xff\x00\x00\x00" + bytes(6), "within"),
         (
-            b"\xfebin" + bytes(4) + b"\x21" + bytes(4) + b"\x13" + bytes(9),
-            "not of MariaDB",
-        ),
-        (
             b"\xfebin" + bytes(4) + b"\xa4" + bytes(4) + b"\x13" + bytes(9),
             "encrypted",
         ),
@@ -123,6 +119,16 @@ def test_damaged_logs_are_refused(tmp_path, data, message):
         list(LogReader([path], "db7", "new").transactions())
     with pytest.raises(BackupDamagedError, match=message):
         first_state(path)
+
+
+@pytest.mark.parametrize("kind", [0x21, 0x23, 0xA2, 0xA3])
+def test_events_that_are_too_short(tmp_path, kind):
+    """Of GTIDs, those before a log among them, of MySQL and of MariaDB."""
+    event = bytes(4) + bytes([kind]) + bytes(4) + b"\x13" + bytes(9)
+    (tmp_path / "binlog.000001").write_bytes(b"\xfebin" + event)
+    path = File(files_at(tmp_path), "binlog.000001")
+    with pytest.raises(BackupDamagedError, match="too short"):
+        list(LogReader([path], "db7", "new").transactions())
 
 
 def test_statements_of_a_dump_end_with_a_line(tmp_path):
