@@ -110,7 +110,7 @@ $(VENV)/.compiled-%: | $(VENV)/.dev
 check: $(VENV)/.dev ## check without servers; AREA=cache for a part
 	$(call RUN_TIER,check,3,$(if $(AREA),--area $(AREA)),lint type)
 
-test: $(VENV)/.dev servers ## check on real MariaDB, each suite once
+test: $(VENV)/.dev servers ## check on real servers, each suite once
 	$(call RUN_TIER,test,4,,lint type audit)
 
 # One of the tests builds the documentation, more strictly than `make docs`.
@@ -264,7 +264,7 @@ $(VENV)/.dev: requirements/test.txt pyproject.toml | $(VENV)/.python
 	@$(call INSTALL,requirements/test.txt)
 	@touch $@ $(VENV)/.examples
 
-# -- MariaDB, ZooKeeper, memcached, Redis and Chromium --------------------
+# -- MySQL, MariaDB, ZooKeeper, memcached, Redis and Chromium -------------
 # From apt-get, where it may be used.  Without them the tests that need them
 # are skipped and counted, or fail where CI=true.
 
