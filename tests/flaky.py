@@ -118,23 +118,28 @@ class _Rerun:
             value = config.getoption(option, None)
             if value is not None:
                 command.append(f"{option}={value}")
+        ended = ""
         with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, "passed")
+            file, output = Path(folder, "passed"), Path(folder, "output")
             command += ["-n", "0", f"--passed-to={file}", *nodeids]
-            try:
-                done = subprocess.run(
-                    command,
-                    cwd=config.rootpath,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    timeout=DEADLINE,
-                )
-            except subprocess.TimeoutExpired as error:
-                self._output = (error.stdout or b"").decode(errors="replace")
-                self._output += f"\nended after {DEADLINE} seconds\n"
-                return set()
-            self._output = done.stdout.decode(errors="replace")
+            # Not a pipe, whose end the servers of tests that were ended keep.
+            with output.open("wb") as stream:
+                try:
+                    subprocess.run(
+                        command,
+                        cwd=config.rootpath,
+                        stdin=subprocess.DEVNULL,
+                        stdout=stream,
+                        stderr=subprocess.STDOUT,
+                        timeout=DEADLINE,
+                    )
+                except subprocess.TimeoutExpired:
+                    ended = f"\nended after {DEADLINE} seconds\n"
+                except KeyboardInterrupt:
+                    # The deadline of the build.  Raised, it would end pytest
+                    # before it has printed any failure.
+                    ended = "\ninterrupted\n"
+            self._output = output.read_text(errors="replace") + ended
             found = file.read_text() if file.exists() else ""
         return set(found.split("\0")) if found else set()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,18 @@ def test_fails(n):
     with open("log", "a") as file:
         file.write("many\\n")
     assert n < 0
+"""
+HANGS_THEN = """
+import time
+from pathlib import Path
+
+def test_hangs_later():
+    if Path("log").exists():
+        print("it hangs", flush=True)
+        Path("hangs").touch()
+        time.sleep(300)
+    Path("log").touch()
+    assert False, "at first"
 """
 SKIPS_THEN = """
 from pathlib import Path
@@ -204,3 +218,35 @@ def test_nothing_happens_when_all_pass(project):
     code, lines = run(project, test_b=LATE)
     assert code == 0
     assert " 1 passed in " in lines[-1]
+
+
+def test_a_deadline_in_the_second_run_leaves_the_failures(project):
+    (project / "test_a.py").write_text(HANGS_THEN)
+    output = project / "output"
+    with output.open("wb") as stream:
+        running = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
+                *("-p", "tests.flaky", "-n", "0"),
+            ],
+            cwd=project,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        until = time.monotonic() + 60
+        while not (project / "hangs").exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        running.send_signal(signal.SIGINT)
+        code = running.wait(60)
+    finally:
+        running.kill()
+        running.wait()
+    lines = output.read_text().splitlines()
+    assert code == 1
+    assert "FAILED test_a.py::test_hangs_later - AssertionError: at first" in (
+        lines
+    )
+    assert " 1 failed in " in lines[-1]
