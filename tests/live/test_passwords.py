@@ -9,6 +9,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from sqlalchemy import text
@@ -349,3 +350,63 @@ def test_passwords_are_not_shown(
             *map(repr, vault.logins),
         ]
     assert not [one for one in shown if vault.password in one]
+
+
+@pytest.mark.parametrize("driver", ["pymysql", "mysqldb", "asyncmy"])
+def test_passwords_with_any_characters(
+    vault: Vault, driver: str, request: pytest.FixtureRequest
+) -> None:
+    if driver == "mysqldb":
+        request.getfixturevalue("mysqlclient_installed")
+    # The first is in Latin-1, which is not what the server has of it.
+    for vault.password in ("p\xe4ss", "p\u20acss", "p\U0001f600ss"):
+        vault.server.root_execute(
+            f"ALTER USER '{USER}'@'%' IDENTIFIED BY '{vault.password}'"
+        )
+        account = f"{USER}:{quote(vault.password)}"
+        for login, function in ((USER, vault), (account, None)):
+            with Cluster.from_topology(
+                document(vault.server, login),
+                driver="pymysql" if driver == "asyncmy" else driver,
+                password=function,
+            ) as cluster:
+                if driver == "asyncmy":
+                    assert asyncio.run(_closed(cluster)) == f"{USER}@%"
+                else:
+                    assert who(cluster) == f"{USER}@%"
+
+
+async def _closed(cluster: Cluster) -> str:
+    try:
+        return await awaited(cluster)
+    finally:
+        await cluster.aclose()
+
+
+def test_accounts_that_wrong_passwords_have_locked(vault: Vault) -> None:
+    server = vault.server
+    if server.kind == "mysql":
+        server.root_execute(
+            f"ALTER USER '{USER}'@'%' "
+            "FAILED_LOGIN_ATTEMPTS 2 PASSWORD_LOCK_TIME 1"
+        )
+    else:
+        server.root_execute("SET GLOBAL max_password_errors = 2")
+    vault.rotate(stored=False)
+    try:
+        with Cluster.from_topology(
+            document(server), password=vault
+        ) as cluster:
+            for _ in range(2):
+                with pytest.raises(LoginFailedError) as caught:
+                    who(cluster)
+            calls = len(vault.logins)
+            with pytest.raises(LoginFailedError, match="blocked") as caught:
+                who(cluster)
+            assert caught.value.server == "sharddb001"
+            # Another password would be refused, too.
+            assert len(vault.logins) == calls
+    finally:
+        if server.kind == "mariadb":
+            server.root_execute("SET GLOBAL max_password_errors = DEFAULT")
+            server.root_execute("FLUSH PRIVILEGES")

@@ -88,11 +88,14 @@ _FAILURES: Mapping[int, Failure] = {
     # The second is MySQL's for a database: ALTER DATABASE .. READ ONLY = 1.
     **dict.fromkeys((1836, 3989), Failure.FENCED),
     # A wrong password; a plugin that a side does not have; an expired
-    # password, a locked account; TLS that is required and not used.
+    # password, a locked account; TLS that is required and not used; a host
+    # that no account is for.
     **dict.fromkeys(
-        (1045, 1251, 1524, 1698, 1862, 2059, 2061, 3118, 3159, 4151),
+        (1045, 1130, 1251, 1524, 1698, 1862, 2059, 2061, 3118, 3159, 4151),
         Failure.LOGIN,
     ),
+    # Too many wrong passwords: of MySQL, and of MariaDB.
+    **dict.fromkeys((3955, 4150), Failure.LOGIN),
 }
 # An option of the server prevents the statement; the message names it.
 _OPTION_PREVENTS = 1290

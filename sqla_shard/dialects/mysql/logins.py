@@ -39,6 +39,11 @@ _REMEDIES = {
 }
 
 
+#: Drivers that send a text in Latin-1, where servers have that of CREATE USER
+#: in UTF-8.  Their error for other characters shows the whole password.
+_LATIN_1 = ("pymysql", "asyncmy")
+
+
 class LoggingIn:
     """Handler of ``do_connect``: passwords that change, and clear errors.
 
@@ -77,6 +82,9 @@ class LoggingIn:
     def _attempt(
         self, dialect: Any, record: Any, cargs: Any, cparams: Any
     ) -> Any:
+        secret = cparams.get("password")
+        if isinstance(secret, str) and dialect.driver in _LATIN_1:
+            cparams["password"] = secret.encode()
         # Openings change the arguments.
         where = host_and_port(
             cparams.get("host") or "localhost", cparams.get("port") or 3306
