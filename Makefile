@@ -18,7 +18,7 @@ VENV := .venv
 SERVERS := .servers
 # What is set where `make mysql` has unpacked MySQL.
 WITH_MYSQL = SQLA_SHARD_MYSQL="$${SQLA_SHARD_MYSQL:-$$(\
-    ls -d $(CURDIR)/$(SERVERS)/mysql 2>/dev/null)}"
+    ls -d "$(CURDIR)/$(SERVERS)/mysql" 2>/dev/null)}"
 BIN := $(VENV)/bin
 PIP = $(call DEADLINE,900) $(BIN)/python -m pip --quiet \
     --disable-pip-version-check
@@ -328,8 +328,8 @@ define UNPACK_MYSQL
 what=MYSQL
 advice="Install MySQL 8.4 or later, or name its directory in SQLA_SHARD_MYSQL"
 find_mysql() {
-    [ -x $(SERVERS)/mysql/bin/mysqld ] ||
-        mysqld --no-defaults --version | grep -v MariaDB
+    [ -x $(SERVERS)/mysql/bin/mysqld ] || mysqld --no-defaults --version |
+        grep -vE 'MariaDB| Ver ([0-7]|8\.[0-3])\.'
 }
 if [ -n "$$SQLA_SHARD_MYSQL$$SQLA_SHARD_TEST_SERVERS" ]; then exit; fi
 if find_mysql >/dev/null 2>&1; then exit; fi

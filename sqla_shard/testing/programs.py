@@ -25,9 +25,12 @@ Environment variables:
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 __all__ = [
@@ -118,7 +121,8 @@ def find_mysql(
     """Return the programs of MySQL.
 
     :param environ: the environment to read.
-    :return: the programs; None if MySQL is not installed.
+    :return: the programs; None if MySQL is not installed, or is older than
+        8.4.
     """
     base = environ.get("SQLA_SHARD_MYSQL") or None
     server = shutil.which("mysqld", path=_path_of_servers(base, environ))
@@ -126,9 +130,29 @@ def find_mysql(
     if (
         server is None
         or os.path.basename(os.path.realpath(server)) != "mysqld"
+        or _is_old(server)
     ):
         return None
     return DatabasePrograms(server=server, install=server, base=base)
+
+
+@cache
+def _is_old(server: str) -> bool:
+    """Return whether a server says that it is a MySQL before 8.4."""
+    # The one of Ubuntu 24.04 is 8.0, which refuses options and statements.
+    try:
+        done = subprocess.run(
+            [server, "--no-defaults", "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=60,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False  # a start will tell
+    found = re.search(r" Ver (\d+)\.(\d+)", done.stdout)
+    return found is not None and (int(found[1]), int(found[2])) < (8, 4)
 
 
 def _path_of_servers(base: str | None, environ: Mapping[str, str]) -> str:

@@ -163,6 +163,25 @@ def test_finds_an_unpacked_mysql(tmp_path):
     assert found.find("mysqlbinlog") == str(client)
 
 
+@pytest.mark.parametrize(
+    ("version", "is_taken"),
+    [
+        ("8.0.44-0ubuntu0.24.04.1", False),
+        ("8.3.0", False),
+        ("8.4.0-1", True),
+        ("9.7.4", True),
+        ("10.0.1", True),
+    ],
+)
+def test_a_mysql_before_8_4_is_not_taken(tmp_path, version, is_taken):
+    server = tmp_path / "mysqld"
+    server.write_text(
+        f"#!/bin/sh\necho '{server}  Ver {version} for Linux on x86_64'\n"
+    )
+    server.chmod(0o755)
+    assert (find_mysql({"PATH": str(tmp_path)}) is not None) is is_taken
+
+
 def test_a_mysqld_that_is_mariadb_is_not_taken(tmp_path):
     (tmp_path / "mariadbd").touch(mode=0o755)
     (tmp_path / "mysqld").symlink_to("mariadbd")
