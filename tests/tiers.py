@@ -107,6 +107,7 @@ _PROCESSES = frozenset(
         "test_testing_proxy",
         "test_testing_proxy_commits",
         "test_typing",
+        "test_unpack",
         "test_upstream",
         "test_writing_load",
     ]

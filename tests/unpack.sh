@@ -14,12 +14,21 @@ suite=$1
 folder=$2
 shift 2
 
-origin=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI)' \
-    'Created-By: Packages' | awk '$1 == "Debian" && !/security/ {
-        print $2; exit }')
+# The origin of others, such as "Debian Backports", has two words.
+origin=$(apt-get indextargets --format '$(REPO_URI) $(ORIGIN)' \
+    'Created-By: Packages' | awk 'NF == 2 && $2 == "Debian" && !/security/ {
+        print $1; exit }')
 if [ -z "$origin" ]; then
     echo "apt-get has no index of Debian's archive" >&2
     exit 1
+fi
+
+mkdir -p "$(dirname "$folder")"
+# Another one that unpacks the same would remove what this one has so far.
+exec 9>"$folder.lock"
+if ! flock -n 9; then
+    flock 9
+    if [ -d "$folder" ]; then exit; fi
 fi
 
 # Complete under its final name, or not there.
@@ -28,6 +37,8 @@ rm -rf "$new"
 mkdir -p "$new/apt/lists/partial" "$new/apt/parts" "$new/debs"
 new=$(cd "$new" && pwd)
 trap 'rm -rf "$new"' EXIT
+# dash ends by a signal without the trap above.
+trap 'exit 1' HUP INT TERM
 
 cat >"$new/apt/parts/archive.sources" <<END
 Types: deb
@@ -45,6 +56,7 @@ get() {
         -o Dir::Cache::pkgcache="$new/apt/packages.bin" \
         -o Dir::Cache::srcpkgcache="$new/apt/sources.bin" \
         -o APT::Sandbox::User="$(id -un)" \
+        -o APT::Update::Error-Mode=any \
         -o Acquire::Retries=3 -o Acquire::http::Timeout=60 "$@"
 }
 
