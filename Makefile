@@ -283,8 +283,10 @@ prepare() {
         complain "and no apt-get to install it with"
     sudo=
     if [ "$$(id -u)" -ne 0 ]; then
-        sudo -n true || complain "and no right to install it"
         sudo="sudo -n"
+        # What is unpacked takes no right but to update the lists.
+        $$sudo true || [ -n "$$unpacks" ] ||
+            complain "and no right to install it"
     fi
     echo "make: installing $$1" >&3
     $$sudo $(call DEADLINE,300) apt-get update -qq
@@ -326,6 +328,7 @@ export INSTALL_MARIADB
 
 define UNPACK_MYSQL
 what=MYSQL
+unpacks=true
 advice="Install MySQL 8.4 or later, or name its directory in SQLA_SHARD_MYSQL"
 find_mysql() {
     [ -x $(SERVERS)/mysql/bin/mysqld ] || mysqld --no-defaults --version |
@@ -342,6 +345,7 @@ export UNPACK_MYSQL
 
 define UNPACK_MARIADB_11
 what="MARIADB 11"
+unpacks=true
 advice="Unpack MariaDB 11.8 or later into $(SERVERS)/mariadb-11"
 find_newer() {
     [ -x $(SERVERS)/mariadb-11/bin/mariadbd ]
@@ -518,6 +522,7 @@ export FETCH_SPIDER
 
 define UNPACK_PYTHON
 what="PYTHON $$version"
+unpacks=true
 advice="Install it, with its venv, or unpack it into $(SERVERS)/python$$version"
 if find_python $$version; then exit; fi
 prepare "Python $$version in $(SERVERS)/python$$version (unpacked)"
