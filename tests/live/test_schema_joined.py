@@ -107,6 +107,8 @@ def status(project: Project) -> schema.ShardStatus:
     return schema.status(project.config()).shards[SHARD]
 
 
+# Indexes are joined with their table on MariaDB alone.
+@pytest.mark.only_on("mariadb")
 def test_one_statement_is_sent(arranged):
     with_log = "SET GLOBAL log_output = 'TABLE', GLOBAL general_log = 1"
     arranged.query(0, "TRUNCATE TABLE mysql.general_log")
@@ -296,7 +298,7 @@ def test_a_table_that_could_not_be_created(arranged):
     report = arranged.report(*UP, status=1)
     found = report["shards"][SHARD]
     assert found["state"] == "failed"
-    assert "errno: 150" in found["error"]
+    assert re.search("errno: 150|^.1215, ", found["error"])
     assert len(found["done"]) == 4
     entries = [e for e in arranged.ledger(SHARD) if e["is_open"]]
     assert [e["state"] for e in entries][-1] == "failed"
@@ -461,6 +463,8 @@ def names_of(cursor, database: str) -> list[str]:
     return [row[0] for row in cursor.fetchall()]
 
 
+# See test_one_statement_is_sent.
+@pytest.mark.only_on("mariadb")
 @pytest.mark.parametrize("seed", range(6))
 def test_the_tables_are_equal(project, rng, seed):
     """Compare two databases, also after a change of the table."""
