@@ -88,7 +88,12 @@ class Admin:
         engine_url, _ = self._backend.locate(url, "")
         self._engine = self._backend.open(
             engine_url,
-            {"poolclass": NullPool, "isolation_level": "AUTOCOMMIT"},
+            {
+                "poolclass": NullPool,
+                "isolation_level": "AUTOCOMMIT",
+                # CLONE and CHANGE REPLICATION SOURCE have passwords.
+                "hide_parameters": True,
+            },
             timeout=timeout,
             password=password,
         )

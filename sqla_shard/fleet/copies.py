@@ -368,8 +368,10 @@ class Copy:
                 self._source.host, self._source.port, self._account
             )
         except FleetServerError as error:
-            # The server restarts before it can respond.
-            if error.number not in (2006, 2013):
+            # The server restarts before it can respond.  Without a supervisor
+            # that it knows, such as in a container, it only ends, with error
+            # 3707: it has the copy, and something else starts it again.
+            if error.number not in (2006, 2013, 3707):
                 raise
 
     def _run_command(self) -> str:

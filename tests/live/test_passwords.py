@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import traceback
 from collections.abc import Callable
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +13,12 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from sqlalchemy import make_url
 from sqlalchemy import text
 
 from sqla_shard import Cluster
 from sqla_shard import ServerLogin
+from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import LoginFailedError
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.testing.database_server import DatabaseServer
@@ -410,3 +413,18 @@ def test_accounts_that_wrong_passwords_have_locked(vault: Vault) -> None:
         if server.kind == "mariadb":
             server.root_execute("SET GLOBAL max_password_errors = DEFAULT")
             server.root_execute("FLUSH PRIVILEGES")
+
+
+def test_passwords_in_statements_of_the_operator_are_not_shown(
+    vault: Vault,
+) -> None:
+    server = vault.server
+    url = make_url(f"mysql://{USER}@{server.host}:{server.port}")
+    with (
+        Admin(url.set(password=vault.password), name="sharddb001") as admin,
+        pytest.raises(FleetServerError) as caught,
+    ):
+        admin.run("SELECT %s FROM db00000.missing", vault.password)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "missing" in shown
+    assert vault.password not in shown
