@@ -50,6 +50,7 @@ __all__ = [
     "from_obj",
     "from_objects",
     "group_by_clauses",
+    "handle_driver_error",
     "has_column_expression",
     "has_implementation",
     "has_row_limiting_clause",
@@ -395,6 +396,11 @@ def json_functions(dialect: Any) -> tuple[Any, Any]:
         getattr(dialect, "_json_serializer", None),
         getattr(dialect, "_json_deserializer", None),
     )
+
+
+def handle_driver_error(connection: Any, *args: Any, **kwargs: Any) -> None:
+    """Raise the error of SQLAlchemy for an error of the driver (1.3)."""
+    connection._handle_dbapi_exception(*args, **kwargs)
 
 
 def is_autocommit(connection: Any) -> bool:

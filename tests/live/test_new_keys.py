@@ -23,6 +23,7 @@ from sqlalchemy import ForeignKey
 from sqlalchemy import func
 from sqlalchemy import insert
 from sqlalchemy import Integer
+from sqlalchemy import literal
 from sqlalchemy import select
 from sqlalchemy import String
 from sqlalchemy import text
@@ -41,6 +42,7 @@ from sqla_shard import ObjectMixin
 from sqla_shard import ShardSession
 from sqla_shard import unpack
 from sqla_shard.exc import MissingIdError
+from sqla_shard.exc import ShardError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.backends import Clusters
@@ -325,6 +327,37 @@ def test_an_increment_that_changes_is_obeyed(
         check(cluster, made)
 
 
+@pytest.mark.parametrize("how", ["cursor", "without parameters"])
+def test_an_increment_that_is_set_by_other_ways_is_obeyed(
+    cluster: Cluster, how: str
+) -> None:
+    sql = "SET SESSION auto_increment_increment = 5"
+    with cluster.session() as session:
+        first = users(3, "one")
+        session.add_all(first)
+        session.flush()
+        connection = session.connection(THERE)
+        if how == "cursor":
+            wire: Any = connection.connection
+            with wire.cursor() as cursor:
+                cursor.execute(sql)
+        else:
+            connection.execution_options(no_parameters=True).exec_driver_sql(
+                sql
+            )
+        then = users(4, "five")
+        session.add_all(then)
+        session.flush()
+        ids = [unpack(u.id).local_id for u in then]
+        assert {b - a for a, b in pairwise(ids)} == {5}
+        made = [(u.id, u.name) for u in (*first, *then)]
+        connection.exec_driver_sql(
+            "SET SESSION auto_increment_increment = DEFAULT"
+        )
+        session.commit()
+    check(cluster, made)
+
+
 def test_an_increment_that_the_last_user_has_set_is_obeyed(
     request: pytest.FixtureRequest, server_kind: Kind
 ) -> None:
@@ -494,6 +527,132 @@ def test_drivers(
         made = [(u.id, u.name) for u in new]
         session.commit()
         check(other, made)
+
+
+def test_rows_in_one_statement_whose_ids_are_null_or_0(
+    cluster: Cluster,
+) -> None:
+    table: Any = Animal.__table__
+    returning = insert(table).returning(table.c.id)
+    with cluster.begin() as session:
+        for given in (None, 0):
+            rows = [
+                {"id": given, "kind": "animal", "name": name} for name in "ab"
+            ]
+            # MySQL sends the rows of a list singly, those of values() as one.
+            for statement, parameters in (
+                (returning, rows),
+                (returning.values(rows), None),
+            ):
+                ids = session.scalars(statement, parameters).all()
+                found = [session.get_one(Animal, i).name for i in ids]
+                assert found == ["a", "b"]
+
+
+@pytest.mark.only_on("mysql")
+def test_rows_in_one_statement_some_with_ids(cluster: Cluster) -> None:
+    table: Any = Animal.__table__
+    returning = insert(table).returning(table.c.id)
+    with cluster.session() as session:
+        for ids, refusal in (
+            ((None, 10**7), "some have one.*list"),
+            ((10**7, None), "some have one.*list"),
+            ((0, None), "some have one.*list"),
+            ((10**7, literal(10**7) + literal(1)), "no RETURNING"),
+        ):
+            rows = [{"id": i, "kind": "animal", "name": "x"} for i in ids]
+            with pytest.raises(UnsupportedStatementError, match=refusal):
+                session.execute(returning.values(rows))
+        (count,) = session.scalars(
+            select(func.count()).where(table.c.id >= 10**7)
+        )
+        assert count == 0
+
+
+@pytest.mark.only_on("mysql")  # of which MariaDB returns what it has stored
+def test_ids_that_a_trigger_gives_are_no_others(
+    cluster: Cluster, fleet: ServerFleet[Any]
+) -> None:
+    for server in fleet.servers:
+        server.root_execute("SET GLOBAL log_bin_trust_function_creators = 1")
+    with cluster.session() as session:
+        connection = session.connection({"keyspace": "main"})
+        connection.execute(
+            text(
+                "CREATE TRIGGER __sqla_shard__.backwards BEFORE INSERT ON "
+                "__sqla_shard__.parts FOR EACH ROW "
+                "SET NEW.id = 5000 - 7 * SUBSTR(NEW.maker, 2)"
+            )
+        )
+    try:
+        with cluster.session() as session:
+            session.add_all([Part(maker=f"m{n}", name="z") for n in range(3)])
+            with pytest.raises(MissingIdError, match="a trigger sets"):
+                session.flush()
+    finally:
+        with cluster.session() as session:
+            connection = session.connection({"keyspace": "main"})
+            connection.execute(text("DROP TRIGGER __sqla_shard__.backwards"))
+
+
+@pytest.mark.only_on("mysql")  # on MariaDB it returns the rows that there are
+def test_rows_that_an_event_lets_the_server_ignore(cluster: Cluster) -> None:
+    engines = {p.engine for _, p in cluster.places.servers()}
+
+    def ignore(
+        conn: Any, cursor: Any, sql: str, parameters: Any, *_: Any
+    ) -> tuple[str, Any]:
+        return sql.replace("INSERT INTO", "INSERT IGNORE INTO"), parameters
+
+    with cluster.session() as session:
+        session.add(User(name="x", email="ignored", shard_id=1))
+        session.flush()
+        new = users(3, "ignored")
+        for user in new:
+            user.email = user.name
+        new[1].email = "ignored"
+        session.add_all(new)
+        for engine in engines:
+            event.listen(engine, "before_cursor_execute", ignore, retval=True)
+        try:
+            with pytest.raises(MissingIdError, match="2 of 3 rows"):
+                session.flush()
+        finally:
+            for engine in engines:
+                event.remove(engine, "before_cursor_execute", ignore)
+
+
+@pytest.mark.only_on("mysql")  # which asks the server once more
+def test_a_connection_that_is_lost_after_the_insert(
+    cluster: Cluster, fleet: ServerFleet[Any]
+) -> None:
+    engines = {p.engine for _, p in cluster.places.servers()}
+    with cluster.session() as session:
+        engine = session.connection(THERE).engine
+        (thread,) = session.execute(
+            text("SELECT CONNECTION_ID()"), bind_arguments=THERE
+        ).one()
+        (server,) = (
+            one for one in fleet.servers if one.port == engine.url.port
+        )
+
+        def kill(conn: Any, cursor: Any, sql: str, *_: Any) -> None:
+            if sql.startswith("INSERT"):
+                server.root_execute(f"KILL {thread}")
+
+        session.add_all(users(3, "lost"))
+        for one in engines:
+            event.listen(one, "after_cursor_execute", kill)
+        try:
+            # Not an error of the rollback on a connection that is closed.
+            with pytest.raises(ShardError, match=r"^(?!.*\(0, )"):
+                session.flush()
+        finally:
+            for one in engines:
+                event.remove(one, "after_cursor_execute", kill)
+        session.rollback()
+        session.add_all(users(3, "again"))
+        session.flush()
 
 
 @pytest.mark.only_on("mysql")

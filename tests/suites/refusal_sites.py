@@ -185,6 +185,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "MySQL alone": (
         "dialects/mysql/new_keys.py: MySQL has no RETURNING",
+        "dialects/mysql/new_keys.py: MySQL does not tell the ids",
         "merging/computing.py: a computation with avg() over several shards",
     ),
     "not every server has such numbers": (

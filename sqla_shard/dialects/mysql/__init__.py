@@ -11,10 +11,11 @@ TLS.  Connections of asyncmy do the same in both cases.
 New rows: a flush sends one INSERT for the new objects of a class on a shard.
 MariaDB returns their ids and server defaults such as ``ts``.  MySQL has no
 RETURNING: its ids follow each other, at the distance that the session has in
-the variable ``auto_increment_increment``, which is read in each transaction
-that needs it; and a server default is read when it is first used, so before
-the session is closed.  In a transaction that has inserted rows, set the
-variable by textual SQL, not by a cursor of the driver.  Both servers return
+the variable ``auto_increment_increment``, which is read after each INSERT of
+several rows; and a server default is read when it is first used, so before
+the session is closed.  No trigger may give ids to new rows of a table with
+AUTO_INCREMENT: where it gives them to all rows of an INSERT, this is an error;
+where to some, objects would have the ids of others.  Both servers return
 ids to ``insert().returning()``; what MySQL cannot return is refused.
 """
 

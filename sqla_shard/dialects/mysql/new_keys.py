@@ -6,6 +6,7 @@ are consecutive from ``LAST_INSERT_ID()``, with any
 inserts many rows, and their keys are computed.  This is not true for rows of
 which only some have an id, which are inserted one by one; nor for INSERT
 IGNORE, ON DUPLICATE KEY UPDATE and INSERT .. SELECT, which return no keys.
+Nor is it true where a trigger gives the ids.
 
 The dialect of SQLAlchemy is given these classes in addition to its own, so
 that the unit of work and ``insert().returning()`` of a key need not know.
@@ -23,7 +24,6 @@ from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy import Engine
-from sqlalchemy import event
 from sqlalchemy.dialects.mysql.base import MySQLDialect
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 from sqlalchemy.engine.default import DefaultExecutionContext
@@ -40,9 +40,7 @@ from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = ["number_new_rows"]
 
-#: Key of ``Connection.info``: the session's auto_increment_increment.
-_STEP = "sqla_shard.auto_increment_increment"
-_READ_STEP = "SELECT @@SESSION.auto_increment_increment"
+_READ_STEP = "SELECT @@SESSION.auto_increment_increment, LAST_INSERT_ID()"
 #: What the message of MySQL's error 1064 has.
 _REFUSED = re.compile(r"near 'RETURNING\b", re.IGNORECASE)
 #: Maximum number of characters and bytes of the rows of one INSERT.  Escaped
@@ -67,13 +65,6 @@ def number_new_rows(engine: Engine) -> None:
     """
     dialect: Any = engine.dialect
     dialect.__class__ = _numbering(dialect.__class__)
-    event.listen(engine, "checkin", _forget_step)
-
-
-def _forget_step(dbapi_connection: Any, record: Any) -> None:
-    # Another transaction may have another one: the last may have set it by the
-    # driver's cursor, and a proxy may connect to another server.
-    record.info.pop(_STEP, None)
 
 
 @cache
@@ -123,9 +114,6 @@ class _Dialect(MySQLDialect):
         if context is None or not context.is_text:
             execute(cursor, statement, parameters, context)
             return
-        # Only textual SQL can set the variable.
-        if "auto_increment" in statement.lower():
-            context.root_connection.info.pop(_STEP, None)
         try:
             execute(cursor, statement, parameters, context)
         except self.loaded_dbapi.Error as error:
@@ -158,9 +146,23 @@ class _Dialect(MySQLDialect):
             generic_setinputsizes,
             context,
         ):
+            context.expected = batch.current_batch_size
             yield batch
-            if context.compiled.numbers_rows:
+            if not context.compiled.numbers_rows:
+                continue
+            try:
                 context.new_keys += context.keys_of(cursor)
+            except self.loaded_dbapi.Error as error:
+                # Otherwise it would be an error of the driver.
+                private.handle_driver_error(
+                    connection,
+                    error,
+                    batch.replaced_statement,
+                    batch.replaced_parameters,
+                    cursor,
+                    context,
+                    is_sub_exec=True,
+                )
 
 
 class _Compiler(SQLCompiler):
@@ -247,13 +249,17 @@ class _Compiler(SQLCompiler):
             not self.is_given(column)
         ):
             return True
-        return private.key_parameter(column, self.first_row) in self.binds
+        return all(
+            private.key_parameter(column, row) in self.binds
+            for row in self.rows or [None]
+        )
 
     @property
-    def first_row(self) -> int | None:
-        """0 if the rows are in the statement, each with parameters."""
+    def rows(self) -> range:
+        """The numbers of the rows that are in the statement itself."""
         state: Any = self.compile_state
-        return 0 if private.multi_values(state.statement) else None
+        many = private.multi_values(state.statement)
+        return range(sum(map(len, many)))
 
     def is_given(self, column: Any) -> bool:
         """Return whether an INSERT has a value for a column."""
@@ -287,9 +293,11 @@ class _Context(DefaultExecutionContext):
     """Computes the keys of the rows of an INSERT.
 
     :ivar new_keys: the keys of the rows that were inserted.
+    :ivar expected: the number of rows of the statement that is sent.
     """
 
     new_keys: list[Any]
+    expected: int
     #: Number of parameter sets that were sent.
     _sent = 0
 
@@ -316,7 +324,7 @@ class _Context(DefaultExecutionContext):
         column = self._numbered if self._computes_keys else None
         if column is not None and compiled.is_given(column):
             given = [row.get(column.key) for row in self.compiled_parameters]
-            most = 1 if None in given else most
+            most = 1 if any(map(_is_numbered, given)) else most
         lengths = [sum(map(_length, row)) for row in self.parameters]
         while most > 1 and any(
             sum(lengths[start : start + most]) > _MOST
@@ -333,6 +341,51 @@ class _Context(DefaultExecutionContext):
         compiled: Any = self.compiled
         return compiled.compile_state.dml_table.autoincrement_column
 
+    def pre_exec(self) -> None:
+        """Refuse rows in one statement of which only some have an id.
+
+        :raises UnsupportedStatementError: if their ids are to be returned.
+        """
+        base: Any = super()
+        base.pre_exec()
+        compiled: Any = self.compiled
+        if (
+            not self.isinsert
+            or compiled.returned_keys is None
+            or not compiled.rows
+        ):
+            return
+        # Whether the server replaces 0 is a matter of its sql_mode.
+        kinds = {
+            None if value is None else value == 0
+            for value in self._given(self._rows_of_statement)
+        }
+        if len(kinds) > 1:
+            raise UnsupportedStatementError(
+                "MySQL does not tell the ids of the rows of one statement of "
+                f"which only some have one (table {self._numbered.table.name})"
+                "; pass the rows as a list to execute()",
+                construct="RETURNING",
+            )
+
+    @property
+    def _rows_of_statement(self) -> list[dict[str, Any]]:
+        """The values of the key in the rows of VALUES."""
+        compiled: Any = self.compiled
+        (parameters,) = self.compiled_parameters
+        return [
+            {
+                column.key: parameters.get(private.key_parameter(column, n))
+                for column in compiled.compile_state.dml_table.primary_key
+            }
+            for n in compiled.rows
+        ]
+
+    def _given(self, rows: Sequence[Any]) -> list[Any]:
+        """Return what an INSERT assigns to the column of numbers."""
+        column = self._numbered
+        return [] if column is None else [r.get(column.key) for r in rows]
+
     def keys_of(self, cursor: Any) -> list[Any]:
         """Return the primary keys of the rows that a cursor has inserted.
 
@@ -342,51 +395,57 @@ class _Context(DefaultExecutionContext):
         count, first = cursor.rowcount, cursor.lastrowid
         rows: Sequence[Any] = self.compiled_parameters
         if self._is_joined:
-            rows = rows[self._sent : self._sent + count]
-            self._sent += count
-        elif compiled.first_row is not None:
-            rows = [
-                {
-                    column.key: rows[0].get(private.key_parameter(column, n))
-                    for column in compiled.compile_state.dml_table.primary_key
-                }
-                for n in range(count)
-            ]
+            rows = rows[self._sent : self._sent + self.expected]
+            self._sent += self.expected
+        elif compiled.rows:
+            rows = self._rows_of_statement
+        if count != len(rows):
+            # Something has made it INSERT IGNORE or the like.
+            raise self._unknown(
+                f"it has taken {count} of {len(rows)} rows as new ones"
+            )
+        given = self._given(rows)
         numbers: list[int | None] = [None] * count
-        column = self._numbered
-        if column is None:
-            pass
-        elif not compiled.is_given(column):
-            if not first:
-                raise MissingIdError(
-                    table=str(column.table.name),
-                    reason=(
-                        f"its column {column.name!r} has no AUTO_INCREMENT; "
-                        "set the id, or alter the column"
-                    ),
+        if given and all(map(_is_numbered, given)):
+            column = self._numbered
+            if not first and 0 not in given:
+                raise self._unknown(
+                    f"its column {column.name!r} has no AUTO_INCREMENT; "
+                    "set the id, or alter the column"
                 )
-            step = self._step() if count > 1 else 1
+            step = self._step(first) if count > 1 else 1
             numbers = [first + n * step for n in range(count)]
-        elif count == 1 and rows[0].get(column.key) is None:
-            numbers = [first]
+            rows = [{**row, column.key: None} for row in rows]
         get = private.inserted_key(compiled)
         return [get(n, row) for n, row in zip(numbers, rows, strict=True)]
 
-    def _step(self) -> int:
-        """Return the difference of two ids that follow each other."""
-        info = self.root_connection.info
-        step: int | None = info.get(_STEP)
-        if step is None:
-            # Not before the first INSERT: a proxy could send this query, and
-            # with it the transaction, to a standby.
-            cursor: Any = self.create_cursor()
-            try:
-                cursor.execute(_READ_STEP)
-                step = int(cursor.fetchone()[0])
-            finally:
-                cursor.close()
-            info[_STEP] = step
-        return step
+    def _unknown(self, reason: str) -> MissingIdError:
+        compiled: Any = self.compiled
+        table = compiled.compile_state.dml_table
+        return MissingIdError(table=str(table.name), reason=reason)
+
+    def _step(self, first: int) -> int:
+        """Return the difference of two ids that follow each other.
+
+        It is read after each INSERT: a procedure, a trigger or a cursor of
+        the driver may have set it.  Not before: a proxy could send this query,
+        and with it the transaction, to a standby.
+
+        :param first: the id that the server has told.
+        :raises MissingIdError: if the server has not made it.
+        """
+        cursor: Any = self.create_cursor()
+        try:
+            cursor.execute(_READ_STEP)
+            step, made = cursor.fetchone()
+        finally:
+            cursor.close()
+        if int(made) != first:
+            raise self._unknown(
+                "a trigger sets its ids; set them in the application, or "
+                "insert single rows"
+            )
+        return int(step)
 
     def fetchall_for_returning(self, cursor: Any) -> Sequence[Any]:
         """Return the rows of RETURNING."""
@@ -427,6 +486,11 @@ class _Context(DefaultExecutionContext):
             # The driver returns only one of the ids.
             return list(base._setup_ins_pk_from_empty())
         return list(base._setup_ins_pk_from_lastrowid())
+
+
+def _is_numbered(value: Any) -> bool:
+    """Return whether the server replaces an id by the next number."""
+    return value is None or value == 0
 
 
 def _length(value: Any) -> int:
