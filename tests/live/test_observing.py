@@ -152,8 +152,8 @@ def test_spans_of_servers_have_no_values(cluster, pins, spans, caplog):
 )
 def test_values_that_a_server_quotes_do_not_leave(cluster, spans, key, code):
     statement = text(
-        "INSERT INTO pins (local_id, title) VALUES (CAST(:key AS INT), 'x'), "
-        "(CAST(:key AS INT), 'y')"
+        "INSERT INTO pins (local_id, title) VALUES "
+        "(CAST(:key AS SIGNED), 'x'), (CAST(:key AS SIGNED), 'y')"
     )
     with cluster.session() as session, pytest.raises(DBAPIError) as raised:
         session.execute(
