@@ -402,7 +402,7 @@ def test_cancelled_during_commit(
         root = server.root_connect()
         root.cursor().execute("FLUSH TABLES WITH READ LOCK")
         proceed.set()
-        await asyncio.to_thread(until_waiting, server, "Waiting for backup%")
+        await asyncio.to_thread(until_waiting, server, "Waiting for %lock")
         task.cancel()
         done, _ = await asyncio.wait([task], timeout=0.2)
         assert not done

@@ -39,6 +39,7 @@ from tests.models.cached_models import seen
 from tests.models.cached_models import SHARDS
 from tests.models.cached_models import stored
 from tests.models.cached_models import User
+from tests.servers.kinds import Kind
 from tests.servers.memcached import nodes
 from tests.suites.outbox import forget_all
 
@@ -92,7 +93,10 @@ def lines(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
 
 
 @pytest.fixture(scope="module")
-def node(memcached_installed: None) -> Iterator[MemcachedServer]:
+def node(
+    memcached_installed: None, server_kind: Kind
+) -> Iterator[MemcachedServer]:
+    # Rows of another kind of server have the same ids.
     with nodes(1) as servers:
         yield servers[0]
 

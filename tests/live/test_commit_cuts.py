@@ -448,7 +448,7 @@ def test_locks_hold_until_what_they_protect_is_written(
     with pytest.raises(CommitUnknownError):
         session.commit()
     try:
-        with pytest.raises(pymysql.err.OperationalError, match="1205"):
+        with pytest.raises(pymysql.err.OperationalError, match=r"1205|3572"):
             fleet.servers[0].root_execute(
                 "SELECT body FROM db00000.pins FOR UPDATE NOWAIT"
             )
