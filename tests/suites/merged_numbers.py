@@ -13,6 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence
+from decimal import Context
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
@@ -173,6 +174,8 @@ def compared_numbers() -> Any:
                 plain=plain,
                 ids=[row["id"] for row in rows],
                 dialect=plain_engine.dialect.name,
+                is_mysql=plain_engine.dialect.name == "mysql"
+                and not plain_engine.dialect.is_mariadb,
             )
             plain.rollback()
 
@@ -545,6 +548,8 @@ class MergedNumbers:
     def test_one_answer(self, numbers, name):
         if name in _ON_SERVERS and numbers.dialect == "sqlite":
             pytest.skip("SQLite has no such function")
+        if name == "max of FLOAT" and numbers.is_mysql:
+            pytest.skip("one server of MySQL shows six digits, shards all")
         make = _NAMED.get(name) or _ON_SERVERS[name]
         assert _compare(numbers, make, name) == "equal"
 
@@ -594,6 +599,9 @@ def _compare(numbers: Any, make: Callable[[Any], Any], name: str) -> str:
         if code in _codes_of_shards(numbers, make):
             return "no SQL of a shard"
         raise AssertionError(f"{label}\nraises {error}") from error
+    if numbers.is_mysql:
+        # The column of a UNION has the places of the widest of its values.
+        got, want = _without_zeros(got), _without_zeros(want)
     # Rows are sorted by an id or by a group, and are compared as they are.
     rows = "id" in wanted.selected_columns
     kinds: tuple[type, ...] = () if rows else (float,)
@@ -637,6 +645,17 @@ def _codes_of_shards(numbers: Any, make: Callable[[Any], Any]) -> set[Any]:
             numbers.plain.rollback()
             codes.add(error.orig.args[0] if error.orig else None)
     return codes
+
+
+def _without_zeros(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    exact = Context(prec=100)
+    return [
+        tuple(
+            value.normalize(exact) if isinstance(value, Decimal) else value
+            for value in row
+        )
+        for row in rows
+    ]
 
 
 def _in_other_orders(

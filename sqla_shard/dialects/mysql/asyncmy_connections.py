@@ -4,6 +4,7 @@ They differ from those of the driver:
 
 * without an ``ssl_*`` option they use TLS if the server offers it, with any
   certificate, as PyMySQL does; asyncmy uses none;
+* a server that hangs cannot hold up the end of a connection with TLS;
 * ``connect_timeout`` includes the handshake: a server that hangs accepts
   connections, and the wait for its greeting would not end;
 * ``ssl_disabled`` is supported;
@@ -11,7 +12,7 @@ They differ from those of the driver:
 
 The tests have run with asyncmy 0.2.18.  Besides documented attributes, the
 class uses ``_get_server_information``, ``_ssl_context``, ``_client_flag``,
-``_secure``, ``_sock`` and ``server_capabilities``.
+``_secure``, ``_sock``, ``_transport`` and ``server_capabilities``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from sqla_shard.dialects.mysql.driver import refuse_clear_passwords
 __all__ = ["open_connection"]
 
 _CANNOT_CONNECT = 2003
+#: Seconds for the end of TLS.
+_FAREWELL = 1.0
 #: CLIENT_SSL: the bit of TLS in the capabilities of a server and a client.
 _TLS = 0x800
 
@@ -69,6 +72,7 @@ def _class_of(base: Any) -> Any:
 
     class Connection(base):  # type: ignore[misc]  # asyncmy's
         _ssl_context: ssl.SSLContext | None
+        _transport: Any
 
         async def _get_server_information(self) -> None:
             await super()._get_server_information()
@@ -79,5 +83,15 @@ def _class_of(base: Any) -> Any:
             if offered and plain and self._sock is None:
                 self._ssl_context = context
                 self._client_flag |= _TLS
+
+        async def ensure_closed(self) -> None:
+            transport = self._transport
+            closing = super().ensure_closed()
+            try:
+                await asyncio.wait_for(closing, _FAREWELL)
+            except TimeoutError:
+                # The loop would wait 30 s for the server's answer.
+                transport.abort()
+                self.close()
 
     return Connection
