@@ -161,6 +161,6 @@ class TestTexts:
         ):
             with pytest.raises(ScatterUnsupportedError, match=r"func\.left"):
                 kept.execute(made.where(ours))
-        hashed = func.md5(story)
+        hashed = func.sha2(story, 256)
         made = select(func.count()).group_by(hashed)
         assert kept.scalars(made.where(ours)).all() == [2]

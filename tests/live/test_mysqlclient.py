@@ -163,9 +163,9 @@ def test_a_transaction_of_a_cursor_ends_with_its_checkout(
 def test_results_of_a_procedure_are_read_to_their_end(
     cluster: Cluster, fleet: ServerFleet[Any]
 ) -> None:
+    fleet.servers[0].root_execute("DROP PROCEDURE IF EXISTS db00000.two")
     fleet.servers[0].root_execute(
-        "CREATE OR REPLACE PROCEDURE db00000.two() "
-        "BEGIN SELECT 1; SELECT 2; END"
+        "CREATE PROCEDURE db00000.two() BEGIN SELECT 1; SELECT 2; END"
     )
     with cluster.session() as session:
         for _ in range(2):
