@@ -44,6 +44,7 @@ _MANY = 50 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 1
 _SHARDS = (0, 1, 17, 31)
 #: Of a UNION or a comparison of texts, on MariaDB.
 _MIXED_COLLATIONS = 1267
+_NOT_GROUPED = 1055
 
 
 def comparison() -> Any:
@@ -104,6 +105,10 @@ class Differential:
             # one database has columns alone.
             if error.orig.args[0] == _MIXED_COLLATIONS:
                 return "collations"
+            # MySQL compares a correlated IN in the HAVING of its SELECT, and
+            # takes the field there for another expression than GROUP BY has.
+            if error.orig.args[0] == _NOT_GROUPED:
+                return "GROUP BY"
             raise
         ordered = bool(getattr(statement, "_order_by_clauses", ()))
         assert (got == want) if ordered else Counter(got) == Counter(want), (

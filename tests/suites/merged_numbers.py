@@ -559,6 +559,8 @@ class MergedNumbers:
         assert found in ("equal", "avg()", "sum()", "min()")
 
     def test_numbers_are_equal_or_refused(self, numbers, rng, say):
+        if numbers.is_mysql:
+            pytest.skip("the last digit of avg() of a quotient can differ")
         count = self.statements
         if os.environ.get("SQLA_SHARD_SOAK") == "1":
             count = LONG
