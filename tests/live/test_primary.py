@@ -243,15 +243,21 @@ def test_a_read_only_transaction_is_the_clients_own(cluster: Cluster) -> None:
 # -- a shard that is not there
 
 
-def test_a_missing_database(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
+def test_a_missing_database(
+    cluster: Cluster, fleet: ServerFleet[Any], server_kind: Kind
+) -> None:
+    # MySQL says at once that it is the database.
+    lacks, code = (
+        ("database", 1049) if server_kind.is_mysql else ("table", 1146)
+    )
     with without(fleet, "db00003"), cluster.session() as session:
         with pytest.raises(ShardMissingError, match="create_all") as caught:
             session.get(Pin, pack(EDGE, PIN, 1))
         error = caught.value
         assert (error.keyspace, error.shards) == ("objects", (EDGE,))
-        assert (error.server, error.lacks) == ("server1", "table")
+        assert (error.server, error.lacks) == ("server1", lacks)
         assert error.orig is not None
-        assert error.orig.args[0] == 1146
+        assert error.orig.args[0] == code
         assert isinstance(error, ProgrammingError)
         assert isinstance(error, OperationalError)
         assert str(pickle.loads(pickle.dumps(error))) == str(error)
