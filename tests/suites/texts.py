@@ -170,7 +170,7 @@ class Texts:
             )
             assert titles.scalars(groups) == [1] * 12
 
-    def test_texts_made_of_two_collations(self, titles):
+    def test_texts_made_of_two_collations(self, titles, backend):
         titles.add("unicode", "b", "a", "B", "a", "ß")
         mixed = Title.unicode + cast(Title.number, String(9))
         made = select(mixed).order_by(Title.number)
@@ -180,7 +180,11 @@ class Texts:
         ]
         assert titles.scalars(made.limit(2)) == ["b0", "a1"]
         order = titles.scalars(select(mixed).order_by(mixed.desc()))
-        assert order == ["ß4", "b0", "a3", "a1", "B2"]
+        if backend.kind == "mariadb11":
+            # It takes the collation of the column.
+            assert order == ["ß4", "B2", "b0", "a3", "a1"]
+        else:
+            assert order == ["ß4", "b0", "a3", "a1", "B2"]
 
     def test_texts_made_of_two_columns(self, titles):
         titles.add("unicode", "b", "a", "B", "a", "c", german="Ä")
