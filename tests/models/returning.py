@@ -14,11 +14,11 @@ __all__ = ["has_returning", "inserted"]
 
 def has_returning(cluster: Cluster) -> bool:
     """Return whether the servers of a cluster return more than keys."""
-    (returns,) = {
-        bool(place.engine.dialect.insert_returning)
+    # Those that have not been connected to are not known.
+    return any(
+        place.engine.dialect.insert_returning
         for _, place in cluster.places.servers()
-    }
-    return returns
+    )
 
 
 def inserted(
