@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
+import pymysql
 import pytest
+from sqlalchemy import make_url
+from sqlalchemy import URL
 
 from sqla_shard import Cluster
 from sqla_shard.exc import UnsupportedStatementError
@@ -14,11 +18,19 @@ __all__ = ["has_returning", "inserted"]
 
 def has_returning(cluster: Cluster) -> bool:
     """Return whether the servers of a cluster return more than keys."""
-    # Those that have not been connected to are not known.
-    return any(
-        place.engine.dialect.insert_returning
-        for _, place in cluster.places.servers()
+    (server, *_) = cluster.topology.sole("objects").servers
+    url = make_url(server.primary)
+    return url.host is None or _is_mariadb(url)
+
+
+@cache
+def _is_mariadb(url: URL) -> bool:
+    # Not with an engine, whose statements tests count.
+    connection = pymysql.connect(
+        host=url.host, port=url.port, user=url.username, password=url.password
     )
+    with connection:
+        return "MariaDB" in connection.get_server_info()
 
 
 def inserted(
