@@ -123,7 +123,7 @@ def scene_in(folder, hosts, kind):
         primary.root_execute("SET GLOBAL read_only = 0")
         create(pairs)
         use_semi_sync(primary, standby)
-        location = f"zookeeper://{hosts}/{folder.name}"
+        location = f"zookeeper://{hosts}/{kind.name}/{folder.name}"
         with Publisher(location) as publisher:
             publisher.publish(without_password(pairs))
         yield Scene(pairs, location)

@@ -451,25 +451,30 @@ def test_query_log_of_a_server_that_dies():
 
 
 @pytest.fixture(scope="module")
-def fleet(mariadb_installed):
+def small_fleet(mariadb_installed):
     password = "a/b@ c%"
     with MariaDBFleet(3, 8, password=password) as fleet:
         yield fleet
 
 
-def test_servers_of_a_fleet_differ(fleet):
-    assert fleet.local
-    assert [s.name for s in fleet.servers] == ["server1", "server2", "server3"]
+def test_servers_of_a_fleet_differ(small_fleet):
+    assert small_fleet.local
+    assert [s.name for s in small_fleet.servers] == [
+        "server1",
+        "server2",
+        "server3",
+    ]
     for attribute in ("port", "pid", "directory", "server_id"):
-        assert len({getattr(s, attribute) for s in fleet.servers}) == 3
+        assert len({getattr(s, attribute) for s in small_fleet.servers}) == 3
     for variable in ("server_id", "gtid_domain_id"):
         seen = {
-            s.root_execute(f"SELECT @@{variable}")[0] for s in fleet.servers
+            s.root_execute(f"SELECT @@{variable}")[0]
+            for s in small_fleet.servers
         }
         assert len(seen) == 3
-    assert fleet.server("server2") is fleet.servers[1]
+    assert small_fleet.server("server2") is small_fleet.servers[1]
     with pytest.raises(KeyError):
-        fleet.server("server4")
+        small_fleet.server("server4")
 
 
 def names(server):
@@ -483,57 +488,57 @@ def names(server):
     }
 
 
-def test_databases_are_where_the_topology_says(fleet):
-    fleet.create_databases()
-    fleet.create_databases()
-    found = [names(server) for server in fleet.servers]
+def test_databases_are_where_the_topology_says(small_fleet):
+    small_fleet.create_databases()
+    small_fleet.create_databases()
+    found = [names(server) for server in small_fleet.servers]
     assert found == [
         {"db00000", "db00001", "db00002"},
         {"db00003", "db00004", "db00005"},
         {"db00006", "db00007"},
     ]
-    other = fleet.topology_mapping(
+    other = small_fleet.topology_mapping(
         shards=3, database="db_x{shard}", main="main_x", lookup=2
     )
-    fleet.create_databases(other)
-    assert names(fleet.servers[0]) - found[0] == {
+    small_fleet.create_databases(other)
+    assert names(small_fleet.servers[0]) - found[0] == {
         "db_x0",
         "main_x",
         "lookup00000",
     }
-    fleet.drop_databases(other)
-    assert [names(server) for server in fleet.servers] == found
-    fleet.drop_databases()
-    assert [names(server) for server in fleet.servers] == [set()] * 3
+    small_fleet.drop_databases(other)
+    assert [names(server) for server in small_fleet.servers] == found
+    small_fleet.drop_databases()
+    assert [names(server) for server in small_fleet.servers] == [set()] * 3
 
 
-def test_topology_has_passwords_or_placeholders(fleet):
+def test_topology_has_passwords_or_placeholders(small_fleet):
     def primaries(document):
         servers = document["keyspaces"]["objects"]["servers"]
         return [server["primary"] for server in servers]
 
-    urls = primaries(fleet.topology_mapping())
-    assert urls == [server.url for server in fleet.servers]
+    urls = primaries(small_fleet.topology_mapping())
+    assert urls == [server.url for server in small_fleet.servers]
     assert urls[0].startswith("mysql://app:a%2Fb%40%20c%25@127.0.0.1:")
-    marked = primaries(fleet.topology_mapping(placeholders=True))
+    marked = primaries(small_fleet.topology_mapping(placeholders=True))
     assert marked[0].startswith("mysql://app:${MYSQL_PASSWORD}@127.0.0.1:")
-    assert fleet.environ == {"MYSQL_PASSWORD": "a/b@ c%"}
+    assert small_fleet.environ == {"MYSQL_PASSWORD": "a/b@ c%"}
 
 
-def test_a_fleet_of_servers_of_others(fleet, monkeypatch):
-    urls = ", ".join(server.url for server in fleet.servers[:2])
+def test_a_fleet_of_servers_of_others(small_fleet, monkeypatch):
+    urls = ", ".join(server.url for server in small_fleet.servers[:2])
     monkeypatch.setenv("SQLA_SHARD_TEST_SERVERS", urls)
     with MariaDBFleet(4, 4) as other:
         assert (other.local, len(other.servers)) == (False, 2)
-        assert fleet.servers[0].password not in repr(other.servers)
+        assert small_fleet.servers[0].password not in repr(other.servers)
         other.create_databases()
-        assert names(fleet.servers[1]) == {"db00002", "db00003"}
-        assert other.topology_mapping() == fleet.topology_mapping() | {
+        assert names(small_fleet.servers[1]) == {"db00002", "db00003"}
+        assert other.topology_mapping() == small_fleet.topology_mapping() | {
             "keyspaces": other.topology_mapping()["keyspaces"]
         }
         assert other.servers[0].root_execute("SELECT %s", [5]) == [(5,)]
         other.drop_databases()
-    assert all(server.running for server in fleet.servers)
+    assert all(server.running for server in small_fleet.servers)
 
 
 def test_a_fleet_with_a_server_that_fails_leaves_none():
