@@ -233,10 +233,14 @@ class MergedComputed:
             try:
                 got = session.execute(made).all()
             except ScatterUnsupportedError as error:
-                assert backend.kind == "mysql"
-                assert name in _NESTED_AVERAGES
-                assert "func.count" in str(error)
-                return
+                refused = str(error)
+            else:
+                refused = ""
+        if refused:
+            assert backend.kind == "mysql", refused
+            assert name in _NESTED_AVERAGES, refused
+            assert "func.count" in refused
+            return
         assert same_rows(got, want), f"{got}\n{want}"
         if compared.dialect != "sqlite":
             # With the same digits.
