@@ -78,6 +78,8 @@ GRACE = 0.25
 # The scale that drivers report for doubles that are not rounded; the scale of
 # strings is larger.
 _ALL_PLACES = 31
+# The type code of FLOAT columns on servers that send six digits of them.
+_FLOAT = 4
 
 #: Function that returns the exception to raise for an error of a statement, or
 #: None.
@@ -171,7 +173,7 @@ def _answer(
     else:
         if plan.places[0].backend.collates:
             merge.check_values(runs)
-        shown = [_decimal_places(column) for column in description]
+        shown = [_float_format(column) for column in description]
         rows = merge.rows(runs, shown, partial(_compute, jobs))
         description = merge.columns_shown(description)
     _check_rows(len(rows), plan)
@@ -528,7 +530,12 @@ def _compute(
     return computation.run(groups, job.places[0].backend, send)
 
 
-def _decimal_places(column: Any) -> int | None:
-    """Return the decimal places that a server sends; None if unlimited."""
+def _float_format(column: Any) -> str | None:
+    """Return the format in which a server sends floats; None for all digits.
+
+    :param column: the description of the column, as of a driver.
+    """
     scale = column[5]
-    return scale if isinstance(scale, int) and scale < _ALL_PLACES else None
+    if isinstance(scale, int) and scale < _ALL_PLACES:
+        return f".{scale}f"
+    return ".6g" if column[1] == _FLOAT else None

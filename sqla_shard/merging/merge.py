@@ -481,14 +481,14 @@ class Merge:
     def rows(
         self,
         runs: Sequence[list[Row]],
-        places: Sequence[int | None] = (),
+        formats: Sequence[str | None] = (),
         compute: Compute | None = None,
     ) -> list[Row]:
         """Return the merged rows.
 
         :param runs: the rows of each statement, in the order of its ORDER BY.
-        :param places: number of decimal places that a server returns for the
-            doubles of each column, including hidden columns; None for all.
+        :param formats: the format in which a server returns the floats of
+            each column, including hidden columns; None for all digits.
         :param compute: lets a server compute the expressions of groups.
         :raises ScatterUnsupportedError: if values cannot be compared.
         """
@@ -501,7 +501,7 @@ class Merge:
                 _sort(rows, self.keys, _of_row)
         elif combine.columns is not None:
             return self._combined(
-                combine, combine.columns, runs, places, compute
+                combine, combine.columns, runs, formats, compute
             )
         else:
             groups = _groups(weigh(runs, self.texts), combine)
@@ -516,7 +516,7 @@ class Merge:
         combine: GroupRule,
         columns: tuple[Recipe, ...],
         runs: Sequence[list[Row]],
-        places: Sequence[int | None],
+        formats: Sequence[str | None],
         compute: Compute | None,
     ) -> list[Row]:
         """Return one row for each group."""
@@ -537,7 +537,7 @@ class Merge:
         if self.counts:
             return [(len(groups),)]
         made = [[recipe(group) for recipe in columns] for group in groups]
-        _round_doubles(made, places[self.hidden :][: len(columns)])
+        _round_floats(made, formats[self.hidden :][: len(columns)])
         return [tuple(row) for row in made]
 
     def _limited(self, items: list[Any]) -> list[Any]:
@@ -551,14 +551,14 @@ def most_of(limit: int | None, offset: int) -> int | None:
     return None if limit is None else min(limit + offset, 2**63 - 1)
 
 
-def _round_doubles(
-    rows: Sequence[list[Any]], places: Sequence[int | None]
+def _round_floats(
+    rows: Sequence[list[Any]], formats: Sequence[str | None]
 ) -> None:
-    for at, count in enumerate(places):
-        if count is not None:
+    for at, form in enumerate(formats):
+        if form is not None:
             for row in rows:
                 if isinstance(row[at], float):
-                    row[at] = float(f"{row[at]:.{count}f}")
+                    row[at] = float(format(row[at], form))
 
 
 def _groups(runs: Sequence[list[Row]], combine: GroupRule) -> list[RowGroup]:

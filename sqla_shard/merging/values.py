@@ -19,6 +19,7 @@ from decimal import ROUND_HALF_UP
 from enum import Enum
 from typing import Any
 
+from sqla_shard.dialects.decimals import MOST_PLACES
 from sqla_shard.dialects.sorting import NO_TEXT
 from sqla_shard.dialects.sorting import TOO_LONG_TO_GROUP
 from sqla_shard.exc import ScatterUnsupportedError
@@ -212,6 +213,12 @@ def _inside(total: Decimal, shown: int, fraction: Fraction) -> set[int]:
         return {
             places_of_quotient(n, shown - most) for n in range(least, most + 1)
         }
+    if most == MOST_PLACES and least <= shown - _INCREMENT:
+        # MySQL, which rounds quotients to the places that it returns.
+        most = shown - _INCREMENT
+        if fraction is not Fraction.UNKNOWN:
+            least = most
+        return {places_of_quotient(n) for n in range(least, most + 1)}
     if fraction is not Fraction.UNKNOWN:
         least = max(least, shown - _INCREMENT)
     found = range(least, max(least, _MOST) + 1)

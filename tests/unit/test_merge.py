@@ -28,6 +28,7 @@ from sqla_shard.merging.merge import Mean
 from sqla_shard.merging.merge import Merge
 from sqla_shard.merging.merge import OrderKey
 from sqla_shard.merging.merge import Total
+from sqla_shard.merging.values import Fraction
 from sqla_shard.merging.values import Text
 from sqla_shard.routing import Spread
 
@@ -149,6 +150,28 @@ def test_averages_are_rounded_as_servers_do(
     rows = _combined(Mean(0, 1, 2)).rows(runs)
     assert rows == [(Decimal(want),)]
     assert str(rows[0][0]) == want
+
+
+@pytest.mark.parametrize(
+    ("places", "want"), [(30, "1.539681428"), (38, "1.539681429")]
+)
+def test_averages_of_quotients_by_the_server(places: int, want: str) -> None:
+    # MySQL, which returns 30 places, rounds each quotient: it cuts off the
+    # digits after the ninth, and MariaDB those after the eighteenth.
+    total = Decimal(f"10.77777{'0' * (places - 5)}")
+    runs: list[Any] = [[(Decimal("0.000000000"), total, 7)]]
+    merge = _combined(Mean(0, 1, 2, Fraction.GROUPS))
+    assert merge.rows(runs) == [(Decimal(want),)]
+
+
+def test_floats_have_the_digits_of_their_column() -> None:
+    runs: list[Any] = [[(2.6000000279170253e18,)], [(12345.669921875,)]]
+    least = _combined(Extreme(0, 0, False))
+    assert least.rows(runs) == [(12345.669921875,)]
+    assert least.rows(runs, [".6g"]) == [(12345.7,)]
+    assert least.rows(runs, [".2f"]) == [(12345.67,)]
+    greatest = _combined(Extreme(0, 0, True))
+    assert greatest.rows(runs, [".6g"]) == [(2.6e18,)]
 
 
 def test_averages_of_floats_and_of_nothing() -> None:
