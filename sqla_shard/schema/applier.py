@@ -172,6 +172,10 @@ class Applier:
     :param fn: returns the migration steps of a database, as alembic's
         commands define it.
     :param settings: keyword arguments for ``context.configure()``.
+    :ivar sent: the statements of static revisions, by direction and revision.
+    :ivar has_run_code: whether the Python code of a revision has run, which
+        may have changed an object that it uses.  The process must change no
+        other shard then: it would get other statements.
     """
 
     #: Whether shards may be changed without running alembic on them.
@@ -191,8 +195,8 @@ class Applier:
         self._options = options
         self._settings = settings
         self._cache: dict[tuple[str, ...], list[MigrationStep]] = {}
-        #: The statements of static revisions, by direction and revision.
-        self._sent: dict[tuple[str, str], list[str]] = {}
+        self.sent: dict[tuple[str, str], list[str]] = {}
+        self.has_run_code = False
         #: The plans by the revisions that they begin at.
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._made: dict[tuple[str, ...], Plan] = {}
@@ -507,9 +511,8 @@ class Applier:
         if isinstance(step, RevisionStep):
             direction = "upgrade" if step.is_upgrade else "downgrade"
             revision, run = step.revision.revision, step.migration_fn
-            repeats = self._options.replay and is_static(
-                step.revision.path, direction
-            )
+            static = is_static(step.revision.path, direction)
+            repeats = static and self._options.replay
 
             # Alembic logs the name of the function that it runs.
             @wraps(run)
@@ -519,14 +522,15 @@ class Applier:
                 if not self._steps:
                     self._first = _texts(journal)
                 journal.begin(direction, revision)
-                sent = self._sent.get((direction, revision))
+                sent = self.sent.get((direction, revision))
                 if sent is None:
+                    self.has_run_code |= not static
                     run(**kwargs)
                 else:
                     journal.repeat(sent)
                 journal.end()
                 if repeats and journal.is_repeatable:
-                    self._sent[direction, revision] = journal.sent
+                    self.sent[direction, revision] = journal.sent
 
             step.migration_fn = journalled
         return step
@@ -547,7 +551,7 @@ class Applier:
             else (step.down_revision_ids or ("base",))
         )
         self._steps.append(f"{verb} of {', '.join(revisions)}")
-        sent = self._sent.get((verb, journal.revision))
+        sent = self.sent.get((verb, journal.revision))
         if self._planned is None or sent is None or not versions:
             self._planned = None
             return

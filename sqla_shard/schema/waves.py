@@ -66,7 +66,10 @@ class Workers:
 
     They are processes, since alembic has its environment in global variables.
     They are forked with the revisions loaded, and have one connection each.
-    What the first of them has sent is replayed by all.
+    What the first of them has sent is replayed by all.  A process that has run
+    the Python code of a revision ends after that shard, and another one is
+    forked: what the code has changed in its module is not there for the next
+    shard.
     Each process gets one shard at a time, so that no other shard is changed
     after a request to stop.
 
@@ -103,8 +106,12 @@ class Workers:
         #: Outcome of a shard by server, for servers that are down or
         #: read-only.
         self._down: dict[str, Outcome] = {}
-        #: The servers of processes that died.
+        #: The servers of processes that died or ended.
         self._to_restart: list[str] = []
+        #: Processes that end by themselves.
+        self._ending: list[BaseProcess] = []
+        #: The statements of static revisions, by server.
+        self._sent: dict[str, dict[tuple[str, str], list[str]]] = {}
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         #: Whether no further shard is started.
@@ -125,14 +132,16 @@ class Workers:
         sys.stderr.flush()
         ours, theirs = get_context("fork").Pipe()
         process = get_context("fork").Process(
-            target=self._work, args=(theirs, ours), daemon=True
+            target=self._work, args=(theirs, ours, server), daemon=True
         )
         process.start()
         theirs.close()
         self._processes[ours], self._server[ours] = process, server
         self._planned[ours] = set()
 
-    def _work(self, pipe: Connection, parents_end: Connection) -> None:
+    def _work(
+        self, pipe: Connection, parents_end: Connection, server: str
+    ) -> None:
         # With the other end of its pipe open, a process would not notice that
         # its parent died.
         for connection in [*self._processes, parents_end]:
@@ -143,6 +152,7 @@ class Workers:
         # the parent.
         signal.set_wakeup_fd(-1)
         applier = self._applier()
+        applier.sent.update(self._sent.get(server, {}))
         for number in ENDING:
             signal.signal(number, applier.stop)
         try:
@@ -150,7 +160,11 @@ class Workers:
                 index, plans = task
                 applier.adopt(plans)
                 outcome = applier(self._versions[index])
-                pipe.send((outcome, applier.made()))
+                ends = applier.has_run_code
+                sent = applier.sent if ends else None
+                pipe.send((outcome, applier.made(), sent))
+                if ends:
+                    break
         except (EOFError, ConnectionError):
             pass  # The parent was killed; the shard has been finished.
         finally:
@@ -182,8 +196,10 @@ class Workers:
                 yield index, self._not_done(index, self._down.get(server))
 
     def _dispatch(self, queues: dict[str, deque[int]]) -> None:
-        while self._to_restart and not self.is_stopped:
-            self._start(self._to_restart.pop())
+        for server in self._to_restart[:]:
+            if queues.get(server) and not self.is_stopped:
+                self._to_restart.remove(server)
+                self._start(server)
         for pipe, server in self._server.items():
             if self.is_stopped or server in self._down:
                 continue
@@ -215,10 +231,13 @@ class Workers:
             assert isinstance(ready, Connection)  # noqa: S101 - one or the other
             index = self._busy.pop(ready)
             try:
-                outcome, plans = ready.recv()
+                outcome, plans, sent = ready.recv()
                 self._planned[ready].update(plans)
                 # Those of the first process.
                 self._plans = {**plans, **self._plans}
+                if sent is not None:
+                    self._sent[self._server[ready]] = sent
+                    self._ending.append(self._removed(ready))
             except (EOFError, ConnectionResetError):
                 outcome = self._lost(ready, index)
             if outcome.state in _OF_SERVER:
@@ -226,17 +245,21 @@ class Workers:
             yield index, outcome
 
     def _lost(self, pipe: Connection, index: int) -> Outcome:
-        process = self._processes.pop(pipe)
+        process = self._removed(pipe)
         process.join()
-        pipe.close()
-        del self._planned[pipe]
-        self._to_restart.append(self._server.pop(pipe))
         return Outcome.of(
             self._versions[index].shard,
             State.FAILED,
             error=f"the worker process ended with status {process.exitcode}; "
             "the next run checks which statements took effect",
         )
+
+    def _removed(self, pipe: Connection) -> BaseProcess:
+        """Return a process that is replaced by another one when needed."""
+        pipe.close()
+        del self._planned[pipe]
+        self._to_restart.append(self._server.pop(pipe))
+        return self._processes.pop(pipe)
 
     def _not_done(self, index: int, before: Outcome | None) -> Outcome:
         shard = self._versions[index].shard
@@ -279,7 +302,7 @@ class Workers:
         self.is_stopped = self.is_interrupted = True
         self._stops += 1
         how = signal.SIGINT if self._stops < _PATIENCE else signal.SIGKILL
-        for process in self._processes.values():
+        for process in [*self._processes.values(), *self._ending]:
             if process.pid is not None and process.is_alive():
                 # The process may have been reaped just before this handler
                 # ran.
@@ -293,6 +316,8 @@ class Workers:
             with suppress(BrokenPipeError):
                 pipe.send(None)
             pipe.close()
+            process.join()
+        for process in self._ending:
             process.join()
 
     def close(self) -> None:

@@ -106,6 +106,30 @@ def test_an_error_in_the_middle_leaves_nothing(project, broken):
     assert schema.status(project.config()).ok
 
 
+def test_objects_that_a_revision_changes_are_the_same_for_each_shard(project):
+    """A list of the revision's module, and what it leaves elsewhere."""
+    project.add("0001", PINS)
+    path = project.add(
+        "0002",
+        'op.execute(f"INSERT INTO boards VALUES ({NUMBERS.pop()})")\n'
+        'sa.seen = getattr(sa, "seen", 20) + 1\n'
+        'op.execute(f"INSERT INTO boards VALUES ({sa.seen})")',
+        'op.execute(f"DELETE FROM boards WHERE id >= {NUMBERS.pop()}")',
+    )
+    project.rewrite(path, "def upgrade", "NUMBERS = [20]\n\ndef upgrade")
+    project.add(
+        "0003", "op.add_column('boards', sa.Column('n', sa.Integer()))"
+    )
+    for command, ids in (
+        (("upgrade", "head"), [1, 20, 21]),
+        (("downgrade", "0001"), [1]),
+    ):
+        project.alembic(*command)
+        for shard_id in project.shards:
+            rows = project.query(shard_id, "SELECT id FROM boards")
+            assert [row[0] for row in rows] == ids
+
+
 def test_a_kill_in_the_middle_leaves_nothing(project):
     project.add("0001", PINS)
     project.alembic("upgrade", "head")

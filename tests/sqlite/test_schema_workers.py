@@ -30,6 +30,11 @@ from sqla_shard.testing import sqlite_topology
 class Planless:
     """Does what all appliers do that make no plans."""
 
+    has_run_code = False
+
+    def __init__(self):
+        self.sent = {}
+
     def adopt(self, plans):
         assert not plans
 
@@ -47,6 +52,7 @@ class Interrupting(Planless):
     """Presses Ctrl-C as soon as its process has started."""
 
     def __init__(self):
+        super().__init__()
         os.kill(os.getppid(), signal.SIGINT)
 
     def __call__(self, version):
@@ -110,6 +116,7 @@ class Gated(Planless):
     """Finishes a shard once a file for it exists."""
 
     def __init__(self, folder: Path):
+        super().__init__()
         self._folder = folder
 
     def __call__(self, version):
@@ -128,6 +135,7 @@ class Planning(Planless):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._received: list[str] = []
         self._made: dict[tuple[str, ...], Any] = {}
 
