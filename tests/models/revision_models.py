@@ -17,6 +17,7 @@ from sqlalchemy import Double
 from sqlalchemy import Enum
 from sqlalchemy import false
 from sqlalchemy import ForeignKey
+from sqlalchemy import func
 from sqlalchemy import Index
 from sqlalchemy import JSON
 from sqlalchemy import LargeBinary
@@ -77,7 +78,8 @@ class Thing(ObjectMixin, Base, type_id=4):
         server_default=text("CURRENT_TIMESTAMP")
     )
     fine: Mapped[datetime | None] = mapped_column(
-        DateTime().with_variant(mysql.DATETIME(fsp=3), "mysql", "mariadb")
+        DateTime().with_variant(mysql.DATETIME(fsp=3), "mysql", "mariadb"),
+        server_default=func.now(3),
     )
     facts: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     colour: Mapped[Colour] = mapped_column(server_default="RED")

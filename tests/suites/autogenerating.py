@@ -397,6 +397,9 @@ SERVER_SAME = [
             "CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6)"
         ),
     ),
+    column(mysql.DATETIME(fsp=6), server_default=func.now(6)),
+    column(mysql.DATETIME(fsp=3), server_default=func.current_timestamp(3)),
+    column(mysql.TIMESTAMP(fsp=6), server_default=func.localtime(6)),
     column(mysql.TIME(fsp=3)),
     column(mysql.DECIMAL(12, 3, unsigned=True)),
     column(mysql.INTEGER(unsigned=True, zerofill=True)),

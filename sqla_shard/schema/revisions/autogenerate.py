@@ -199,16 +199,16 @@ def default_differs(dialect: Dialect, kind: Any, one: Any, other: Any) -> bool:
 def _text(dialect: Dialect, default: Any) -> str | None:
     """Return a default as SQL; None if it has no SQL, such as a sequence."""
     if isinstance(default, str):
-        return _quoted(dialect, default)
+        return _compiled(dialect, literal(default, String()))
     if isinstance(default, TextClause):
         return default.text
     if isinstance(default, ClauseElement):
-        return str(default.compile(dialect=dialect))
+        return _compiled(dialect, default)
     return None
 
 
-def _quoted(dialect: Dialect, value: str) -> str:
-    compiled = literal(value, String()).compile(
+def _compiled(dialect: Dialect, default: ClauseElement) -> str:
+    compiled = default.compile(
         dialect=dialect, compile_kwargs={"literal_binds": True}
     )
     # Drivers with %s for parameters require doubled percent signs.

@@ -160,7 +160,9 @@ def _default(default: Any, context: AutogenContext) -> str | Literal[False]:
     # Alembic would render them for the backend of the connection.
     for kind, name in _PORTABLE.items():
         if isinstance(default, kind):
-            return f"sa.{name}()"
+            arguments = getattr(default, "clauses", ())
+            digits = ", ".join(repr(one.value) for one in arguments)
+            return f"sa.{name}({digits})"
     if isinstance(default, TextClause) and not default.compile().params:
         return f"sa.text({default.text!r})"
     return False
