@@ -76,6 +76,24 @@ def test_every_shard_is_tried(project, odd, error):
     assert set(states.values()) == {"changed"}
 
 
+def test_a_revision_reads_the_name_of_its_database(project):
+    project.add(
+        "0001",
+        """
+        name = op.get_bind().engine.url.database
+        op.execute(f"ALTER DATABASE `{name}` DEFAULT CHARACTER SET latin1")
+        """,
+    )
+    project.alembic("upgrade", "head")
+    for shard_id in project.shards:
+        _, database = project.place(shard_id)
+        assert project.query(
+            shard_id,
+            "SELECT default_character_set_name FROM "
+            f"information_schema.schemata WHERE schema_name = '{database}'",
+        ) == [("latin1",)]
+
+
 def test_two_runners_do_not_take_two_steps_for_one(project):
     project.add("0001", PINS)
     project.alembic("upgrade", "head")

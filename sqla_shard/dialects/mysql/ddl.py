@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy import Engine
 from sqlalchemy import text
+from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects.base import Batch
@@ -58,11 +59,16 @@ class MySQLDDL(DDL):
     undoes = False
 
     def enter(self, connection: Connection, schema: str) -> None:
-        """Send ``USE``, and set the default that SQLAlchemy has read."""
+        """Send ``USE``, and set the names that SQLAlchemy has read."""
         quoted = connection.dialect.identifier_preparer.quote(schema)
         connection.exec_driver_sql(f"USE {quoted}")
         # Otherwise inspect() and has_table() would read the previous database.
         connection.dialect.default_schema_name = schema
+        # Otherwise a revision that sends ALTER DATABASE would find no name.
+        engine = connection.engine
+        if not isinstance(engine, OptionEngine):
+            engine = connection.engine = engine.execution_options()
+        engine.url = engine.url.set(database=schema)
 
     def patience(self, connection: Connection, seconds: float) -> None:
         """Limit the wait for locks of tables and of rows, in whole seconds."""
