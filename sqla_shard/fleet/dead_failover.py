@@ -15,7 +15,8 @@ the topology then names no standby.  Limits:
   goes on acknowledging writes, which are lost.
 * A standby of MariaDB that was restarted has forgotten what it had received.
   It is refused: starting its replication would delete the relay log, which may
-  have the only copy of acknowledged writes.  One of MySQL applies it.
+  have the only copy of acknowledged writes.  One of MySQL applies it, and is
+  refused if it could not read it.
 
 AUTO_INCREMENT of every table is raised, and the clock of every shard whose ids
 begin with the time, so that the id of a lost row never names another object.
@@ -73,10 +74,7 @@ _SESSIONS = 4
 #: By how much AUTO_INCREMENT is raised, unless the column is too small.
 _IDS = 100_000
 
-_RESCUE = (
-    "Do not start its replication: that would delete its relay log. See "
-    '"A standby that was restarted" in the how-to guide "Fail over"'
-)
+_RESCUE = 'See "A standby that was restarted" in the how-to guide "Fail over"'
 
 
 def responds(admin_of: Fleet, url: str, name: str) -> str | None:
@@ -219,9 +217,9 @@ class DeadFailover(Promotion):
             return f"{new.admin} does not replicate; look at it"
         if status.receiver != "No":
             return None
-        # Starting it could delete the relay log.
+        # Starting one of MariaDB could delete the relay log.
         undrained = _not_drainable(new, status)
-        if undrained is not None:
+        if undrained is not None and not new.RECEIVED_SURVIVES:
             return f"replication of {new.admin} stays stopped: {undrained}"
         new.start()
         return None
@@ -477,14 +475,19 @@ def _not_drainable(
     """
     if status is None:
         return "it does not replicate; promote a server that does"
+    rescue = f"{standby.RESCUE}. {_RESCUE}"
+    # On MySQL it is empty before the first transaction, too, when it runs;
+    # and after a restart that cannot read the relay log, or deletes it.
+    if not status.received and (
+        status.receiver == "No" or not standby.RECEIVED_SURVIVES
+    ):
+        return f"what it had received is unknown: it was restarted. {rescue}"
     if standby.RECEIVED_SURVIVES:
         return None
-    if not status.received:
-        return f"what it had received is unknown: it was restarted. {_RESCUE}"
     if standby.covers(standby.applied(), status.received):
         return None
     if status.receiver == "No" and status.applier == "No":
-        return f"it has received more than it has applied. {_RESCUE}"
+        return f"it has received more than it has applied. {rescue}"
     return None
 
 

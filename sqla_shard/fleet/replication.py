@@ -59,6 +59,7 @@ class MariaDBReplication(Replication):
     START_APPLIER = "START SLAVE SQL_THREAD"
     # With MASTER_USE_GTID the first START deletes the relay log.
     RECEIVED_SURVIVES = False
+    RESCUE = "Do not start its replication: that would delete its relay log"
     SEMI_SYNC = ("rpl_semi_sync_master", "rpl_semi_sync_slave")
     APPLIERS = "slave_parallel_threads"
     POSITION = "gtid_binlog_pos"
@@ -295,6 +296,10 @@ class MySQLReplication(Replication):
     START_APPLIER = "START REPLICA SQL_THREAD"
     # But for relay_log_recovery, which the doctor finds.
     RECEIVED_SURVIVES = True
+    RESCUE = (
+        "START REPLICA fails if its relay log cannot be read; with "
+        "relay_log_recovery it was deleted"
+    )
     SEMI_SYNC = ("rpl_semi_sync_source", "rpl_semi_sync_replica")
     APPLIERS = "replica_parallel_workers"
     #: It includes replicated transactions.

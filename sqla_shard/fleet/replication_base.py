@@ -49,6 +49,9 @@ class Replication(ABC):
     #: received.
     RECEIVED_SURVIVES: ClassVar[bool]
 
+    #: What to do, or not, if it does not know what it had received.
+    RESCUE: ClassVar[str]
+
     #: Its variables of semi-synchronous replication begin with these: those
     #: of a primary, and those of a standby.
     SEMI_SYNC: ClassVar[tuple[str, str]]

@@ -285,6 +285,33 @@ def test_a_standby_of_mysql_applies_what_it_had_received(
     prove(pairs, attempts)
 
 
+@pytest.mark.parametrize(
+    "option", ["--relay-log-recovery=1", "--relay-log=another"]
+)
+def test_a_standby_that_cannot_read_its_relay_log_is_refused(pairs, option):
+    """It may have been the only copy of acknowledged writes."""
+    fleet = pairs.fleet()
+    primary, standby = roles(pairs)
+    standby.root_execute("STOP REPLICA SQL_THREAD")
+    primary.root_execute("CREATE DATABASE acknowledged")
+    with fleet.admin(standby.url, name="standby") as admin:
+        new = replication_of(admin)
+        position = primary.position()
+        assert wait_until(
+            lambda: new.covers(new.status().received, position), seconds=60
+        )
+    kill(pairs)
+    standby.kill()
+    standby.options = (*standby.options, option)
+    standby.start()
+    plan = DeadFailover.planned(fleet, "server1")
+    unknown = "what it had received is unknown: it was restarted"
+    assert unknown in problems_of(plan)
+    with pytest.raises(OperationRefusedError, match=unknown):
+        apply(fleet, plan)
+    assert roles(pairs) == (primary, standby)
+
+
 @pytest.mark.only_on("mysql")
 def test_a_standby_that_has_received_nothing_yet_is_promoted(pairs):
     """Retrieved_Gtid_Set is empty until the first write after attaching."""
