@@ -7,6 +7,7 @@ from typing import Any
 __all__ = [
     "AGGREGATES",
     "DOUBLES",
+    "NARROW",
     "NUMBERS",
     "ROW_FUNCTIONS",
     "TEXTS",
@@ -32,6 +33,14 @@ WHOLE_NUMBERS = frozenset(
         *("locate", "microsecond", "minute", "month", "octet_length"),
         *("quarter", "second", "sign", "strcmp", "to_days", "to_seconds"),
         *("unix_timestamp", "week", "weekday", "weekofyear", "year"),
+        "yearweek",
+    ]
+)
+#: Functions of integers that may have more digits than MariaDB declares.
+NARROW = frozenset(
+    [
+        *("ascii", "bit_count", "field", "find_in_set", "hour", "interval"),
+        *("ord", "period_add", "period_diff", "to_days", "to_seconds"),
         "yearweek",
     ]
 )

@@ -9,6 +9,7 @@ numbers that are rounded when they are returned, such as ``FLOAT(7, 2)`` or
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Iterable
 from decimal import Decimal
 from enum import IntEnum
@@ -52,6 +53,7 @@ from sqla_shard.dialects.decimals import SUMS
 from sqla_shard.dialects.functions import AGGREGATES
 from sqla_shard.dialects.functions import DOUBLES
 from sqla_shard.dialects.functions import name_of
+from sqla_shard.dialects.functions import NARROW
 from sqla_shard.dialects.functions import WHOLE_NUMBERS
 from sqla_shard.dialects.sorting import SortKey
 from sqla_shard.dialects.sql import BlobValue
@@ -106,10 +108,11 @@ def precision_of(element: Any, *, any_value: bool = False) -> Precision:
     return found
 
 
-def is_storable(element: Any) -> bool:
+def is_storable(element: Any, *, on_mysql: bool = False) -> bool:
     """Return whether UNION returns the values of a column unchanged.
 
     :param element: an expression among the columns of a SELECT.
+    :param on_mysql: whether the server is MySQL, not MariaDB.
     """
     while isinstance(element, (AllDigits, Label, Grouping, SortKey)):
         element = element.element
@@ -118,9 +121,17 @@ def is_storable(element: Any) -> bool:
         if name == "count":
             return True
         if name in AGGREGATES and len(arguments) == 1:
-            return is_storable(arguments[0])
+            if name == "avg" and _has_function(arguments[0], NARROW):
+                return False
+            return is_storable(arguments[0], on_mysql=on_mysql)
     if _stored(element) is not None:
         return True
+    # A YEAR has four digits, of years from 1901 to 2155.
+    mistyped = "year" if on_mysql else "ord"
+    if _has_function(element, {mistyped}):
+        return False
+    if name_of(element) not in NARROW and _has_function(element, NARROW):
+        return False
     if precision_of(element, any_value=True) is Precision.ROUNDED:
         return False
     if _divides_by_quotient(element):
@@ -131,6 +142,18 @@ def is_storable(element: Any) -> bool:
         if size is not None and sum(size) > MOST_DIGITS:
             return False
     return True
+
+
+def _has_function(element: Any, names: Collection[str]) -> bool:
+    """Return whether an expression calls one of the functions."""
+    for part in iterate(element):
+        if isinstance(part, FunctionElement) and name_of(part) in names:
+            return True
+        if part.__visit_name__ == "column" and not isinstance(part, Column):
+            inner = [e for e in private.proxies(part) if e is not part]
+            if any(_has_function(each, names) for each in inner):
+                return True
+    return False
 
 
 def is_grouped_whole(element: Any) -> bool:

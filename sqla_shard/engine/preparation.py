@@ -284,7 +284,11 @@ def _changes(compiled: Any) -> bool:
     known = _changing.get(compiled)
     if known is None:
         statement = getattr(compiled.compile_state, "statement", None)
-        known = not all(map(is_storable, _columns(statement)))
+        on_mysql = not getattr(compiled.dialect, "is_mariadb", False)
+        known = not all(
+            is_storable(column, on_mysql=on_mysql)
+            for column in _columns(statement)
+        )
         _changing[compiled] = known
     return known
 

@@ -497,6 +497,47 @@ _ON_SERVERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def _wide(coin: Any) -> list[Any]:
+    """Return functions of more digits than a server declares.
+
+    On MariaDB, but for the last: MySQL declares a YEAR.
+    """
+    day = func.from_days(coin.kind + 3_600_000)
+    few = [Decimal("0.5")] * 100
+    return [
+        func.ascii(func.concat("\u20ac", coin.kind)),
+        func.bit_count(-coin.kind),
+        func.field(coin.kind, *few, 1, 2, 3),
+        func.find_in_set(coin.kind, f"{',' * 100}1,2,3"),
+        func.hour(func.sec_to_time(coin.kind * 999_999)),
+        func.interval(coin.kind, *range(-120, 2)),
+        func.ord(func.concat("\U0001f600", coin.kind)),
+        func.period_add(202611, coin.kind),
+        func.period_diff(999912, coin.kind + 7000),
+        func.to_days(day),
+        func.to_seconds(day),
+        func.yearweek(day),
+        func.year(day),
+    ]
+
+
+_ON_SERVERS["functions of few declared digits"] = lambda c: select(
+    c.id, *_wide(c)
+).order_by(c.id)
+_ON_SERVERS["avg of functions of few declared digits"] = lambda c: (
+    select(c.id, *map(func.avg, _wide(c))).group_by(c.id).order_by(c.id)
+)
+_ON_SERVERS["quotients of functions of few declared digits"] = lambda c: (
+    select(c.id, *(wide / 3 for wide in _wide(c))).order_by(c.id)
+)
+_ON_SERVERS["extremes of functions of few declared digits"] = lambda c: (
+    select(c.kind, *map(func.max, _wide(c))).group_by(c.kind).order_by(c.kind)
+)
+_ON_SERVERS["functions of few declared digits, or others"] = lambda c: select(
+    c.id, *(func.coalesce(wide, Decimal("0.5")) for wide in _wide(c))
+).order_by(c.id)
+
+
 #: Statements that are refused if only the server knows a last digit.
 _OPEN: dict[str, Callable[[Any], Any]] = {
     "avg of what is equal": lambda c: select(
