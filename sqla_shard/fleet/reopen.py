@@ -3,7 +3,7 @@
 Servers start read-only by their configuration, so that a former primary never
 takes a write.  The price is that the current primary stays closed after a
 restart.  It is opened only if the topology still names it and its standby has
-nothing that it lacks.
+nothing, applied or only received, that it lacks.
 
 Once it is open, applications write to it.  Undoing the operation does not
 close it again, unless the topology names another primary.
@@ -97,13 +97,26 @@ class Reopen(RoleChange):
             yield Problem(
                 place, "it can be written; close it before you go on"
             )
+        promote = (
+            "promote it: stop the primary, then sqla-shard fleet failover "
+            f"{self.server} --dead"
+        )
         for origin, number in self.old.errant(self.new.history()).items():
             yield Problem(
                 place,
                 f"it has {number} transactions of {origin} that the "
-                "primary has not; promote it: stop the primary, then "
-                f"sqla-shard fleet failover {self.server} --dead",
+                f"primary has not; {promote}",
             )
+        status = self.new.status()
+        # Their numbers would be given to others, which it would not receive.
+        if status is not None and status.received:
+            here = self.old.committed()
+            if not self.old.covers(here, status.received):
+                yield Problem(
+                    place,
+                    f"it has received {status.received}, and the primary has "
+                    f"{here or 'nothing'}; {promote}",
+                )
 
     def steps(self) -> Sequence[Step]:
         """Return the steps."""

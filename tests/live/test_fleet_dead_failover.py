@@ -46,6 +46,7 @@ from tests.servers.published import places
 from tests.servers.published import publish_to
 from tests.servers.server_statements import received
 from tests.servers.server_statements import semi_sync_options
+from tests.servers.server_statements import unlogged
 from tests.servers.server_statements import words
 
 pytestmark = pytest.mark.live
@@ -293,13 +294,7 @@ def test_a_standby_that_cannot_read_its_relay_log_is_refused(pairs, option):
     fleet = pairs.fleet()
     primary, standby = roles(pairs)
     standby.root_execute("STOP REPLICA SQL_THREAD")
-    primary.root_execute("CREATE DATABASE acknowledged")
-    with fleet.admin(standby.url, name="standby") as admin:
-        new = replication_of(admin)
-        position = primary.position()
-        assert wait_until(
-            lambda: new.covers(new.status().received, position), seconds=60
-        )
+    receive_a_database(fleet, primary, standby)
     kill(pairs)
     standby.kill()
     standby.options = (*standby.options, option)
@@ -310,6 +305,35 @@ def test_a_standby_that_cannot_read_its_relay_log_is_refused(pairs, option):
     with pytest.raises(OperationRefusedError, match=unknown):
         apply(fleet, plan)
     assert roles(pairs) == (primary, standby)
+
+
+def receive_a_database(fleet, primary, standby):
+    """Let a standby receive a transaction, which it may not apply."""
+    primary.root_execute("CREATE DATABASE acknowledged")
+    with fleet.admin(standby.url, name="standby") as admin:
+        new = replication_of(admin)
+        position = primary.position()
+        assert wait_until(
+            lambda: new.covers(new.status().received, position), seconds=60
+        )
+
+
+def test_a_primary_that_lacks_what_its_standby_has_received(pairs):
+    fleet = pairs.fleet()
+    primary, standby = roles(pairs)
+    standby.root_execute("STOP REPLICA SQL_THREAD")
+    with fleet.admin(primary.url, name="primary") as admin:
+        old = replication_of(admin)
+        position, history = old.position(), old.history()
+        receive_a_database(fleet, primary, standby)
+        # As a power failure does, with sync_binlog = 0.
+        unlogged(primary, "DROP DATABASE acknowledged")
+        old.adopt(position, history)
+    primary.kill()
+    primary.start()
+    found = problems_of(Reopen.planned(fleet, "server1"))
+    assert "it has received" in found
+    assert "fleet failover server1 --dead" in found
 
 
 @pytest.mark.only_on("mysql")
@@ -691,6 +715,8 @@ def test_a_standby_that_was_restarted_is_refused_by_mariadb_only(shared):
 def test_a_restarted_primary_is_opened_again(shared):
     fleet = shared.fleet()
     primary, standby = roles(shared)
+    primary.kill()
+    primary.start()
     assert primary.root_execute("SELECT @@read_only") == [(1,)]
     assert apply(fleet, Reopen.planned(fleet, "server1")).state == "finished"
     assert primary.root_execute("SELECT @@read_only") == [(0,)]
