@@ -174,7 +174,8 @@ def _answer(
         if plan.places[0].backend.collates:
             merge.check_values(runs)
         shown = [_float_format(column) for column in description]
-        rows = merge.rows(runs, shown, partial(_compute, jobs))
+        most = None if plan.limits is None else plan.limits.max_rows
+        rows = merge.rows(runs, shown, partial(_compute, jobs), most)
         description = merge.columns_shown(description)
     _check_rows(len(rows), plan)
     return description, rows

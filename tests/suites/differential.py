@@ -101,15 +101,7 @@ class Differential:
         except ShardError as error:
             return type(error).__name__
         except OperationalError as error:
-            # In a blob a text has another collation than in a column; the
-            # one database has columns alone.
-            if error.orig.args[0] == _MIXED_COLLATIONS:
-                return "collations"
-            # MySQL compares a correlated IN in the HAVING of its SELECT, and
-            # takes the field there for another expression than GROUP BY has.
-            if error.orig.args[0] == _NOT_GROUPED:
-                return "GROUP BY"
-            raise
+            return _on_shards_alone(error)
         ordered = bool(getattr(statement, "_order_by_clauses", ()))
         assert (got == want) if ordered else Counter(got) == Counter(want), (
             f"seed {seed}: the shards say {got}, one database {want}\n"
@@ -143,6 +135,8 @@ class Differential:
                 return type(error).__name__
             except IntegrityError:
                 return "no SQL"  # only the shards have foreign keys
+            except OperationalError as error:
+                return _on_shards_alone(error)
             here = contents(session, None)
             session.rollback()
         for name, found in here.items():
@@ -163,6 +157,20 @@ class Differential:
 
 
 _UNSYNCED = {"synchronize_session": False}
+
+
+def _on_shards_alone(error: OperationalError) -> str:
+    """Return why servers refuse the SQL of shards; raise any other error."""
+    code = error.orig.args[0] if error.orig else None
+    # In a blob a text has another collation than in a column; the one
+    # database has columns alone.
+    if code == _MIXED_COLLATIONS:
+        return "collations"
+    # MySQL compares a correlated IN in the HAVING of its SELECT, and takes
+    # the field there for another expression than GROUP BY has.
+    if code == _NOT_GROUPED:
+        return "GROUP BY"
+    raise error
 
 
 def contents(sharded: Any, plain: Any) -> dict[str, list[Any]]:

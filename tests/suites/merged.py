@@ -33,6 +33,8 @@ from sqla_shard import Cluster
 from sqla_shard import scatter
 from sqla_shard.engine import Scatter
 from sqla_shard.exc import ShardError
+from sqla_shard.routing.clauses import unlabelled
+from sqla_shard.util import sqlalchemy_private as private
 from tests.models.clusters import PINS
 from tests.models.clusters import plain_engine
 from tests.models.collations import collation_on
@@ -85,7 +87,11 @@ class Compared:
         self.cluster = cluster
         self.plain = plain
         self.rows = rows
-        self.dialect = plain.get_bind().dialect.name
+        dialect = plain.get_bind().dialect
+        self.dialect = dialect.name
+        self.is_mysql = self.dialect == "mysql" and not getattr(
+            dialect, "is_mariadb", False
+        )
         self._weights: dict[tuple[str, str], Any] = {}
 
     def weight(self, value: str, collation: str) -> Any:
@@ -95,13 +101,16 @@ class Compared:
             name = collation_on(self.plain.get_bind().dialect, collation)
             # Padding would take a text for one that ends in NUL.
             is_padded = "nopad" not in name and "0900" not in name
-            size = " AS CHAR(4000)" if is_padded else ""
+            collated = f"CONVERT({{}} USING {charset_of(collation)})"
+            collated += f" COLLATE {name}"
+            value_of = f"WEIGHT_STRING({collated.format(':t')})"
+            if is_padded:
+                # A text of combining marks is padded to fewer weights.
+                space = f"WEIGHT_STRING({collated.format(repr(' '))})"
+                whole = f"{value_of[:-1]} AS CHAR(4000))"
+                value_of = f"TRIM(TRAILING {space} FROM {whole})"
             found = self.plain.scalar(
-                text(
-                    "SELECT SHA2(WEIGHT_STRING(CONVERT(:t USING "
-                    f"{charset_of(collation)}) COLLATE {name}{size}), 256)"
-                ),
-                {"t": value},
+                text(f"SELECT SHA2({value_of}, 256)"), {"t": value}
             )
             self._weights[key] = ("equal to", found)
         return self._weights[key]
@@ -157,7 +166,7 @@ def compare(compared: Compared, grammar: Any, seed: int) -> str:
     try:
         got = _got(compared, made, random.Random(seed))
     except ShardError as error:
-        if grammar is Grammar:
+        if grammar is Grammar and not _counts_apart(compared, made, error):
             raise AssertionError(f"{case}\nis refused: {error}") from error
         return _refused(error)
     try:
@@ -168,6 +177,12 @@ def compare(compared: Compared, grammar: Any, seed: int) -> str:
         classes = _wanted(compared, wanted, sorts_nul=False)
         _check(got, classes, made, case)
     return "equal" if classes else "equal and empty"
+
+
+def _counts_apart(compared: Compared, made: Made, error: ShardError) -> bool:
+    """Return whether MySQL has told rows of DISTINCT apart that are equal."""
+    construct = getattr(error, "construct", None)
+    return compared.is_mysql and made.distinct and construct == "DISTINCT"
 
 
 def _refused(error: ShardError) -> str:
@@ -198,7 +213,11 @@ def _wanted(
         return _distinct_objects(compared, made)
     statement = made.statement.order_by(None)
     keys = made.keys
-    if made.distinct:
+    if compared.is_mysql and (
+        made.distinct or private.group_by_clauses(statement)
+    ):
+        statement, keys = _grouped_by_sorting(statement, keys)
+    elif made.distinct:
         # With a window function MariaDB treats different texts as equal.
         inner = statement.subquery()
         columns = list(inner.c)
@@ -217,6 +236,41 @@ def _wanted(
         row = _normal(compared, made, values)
         classes.setdefault(at, []).append(row)
     return [classes[at] for at in sorted(classes)]
+
+
+def _grouped_by_sorting(
+    statement: Any, keys: Sequence[Any]
+) -> tuple[Any, list[Any]]:
+    """Return a SELECT whose groups MySQL finds by comparing, and its keys.
+
+    In a temporary table it looks for texts by a hash, which differs for some
+    that are equal: "a" and "a\u3000" in collations that pad.
+    """
+    shown = list(statement.selected_columns)
+    if private.distinct(statement):
+        statement = private.copy_with(statement, distinct=False)
+        statement = statement.group_by(*map(unlabelled, shown))
+    sorted_by = [
+        _undirected(key).label(f"key_{at}") for at, key in enumerate(keys)
+    ]
+    inner = statement.add_columns(*sorted_by)
+    columns = list(inner.prefix_with("SQL_BIG_RESULT").subquery().c)
+    found = columns[len(shown) :]
+    return select(*columns[: len(shown)]), list(map(_directed, keys, found))
+
+
+def _undirected(key: Any) -> Any:
+    if isinstance(key, UnaryExpression) and key.modifier is not None:
+        return _undirected(key.element)
+    return unlabelled(key)
+
+
+def _directed(key: Any, column: Any) -> Any:
+    """Return a column that is sorted as another expression is."""
+    if isinstance(key, UnaryExpression) and key.modifier is not None:
+        inner = _directed(key.element, column)
+        return UnaryExpression(inner, modifier=key.modifier)
+    return column
 
 
 def _without_nul(key: Any) -> Any:

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
 
 from sqla_shard import scatter
+from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.types import ShardedId
 from tests.models.clusters import PINS
 from tests.models.collations import ServerText
@@ -195,6 +196,45 @@ class Texts:
         assert titles.scalars(made.limit(2)) == order[:2]
         made = select(Title.number).order_by(mixed.desc(), Title.number)
         assert titles.scalars(made) == [4, 0, 1, 3, 2]
+
+    def test_spaces_that_a_server_groups_apart(self, titles, backend):
+        if backend.kind == "sqlite":
+            pytest.skip("it has no such collation")
+        # Equal texts that MySQL has apart in its temporary tables.
+        spaces = [" ", "\u3000", "\u00a0 ", "\u3000 "]
+        ends = ["a", "a\u3000", "a\u00a0 ", "a  \u3000"]
+        for number, text in enumerate([*spaces, *ends, "b", "b", "c"]):
+            for shard in _SHARDS[:2]:
+                title = pack(shard, 31, 1 + number)
+                titles.session.add(Title(id=title, number=1, german=text))
+        titles.session.flush()
+        german = Title.german
+        groups = select(func.count(Title.id)).group_by(german)
+        assert sorted(titles.scalars(groups)) == [2, 4, 8, 8]
+        ordered = groups.order_by(german)
+        assert titles.scalars(ordered) == [8, 8, 4, 2]
+        assert titles.scalars(ordered.limit(2)) == [8, 8]
+        assert titles.scalars(ordered.limit(3)) == [8, 8, 4]
+        large = ordered.having(func.count(Title.id) >= 8)
+        assert titles.scalars(large) == [8, 8]
+        distinct = select(german).distinct().order_by(german)
+        found = [text.strip() for text in titles.scalars(distinct)]
+        assert found == ["", "a", "b", "c"]
+        (count,) = titles.scalars(select(func.count(german.distinct())))
+        assert count == 4
+        limited = distinct.limit(2)
+        if backend.kind != "mysql":
+            found = [text.strip() for text in titles.scalars(limited)]
+            assert found == ["", "a"]
+            return
+        with pytest.raises(ScatterUnsupportedError, match="spaces; use group"):
+            titles.scalars(limited)
+        few = distinct.options(scatter(max_rows=4))
+        with pytest.raises(ScatterUnsupportedError, match="spaces; use group"):
+            titles.session.scalars(few)
+        instead = select(german).group_by(german).order_by(german)
+        found = [text.strip() for text in titles.scalars(instead.limit(2))]
+        assert found == ["", "a"]
 
     def test_a_text_that_ends_in_nul_is_different(self, titles):
         titles.add("exact", "a", "a\0", "a", "a\0", "a\0\0", "a ")

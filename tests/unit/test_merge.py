@@ -234,6 +234,18 @@ def test_distinct_rows_of_several_shards() -> None:
     assert merge.rows(runs) == [("a",), ("b",)]
 
 
+def test_rows_that_a_server_has_counted_twice() -> None:
+    merge = Merge(hidden=1, limit=2, combine=GroupRule((0,), ()))
+    runs: list[Any] = [[(b"a", "a"), (b"a", "a\u3000")], [(b"b", "b")]]
+    with pytest.raises(ScatterUnsupportedError, match="spaces; use group_by"):
+        merge.rows(runs)
+    merge = Merge(hidden=1, limit=3, combine=GroupRule((0,), ()))
+    assert merge.rows(runs) == [("a",), ("b",)]
+    with pytest.raises(ScatterUnsupportedError, match="spaces; use group_by"):
+        merge.rows(runs, most_rows=1)
+    assert merge.rows(runs, most_rows=2) == [("a",), ("b",)]
+
+
 @pytest.mark.parametrize("identity", [b"long", b"big5_chinese_ci", b"no text"])
 def test_texts_that_compare_equal(identity: bytes) -> None:
     merge = Merge(hidden=1, combine=GroupRule((0,), (0,)))
