@@ -184,7 +184,8 @@ _MARIADB_FORMS = {
     "float": "CAST(JSON_VALUE({0}, {1}) AS DOUBLE)",
     "boolean": "CAST(JSON_VALUE({0}, {1}) AS SIGNED)",
     "decimal": "CAST(JSON_VALUE({0}, {1}) AS DECIMAL(65, 30))",
-    "json": "NULLIF(JSON_EXTRACT({0}, {1}), 'null')",
+    # A comparison takes the quotes off a JSON text, and "null" would be NULL.
+    "json": "NULLIF(CONCAT(JSON_EXTRACT({0}, {1})), 'null')",
 }
 # JSON_VALUE() returns NULL for a document that MySQL cannot parse; other
 # functions refuse the statement.  Without a length it returns NULL for texts

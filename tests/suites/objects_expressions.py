@@ -499,6 +499,14 @@ class ExpressionSuite(Suite):
             self.values(session, [big], Thing.count)
         assert self.values(session, [big], Thing.id, Thing.count > 5) == [big]
 
+    def test_the_text_null_in_free_json(self, cluster, session):
+        """MariaDB took it for JSON null."""
+        free = ["null", "NULL", None, '"null"', ["null"], "x"]
+        ids = [thing(cluster, shard_id=SHARD, free=value) for value in free]
+        assert self.values(session, ids, Thing.free) == free
+        nothing = self.values(session, ids, Thing.id, Thing.free.is_(None))
+        assert nothing == [ids[2]]
+
     def test_integers_of_64_bits(self, cluster, session):
         """MySQL returned -1 for the greatest one."""
         if not on_servers(cluster):
