@@ -54,6 +54,8 @@ _CHARSET = re.compile(
     r"|gb2312|gbk|gb18030|big5",
     re.IGNORECASE,
 )
+#: Bytes in which a page names its character set, as HTML demands.
+_HEAD = 1024
 _META = re.compile(rb"<meta\s[^>]*charset\s*=\s*[\"']?([\w-]+)", re.IGNORECASE)
 
 
@@ -215,7 +217,7 @@ def _title(link: str, answer: HTTPResponse) -> str:
         return ""
     content = answer.read(MAX_BYTES)
     named = answer.headers.get_content_charset()
-    if named is None and (found := _META.search(content)):
+    if named is None and (found := _META.search(content[:_HEAD])):
         named = found[1].decode("ascii", "replace")
     if named is None or not _CHARSET.fullmatch(named):
         named = "utf-8"

@@ -27,9 +27,10 @@ from sqla_shard.topology.databases import Template
 
 __all__ = ["explain_sql", "is_sql"]
 
-# A Python expression has a bracket after the name of a function.
+# A Python expression has a bracket after the name of a function.  Comments are
+# possessive: their parts would be tried in all ways, for hours.
 _SQL = re.compile(
-    r"\s*(?:/\*.*?\*/\s*)*(?:SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH)"
+    r"\s*+(?:/\*.*?\*/\s*)*+(?:SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH)"
     r"\s+[^\s(]",
     re.I | re.S,
 )

@@ -187,6 +187,10 @@ def test_a_statement_is_not_run_by_reading_it(reader):
         ("SELECTED", False),
         ("241294492511762325", False),
         ("", False),
+        # Each of them would take years if it was tried in all ways.
+        pytest.param("/**/" * 20_000 + "!", False, id="comments"),
+        pytest.param("/*" * 20_000, False, id="open comments"),
+        pytest.param("/* */ " * 20_000 + "SELECT a", True, id="spaces"),
     ],
 )
 def test_sql_texts(text: str, expected: bool) -> None:
