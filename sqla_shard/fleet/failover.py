@@ -358,9 +358,9 @@ class Failover(Promotion):
 
     def _open_new(self) -> Mapping[str, Any] | None:
         found: Mapping[str, Any] | None = None
-        if not self._is_fenced:
-            # Another process has fenced it.  It may have been restarted with
-            # a configuration that lets it be written.
+        if not self._holds_fence():
+            # It may have been restarted with a configuration that lets it be
+            # written.
             try:
                 self.old.close_writes()
             except FleetServerError as error:
@@ -376,6 +376,21 @@ class Failover(Promotion):
                 "its session was closed, which ends the read lock",
             )
         return found
+
+    def _holds_fence(self) -> bool:
+        """Return whether the old primary is closed since the fence.
+
+        It is not known if another process has fenced it, or the session has
+        ended.
+        """
+        if not self._is_fenced:
+            return False
+        try:
+            self._is_fenced = self.old.is_read_only()
+        except FleetServerError:
+            self.forget(self.url_of(self.plan.arguments["old"]))
+            self._is_fenced = False
+        return self._is_fenced
 
     def _attach(self) -> Mapping[str, Any] | None:
         self.new.detach()

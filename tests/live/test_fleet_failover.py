@@ -356,24 +356,34 @@ def test_an_undo_opens_the_primary_although_the_standby_is_lost(pairs, fleet):
     wait_until_equal(old, new)
 
 
-def test_a_lost_fence_after_the_commit_point_is_a_problem(pairs, fleet):
+@pytest.mark.parametrize("how", ["session", "server"])
+def test_a_fence_that_is_lost_is_set_again(pairs, fleet, how):
+    """The old primary may be open after a restart, by its configuration."""
     old, new = roles(pairs)
 
-    def kill(event):
-        if (event.step, event.state) == ("open", "begin"):
-            (number,) = [
-                number
-                for number, user in old.root_execute(
-                    "SELECT id, user FROM information_schema.processlist"
-                )
-                if user == pairs.accounts.operator.user
-            ]
-            old.root_execute(f"KILL {number}")
+    def progress(event):
+        if (event.step, event.state) == ("open", "done"):
+            assert old.root_execute("SELECT @@read_only") == [(1,)]
+        if (event.step, event.state) != ("open", "begin"):
+            return
+        if how == "server":
+            old.kill()
+            old.start()
+            old.root_execute("SET GLOBAL read_only = 0")
+            return
+        (number,) = [
+            number
+            for number, user in old.root_execute(
+                "SELECT id, user FROM information_schema.processlist"
+            )
+            if user == pairs.accounts.operator.user
+        ]
+        old.root_execute(f"KILL {number}")
 
-    result = apply(fleet, Failover.planned(fleet, "server1"), progress=kill)
-    assert result.state == "finished"
-    (problem,) = result.problems
-    assert "which ends the read lock" in problem
+    result = apply(
+        fleet, Failover.planned(fleet, "server1"), progress=progress
+    )
+    assert (result.state, result.problems) == ("finished", ())
     assert roles(pairs) == (new, old)
     assert new.root_execute("SELECT @@read_only") == [(0,)]
     assert old.root_execute("SELECT @@read_only") == [(1,)]
