@@ -12,7 +12,8 @@ it are not decoration either:
   ``$ alembic`` and ``$ ls``;
 * TOML and JSON blocks without a file name have to be valid topologies.
 
-Blocks of class ``live`` need servers.  Blocks of class ``not-run`` are not
+Blocks of class ``live`` need servers: pages show those of MySQL, such as
+``MySQLFleet``, and run a second time with MariaDB's of the same names.  Blocks of class ``not-run`` are not
 executed; a comment ``.. not-run: why`` stands before each.
 """
 
@@ -37,6 +38,7 @@ import tomllib
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime
 from datetime import timezone
 from pathlib import Path
@@ -53,6 +55,7 @@ from sqla_shard.jobs import tasks
 from sqla_shard.outbox import apply
 from sqla_shard.topology import Topology
 from tests.servers.command_line import without_progress
+from tests.servers.kinds import Kind
 from tests.workers.warm import WarmPython
 
 ROOT = Path(__file__).parents[1]
@@ -67,6 +70,10 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.rst"))]
 #: Values for the placeholders of topologies that are shown.
 ENVIRON = {"MYSQL_USER": "app", "MYSQL_PASSWORD": "secret"}
 MOST_NOT_RUN = 12
+
+#: Test servers by the names that differ between MySQL and MariaDB.
+_OF_MYSQL = re.compile(r"\b(?:MySQL(?=[FPS]\w)|mysql(?=_(?:fleet|proxies)\b))")
+_OF_MARIADB = re.compile(r"\b(?:MariaDB[FPS]\w|mariadb_(?:fleet|proxies)\b)")
 
 
 # -- from a page to its blocks ---------------------------------------------
@@ -344,10 +351,28 @@ def directory(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
+def on_servers(block: Block, kind: Kind) -> Block:
+    """Return a block of a page, which shows MySQL, with servers of a kind."""
+    assert not _OF_MARIADB.search(block.code), f"{block.where}: not MySQL's"
+    if kind.is_mysql:
+        return block
+    return replace(block, code=_OF_MYSQL.sub(_as_mariadb, block.code))
+
+
+def _as_mariadb(match: re.Match[str]) -> str:
+    return "MariaDB" if match[0] == "MySQL" else "mariadb"
+
+
 def run_page(
-    page: Path, *, live: bool, python: WarmPython, output: Path
+    page: Path,
+    *,
+    python: WarmPython,
+    output: Path,
+    live: Kind | None = None,
 ) -> None:
     blocks = blocks_of(page)
+    if live:
+        blocks = [on_servers(block, live) for block in blocks]
     before = BEFORE.get(page, TUTORIAL)
     if page != before and any("from models" in b.code for b in blocks):
         # Later pages go on with the files of the tutorial.
@@ -355,7 +380,7 @@ def run_page(
             if block.file and not Path(block.file).exists():
                 Path(block.file).parent.mkdir(parents=True, exist_ok=True)
                 Path(block.file).write_text(block.code + "\n", "utf-8")
-    runner = Runner(page, live=live, python=python, output=output)
+    runner = Runner(page, live=bool(live), python=python, output=output)
     has_graph = "sqla_shard.contrib" in page.read_text("utf-8")
     with without_other_graphs() if has_graph else contextlib.nullcontext():
         try:
@@ -406,18 +431,18 @@ LONG = {
     ids=ids_of(WITH_CODE),
 )
 def test_code_runs(page, directory, python, output):
-    run_page(page, live=False, python=python, output=output)
+    run_page(page, python=python, output=output)
 
 
 @pytest.mark.live
 @pytest.mark.thorough
 @pytest.mark.parametrize("page", LIVE, ids=ids_of(LIVE))
-def test_code_runs_on_real_servers(page, directory, python, output, request):
-    text = page.read_text("utf-8").lower()
-    for program in ("mariadb", "mysql", "zookeeper"):
-        if re.search(rf"{program}_?(fleet|server|pair)", text):
-            request.getfixturevalue(f"{program}_installed")
-    run_page(page, live=True, python=python, output=output)
+def test_code_runs_on_real_servers(
+    page, directory, python, output, request, server_kind
+):
+    if "ZooKeeperServer" in page.read_text("utf-8"):
+        request.getfixturevalue("zookeeper_installed")
+    run_page(page, live=server_kind, python=python, output=output)
 
 
 # -- completeness ----------------------------------------------------------
