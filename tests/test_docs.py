@@ -13,8 +13,9 @@ it are not decoration either:
 * TOML and JSON blocks without a file name have to be valid topologies.
 
 Blocks of class ``live`` need servers: pages show those of MySQL, such as
-``MySQLFleet``, and run a second time with MariaDB's of the same names.  Blocks of class ``not-run`` are not
-executed; a comment ``.. not-run: why`` stands before each.
+``MySQLFleet``, and run a second time with MariaDB's of the same names.  Blocks
+of class ``not-run`` are not executed; a comment ``.. not-run: why`` stands
+before each.
 """
 
 from __future__ import annotations
