@@ -30,7 +30,6 @@ from sqla_shard.engine.unread import describe_unread
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.models import LookupMixin
 from sqla_shard.models import MappingMixin
-from sqla_shard.models.class_checks import is_abstract
 from sqla_shard.models.reference import ReferenceMixin
 from sqla_shard.models.reference import ReferencesReport
 from sqla_shard.models.reference import verify_references
@@ -42,6 +41,7 @@ from sqla_shard.verify import verify_relations
 from sqla_shard.verify import VerifyProgress
 from sqla_shard.verify import VerifyReport
 from sqla_shard.verify.lookups import claims_on_all
+from sqla_shard.verify.targets import mapped_classes
 
 __all__ = [
     "claims_command",
@@ -71,7 +71,8 @@ _class_options = with_options(
         "wanted",
         metavar="NAME",
         multiple=True,
-        help="Class of these modules; repeatable.  All by default.",
+        help="Class that these modules define or import; repeatable.  All "
+        "by default.",
     ),
 )
 
@@ -352,28 +353,31 @@ def _run(
 def _classes(
     mixin: type[Any], namespace: dict[str, Any], wanted: Sequence[str]
 ) -> list[type[Any]]:
-    """Return the classes with a mixin in a namespace.
+    """Return the classes with a mixin that share a base with a namespace.
 
     :param wanted: names of classes; all if empty.
     :raises click.UsageError: if no class exists, or a name is not found.
     """
-    found = {
-        value.__name__: value
+    metadata = {
+        id(value.metadata)
         for value in namespace.values()
-        if isinstance(value, type)
-        and issubclass(value, mixin)
-        and value is not mixin
-        and not is_abstract(value)
+        if isinstance(value, type) and hasattr(value, "metadata")
+    }
+    # A module may import others, whose classes it does not name.
+    found = {
+        cls.__name__: cls
+        for cls in mapped_classes(mixin)
+        if id(cls.metadata) in metadata
     }
     if not found:
         raise click.UsageError(
-            f"the modules of --models define no subclass of {mixin.__name__}; "
+            f"the modules of --models import no subclass of {mixin.__name__}; "
             "if the application has one, add its module"
         )
     for name in wanted:
         if name not in found:
             raise click.BadParameter(
-                f"{mixin.__name__} {name!r} not found; the modules define "
+                f"{mixin.__name__} {name!r} not found; the modules import "
                 f"{', '.join(sorted(found))}",
                 param_hint="--class",
             )

@@ -170,12 +170,13 @@ class LookupMixin:
         session: ShardSession,
         key: str,
         *,
-        limit: int = 1000,
+        limit: int | None = None,
         after: int | None = None,
     ) -> list[int]:
         """Return the ids of the objects that share a key, ascending.
 
-        :param limit: maximum number of ids.
+        :param limit: maximum number of ids; None for all, which are read
+            1,000 at a time.
         :param after: the last id of the previous call; None to begin.
         """
         table = table_with_keys(

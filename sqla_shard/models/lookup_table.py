@@ -56,6 +56,10 @@ __all__ = [
 ]
 
 
+#: Number of ids that one statement reads.
+_PAGE = 1000
+
+
 def shard_of(key: bytes, modulus: int) -> int:
     """Return the shard of a key: its MD5 as a number, modulo the shards."""
     digest = md5(key, usedforsecurity=False).digest()
@@ -418,9 +422,23 @@ def resolve_many(
 
 
 def resolve_all(
-    table: LookupAccess, key: str, limit: int, after: int | None
+    table: LookupAccess, key: str, limit: int | None, after: int | None
 ) -> list[int]:
     """Return the ids of the objects that share a key, ascending."""
+    if limit is not None:
+        return _resolve_page(table, key, limit, after)
+    found: list[int] = []
+    while page := _resolve_page(table, key, _PAGE, after):
+        found += page
+        after = page[-1]
+        if len(page) < _PAGE:
+            break
+    return found
+
+
+def _resolve_page(
+    table: LookupAccess, key: str, limit: int, after: int | None
+) -> list[int]:
     check_limit(limit)
     statements = statements_of(table.cls)
     parameters: dict[str, Any] = {"the_number": limit}

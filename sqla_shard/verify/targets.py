@@ -23,6 +23,7 @@ from sqla_shard.topology import Keyspace
 __all__ = [
     "Objects",
     "classes_of",
+    "mapped_classes",
 ]
 
 
@@ -35,7 +36,7 @@ def classes_of(
     :raises ValueError: for another class, or two of the same name.
     """
     found: list[Any] = list(
-        dict.fromkeys(_mapped(mixin) if classes is None else classes)
+        dict.fromkeys(mapped_classes(mixin) if classes is None else classes)
     )
     names: set[str] = set()
     for cls in found:
@@ -58,7 +59,8 @@ def _is_mapped(mixin: type[Any], cls: type[Any]) -> bool:
     )
 
 
-def _mapped(mixin: type[Any]) -> Iterator[type[Any]]:
+def mapped_classes(mixin: type[Any]) -> Iterator[type[Any]]:
+    """Yield the mapped classes of a mixin in this process."""
     waiting = list(mixin.__subclasses__())
     while waiting:
         cls = waiting.pop(0)

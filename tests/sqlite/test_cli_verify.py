@@ -162,6 +162,22 @@ def test_relations(tmp_path):
         assert "one-sided" not in invoke(*command).stdout
 
 
+def test_classes_of_imported_modules_are_checked(
+    cluster, topology, tmp_path, monkeypatch
+):
+    """A module of the application may name one class, and import the rest."""
+    text = "from tests.models.verify_models import Account\n"
+    (tmp_path / "imports_models.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    command = "-t", topology, "verify", "lookups", "--grace", "0", "--json"
+    found = [
+        json.loads(invoke(*command, "--models", module).stdout)["classes"]
+        for module in (MODELS, "imports_models")
+    ]
+    assert len(found[0]) > 1
+    assert set(found[1]) == set(found[0])
+
+
 def test_killed_and_resumed(cluster, topology, tmp_path):
     for i in range(60):
         plant(cluster, AccountName, f"{i:03}", missing_account(i))

@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqla_shard import exc
 from sqla_shard import scatter
 from sqla_shard import ShardSession
+from sqla_shard.models import lookup_table
 from sqla_shard.testing import StatementLog
 from tests.models.layouts import pack
 from tests.models.lookup_models import ids
@@ -402,6 +403,23 @@ class Sharing(Suite):
             assert UserTag.resolve_all(session, f" BLUE{mark} ") == users
             assert UserTag.resolve_all(session, f"red{mark}") == [users[1]]
             assert UserTag.resolve_all(session, f"green{mark}") == []
+
+    def test_all_of_several_pages_are_found(self, cluster, mark, monkeypatch):
+        """Without a limit nothing is left out without a word."""
+        monkeypatch.setattr(lookup_table, "_PAGE", 2)
+        users = sorted(ids(5))
+        for user in users:
+            cluster.run(UserTag.add, mark, user)
+        with cluster.session() as session:
+            assert UserTag.resolve_all(session, mark) == users
+            assert (
+                UserTag.resolve_all(session, mark, after=users[0])
+                == (users[1:])
+            )
+            assert (
+                UserTag.resolve_all(session, mark, after=users[2])
+                == (users[3:])
+            )
 
     def test_pages(self, cluster, mark):
         users = sorted(ids(5))
