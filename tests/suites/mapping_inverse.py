@@ -268,6 +268,10 @@ class Racing:
         self, cluster: Cluster, rng: random.Random
     ) -> None:
         some, others = boards(1, 2, 3), pins(1, 4, 5, 6)
+        with cluster.begin(cross_shard="unordered") as session:
+            # Two writers can lock a list whose source is not there.
+            session.add_all([*(Board(id=b) for b in some)])
+            session.add_all([*(Pin(id=p) for p in others)])
         start = threading.Barrier(THREADS)
 
         def work(seed: float) -> None:
