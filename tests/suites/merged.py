@@ -22,6 +22,7 @@ from sqlalchemy import Enum
 from sqlalchemy import func
 from sqlalchemy import inspect
 from sqlalchemy import literal
+from sqlalchemy import literal_column
 from sqlalchemy import select
 from sqlalchemy import String
 from sqlalchemy import text
@@ -253,9 +254,10 @@ def _grouped_by_sorting(
     sorted_by = [
         _undirected(key).label(f"key_{at}") for at, key in enumerate(keys)
     ]
-    inner = statement.add_columns(*sorted_by)
-    columns = list(inner.prefix_with("SQL_BIG_RESULT").subquery().c)
-    found = columns[len(shown) :]
+    # Values that are counted once each leave it no other way.
+    counted = func.count(literal_column("1").distinct()).label("counted")
+    columns = list(statement.add_columns(*sorted_by, counted).subquery().c)
+    found = columns[len(shown) : -1]
     return select(*columns[: len(shown)]), list(map(_directed, keys, found))
 
 
