@@ -239,6 +239,7 @@ def _jobs(
     limits = plan.limits
     left = plan.seconds_left()
     by_connection = plan.by_connection()
+    _check_kinds(context.compiled, [one for one, _ in by_connection])
     comments = plan.watch is not None and plan.watch.comments
 
     def rendered(
@@ -277,6 +278,40 @@ def _jobs(
     ]
 
 
+def _check_kinds(compiled: Any, connections: Sequence[Connection]) -> None:
+    """Refuse a statement that MySQL and MariaDB spell differently.
+
+    It is compiled once for all servers.
+    """
+    first, *others = (one.dialect for one in connections)
+    for other in others:
+        if _is_mariadb(other) is _is_mariadb(first):
+            continue
+        if not isinstance(compiled, SQLCompiler) or _is_alike(compiled, other):
+            return
+        raise ScatterUnsupportedError(
+            "a statement over servers of MySQL and of MariaDB, which need "
+            "different SQL for it; read the shards of one kind at a time, "
+            'with bind_arguments={"shard_id": n} or the ids of their objects',
+            construct="servers of two kinds",
+        )
+
+
+def _is_mariadb(dialect: Any) -> bool:
+    return bool(getattr(dialect, "is_mariadb", False))
+
+
+def _is_alike(compiled: Any, dialect: Any) -> bool:
+    """Return whether a statement has the same text for another dialect."""
+    other = compiled.statement.compile(
+        dialect=dialect,
+        column_keys=compiled.column_keys,
+        schema_translate_map=compiled.schema_translate_map,
+    )
+    # The two have different reserved words.
+    return compiled.string.replace("`", "") == other.string.replace("`", "")
+
+
 def _changes(compiled: Any) -> bool:
     """Return whether UNION would change a value of the rows."""
     if compiled is None:
@@ -284,7 +319,7 @@ def _changes(compiled: Any) -> bool:
     known = _changing.get(compiled)
     if known is None:
         statement = getattr(compiled.compile_state, "statement", None)
-        on_mysql = not getattr(compiled.dialect, "is_mariadb", False)
+        on_mysql = not _is_mariadb(compiled.dialect)
         known = not all(
             is_storable(column, on_mysql=on_mysql)
             for column in _columns(statement)

@@ -196,6 +196,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "models/field_types.py: the server has a decimal beyond",
     ),
     "what works is another topology, or another cluster": (
+        "engine/preparation.py: a statement over servers of MySQL and of",
         "routing/router.py: the statement names no table",
         "session/placement.py: no server of keyspace",
         "session/placement.py: server {} has no shard",

@@ -1,0 +1,95 @@
+"""A topology with a server of MariaDB and a server of MySQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import func
+from sqlalchemy import select
+from sqlalchemy import text
+
+from sqla_shard import Cluster
+from sqla_shard import scatter
+from sqla_shard.exc import ScatterUnsupportedError
+from sqla_shard.testing import MariaDBFleet
+from sqla_shard.testing import MySQLFleet
+from tests.models.layouts import with_layout
+from tests.models.objects import Base
+from tests.models.objects import Thing
+from tests.models.objects_harness import thing
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture(params=["MariaDB first", "MySQL first"])
+def cluster(
+    request: pytest.FixtureRequest,
+    mariadb_fleet: MariaDBFleet,
+    mysql_fleet: MySQLFleet,
+) -> Iterator[Cluster]:
+    fleets: list[Any] = [mariadb_fleet, mysql_fleet]
+    if not all(fleet.local for fleet in fleets):
+        pytest.skip("the servers of SQLA_SHARD_TEST_SERVERS are of one kind")
+    servers: list[dict[str, Any]] = [
+        {"name": server.name, "primary": server.url}
+        for server in (mariadb_fleet.servers[0], mysql_fleet.servers[1])
+    ]
+    if request.param == "MySQL first":
+        servers.reverse()
+    objects = {
+        "kind": "objects",
+        "shards": 4,
+        "database": "db_twokinds_{shard:05d}",
+        "servers": [
+            {**server, "shards": [2 * n, 2 * n + 1]}
+            for n, server in enumerate(servers)
+        ],
+    }
+    main = {
+        "kind": "global",
+        "database": "main_twokinds",
+        "servers": servers[:1],
+    }
+    document = with_layout(
+        {"epoch": 1, "keyspaces": {"objects": objects, "main": main}}
+    )
+    for fleet in fleets:
+        fleet.drop_databases(document)
+    with Cluster.from_topology(document) as made:
+        made.create_all(Base.metadata)
+        yield made
+    for fleet in fleets:
+        fleet.drop_databases(document)
+
+
+def test_statements_over_both_are_right_or_refused(cluster: Cluster) -> None:
+    ids = [
+        thing(cluster, shard_id=shard, count=2**63 + shard, rank=shard)
+        for shard in range(4)
+    ]
+    with cluster.session() as session:
+        many = session.get_many(Thing, ids)
+        assert [one and one.count for one in many] == [
+            2**63 + shard for shard in range(4)
+        ]
+        for made in (
+            select(Thing),
+            select(Thing.count).order_by(Thing.count),
+            select(func.avg(Thing.rank / 3)),
+            select(Thing.kind).distinct(),
+        ):
+            with pytest.raises(ScatterUnsupportedError, match="MariaDB") as e:
+                session.execute(made.options(scatter())).all()
+            assert e.value.construct == "servers of two kinds"
+        for shards in ((0, 1), (2, 3)):
+            here = [ids[shard] for shard in shards]
+            made = select(func.sum(Thing.count)).where(Thing.id.in_(here))
+            assert session.scalar(made) == 2**64 + sum(shards)
+        for shard in range(4):
+            rank = session.scalar(
+                text("SELECT `rank` FROM things"),
+                bind_arguments={"shard_id": shard},
+            )
+            assert rank == shard
