@@ -309,7 +309,8 @@ def _is_alike(compiled: Any, dialect: Any) -> bool:
         schema_translate_map=compiled.schema_translate_map,
     )
     # The two have different reserved words.
-    return compiled.string.replace("`", "") == other.string.replace("`", "")
+    texts = {str(one).replace("`", "") for one in (compiled, other)}
+    return len(texts) == 1
 
 
 def _changes(compiled: Any) -> bool:

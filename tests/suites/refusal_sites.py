@@ -172,6 +172,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "dialects/sorting.py: ORDER BY {} over several shards: MariaDB",
         "dialects/sorting.py: {} has its own collation",
         "engine/hooks.py: a string that is made of two collations",
+        "merging/merge.py: DISTINCT with LIMIT over several shards",
         "merging/merge.py: {}... and another text are equal",
         "merging/values.py: ",
         "session/scatter_pages.py: scatter_page() by {}: a string",
