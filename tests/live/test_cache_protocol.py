@@ -21,7 +21,7 @@ from time import monotonic
 
 import pytest
 
-from sqla_shard.testing import MariaDBServer
+from sqla_shard.testing.database_server import DatabaseServer
 from tests.servers import redis
 from tests.servers.cache_checking import check
 from tests.servers.cache_events import events_of
@@ -32,7 +32,7 @@ from tests.workers.cache_worker import TIMES
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.usefixtures("mariadb_installed", "memcached_installed"),
+    pytest.mark.usefixtures("memcached_installed"),
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -45,9 +45,9 @@ TABLES = (
 
 
 @pytest.fixture(scope="module")
-def database():
+def database(server_kind):
     options = ["--innodb-lock-wait-timeout=2"]
-    with MariaDBServer(fast=True, options=options) as server:
+    with server_kind.server(fast=True, options=options) as server:
         with server.connect() as connection:
             connection.cursor().execute("CREATE DATABASE db_cache")
         yield server
@@ -66,7 +66,7 @@ class Scene:
     :ivar seconds: that they work.
     """
 
-    database: MariaDBServer
+    database: DatabaseServer
     servers: list
     path: Path
     rng: random.Random

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from sqla_shard.testing import MariaDBFleet
-from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing.topology_documents import topology_document
 from tests.servers.command_line import COMMAND
 from tests.servers.command_line import environment
@@ -27,14 +25,14 @@ WHERE = "SELECT DATABASE(), @@port, CURRENT_USER()"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _client(mariadb_installed):
+def _client():
     if shutil.which("mariadb") is None and os.environ.get("CI") != "true":
         pytest.skip("the client of MariaDB is not installed")
 
 
 @pytest.fixture(scope="module")
-def fleet(mariadb_installed):
-    with MariaDBFleet(
+def fleet(server_kind):
+    with server_kind.fleet(
         servers=2, shards=4, fast=True, password=PASSWORD
     ) as fleet:
         yield fleet
@@ -212,13 +210,17 @@ def tls_version(directory, server, query=""):
     return done.stdout.splitlines()[1].partition("\t")[2]
 
 
-def test_tls_is_as_the_url_says(certificates, tmp_path):  # noqa: F811  # the fixture
+def test_tls_is_as_the_url_says(
+    server_kind,
+    certificates,  # noqa: F811  # the fixture
+    tmp_path,
+):
     options = [
         f"--ssl-{key}={certificates / name}"
         for key, name in (("cert", "server.pem"), ("key", "server.key"))
     ]
     ca, other = certificates / "ca.pem", certificates / "other.pem"
-    with MariaDBServer(fast=True, options=options) as server:
+    with server_kind.server(fast=True, options=options) as server:
         server.root_execute("CREATE DATABASE main_cli")
         assert tls_version(tmp_path, server).startswith("TLSv")
         trusted = tls_version(tmp_path, server, f"?ssl_ca={ca}")
@@ -227,6 +229,7 @@ def test_tls_is_as_the_url_says(certificates, tmp_path):  # noqa: F811  # the fi
         assert "certificate" in refused
 
 
+@pytest.mark.only_on("mariadb")  # MySQL offers TLS by itself
 def test_requested_tls_is_used(
     fleet,
     directory,

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from sqla_shard import Cluster
-from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.topology_documents import topology_document
@@ -49,7 +48,7 @@ def server(
 
 
 @pytest.fixture(scope="module")
-def proxy(server: MariaDBServer) -> Iterator[Proxy]:
+def proxy(server: DatabaseServer) -> Iterator[Proxy]:
     with Proxy(server.host, server.port) as proxy:
         yield proxy
 
@@ -58,7 +57,7 @@ def proxy(server: MariaDBServer) -> Iterator[Proxy]:
 @pytest.mark.parametrize("kind", ["threads", "loop", "mysqlclient"])
 def test_a_killed_parent_holds_nothing_though_its_child_lives(
     request: pytest.FixtureRequest,
-    server: MariaDBServer,
+    server: DatabaseServer,
     proxy: Proxy,
     certificates: Path,  # noqa: F811  # the fixture
     tmp_path: Path,

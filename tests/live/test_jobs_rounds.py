@@ -26,8 +26,8 @@ from sqla_shard.fleet import apply
 from sqla_shard.fleet.split import Split
 from sqla_shard.jobs import JobState
 from sqla_shard.jobs import set_limit
-from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing.local_server import wait_until
+from sqla_shard.testing.server_fleet import ServerFleet
 from sqla_shard.testing.server_setup import system_user
 from tests.models.job_models import acking
 from tests.models.job_models import add
@@ -41,6 +41,7 @@ from tests.models.job_models import rows
 from tests.servers.command_line import COMMAND
 from tests.servers.command_line import environment
 from tests.servers.fleet_pairs import FleetPairs
+from tests.servers.kinds import Kind
 
 pytestmark = [pytest.mark.live, pytest.mark.thorough]
 
@@ -54,15 +55,15 @@ LEASE = 3
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[MariaDBFleet]:
+def servers(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
     # Not those of other tests: these are killed.
     options = ["--innodb-lock-wait-timeout=20"]
-    with MariaDBFleet(servers=2, shards=SHARDS, options=options) as fleet:
+    with server_kind.fleet(servers=2, shards=SHARDS, options=options) as fleet:
         yield fleet
 
 
 @pytest.fixture
-def document(servers: MariaDBFleet) -> Iterator[Any]:
+def document(servers: ServerFleet[Any]) -> Iterator[Any]:
     found = servers.topology_mapping(
         shards=SHARDS, database="db_rounds{shard:05d}"
     )
@@ -72,7 +73,7 @@ def document(servers: MariaDBFleet) -> Iterator[Any]:
 
 
 @pytest.fixture
-def cluster(document: Any, servers: MariaDBFleet) -> Iterator[Cluster]:
+def cluster(document: Any, servers: ServerFleet[Any]) -> Iterator[Cluster]:
     with Cluster.from_topology(document, environ=servers.environ) as cluster:
         cluster.create_all(Base.metadata)
         yield cluster
@@ -163,7 +164,7 @@ def written(document: Any, folder: Path) -> Path:
 def test_workers_that_are_killed_or_stopped(
     cluster: Cluster,
     document: Any,
-    servers: MariaDBFleet,
+    servers: ServerFleet[Any],
     tmp_path: Path,
     rng: random.Random,
     turn: int,
@@ -206,7 +207,7 @@ def test_workers_that_are_killed_or_stopped(
 
 
 def test_a_server_that_is_killed_and_restarted(
-    cluster: Cluster, document: Any, servers: MariaDBFleet, tmp_path: Path
+    cluster: Cluster, document: Any, servers: ServerFleet[Any], tmp_path: Path
 ) -> None:
     path = written(document, tmp_path)
     load = Load(cluster)
@@ -224,12 +225,16 @@ def test_a_server_that_is_killed_and_restarted(
     load.check()
 
 
-@pytest.mark.usefixtures("mariadb_installed")
-def test_shards_that_are_moved(tmp_path: Path) -> None:
+def test_shards_that_are_moved(server_kind: Kind, tmp_path: Path) -> None:
     options = ["--innodb-lock-wait-timeout=20"]
     with (
         FleetPairs(
-            tmp_path, pairs=1, spare=1, shards=SHARDS, options=options
+            tmp_path,
+            pairs=1,
+            spare=1,
+            shards=SHARDS,
+            options=options,
+            pair=server_kind.pair,
         ) as pairs,
         Cluster.from_file(pairs.path) as cluster,
     ):
@@ -273,7 +278,7 @@ def test_shards_that_are_moved(tmp_path: Path) -> None:
 
 
 def test_sigterm(
-    cluster: Cluster, document: Any, servers: MariaDBFleet, tmp_path: Path
+    cluster: Cluster, document: Any, servers: ServerFleet[Any], tmp_path: Path
 ) -> None:
     path, ready = written(document, tmp_path), tmp_path / "ready"
     near = counter(cluster)

@@ -9,7 +9,6 @@ import signal
 import pytest
 
 from sqla_shard import schema
-from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing.topology_documents import topology_document
 from tests.models.schema import on_servers
 from tests.models.schema import Project
@@ -114,9 +113,11 @@ def test_two_runners_do_not_take_two_steps_for_one(project):
 
 
 @pytest.mark.parametrize("folds", [0, 1])
-def test_names_of_databases_in_capital_letters(tmp_path, runner, folds):
+def test_names_of_databases_in_capital_letters(
+    server_kind, tmp_path, runner, folds
+):
     option = f"--lower-case-table-names={folds}"
-    with MariaDBServer(options=[option], fast=True) as server:
+    with server_kind.server(options=[option], fast=True) as server:
         url = f"mysql://{server.user}:{server.password}@{server.host}"
         document = topology_document(
             {server.name: f"{url}:{server.port}"},

@@ -9,14 +9,13 @@ import pymysql
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.testing import MariaDBPair
 
-pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
+pytestmark = pytest.mark.live
 
 
 @pytest.fixture(scope="module")
-def pair(mariadb_installed):
-    with MariaDBPair(fast=True) as pair:
+def pair(server_kind):
+    with server_kind.pair(fast=True) as pair:
         with pair.primary.connect(autocommit=True) as connection:
             cursor = connection.cursor()
             cursor.execute("CREATE DATABASE db1")
@@ -41,15 +40,15 @@ def gone(pid):
     return False
 
 
-def test_rows_arrive_with_the_ids_of_their_transactions(pair):
+def test_rows_arrive_with_the_ids_of_their_transactions(server_kind, pair):
     write(pair.primary, 1)
     pair.wait_caught_up()
     assert 1 in numbers(pair.standby)
-    positions = {
-        server.root_execute("SELECT @@gtid_binlog_pos")[0][0]
-        for server in pair.servers
-    }
-    (position,) = positions
+    (position,) = {server.position() for server in pair.servers}
+    if server_kind.is_mysql:
+        (source,) = pair.primary.root_execute("SELECT @@server_uuid")[0]
+        assert re.fullmatch(rf"{source}:1-\d+", position)
+        return
     domain, server_id = pair.primary.gtid_domain_id, pair.primary.server_id
     assert re.fullmatch(rf"{domain}-{server_id}-\d+", position)
     assert pair.standby.root_execute("SELECT @@gtid_slave_pos") == [
@@ -104,38 +103,38 @@ def test_standby_finds_a_primary_that_was_killed(pair):
 
 def test_standby_that_does_not_follow_says_why(pair):
     pair.wait_caught_up()
-    pair.standby.root_execute("STOP SLAVE")
+    pair.standby.root_execute("STOP REPLICA")
     try:
         write(pair.primary, 5)
         with pytest.raises(
             exc.ServerProcessError, match=r"server1b.* within 0\.1 s"
         ) as info:
             pair.wait_caught_up(0.1)
-        assert "Slave_SQL_Running: No" in info.value.log
+        assert re.search("(Slave|Replica)_SQL_Running: No", info.value.log)
     finally:
-        pair.standby.root_execute("START SLAVE")
+        pair.standby.root_execute("START REPLICA")
     pair.wait_caught_up()
 
 
-def test_standby_without_a_primary_is_reported():
-    with MariaDBPair("other", fast=True) as other:
-        other.standby.root_execute("STOP SLAVE")
-        other.standby.root_execute("RESET SLAVE ALL")
+def test_standby_without_a_primary_is_reported(server_kind):
+    with server_kind.pair("other", fast=True) as other:
+        other.standby.root_execute("STOP REPLICA")
+        other.standby.root_execute("RESET REPLICA ALL")
         with other.primary.connect() as connection:
             connection.cursor().execute("CREATE DATABASE db1")
         with pytest.raises(exc.ServerProcessError, match="it has no primary"):
             other.wait_caught_up(0.1)
 
 
-def test_roles_change_and_two_standbys_follow():
-    with MariaDBPair("main", standbys=2, fast=True) as pair:
+def test_roles_change_and_two_standbys_follow(server_kind):
+    with server_kind.pair("main", standbys=2, fast=True) as pair:
         old, new, third = pair.servers
         with old.connect() as connection:
             connection.cursor().execute("CREATE DATABASE db1")
         pair.wait_caught_up()
         old.root_execute("SET GLOBAL read_only = 1")
-        new.root_execute("STOP SLAVE")
-        new.root_execute("RESET SLAVE ALL")
+        new.root_execute("STOP REPLICA")
+        new.root_execute("RESET REPLICA ALL")
         new.root_execute("SET GLOBAL read_only = 0")
         pair.name_primary(new)
         assert (pair.primary, pair.standby) == (new, old)
@@ -150,13 +149,13 @@ def test_roles_change_and_two_standbys_follow():
             assert ("db2",) in server.root_execute("SHOW DATABASES")
 
 
-def test_servers_are_named_and_none_is_of_two_pairs(pair):
+def test_servers_are_named_and_none_is_of_two_pairs(server_kind, pair):
     assert [server.name for server in pair.servers] == ["server1a", "server1b"]
     assert pair.primary.password == pair.standby.password
     assert pair.primary.password not in repr(pair)
     with pytest.raises(ValueError, match="itself"):
         pair.attach(pair.primary)
-    other = MariaDBPair("other")
+    other = server_kind.pair("other")
     with pytest.raises(
         ValueError, match=r"otherb.* is not a server of .*server1"
     ):
@@ -164,13 +163,15 @@ def test_servers_are_named_and_none_is_of_two_pairs(pair):
 
 
 @pytest.mark.parametrize("standbys", [0, 26])
-def test_numbers_of_standbys_that_make_no_sense_are_refused(standbys):
+def test_numbers_of_standbys_that_make_no_sense_are_refused(
+    server_kind, standbys
+):
     with pytest.raises(ValueError, match=f"standbys={standbys}"):
-        MariaDBPair(standbys=standbys)
+        server_kind.pair(standbys=standbys)
 
 
-def test_stop_leaves_nothing_behind():
-    pair = MariaDBPair(fast=True)
+def test_stop_leaves_nothing_behind(server_kind):
+    pair = server_kind.pair(fast=True)
     pair.stop()
     with pair:
         assert pair.start() is pair
@@ -191,10 +192,10 @@ def test_stop_leaves_nothing_behind():
 # The data directory that all are copies of stays until the process ends; it
 # must not be made here.
 @pytest.mark.usefixtures("pair")
-def test_a_start_that_fails_leaves_nothing(tmp_path, monkeypatch):
+def test_a_start_that_fails_leaves_nothing(server_kind, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    pair = MariaDBPair(fast=True, options=["--no-such-option"])
+    pair = server_kind.pair(fast=True, options=["--no-such-option"])
     with pytest.raises(exc.ServerProcessError, match="no-such-option"):
         pair.start()
     assert list(tmp_path.iterdir()) == []
