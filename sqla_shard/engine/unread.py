@@ -207,6 +207,4 @@ def message_of(error: BaseException) -> str:
 
 def short(error: BaseException) -> str:
     """Return the summary of an error for a column of a table."""
-    found = summary(error)[:_LONGEST_ERROR]
-    # Servers refuse half of a surrogate pair, which may end a cut string.
-    return found.encode(errors="backslashreplace").decode()
+    return summary(error)[:_LONGEST_ERROR]

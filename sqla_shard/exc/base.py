@@ -28,6 +28,7 @@ __all__ = [
     "code_of",
     "cut",
     "field",
+    "message",
     "original",
     "shortened_list",
     "shown",
@@ -247,6 +248,26 @@ def code_of(error: BaseException) -> str | None:
     return code
 
 
+#: Characters of an error's message that are kept.
+_LONGEST_MESSAGE = 10_000
+
+
+def message(error: BaseException) -> str:
+    """Return the message of an error of any program.
+
+    Every server can store it, and it is no longer than 10,000 characters.
+    """
+    try:
+        text = str(error)
+    # __str__() of others may raise anything: the error would be lost.
+    except Exception as second:
+        text = f"it has no message: its __str__() raises {type(second)!r}"
+    if len(text) > _LONGEST_MESSAGE:
+        text = f"{text[:_LONGEST_MESSAGE]}... ({len(text)} characters)"
+    # Servers and terminals refuse a lone surrogate, as of a file name.
+    return text.encode(errors="backslashreplace").decode()
+
+
 def summary(error: BaseException) -> str:
     """Return the class name and the message of an error, without values.
 
@@ -254,11 +275,11 @@ def summary(error: BaseException) -> str:
     """
     name = type(error).__name__
     if isinstance(error, ShardError) or not isinstance(error, StatementError):
-        return f"{name}: {error}"
+        return f"{name}: {message(error)}"
     cause = error.orig
     if cause is None or not isinstance(error, DBAPIError):
         return f"{name}: {type(cause).__name__}"
     code = cause.args[0] if cause.args else None
     if type(code) is int and code not in _WITHOUT_VALUES:
         return f"{name}: {code}"
-    return f"{name}: {cause}"
+    return f"{name}: {message(cause)}"

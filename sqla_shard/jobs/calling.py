@@ -144,7 +144,7 @@ async def _within(
 
     :raises JobTimeLimitError: if it was cancelled.
     """
-    task = asyncio.ensure_future(awaited)
+    task = asyncio.ensure_future(_result_of(awaited))
     try:
         await asyncio.wait([task], timeout=running.remaining)
         is_late = not task.done()
@@ -156,7 +156,20 @@ async def _within(
             await asyncio.wait([task], timeout=_UNTIL_AGAIN)
     if is_late:
         raise running.late()
-    task.result()
+    ending = task.result()
+    if ending is not None:
+        raise ending
+
+
+async def _result_of(
+    awaited: Coroutine[Any, Any, Any],
+) -> SystemExit | KeyboardInterrupt | None:
+    """Await the function; return what would end the event loop."""
+    try:
+        await awaited
+    except (SystemExit, KeyboardInterrupt) as error:
+        return error
+    return None
 
 
 def _options(running: RunningJob) -> dict[str, Any]:

@@ -11,10 +11,12 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace
 from time import monotonic
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from sqlalchemy.exc import DataError
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.engine.unread import short
@@ -132,6 +134,7 @@ def _ends(outcome: Outcome) -> bool:
 #: has other shards.
 _TIMEOUT = 2.0
 _PAUSE = 0.2
+_REFUSED = "the server has refused the text of the error"
 
 
 @dataclass(kw_only=True)
@@ -249,6 +252,12 @@ class Exchanges:
                 *(shard_id, keyspace, short(error)),
                 extra={"action": "claim"},
             )
+            if isinstance(error, DataError):
+                # Otherwise one error's text would stop its shard for ever.
+                outcomes = [
+                    replace(one, error=one.error and _REFUSED)
+                    for one in outcomes
+                ]
         self._add_again(outcomes)
         return None
 

@@ -72,7 +72,8 @@ def _call(listeners: Any, *arguments: Any) -> None:
     for listener in listeners:
         try:
             listener(*arguments)
-        except Exception:  # The job must be acknowledged nevertheless.
+        # The job must be acknowledged nevertheless.
+        except BaseException:
             _log.exception(
                 "a listener of an event of jobs failed",
                 extra={"action": "report"},

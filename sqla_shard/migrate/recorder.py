@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from sqla_shard.exc.base import message
 from sqla_shard.migrate.forms import Form
 from sqla_shard.migrate.future import Future
 from sqla_shard.migrate.report import Count
@@ -126,12 +127,12 @@ class ShadowCounts:
 
     def failure(self, error: BaseException) -> bool:
         """Count an error of shadow mode; return whether it is a new one."""
-        message = f"{type(error).__name__}: {error}"[:_LONGEST]
+        text = f"{type(error).__name__}: {message(error)}"[:_LONGEST]
         with self._lock:
-            is_new = message not in self._failures
+            is_new = text not in self._failures
             if is_new and len(self._failures) >= _MOST_FAILURES:
-                message, is_new = "other errors", False
-            self._failures[message] += 1
+                text, is_new = "other errors", False
+            self._failures[text] += 1
         return is_new
 
     def report(

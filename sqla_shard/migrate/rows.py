@@ -23,6 +23,7 @@ from typing import TypeAlias
 
 from sqla_shard.exc import ConversionError
 from sqla_shard.exc import DeclarationError
+from sqla_shard.exc.base import message
 from sqla_shard.migrate.future import FutureTable
 
 __all__ = ["AttributeDifference", "Conversion", "Reference", "is_same"]
@@ -133,7 +134,7 @@ class Conversion:
             raise ConversionError(
                 column=f"{self._table}.{name}",
                 value=reprlib.repr(value),
-                reason=f"{type(error).__name__}: {error}",
+                reason=f"{type(error).__name__}: {message(error)}",
             ) from error
 
     def values(

@@ -36,6 +36,7 @@ from sqla_shard.engine import Engines
 from sqla_shard.engine import Places
 from sqla_shard.exc import InDoubtError
 from sqla_shard.exc import SchemaError
+from sqla_shard.exc.base import message
 from sqla_shard.schema import ledger
 from sqla_shard.schema.journal import Interrupted
 from sqla_shard.schema.journal import Journal
@@ -134,8 +135,6 @@ _RELATIVE = re.compile(r"(?:[^@]+@)?[+-]\d+")
 _CACHED = frozenset({"upgrade", "downgrade"})
 #: Exceptions that sys.exit() in a revision, or a signal, raises.
 _ENDINGS = (SystemExit, KeyboardInterrupt, GeneratorExit)
-#: Maximum length of an error message, in characters.
-_MOST = 10_000
 
 
 #: Texts to append to an error, by whether a statement was in progress.
@@ -720,8 +719,4 @@ def _error_text(error: BaseException) -> str:
     if isinstance(error, DBAPIError):
         statement = one_line(error.statement or "")
         return f"{error.orig}" + (f"\nin: {statement}" if statement else "")
-    text = f"{type(error).__name__}: {error}"
-    if len(text) > _MOST:
-        text = f"{text[:_MOST]}... ({len(text)} characters)"
-    # A lone surrogate could be neither stored nor printed.
-    return text.encode("utf-8", "backslashreplace").decode()
+    return f"{type(error).__name__}: {message(error)}"

@@ -5,25 +5,34 @@ Each class is a suite; a test module has a fixture ``cluster``.
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
+import sys
 import threading
 import time
+from collections import Counter as Counts
+from collections.abc import Callable
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from datetime import timedelta
 from typing import Any
 from typing import ClassVar
 
 import pytest
 from sqlalchemy import delete
+from sqlalchemy.exc import DataError
 
 from sqla_shard import Cluster
 from sqla_shard import jobs
 from sqla_shard.exc import JobArgumentError
 from sqla_shard.exc import JobClaimLostError
 from sqla_shard.exc import JobOptionError
+from sqla_shard.jobs import claims
 from sqla_shard.jobs import Crontab
 from sqla_shard.jobs import current_job
 from sqla_shard.jobs import EnqueuedJob
+from sqla_shard.jobs import handling
 from sqla_shard.jobs import JobState
 from sqla_shard.jobs import Linear
 from sqla_shard.jobs import task
@@ -46,7 +55,7 @@ from tests.models.job_models import SHARDS
 from tests.models.job_models import take
 from tests.suites.jobs import Suite
 
-__all__ = ["Limits", "Periodic", "Running", "Tasks"]
+__all__ = ["Limits", "Periodic", "Running", "Strangers", "Tasks"]
 
 cluster = JOB_CLUSTERS.on_backend()
 WAIT = 60
@@ -354,6 +363,151 @@ class Tasks(Suite):
     def test_no_job_runs_here(self):
         with pytest.raises(LookupError):
             current_job()
+
+
+class SilentError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class NumericError(Exception):
+    def __str__(self) -> str:
+        return 7  # type: ignore[return-value]
+
+
+class EndlessError(Exception):
+    def __str__(self) -> str:
+        return f"{self}"
+
+
+class Unknown(BaseException):
+    pass
+
+
+def deep(count: int) -> int:
+    return deep(count + 1)
+
+
+def in_a_circle() -> None:
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__cause__ = other, one
+    raise one
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def fails() -> None:
+        raise error
+
+    return fails
+
+
+#: Ways to fail that tasks of an application find.
+WAYS: dict[str, Callable[[], object]] = {
+    "a file name that is no UTF-8": raising(
+        ValueError("cannot open " + os.fsdecode(b"caf\xe9"))
+    ),
+    "half of a pair": raising(ValueError("\ud83d")),
+    "no text": raising(SilentError()),
+    "a text that is a number": raising(NumericError()),
+    "a text without end": raising(EndlessError()),
+    "a long text": raising(ValueError("x" * 20_000_000)),
+    "a long text of long letters": raising(ValueError("\U0001f600" * 10**6)),
+    "NUL": raising(ValueError("a\0b")),
+    "control characters": raising(ValueError("\x1b[2J\x9b\u202e\r\n")),
+    "bytes": raising(ValueError(b"\xff\xfe")),
+    "no argument": raising(ValueError()),
+    "an error as argument": raising(ValueError(SilentError())),
+    "a base exception": raising(Unknown("odd")),
+    "sys.exit()": sys.exit,
+    "sys.exit(0)": raising(SystemExit(0)),
+    "sys.exit() with a surrogate": raising(SystemExit("\udce9")),
+    "Ctrl-C": raising(KeyboardInterrupt()),
+    "GeneratorExit": raising(GeneratorExit()),
+    "StopIteration": raising(StopIteration("over")),
+    "StopAsyncIteration": raising(StopAsyncIteration("over")),
+    "cancelled": raising(asyncio.CancelledError()),
+    "a cancelled future": raising(CancelledError()),
+    "a time-out": raising(TimeoutError()),
+    "no memory": raising(MemoryError()),
+    "recursion": lambda: deep(0),
+    "a circle of causes": in_a_circle,
+    "a group": raising(
+        ExceptionGroup("several", [SilentError(), ValueError()])
+    ),
+    "a group of odd ones": raising(
+        BaseExceptionGroup("odd", [SystemExit(1), KeyboardInterrupt()])
+    ),
+    "an assertion": raising(AssertionError("\udcff")),
+    "an error of Unicode": raising(
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "\udcff")
+    ),
+    "an error of the system": raising(OSError(28, "No space", "\udcff")),
+}
+
+
+class Strangers(Suite):
+    """Tasks fail in any way: the job has failed, and the others run."""
+
+    @pytest.mark.parametrize("kind", ["session", "plain", "async"])
+    def test_each_way_to_fail(self, cluster, near, defined, kind):
+        def of_session(session: Any, name: str) -> None:
+            WAYS[name]()
+
+        def plain(name: str) -> None:
+            WAYS[name]()
+
+        async def awaited(name: str) -> None:
+            WAYS[name]()
+
+        functions = {"session": of_session, "plain": plain, "async": awaited}
+        strange = defined(
+            functions[kind], max_attempts=1, in_transaction=kind == "session"
+        )
+
+        def good_one(session: Any, counter_id: int) -> None:
+            add(session, counter_id)
+
+        good = defined(good_one)
+        with cluster.begin() as session:
+            for name in WAYS:
+                strange.enqueue(session, name, near=near)
+                good.enqueue(session, near, near=near)
+        report = work(cluster, "own", concurrency=2)
+        assert (report.succeeded, report.failed) == (len(WAYS), len(WAYS))
+        assert counters(cluster, [near]) == [len(WAYS)]
+        states = Counts(row.state for row in rows(cluster))
+        assert states == {
+            JobState.DONE: len(WAYS),
+            JobState.FAILED: len(WAYS),
+        }
+
+    def test_a_text_that_the_server_refuses_holds_nobody(
+        self, cluster, near, defined, monkeypatch
+    ):
+        """As a character set of the table that lacks a letter."""
+
+        def unlettered(session: Any) -> None:
+            raise ValueError("no such letter")
+
+        written = claims.fail
+
+        def refusing(session: Any, job: Any, error: str, *more: Any) -> None:
+            if "letter" in error:
+                raise DataError("UPDATE", {}, ValueError("refused"))
+            written(session, job, error, *more)
+
+        monkeypatch.setattr(handling, "fail", refusing)
+        defined(unlettered, max_attempts=1).enqueue_now(cluster, near=near)
+
+        def good_one(session: Any, counter_id: int) -> None:
+            add(session, counter_id)
+
+        good = defined(good_one)
+        good.enqueue_now(cluster, near, near=near)
+        report = work(cluster, "own")
+        assert (report.succeeded, report.failed) == (1, 1)
+        errors = {row.error for row in rows(cluster)}
+        assert "the server has refused the text of the error" in errors
 
 
 class Limits(Suite):
