@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Iterator
 
+from sqla_shard.exc import BackupDamagedError
+from sqla_shard.exc import Problem
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.binlog_events import BinlogTransaction
 from sqla_shard.fleet.binlog_events import first_gtids
@@ -25,7 +27,15 @@ class MySQLReplay(Replay):
     """
 
     def _set_position(self, position: str) -> None:
-        self._begin = GtidSet.parsed(position)
+        try:
+            self._begin = GtidSet.parsed(position)
+        except ValueError as error:
+            problem = Problem(
+                "the backup", f"{error}: {position}; restore with mysqlbinlog"
+            )
+            raise BackupDamagedError(
+                (problem,), backup=self._archive.place
+            ) from error
         moment = GtidSet.parsed(self._moment.gtid or "")
         self._wanted = {
             gtid for gtid in moment.lasts() if gtid not in self._begin

@@ -64,6 +64,7 @@ class Replay(ABC):
     :param database: name of the database in the logs.
     :param target: name of the restored database.
     :param moment: where to end.
+    :raises BackupDamagedError: if the position cannot be read.
     """
 
     def __init__(
@@ -403,7 +404,10 @@ def best_replay(
     archives, problems = archives_of(storage)
     good: list[Replay] = []
     for archive in archives:
-        replay = kind(archive, position, database, target, moment)
+        try:
+            replay = kind(archive, position, database, target, moment)
+        except BackupDamagedError as error:
+            return None, list(error.problems)
         found = replay.problems()
         problems += found
         if found:

@@ -113,6 +113,13 @@ def test_logs_that_do_not_fit_are_refused(tmp_path, logs, reason):
     assert reason in replay([archive(tmp_path, "a", *logs)], f"{A}:1-2")
 
 
+def test_a_backup_whose_position_has_a_tag_is_refused(tmp_path):
+    one = archive(tmp_path, "a", begin() + truncates(A, 1, 2))
+    found = replay([one], f"{A}:1:tag:1-3")
+    assert "GTIDs with tags are not supported" in found
+    assert "restore with mysqlbinlog" in found
+
+
 def test_a_standby_was_rebuilt_before_the_backup(tmp_path):
     """Its logs do not have what it was copied with."""
     one = archive(
