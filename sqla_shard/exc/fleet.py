@@ -29,6 +29,11 @@ __all__ = [
 ]
 
 
+#: Errors of the driver with a server that answers: about TLS, a plugin of
+#: accounts, and what that plugin needs.
+_ANSWERED = frozenset([2026, 2059, 2061])
+
+
 class FleetError(ShardError):
     """Base of the errors of fleet operations."""
 
@@ -54,6 +59,15 @@ class FleetServerError(FleetError):
     def is_unanswered(self) -> bool:
         """Whether the driver got no answer, so that nothing is known."""
         return 2000 <= self.number < 3000
+
+    @property
+    def may_be_lost(self) -> bool:
+        """Whether the server may be lost.
+
+        It is not if it answers the driver, even if the driver refuses the
+        answer: such as a certificate that has expired.
+        """
+        return self.is_unanswered and self.number not in _ANSWERED
 
     def as_problem(self, consequence: str) -> Problem:
         """Return the problem of a plan that needs the server.

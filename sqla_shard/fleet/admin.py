@@ -7,6 +7,7 @@ the session had set (a lock, a timeout) is silently gone in a later statement.
 from __future__ import annotations
 
 import re
+import ssl
 import time
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -55,6 +56,8 @@ _LONG_STATEMENTS = (
     " AND user <> 'system user' ORDER BY time DESC"
 )
 _GONE = 2006
+#: The connection for TLS failed.
+_TLS = 2026
 
 
 class Admin:
@@ -400,6 +403,11 @@ class Admin:
         except DBAPIError as error:
             found = original(error)
             number = found.args[0] if found.args else 0
+            if isinstance(
+                getattr(found, "original_exception", None), ssl.SSLError
+            ):
+                # PyMySQL has the number of a server that is not there.
+                number = _TLS
             raise FleetServerError(
                 server=str(self),
                 number=number if isinstance(number, int) else 0,

@@ -83,10 +83,7 @@ def responds(admin_of: Fleet, url: str, name: str) -> str | None:
         with admin_of.admin(url, name=name, timeout=_PROOF) as admin:
             return f"{admin} responds"
     except FleetServerError as error:
-        # Numbers from 2000 to 2999 are those of the driver.
-        if 2000 <= error.number < 3000 or error.number == 0:
-            return None
-        return str(error)
+        return None if error.may_be_lost else str(error)
 
 
 class DeadFailover(Promotion):

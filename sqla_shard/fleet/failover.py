@@ -366,7 +366,7 @@ class Failover(Promotion):
             except FleetServerError as error:
                 # One that answers may still be written: then two servers of
                 # the pair could be.
-                if not error.is_unanswered:
+                if not error.may_be_lost:
                     raise
                 found = {"problem": f"{error}; look at the old primary"}
         self.new.open_writes()

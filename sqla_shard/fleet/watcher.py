@@ -494,7 +494,7 @@ class _View:
             yield from self._primary()
         except FleetServerError as error:
             self._forget(self.pair.primary)
-            if 1000 <= error.number < 2000:
+            if not error.may_be_lost:
                 # It responds.
                 self._lost = None
                 yield f"{name}: {error.server} refuses: error {error.number}"

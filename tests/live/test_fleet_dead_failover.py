@@ -48,6 +48,7 @@ from tests.servers.server_statements import received
 from tests.servers.server_statements import semi_sync_options
 from tests.servers.server_statements import unlogged
 from tests.servers.server_statements import words
+from tests.test_docs import certificates  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.live
 
@@ -593,6 +594,28 @@ def test_a_primary_that_lives_is_not_replaced(shared):
     finally:
         primary.resume()
     assert roles(shared) == (primary, standby)
+
+
+def test_a_primary_whose_tls_fails_is_not_replaced(
+    shared,
+    certificates,  # noqa: F811  # the fixture
+):
+    """Its certificate may have expired, while applications are served."""
+    primary, standby = roles(shared)
+    before = document(shared)
+    topology = document(shared)
+    (server,) = topology["keyspaces"]["objects"]["servers"]
+    server["primary"] += f"?ssl_ca={certificates / 'other.pem'}"
+    publish_to(shared.path, topology)
+    standby.root_execute("STOP REPLICA IO_THREAD")
+    try:
+        found = problems_of(DeadFailover.planned(shared.fleet(), "server1"))
+        assert "it is not lost" in found
+        assert "error 2026" in found
+    finally:
+        publish_to(shared.path, before)
+        standby.root_execute("START REPLICA IO_THREAD")
+    wait_until_equal(primary, standby)
 
 
 def doubt_now(shared):
