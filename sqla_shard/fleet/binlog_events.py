@@ -10,7 +10,8 @@ Here such a statement is read as text, see
 Refused, with the position: logs that are encrypted, compressed rows and XA
 transactions of the database, changes in statement format, events of unknown
 kinds, and logs in which changes were lost or between which another one is
-missing.  Of MySQL also compressed transactions, and GTIDs with tags.
+missing.  Of MySQL also GTIDs with tags, and, without the extra ``zstd``,
+compressed transactions.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from typing import Any
 from typing import BinaryIO
 
 from sqla_shard.exc import BackupDamagedError
+from sqla_shard.exc import MissingExtraError
 from sqla_shard.exc import Problem
+from sqla_shard.fleet.binlog_payloads import payload_of
 from sqla_shard.fleet.files import File
 from sqla_shard.fleet.gtid_sets import GtidSet
 
@@ -333,10 +336,7 @@ class LogReader:
         elif kind in _ROWS:
             self._add_rows(path, one, event)
         elif kind == _COMPRESSED_TRANSACTION:
-            one.problem = (
-                "a compressed transaction (binlog_transaction_compression)"
-            )
-            return True
+            return self._add_compressed(path, one, event)
         elif kind in _COMPRESSED_ROWS:
             if self._database_of(path, event) == self._database:
                 one.problem = "rows that are compressed (log_bin_compress)"
@@ -349,6 +349,29 @@ class LogReader:
         elif kind not in _IGNORED:
             one.problem = f"an event of an unknown kind ({kind})"
         return False
+
+    def _add_compressed(
+        self, path: File, one: BinlogTransaction, event: _Event
+    ) -> bool:
+        try:
+            data = payload_of(event.body)
+        except MissingExtraError as error:
+            one.problem = f"a compressed transaction, for which {error}"
+            return True
+        except ValueError as error:
+            raise _damaged(
+                path,
+                f"it has a transaction that cannot be decompressed: {error}",
+            ) from error
+        is_over = False
+        while data:
+            time, kind, server, size, _, flags = _HEADER.unpack_from(data)
+            if not _HEADER_SIZE <= size <= len(data):
+                raise _damaged(path, "it ends within an event")
+            own = _Event(kind, time, server, flags, data[:size])
+            is_over = self._add(path, one, own)
+            data = data[size:]
+        return is_over
 
     def _add_query(self, one: BinlogTransaction, statement: Statement) -> bool:
         word, *rest = statement.text.split(None, 2)

@@ -124,6 +124,10 @@ class Scene:
             self.on_live(
                 f"CREATE TABLE {LIVE}.more (id INT PRIMARY KEY)", default=None
             )
+            if pairs.kind == "mysql":
+                self.pair.primary.root_execute(
+                    "SET GLOBAL binlog_transaction_compression = ON"
+                )
             self.on_live("INSERT INTO more VALUES (1), (2), (3)")
             self.on_live("UPDATE `odd ;` SET a = 'new' WHERE id = 1")
             self.on_live("CREATE TABLE chosen AS SELECT id, a FROM `odd ;`")

@@ -12,6 +12,7 @@ from sqla_shard.fleet.replay import best_replay
 from sqla_shard.fleet.replay import Moment
 from sqla_shard.fleet.storage import MANIFEST
 from sqla_shard.fleet.storage import Storage
+from sqla_shard.types.compression import require_zstd
 from tests.unit.test_fleet_replay import archive
 from tests.unit.test_fleet_replay import event
 from tests.unit.test_fleet_replay import query
@@ -104,13 +105,46 @@ def test_what_follows_the_backup_is_taken(tmp_path):
         ([begin() + gtid_event(A, 1, kind=42)], "with a tag in it"),
         ([begin() + gtid_event(A, 1, kind=34)], "without a GTID"),
         (
-            [begin((A, 1, 2)) + gtid_event(A, 3) + event(40, b"x")],
-            "a compressed transaction",
+            [
+                begin((A, 1, 2))
+                + gtid_event(A, 3)
+                + event(40, b"\2\1\0\1\1\4\0none")
+            ],
+            "a transaction that cannot be decompressed",
+        ),
+        (
+            [begin((A, 1, 2)) + gtid_event(A, 3) + event(40, b"\2\1")],
+            "an event that is too short",
         ),
     ],
 )
 def test_logs_that_do_not_fit_are_refused(tmp_path, logs, reason):
     assert reason in replay([archive(tmp_path, "a", *logs)], f"{A}:1-2")
+
+
+@pytest.mark.parametrize("is_compressed", [True, False])
+def test_compressed_transactions_are_read(tmp_path, is_compressed):
+    data = b"".join(
+        [
+            query(b"BEGIN"),
+            query(b"TRUNCATE a" + b" " * 999),
+            event(16, b""),
+        ]
+    )
+    payload = require_zstd().compress(data) if is_compressed else data
+    # Numbers of more than 250 have a byte before them.
+    fields = b"\2" + (b"\1\0" if is_compressed else b"\3\xfc\xff\0")
+    for field, number in ((1, len(payload)), (3, len(data))):
+        fields += struct.pack("<BBBH", field, 3, 252, number)
+    one = archive(
+        tmp_path,
+        "a",
+        begin((A, 1, 2))
+        + gtid_event(A, 3)
+        + event(40, fields + b"\0" + payload)
+        + truncates(A, 4, 4),
+    )
+    assert replay([one], f"{A}:1-2") == ["a", f"{A}:3", f"{A}:4"]
 
 
 def test_a_backup_whose_position_has_a_tag_is_refused(tmp_path):
