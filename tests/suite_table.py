@@ -257,6 +257,10 @@ SUITES: dict[str, tuple[On, ...]] = {
     "objects_plain_models": BOTH,
     "objects_racing": BOTH,
     "objects_random_values": BOTH,
+    "objects_refreshing": (
+        On("sqlite", values={"RefreshSuite.histories": 40}),
+        On("mariadb"),
+    ),
     "objects_sizes": BOTH,
     "objects_values": BOTH,
     "objects_versions": (

@@ -28,14 +28,16 @@ from sqla_shard.exc import BlobError
 from sqla_shard.models.blob_fields import BlobField
 from sqla_shard.models.blob_fields import MISSING
 from sqla_shard.models.blob_fields import new_blob
+from sqla_shard.models.blob_fields import raiser
 from sqla_shard.models.blob_writes import changes
 from sqla_shard.models.blob_writes import source_of
 from sqla_shard.types import Blob
 from sqla_shard.types.blob import decode_blob
 from sqla_shard.types.tracking import Node
+from sqla_shard.types.tracking import plain
 from sqla_shard.util import sqlalchemy_private as private
 
-__all__ = ["FieldProperty", "loaded_as"]
+__all__ = ["FieldProperty", "discard", "loaded_as"]
 
 # SQLAlchemy 2.1 has the first of two names, SQLAlchemy 2.0 the second.
 _ScalarImpl: Any = getattr(
@@ -273,19 +275,62 @@ def loaded_as(state: Any, names: list[str]) -> list[str]:
     fields = state.class_.__sqla_shard__.fields
     if "data" in names or fields.keys().isdisjoint(names):
         return names
-    blob = state.dict.get("data")
-    if blob is not None and "data" in state.committed_state:
-        base = decode_blob("{}" if blob.source is None else blob.source)
-        asked = {key for name in names for key in _keys(fields.get(name))}
-        others = sorted(changes(base, blob).keys() - asked)
-        if others:
-            raise BlobError(
-                f"changes of {', '.join(others)} of {state.class_.__name__} "
-                "would be lost: a document is read as a whole, and they are "
-                "not flushed yet. Flush first: session.flush()"
-            )
+    others = sorted(_changes(state) - _keys(fields, names))
+    if others:
+        raise BlobError(
+            f"changes of {', '.join(others)} of {state.class_.__name__} "
+            "would be lost: a document is read as a whole, and they are "
+            "not flushed yet. Flush first: session.flush()"
+        )
     return ["data", *(name for name in names if name not in fields)]
 
 
-def _keys(field: BlobField | None) -> tuple[str, ...]:
-    return () if field is None else field.keys
+def discard(state: Any, names: list[str]) -> list[str] | None:
+    """Restore the fields among some attributes, before a flush.
+
+    The flush then writes the changes of other fields only.
+
+    :returns: the attributes that are not fields; None if nothing was done,
+        because the document has no changes of other fields.
+    """
+    fields = state.class_.__sqla_shard__.fields
+    if "data" in names or fields.keys().isdisjoint(names):
+        return None
+    changed, keys = _changes(state), _keys(fields, names)
+    if changed <= keys:
+        return None
+    blob = state.dict["data"]
+    base = _base(blob)
+    error = BlobError(
+        "the change would not be written: this container is detached, "
+        f"because {state.class_.__name__}.data was refreshed after the "
+        "container was read. Read it from the object again and change that "
+        "one"
+    )
+    for name in fields.keys() & names:
+        fields[name].supersede(blob, error)
+    for key in changed & keys:
+        old = blob.pop(key, None)
+        if isinstance(old, Node):
+            old._on_change = raiser(error)
+        if key in base:
+            blob[key] = plain(base[key])
+    return [name for name in names if name not in fields]
+
+
+def _changes(state: Any) -> set[str]:
+    """Return the keys of a document that have unflushed changes."""
+    blob = state.dict.get("data")
+    if blob is None or "data" not in state.committed_state:
+        return set()
+    return set(changes(_base(blob), blob))
+
+
+def _base(blob: Blob) -> Blob:
+    return decode_blob("{}" if blob.source is None else blob.source)
+
+
+def _keys(fields: Any, names: list[str]) -> set[str]:
+    """Return the keys of the fields among some attributes."""
+    found = (fields[name].keys for name in names if name in fields)
+    return {key for keys in found for key in keys}

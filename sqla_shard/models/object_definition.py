@@ -59,6 +59,7 @@ from sqla_shard.models.class_checks import check_unique
 from sqla_shard.models.class_checks import first_of_dataclass
 from sqla_shard.models.class_checks import whole_or_not_at_all
 from sqla_shard.models.codecs import ValueKind
+from sqla_shard.models.field_attributes import discard
 from sqla_shard.models.field_attributes import FieldProperty
 from sqla_shard.models.field_attributes import loaded_as
 from sqla_shard.models.field_declarations import check_keys
@@ -488,6 +489,7 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
             encode_row=_encoded_row,
             before_rows=choose_for_rows,
             loaded_as=loaded_as,
+            discard=discard,
             is_shown=_is_shown,
             check=definition.check,
         ),

@@ -83,6 +83,9 @@ class TableSpec:
         the session, the table, the location and the rows; None for no call.
     :ivar loaded_as: returns the attributes to load for a list of attributes
         of an object; None if they are the same.
+    :ivar discard: discards unflushed changes of attributes that are loaded
+        with others, if those have changes too; returns the attributes that
+        are loaded alone, or None if it did nothing.
     :ivar is_shown: returns whether reads return an object that is not
         requested by id; None for all.
     :ivar check: raises an error for an object that was loaded from a cache
@@ -107,6 +110,7 @@ class TableSpec:
     encode_row: Callable[[Any, dict[str, Any]], dict[str, Any]] | None = None
     before_rows: Callable[[Any, Any, Any, Any], None] | None = None
     loaded_as: Callable[[Any, list[str]], list[str]] | None = None
+    discard: Callable[[Any, list[str]], list[str] | None] | None = None
     is_shown: Callable[[Any], bool] | None = None
     check: Callable[[Any], None] | None = None
     commits_late: bool = False

@@ -645,11 +645,19 @@ class ShardSession(ShardedSession):
 
         :raises BlobError: see :meth:`expire`; only if autoflush is off.
         """
-        if attribute_names is not None:
-            private.autoflush(self)
-        super().refresh(
-            instance, _loaded_as(instance, attribute_names), with_for_update
-        )
+        names = None if attribute_names is None else list(attribute_names)
+        if names and instance in self:
+            state: Any = inspect(instance)
+            discard = spec_of(state.mapper.local_table).discard
+            if state.key and discard is not None and self.autoflush:
+                # The document is read as a whole: flush the changes of other
+                # fields, as SQLAlchemy flushes those of other columns.
+                columns = discard(state, names)
+                if columns:
+                    super().expire(instance, columns)
+                if columns is not None:
+                    private.autoflush(self)
+        super().refresh(instance, _loaded_as(instance, names), with_for_update)
 
     def _refuse_bulk(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse a method that cannot route rows to shards.

@@ -48,6 +48,7 @@ from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.types import full_id
 from sqla_shard.types import ShardedId
 from tests.models.objects_harness import raw
+from tests.models.objects_harness import set_raw
 from tests.models.objects_harness import stored
 from tests.models.objects_harness import Suite
 
@@ -445,10 +446,52 @@ class AttributeSuite(Suite):
         ):
             getattr(session, how)(sheet, ["title", "label"])
         assert (sheet.title, sheet.note) == ("x", "mine")
-        session.refresh(sheet, ["title"])  # flushes first
-        assert (sheet.title, sheet.note) == ("x", "mine")
+        session.refresh(sheet, ["title"])
+        assert (sheet.title, sheet.note) == ("t", "mine")
         session.commit()
         assert raw(cluster, Sheet, sheet.id)["note"] == "mine"
+
+    @both
+    def test_a_refresh_discards_and_flushes_what_is_left(
+        self, cluster, session, sheet, name
+    ):
+        """As in SQLAlchemy: it expires the attribute before it flushes."""
+        before = getattr(sheet, name)
+        setattr(sheet, name, "x")
+        sheet.note = "mine"
+        other = Sheet(title="new", shard_id=1)
+        session.add(other)
+        session.refresh(sheet, [name])
+        assert (getattr(sheet, name), sheet.note) == (before, "mine")
+        assert not session.new
+        assert not session.dirty
+        session.commit()
+        assert raw(cluster, Sheet, sheet.id)["title"] == "t"
+
+    def test_a_refresh_of_a_container(self, cluster, session, sheet):
+        tags = sheet.tags
+        tags.append("x")
+        sheet.title = "mine"
+        session.refresh(sheet, ["tags"])
+        assert (sheet.title, sheet.tags) == ("mine", ["a"])
+        with pytest.raises(BlobError, match="detached"):
+            tags.append("y")
+        session.commit()
+        assert (sheet.title, sheet.tags) == ("mine", ["a"])
+
+    def test_a_refresh_of_an_old_key(self, cluster, session, sheet):
+        set_raw(cluster, Sheet, sheet.id, {"title": "t", "old": "before"})
+        session.expire(sheet)
+        sheet.older = "x"
+        sheet.note = "mine"
+        session.refresh(sheet, ["older"])
+        assert sheet.older == "before"
+        session.commit()
+        assert raw(cluster, Sheet, sheet.id) == {
+            "title": "t",
+            "old": "before",
+            "note": "mine",
+        }
 
     def test_a_refresh_that_locks(self, session, sheet, log):
         session.refresh(sheet, ["title"], with_for_update=True)
