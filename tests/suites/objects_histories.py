@@ -237,7 +237,12 @@ def _change(found: Any, action: str, number: int) -> None:
     if action == "append":
         found.tags.append(str(number))
     elif action == "tags":
-        found.tags = [str(number)]
+        # Never what it was before append(): plain SQLAlchemy would write it
+        # again, and blobs are compared.
+        first = int(found.tags[0]) if found.tags else 0
+        found.tags = (
+            [*found.tags] if number == 1 else [str(first + number + 1)]
+        )
     elif action == "both":
         found.title = found.label = str(number)
     elif action == "bad":
