@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from sqla_shard.merging.elements import grouped_by_ids
 from sqla_shard.merging.elements import is_random
 from sqla_shard.merging.elements import Ordering
 from sqla_shard.merging.elements import orderings
@@ -22,6 +23,7 @@ from sqla_shard.merging.planning import plan
 
 __all__ = [
     "Ordering",
+    "grouped_by_ids",
     "is_combined",
     "is_random",
     "of_groups",

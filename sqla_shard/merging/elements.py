@@ -56,6 +56,7 @@ __all__ = [
     "depends_only_on",
     "divides",
     "group_elements",
+    "grouped_by_ids",
     "groupings",
     "has_aggregate",
     "is_random",
@@ -290,6 +291,44 @@ def sorted_by_shown(statement: Any) -> Any:
         for clause in clauses
     )
     return private.copy_with(statement, order_by_clauses=made)
+
+
+def grouped_by_ids(statement: Any) -> Any:
+    """Return a SELECT that is grouped by the columns of labelled ids.
+
+    The label is that of the whole id, an expression from which MySQL does not
+    conclude that the column is the same in all rows of a group.
+
+    :returns: any other statement, unchanged.
+    """
+    if not isinstance(statement, Select):
+        return statement
+    clauses = private.group_by_clauses(statement)
+    made = tuple(_id_labelled(clause, statement) for clause in clauses)
+    if all(new is old for new, old in zip(made, clauses, strict=True)):
+        return statement
+    return private.copy_with(statement, group_by_clauses=made)
+
+
+def _id_labelled(clause: Any, statement: Any) -> Any:
+    """Return the id column that an element of GROUP BY has the label of."""
+    named = clause
+    if clause.__visit_name__ == "textual_label_reference":
+        named = statement.selected_columns.get(clause.element)
+    elif clause.__visit_name__ == "label_reference":
+        named = clause.element
+    if not isinstance(named, Label):
+        return clause
+    column = named.element
+    if not (is_column(column) and isinstance(column.type, ShardedId)):
+        return clause
+    # Servers prefer a column of that name.
+    hidden = any(
+        other.name == named.name
+        for source in statement.get_final_froms()
+        for other in _all_columns(source)
+    )
+    return clause if hidden else column
 
 
 def _sorts_by_id(clause: Any) -> bool:

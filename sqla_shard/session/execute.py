@@ -40,6 +40,7 @@ from sqla_shard.exc import ScatterDisabledError
 from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.ids import check_shard_id
+from sqla_shard.merging import grouped_by_ids
 from sqla_shard.merging import of_groups
 from sqla_shard.merging import plan
 from sqla_shard.merging import sorted_by_shown
@@ -266,7 +267,7 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
     if place is not None:
         if isinstance(statement, (Update, Delete)):
             return _write(context, session, (place,), scattered=False)
-        context.statement = sorted_by_shown(of_groups(statement))
+        context.statement = _accepted(statement)
         _send(context, session, (place,), limits=limits)
         return None
     places, decision = _decided(context, session, limits)
@@ -284,7 +285,7 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
         )
         statement = planned.statement
         merge = planned.merge
-    context.statement = sorted_by_shown(of_groups(statement))
+    context.statement = _accepted(statement)
     _send(
         context,
         session,
@@ -294,6 +295,11 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
         scattered=decision.scattered,
     )
     return None
+
+
+def _accepted(statement: Any) -> Any:
+    """Return a SELECT that servers accept, with the same rows."""
+    return sorted_by_shown(grouped_by_ids(of_groups(statement)))
 
 
 def _merge_of(

@@ -465,6 +465,19 @@ class MergedCorners:
         text, _ = found.sent[0].statements[0]
         assert "HAVING" not in text
 
+    @pytest.mark.parametrize("by", ["label", "name"])
+    def test_groups_by_the_label_of_an_id(self, compared, by):
+        ware = SHARDED.Ware
+        whole = ware.id.label("whole")
+        made = select(whole, func.count(ware.id))
+        made = made.group_by(whole if by == "label" else "whole")
+        made = made.order_by(ware.id.desc()).options(scatter())
+        every = sorted(set(compared.rows.ids["Ware"]), reverse=True)
+        for ids in (every, every[:1], every[:3]):
+            with compared.cluster.session() as session:
+                found = session.execute(made.where(ware.id.in_(ids))).all()
+            assert found == [(one, 1) for one in ids]
+
     def test_functions_that_are_not_known_are_named(self, compared):
         made = select(SHARDED.Ware.id).order_by(func.median(SHARDED.Ware.big))
         with (
