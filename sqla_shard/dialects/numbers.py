@@ -54,6 +54,7 @@ from sqla_shard.dialects.functions import AGGREGATES
 from sqla_shard.dialects.functions import DOUBLES
 from sqla_shard.dialects.functions import name_of
 from sqla_shard.dialects.functions import NARROW
+from sqla_shard.dialects.functions import TIMES
 from sqla_shard.dialects.functions import WHOLE_NUMBERS
 from sqla_shard.dialects.sorting import SortKey
 from sqla_shard.dialects.sql import BlobValue
@@ -353,7 +354,11 @@ class _PrecisionReader:
             return self._one_of(arguments)
         if name == "if":
             return self._one_of(arguments[1:])
-        if name in ("abs", "nullif", "max", "min", "sum") and arguments:
+        if name in TIMES:
+            return Precision.NONE
+        if name in ("nullif", "max", "min") and arguments:
+            return self.precision(arguments[0])
+        if name in ("abs", "sum") and arguments:
             found = self.precision(arguments[0])
             return Precision.ROUNDED if found is Precision.NONE else found
         if name == "mod" and arguments:

@@ -533,6 +533,17 @@ _ON_SERVERS["quotients of functions of few declared digits"] = lambda c: (
 _ON_SERVERS["extremes of functions of few declared digits"] = lambda c: (
     select(c.kind, *map(func.max, _wide(c))).group_by(c.kind).order_by(c.kind)
 )
+_ON_SERVERS["times that are made of numbers"] = lambda c: (
+    select(
+        c.kind,
+        func.max(func.sec_to_time(c.double)),
+        func.min(func.sec_to_time(c.n2)),
+        func.max(func.nullif(func.from_days(c.kind + 740_000), c.word)),
+        func.min(func.nullif(func.sec_to_time(c.number), c.kind)),
+    )
+    .group_by(c.kind)
+    .order_by(c.kind)
+)
 _ON_SERVERS["functions of few declared digits, or others"] = lambda c: select(
     c.id, *(func.coalesce(wide, Decimal("0.5")) for wide in _wide(c))
 ).order_by(c.id)
