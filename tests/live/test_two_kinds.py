@@ -20,7 +20,8 @@ from tests.models.objects import Base
 from tests.models.objects import Thing
 from tests.models.objects_harness import thing
 
-pytestmark = pytest.mark.live
+# It has the servers of both kinds.
+pytestmark = [pytest.mark.live, pytest.mark.thorough]
 
 
 @pytest.fixture(params=["MariaDB first", "MySQL first"])
