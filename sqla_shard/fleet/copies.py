@@ -17,7 +17,8 @@ clone    The CLONE plugin of MySQL.
 
 A command gets ``SQLA_SHARD_SOURCE_HOST``, ``SQLA_SHARD_SOURCE_PORT``,
 ``SQLA_SHARD_TARGET_HOST`` and ``SQLA_SHARD_TARGET_PORT`` in its environment,
-and writes the position that it has copied as the last line of its output.
+and writes the position that it has copied as the last line of its output; one
+of several lines has commas at their ends.
 
 Changes of tables while a copy runs are not possible: they are noticed, and
 the copy fails.
@@ -389,8 +390,13 @@ class Copy:
                 f"the command ended with status {done.returncode}: "
                 f"{said[-500:]}"
             )
-        lines = done.stdout.decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line), "")
+        found = done.stdout.decode(errors="replace").split("\n")
+        lines = [line for text in found if (line := text.strip())]
+        last = lines.pop() if lines else ""
+        # Sets of GTIDs of several servers have a line for each: with the last
+        # one alone, the others would be replicated again.
+        while lines and lines[-1].endswith(","):
+            last = lines.pop() + last
         if not last or not _POSITION.fullmatch(last):
             raise self._failed(
                 "the last line of the output of the command is not a "
