@@ -334,8 +334,12 @@ class Admin:
         self.run("SET SESSION sql_log_bin = 0")
         try:
             yield
-        finally:
-            self.run("SET SESSION sql_log_bin = 1")
+        except BaseException:
+            # If the session was lost, its error says why.
+            with suppress(FleetServerError):
+                self.run("SET SESSION sql_log_bin = 1")
+            raise
+        self.run("SET SESSION sql_log_bin = 1")
 
     # -- sessions of others -----------------------------------------------
 

@@ -394,7 +394,27 @@ def test_a_command_that_does_not_say_a_position_has_failed(ends):
         copy("echo no space >&2; exit 3")
     with pytest.raises(CopyFailedError, match="is not a position: 'done'"):
         copy("echo done")
+    # Of several servers: the last line alone is not the position.
+    with pytest.raises(CopyFailedError, match="a position: '1-1-3,done'"):
+        copy("echo copying; echo 1-1-3,; echo done")
     program = f'{sys.executable} -c "{COMMAND}" 1-1-3'
     with pytest.raises(CopyFailedError, match="exists on one side only"):
         copy(program)
     assert copy_state(target).position is None
+
+
+def test_a_session_that_is_lost_while_it_logs_nothing(ends):
+    source, _ = ends
+
+    def lose(session):
+        number = session.value("SELECT CONNECTION_ID()")
+        with session.unlogged():
+            source.kill(number)
+            session.run("DO SLEEP(60)")
+
+    with (
+        source.another() as session,
+        pytest.raises(FleetServerError) as caught,
+    ):
+        lose(session)
+    assert "by an earlier statement" not in caught.value.reason
