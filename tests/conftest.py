@@ -81,6 +81,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="only tests of a package of sqla_shard, such as cache",
     )
     group.addoption(
+        "--every-server",
+        action="store_true",
+        help="also what takes too long there for the tier `all`",
+    )
+    group.addoption(
         "--once",
         action="store_true",
         help="each function with the first of its parameters",
@@ -112,8 +117,7 @@ def pytest_pycollect_makemodule(
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "server_kind" in metafunc.fixturenames:
-        tier = metafunc.config.getoption("--tier")
-        names = kinds_of(metafunc.definition, tier)
+        names = kinds_of(metafunc.definition)
         metafunc.parametrize(
             "server_kind", names, indirect=True, scope="module"
         )

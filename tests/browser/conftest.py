@@ -4,6 +4,9 @@ It is Chromium of the system (``SQLA_SHARD_CHROMIUM`` names another), driven
 by Playwright, without a window and with a new profile.  Without it the tests
 are skipped, and the last lines of the run say so; with ``CI=true`` they fail,
 since a run that tests nothing would look like a good one.
+
+The pinboard is on SQLite, and for tests with the marker ``on_all_servers`` on
+MariaDB and MySQL, too, in the tier ``all``; with ``--every-server`` for all.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
 from tests.browser.serving import Site
 from tests.browser.watching import Visitor
+from tests.servers.kinds import KINDS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -76,14 +80,40 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    option = metafunc.config.getoption
+    on_all = metafunc.definition.get_closest_marker("on_all_servers")
+    names: list[Any] = ["sqlite"]
+    if option("--every-server") or (on_all and option("--tier") == "all"):
+        names += [pytest.param(n, marks=pytest.mark.live) for n in KINDS]
+    for site, scope in (("site", "session"), ("last_site", "module")):
+        if site in metafunc.fixturenames:
+            metafunc.parametrize(site, names, indirect=True, scope=scope)
+
+
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """The pinboard on SQLite: two servers with eight virtual shards."""
-    directory = tmp_path_factory.mktemp("pinboard")
-    document = sqlite_topology(directory, 2, 8, lookup=4)
+def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    """The pinboard, over eight virtual shards of SQLite or of servers."""
+    fleet = None
+    if request.param == "sqlite":
+        directory = tmp_path_factory.mktemp("pinboard")
+        document = sqlite_topology(directory, 2, 8, lookup=4)
+    else:
+        fleet = request.getfixturevalue(f"{request.param}_fleet")
+        document = fleet.topology_mapping(
+            shards=8,
+            database="db_site{shard:05d}",
+            lookup=4,
+            lookup_database="lookup_site{shard:05d}",
+        )
+        fleet.drop_databases(document)
     with Cluster.from_topology(document) as cluster, Site(cluster) as site:
         site.create_tables()
         yield site
+    if fleet is not None:
+        fleet.drop_databases(document)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The dashboard on four MariaDB servers with 1,024 shards, in Chromium.
+"""The dashboard on four servers with 1,024 shards, in Chromium.
 
 With ``SQLA_SHARD_PICTURES=1`` there are pictures in ``artefacts/browser``.
 """
@@ -26,8 +26,7 @@ from tests.browser.watching import PHONE
 from tests.browser.watching import Visitor
 from tests.servers.dashboard_scene import DashboardScene
 from tests.servers.dashboard_scene import Served
-
-pytestmark = pytest.mark.usefixtures("mariadb_installed")
+from tests.servers.kinds import Kind
 
 SCATTER = "select(Pin).order_by(Pin.ts.desc()).limit(10).options(scatter())"
 PAGES = {
@@ -69,9 +68,10 @@ LOAD = """() => {
 
 @pytest.fixture(scope="module")
 def scene(
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory: pytest.TempPathFactory, server_kind: Kind
 ) -> Iterator[DashboardScene]:
-    with DashboardScene(tmp_path_factory.mktemp("dashboard")) as scene:
+    folder = tmp_path_factory.mktemp("dashboard")
+    with DashboardScene(folder, server_kind) as scene:
         scene.fail_jobs(6)
         scene.make_hot(HOT)
         yield scene
@@ -294,6 +294,7 @@ def test_65536_shards_are_drawn_in_a_second(
     assert min(times) < 1000
 
 
+@pytest.mark.slow_on_servers  # limits of the client end
 def test_a_server_that_hangs_delays_no_page(
     scene: DashboardScene, enter: Callable[..., Visitor]
 ) -> None:

@@ -38,6 +38,7 @@ def is_done(site: Site, one: Visitor) -> None:
     )
 
 
+@pytest.mark.on_all_servers
 def test_import(site: Site, visitor: Callable[..., Visitor]) -> None:
     path = REAL if REAL.exists() else OURS
     text = path.read_text("utf-8")

@@ -34,10 +34,7 @@ def last_decade(document: Any, database: str) -> Any:
     return found
 
 
-@pytest.fixture(
-    scope="module",
-    params=["sqlite", pytest.param("mariadb", marks=pytest.mark.live)],
-)
+@pytest.fixture(scope="module")
 def last_site(
     request: pytest.FixtureRequest, tmp_path_factory: Any
 ) -> Iterator[Site]:
@@ -48,7 +45,7 @@ def last_site(
         document = sqlite_topology(directory, 4, LAST + 1, lookup=4)
         decade = last_decade(document, "db0409{shard}")
     else:
-        fleet = request.getfixturevalue("mariadb_fleet")
+        fleet = request.getfixturevalue(f"{request.param}_fleet")
         document = fleet.topology_mapping(
             shards=LAST + 1,
             database="db_browser{shard:05d}",
@@ -92,6 +89,7 @@ class Board:
         self.visitor.expect_order(wanted)
 
 
+@pytest.mark.on_all_servers
 def test_a_card_of_shard_4095_stays_where_it_was_dragged_to(
     last_site: Site, visitor: Callable[..., Visitor]
 ) -> None:
@@ -166,6 +164,7 @@ def test_the_handle_is_reached_with_the_keyboard_alone(
     assert board.visitor.moving(swap) == [b, a, *rest]
 
 
+@pytest.mark.on_all_servers
 def test_two_browsers_see_each_others_moves(
     last_site: Site, visitor: Callable[..., Visitor]
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from sqla_shard import unpack
 from tests.browser.serving import pins
 from tests.browser.serving import Site
@@ -11,6 +13,7 @@ from tests.browser.watching import expect
 from tests.browser.watching import Visitor
 
 
+@pytest.mark.on_all_servers
 def test_sign_up_follow_and_save(
     site: Site, visitor: Callable[..., Visitor]
 ) -> None:
@@ -65,6 +68,7 @@ def test_sign_up_follow_and_save(
     assert site.order(board_id)[0] == pin
 
 
+@pytest.mark.on_all_servers
 def test_home_has_new_pins_of_who_is_followed(
     site: Site, visitor: Callable[..., Visitor]
 ) -> None:

@@ -26,6 +26,7 @@ def board(site: Site, visitor: Callable[..., Visitor]) -> Any:
     return one, board_id
 
 
+@pytest.mark.on_all_servers
 def test_add_edit_remove_restore(site: Site, board: Any) -> None:
     one, board_id = board
     before = one.order()
@@ -170,6 +171,7 @@ def scroll(one: Visitor, count: int) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.on_all_servers
 def test_scrolling_shows_every_pin_exactly_once(
     site: Site, visitor: Callable[..., Visitor]
 ) -> None:

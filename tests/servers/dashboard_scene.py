@@ -2,7 +2,7 @@
 
 ::
 
-    with DashboardScene(tmp_path) as scene:
+    with DashboardScene(tmp_path, server_kind) as scene:
         scene.site.address
         scene.servers[2].kill()
 
@@ -44,10 +44,10 @@ from sqla_shard.metrics import meter_of
 from sqla_shard.outbox.tables import JOB_KEYS
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.outbox.tables import OUTBOX
-from sqla_shard.testing import MariaDBPair
-from sqla_shard.testing import MariaDBServer
+from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import in_parallel
 from sqla_shard.testing.topology_documents import topology_document
+from tests.servers.kinds import Kind
 
 __all__ = ["Base", "Board", "DashboardScene", "Pin", "Served", "fail_job"]
 
@@ -97,17 +97,21 @@ class DashboardScene:
     """The servers, their rows, and a dashboard.
 
     :param folder: where the topology is written.
+    :param kind: of the servers.
     :param shards: number of virtual shards.
     """
 
-    def __init__(self, folder: Path, *, shards: int = 1024) -> None:
+    def __init__(
+        self, folder: Path, kind: Kind, *, shards: int = 1024
+    ) -> None:
         self.path = folder / "topology.json"
         self.shards = shards
-        self._pair = MariaDBPair("server1", password=PASSWORD, fast=True)
-        self.servers: Sequence[MariaDBServer] = [
+        self._kind = kind
+        self._pair = kind.pair("server1", password=PASSWORD, fast=True)
+        self.servers: Sequence[DatabaseServer] = [
             self._pair.primary,
             *(
-                MariaDBServer(f"server{n}", password=PASSWORD, fast=True)
+                kind.server(f"server{n}", password=PASSWORD, fast=True)
                 for n in (2, 3, 4)
             ),
         ]
@@ -164,7 +168,7 @@ class DashboardScene:
         return document
 
     @property
-    def standby(self) -> MariaDBServer:
+    def standby(self) -> DatabaseServer:
         """The standby of the first server."""
         return self._pair.standby
 
@@ -199,11 +203,12 @@ class DashboardScene:
     def _create_account(self) -> None:
         user = self.accounts.operator
         name = user.user
+        privilege = self._kind.lag_privilege
         # The standby gets it by replication.
         for server in self.servers:
             for sql in (
                 f"CREATE USER '{name}' IDENTIFIED BY '{user.password}'",
-                f"GRANT SELECT, SLAVE MONITOR ON *.* TO '{name}'",
+                f"GRANT SELECT, {privilege} ON *.* TO '{name}'",
             ):
                 server.root_execute(sql)
 
@@ -229,7 +234,7 @@ class DashboardScene:
         self._pair.wait_caught_up()
 
     def _fill_server(
-        self, number: int, server: MariaDBServer, ddl: Sequence[str]
+        self, number: int, server: DatabaseServer, ddl: Sequence[str]
     ) -> None:
         each = self.shards // len(self.servers)
         with server.connect(
@@ -247,9 +252,9 @@ class DashboardScene:
                 ]
                 rows = (shard_id * 7919 % 97) ** 2 // 8
                 if shard_id % 8 == 0 and rows:
+                    values = ", ".join(["('{\"board_id\": 0}')"] * rows)
                     statements.append(
-                        "INSERT INTO pins (data) SELECT '{\"board_id\": 0}'"
-                        f" FROM seq_1_to_{rows}"
+                        f"INSERT INTO pins (data) VALUES {values}"
                     )
                 cursor.execute(";".join(statements))
                 while cursor.nextset():

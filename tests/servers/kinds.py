@@ -63,11 +63,17 @@ KINDS = {
 }
 
 
-def kinds_of(test: pytest.Function, tier: str) -> list[str]:
-    """Return the kinds of servers that a test runs on in a tier.
+def kinds_of(test: pytest.Function) -> list[str]:
+    """Return the kinds of servers that a test runs on.
 
-    The marker ``only_on`` names the one whose own behaviour is tested.
+    The marker ``only_on`` names the one whose own behaviour is tested.  With
+    ``slow_on_servers`` a test that takes long, and depends little on the
+    server, runs on one of them, unless ``--every-server`` is given.
     """
+    option = test.config.getoption
     marker = test.get_closest_marker("only_on")
     names = list(KINDS) if marker is None else [marker.args[0]]
-    return names if tier == "all" else names[:1]
+    is_slow = test.get_closest_marker("slow_on_servers") is not None
+    if option("--tier") != "all" or (is_slow and not option("--every-server")):
+        return names[:1]
+    return names
