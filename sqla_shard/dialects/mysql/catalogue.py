@@ -28,10 +28,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import bindparam
+from sqlalchemy import Column
 from sqlalchemy import Connection
 from sqlalchemy import Engine
 from sqlalchemy import text
 from sqlalchemy import TextClause
+from sqlalchemy.dialects.mysql import BIGINT
 from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects.base import Catalogue
@@ -52,6 +54,7 @@ __all__ = [
     "VIEWS",
     "InformationTable",
     "MySQLCatalogue",
+    "is_generated_key",
 ]
 
 
@@ -340,6 +343,21 @@ def _normalized_lines(created: str) -> Iterator[str]:
             # The counter is in the last line, after the columns.
             own = line.startswith(")")
             yield without_counter(line) if own else line
+
+
+def is_generated_key(column: Column[Any]) -> bool:
+    """Return whether MySQL has made a column, since a table had no key.
+
+    It does so with ``sql_generate_invisible_primary_key``.
+
+    :param column: as it was read from the server.
+    """
+    return (
+        column.name == "my_row_id"
+        and column.primary_key
+        and isinstance(column.type, BIGINT)
+        and bool(column.type.unsigned)
+    )
 
 
 def _is_mariadb(connection: Connection) -> bool:

@@ -70,6 +70,7 @@ from sqlalchemy import TextClause
 from sqlalchemy.orm import configure_mappers
 from sqlalchemy.types import TypeEngine
 
+from sqla_shard.dialects.mysql.catalogue import is_generated_key
 from sqla_shard.dialects.sql import TRIGGER
 from sqla_shard.exc import ReservedNameError
 from sqla_shard.exc import SchemaOptionError
@@ -284,6 +285,8 @@ def comparing(
     def include_object(
         item: Any, name: str | None, kind: str, reflected: bool, other: Any
     ) -> bool:
+        if reflected and kind == "column" and other is None:
+            return not is_generated_key(item)
         return reflected or kind != "table" or item.key in tables
 
     return {
