@@ -111,9 +111,13 @@ class Combiner:
         distinct = list(counted_distinct(row_expressions(statement)))
         on_shard = iter(counted)
         found = [(element, next(on_shard, False)) for element in distinct]
-        self._apart = {id(element) for element, apart in found if apart}
         #: Further expressions to group by, to count distinct values.
         self.split: list[Any] = []
+        if not all(apart for _, apart in found):
+            # Rows that are split by one count have values of the others
+            # several times.
+            found = [(element, False) for element, _ in found]
+        self._apart = {id(element) for element, apart in found if apart}
         for element, apart in found:
             known = (*self._groups, *self.split)
             if not apart and not any(same(element, one) for one in known):

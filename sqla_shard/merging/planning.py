@@ -9,6 +9,7 @@ itself do not change.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -227,16 +228,8 @@ def _groups_of(statement: Any, inner: Any, *, alike: bool) -> Any:
     groups = inner.order_by(None).with_only_columns(
         *private.raw_columns(statement)
     )
-    if not private.from_obj(inner):
-        sources = [
-            f
-            for c in private.raw_columns(inner)
-            for f in private.from_objects(c)
-        ]
-        # A joined table must not be in FROM a second time.
-        groups = groups.select_from(
-            *sources[: 1 if private.setup_joins(inner) else None]
-        )
+    sources = _sources(inner)
+    groups = private.copy_with(groups, from_obj=_from_of(inner, sources))
     if _from_elements(groups) != _from_elements(inner):
         raise ScatterUnsupportedError(
             "DISTINCT or GROUP BY over several shards cannot be counted "
@@ -247,11 +240,8 @@ def _groups_of(statement: Any, inner: Any, *, alike: bool) -> Any:
     if alike:
         groups = groups.group_by(*map(unlabelled, inner.selected_columns))
     # The other options apply to objects that this statement does not load.
-    criteria = [
-        option
-        for option in private.with_options(inner)
-        if isinstance(option, LoaderCriteriaOption)
-    ]
+    criteria = _criteria_of(inner)
+    _check_criteria(inner, sources, [*criteria, *_criteria_of(statement)])
     return private.copy_with(
         groups,
         distinct=False,
@@ -260,16 +250,111 @@ def _groups_of(statement: Any, inner: Any, *, alike: bool) -> Any:
     )
 
 
+def _sources(statement: Any) -> dict[Any, Any]:
+    """Return the elements of FROM that the columns of a SELECT imply.
+
+    An element of a class names it: otherwise the conditions of the class,
+    such as that of soft delete, would be lost with the columns.
+
+    :returns: each of them, by the same element with or without its class.
+    """
+    found: dict[Any, Any] = {}
+    for column in private.raw_columns(statement):
+        entity = private.class_of(column)
+        if entity is not None:
+            source = entity.__clause_element__()
+            found[source] = source
+        for source in private.from_objects(column):
+            found.setdefault(source, source)
+    return found
+
+
+def _from_of(inner: Any, sources: dict[Any, Any]) -> tuple[Any, ...]:
+    """Return the elements of FROM of a SELECT that will have other columns.
+
+    :param sources: the elements of :func:`_sources`.
+    """
+    given = private.from_obj(inner)
+    joins = private.setup_joins(inner)
+    earlier = private.earlier_joins(inner)
+    if not given and not earlier:
+        # A joined table must not be in FROM a second time.
+        given = list(sources.values())[: 1 if joins else None]
+    elif joins or earlier:
+        given = [sources.get(source, source) for source in given]
+    else:
+        # Those that are part of a join are not repeated in SQL.
+        given = [*sources.values(), *given]
+    return tuple(given)
+
+
+def _criteria_of(statement: Any) -> list[LoaderCriteriaOption]:
+    return [
+        option
+        for option in private.with_options(statement)
+        if isinstance(option, LoaderCriteriaOption)
+    ]
+
+
+def _check_criteria(
+    inner: Any, sources: dict[Any, Any], options: list[LoaderCriteriaOption]
+) -> None:
+    """Refuse a SELECT that would lose a condition of a class.
+
+    SQLAlchemy adds the condition of a class that is part of a join in
+    select_from(), or whose table is joined, only for a column of the class.
+
+    :param sources: the elements of :func:`_sources`.
+    :param options: the conditions of classes.
+    """
+    earlier = private.earlier_joins(inner)
+    given = private.from_obj(inner)
+    hidden = [join[0] for join in (*private.setup_joins(inner), *earlier)]
+    hidden = [one for one in hidden if private.class_of(one) is None]
+    if earlier and not given:
+        # Columns that were replaced determine what was joined.
+        hidden += sources
+    for source in given:
+        if isinstance(source, Join):
+            hidden += _elements_of([source])
+    for source in hidden:
+        entity = private.class_of(sources.get(source))
+        if entity is not None and _has_criteria(entity.mapper, options):
+            raise ScatterUnsupportedError(
+                "DISTINCT or GROUP BY over several shards cannot be counted "
+                f"where {entity.class_.__name__}, whose rows have a "
+                "condition, is joined as a table or in select_from(); use "
+                "join() of select() with the class",
+                construct="JOIN",
+            )
+
+
+def _has_criteria(mapper: Any, options: list[LoaderCriteriaOption]) -> bool:
+    """Return whether SQLAlchemy adds a condition on rows of a class."""
+    if mapper.single:
+        return True
+    conditional: list[Any] = [
+        option.root_entity or option.entity.class_  # type: ignore[union-attr]  # one is given
+        for option in options
+    ]
+    return issubclass(mapper.class_, tuple(conditional))
+
+
 def _from_elements(statement: Any) -> Counter[Any]:
     """Return the elements of a SELECT's FROM clause."""
-    found: Counter[Any] = Counter()
-    todo = list(statement.get_final_froms())
+    return Counter(_elements_of(statement.get_final_froms()))
+
+
+def _elements_of(sources: Iterable[Any]) -> list[Any]:
+    """Return elements of FROM, with those of joins."""
+    found = []
+    todo = list(sources)
     while todo:
         source = todo.pop()
         if isinstance(source, Join):
             todo += [source.left, source.right]
         else:
-            found[source] += 1
+            found.append(source)
     return found
 
 

@@ -28,6 +28,8 @@ from typing import Any
 
 from sqlalchemy.engine.util import TransactionalContext
 from sqlalchemy.orm.strategies import _register_attribute
+from sqlalchemy.sql.elements import ClauseElement
+from sqlalchemy.sql.util import extract_first_column_annotation
 
 __all__ = [
     "autobegin",
@@ -36,6 +38,7 @@ __all__ = [
     "cache_key",
     "call_last_first",
     "check_can_execute",
+    "class_of",
     "connections_of",
     "copy_with",
     "cte_alias",
@@ -43,6 +46,7 @@ __all__ = [
     "dispose_mapper",
     "distinct",
     "distinct_on",
+    "earlier_joins",
     "expanded_parameters",
     "extra_froms",
     "fetch_clause",
@@ -120,6 +124,26 @@ def _read(name: str, default: Any, element: Any) -> Any:
 def _part(name: str, default: Any) -> Callable[[Any], Any]:
     """Return a function that reads an attribute which may be missing."""
     return partial(_read, name, default)
+
+
+def class_of(element: Any) -> Any:
+    """Return the mapper or alias whose column comes first in an expression.
+
+    :param element: an expression or an element of FROM, or None.
+    :returns: None if it has columns of no class (1.4).
+    """
+    if not isinstance(element, ClauseElement):
+        return None
+    return extract_first_column_annotation(element, "parententity")  # type: ignore[no-untyped-call]  # SQLAlchemy's
+
+
+def earlier_joins(statement: Any) -> list[Any]:
+    """Return the joins of a SELECT before its columns were replaced (1.4)."""
+    return [
+        join
+        for earlier in statement._memoized_select_entities
+        for join in earlier._setup_joins
+    ]
 
 
 # Parts of a statement.

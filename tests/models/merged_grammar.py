@@ -28,6 +28,7 @@ from sqlalchemy.orm import aliased
 from sqlalchemy.orm import joinedload
 from sqlalchemy.orm import selectinload
 from sqlalchemy.orm import subqueryload
+from sqlalchemy.orm import with_loader_criteria
 
 from sqla_shard import scatter
 from sqla_shard.models.field_types import Coded
@@ -112,7 +113,7 @@ class Grammar:
 
     kinds: tuple[str, ...] = (
         *("rows", "rows", "objects", "objects", "distinct", "distinct"),
-        "wrapped",
+        *("wrapped", "counted", "counted"),
         *("aggregates", "groups", "groups", "groups"),
     )
 
@@ -139,6 +140,8 @@ class Grammar:
         if self.core and kind == "objects":
             kind = "rows"
         made: Made = getattr(self, f"_{kind}")()
+        if not self.core and self.chance(30):
+            made.options.append(self._criteria())
         if made.whole:
             made.options.append(scatter())
             return made
@@ -291,6 +294,13 @@ class Grammar:
             return [v.replace(tzinfo=dt.UTC) for v in sample]
         return sample
 
+    def _criteria(self) -> Any:
+        """Return a condition on all rows of a class."""
+        entity = getattr(self.models, self.name)
+        condition = entity.number.is_distinct_from(self.rng.randint(0, 2))
+        made: Any = with_loader_criteria
+        return made(entity, condition, include_aliases=True)
+
     # -- sorting
 
     def _sorted(self, made: Made, values: list[Value], *, total: bool) -> Made:
@@ -370,6 +380,25 @@ class Grammar:
             made.distinct = made.whole = True
         return self._limited(self._sorted(made, values, total=False))
 
+    def _counted(self) -> Made:
+        """Count distinct rows, or groups."""
+        values = [self.value() for _ in range(self.rng.randint(1, 2))]
+        inner = select(*self._labelled(values))
+        # The columns may be all that names the class.
+        implied = not self.joined and self.chance(60)
+        if not implied:
+            inner = self._from(inner)
+        if self.chance(50):
+            inner = inner.distinct()
+        else:
+            inner = inner.group_by(*[v.expression for v in values])
+            if self.chance(40):
+                inner = inner.add_columns(func.count().label("n"))
+            if self.chance(40):
+                inner = inner.having(func.count() > 1)
+        shown = select(func.count()).select_from(inner.subquery())
+        return Made(shown, whole=True)
+
     def _labelled(self, values: list[Value]) -> list[Any]:
         # Twice the same column is one column to SQLAlchemy, and its keys
         # are not what is tested here.
@@ -448,9 +477,11 @@ class Grammar:
                 made = func.coalesce(made, 0)
             return Value(made, "number")
         if how == "count":
-            if self.chance(30):
-                ids = distinct(self.first.id)
-                return Value(func.count(ids), "number")
+            if self.chance(60):
+                counted = self.first.id
+                if self.chance(50):
+                    counted = self.value("number").expression
+                return Value(func.count(distinct(counted)), "number")
             return Value(func.count(self.value().expression), "number")
         chosen_value = self._compared()
         made = getattr(func, how)(chosen_value.expression)
@@ -467,7 +498,13 @@ class Grammar:
 
     def _aggregates(self) -> Made:
         count = self.rng.randint(1, 4)
-        return self._alike([self._aggregate() for _ in range(count)])
+        values = [self._aggregate() for _ in range(count)]
+        if self.chance(40):
+            # One of ids, which are of one shard each, beside another.
+            for chosen in (self.value("id"), self.value("number")):
+                counted = func.count(distinct(chosen.expression))
+                values.append(Value(counted, "number"))
+        return self._alike(values)
 
     def _groups(self) -> Made:
         keys = [self.value()]

@@ -19,6 +19,7 @@ from sqlalchemy import distinct
 from sqlalchemy import extract
 from sqlalchemy import func
 from sqlalchemy import Integer
+from sqlalchemy import join
 from sqlalchemy import lambda_stmt
 from sqlalchemy import literal
 from sqlalchemy import not_
@@ -171,6 +172,114 @@ _ANSWERED: dict[str, _Made] = {
     ),
     "count of a subquery": lambda m: select(func.count()).select_from(
         select(m.Ware).where(m.Ware.number > 0).subquery()
+    ),
+}
+
+
+#: Counted, where each class has a condition.
+_CONDITIONAL: dict[str, _Made] = {
+    "distinct": lambda m: select(m.Ware.number).distinct(),
+    "distinct functions": lambda m: select(func.abs(m.Ware.number)).distinct(),
+    "distinct rows of an alias": lambda m: select(
+        aliased(m.Ware).number
+    ).distinct(),
+    "distinct, a column of the table first": lambda m: select(
+        m.Ware.__table__.c.big, m.Ware.number
+    ).distinct(),
+    "distinct, from the table": lambda m: (
+        select(m.Ware.number).select_from(m.Ware.__table__).distinct()
+    ),
+    "distinct entities": lambda m: select(m.Shop).distinct(),
+    "distinct and LIMIT": lambda m: select(m.Ware.number).distinct().limit(2),
+    "distinct of a join": lambda m: (
+        select(m.Ware.number, m.Shop.number).join(m.Ware.shop).distinct()
+    ),
+    "distinct of an outer join": lambda m: (
+        select(m.Shop.number)
+        .select_from(m.Shop)
+        .outerjoin(m.Shop.wares)
+        .distinct()
+    ),
+    "distinct of replaced columns": lambda m: (
+        select(m.Ware)
+        .select_from(m.Ware)
+        .join(m.Ware.shop)
+        .with_only_columns(m.Ware.number)
+        .distinct()
+    ),
+    "distinct of two classes": lambda m: (
+        select(func.coalesce(m.Ware.number, m.Shop.number))
+        .where(m.Ware.shop_id == m.Shop.id)
+        .distinct()
+    ),
+    "groups": lambda m: select(m.Ware.number).group_by(m.Ware.number),
+    "groups and counts": lambda m: select(
+        m.Ware.number, func.count()
+    ).group_by(m.Ware.number),
+    "counts alone": lambda m: select(func.count(m.Ware.id)).group_by(
+        m.Ware.number
+    ),
+    "HAVING": lambda m: (
+        select(m.Ware.number).group_by(m.Ware.number).having(func.count() > 1)
+    ),
+}
+
+#: The same where SQLAlchemy would lose the conditions with the columns.
+_HIDDEN_CLASSES: dict[str, _Made] = {
+    "a joined table": lambda m: (
+        select(m.Ware.number, m.Shop.number)
+        .join(m.Shop.__table__, m.Ware.shop_id == m.Shop.id)
+        .distinct()
+    ),
+    "replaced columns": lambda m: (
+        select(m.Ware)
+        .join(m.Ware.shop)
+        .with_only_columns(m.Ware.number)
+        .distinct()
+    ),
+    "a join in select_from()": lambda m: (
+        select(m.Ware.number, m.Shop.number)
+        .select_from(join(m.Ware, m.Shop, m.Ware.shop_id == m.Shop.id))
+        .distinct()
+    ),
+}
+
+
+def _counted(m: Any, rows: Any) -> Any:
+    """Count the rows of a SELECT; some rows of each class are hidden."""
+    made: Any = with_loader_criteria
+    return (
+        select(func.count())
+        .select_from(rows.subquery())
+        .options(
+            *(
+                made(entity, entity.number < 2, include_aliases=True)
+                for entity in (m.Ware, m.Shop)
+            )
+        )
+    )
+
+
+#: Several counts of distinct values: those of ids are of one shard each.
+_COUNTS: dict[str, Callable[[Any], Sequence[Any]]] = {
+    "an id last": lambda m: (
+        func.count(distinct(m.Mark.number)),
+        func.count(distinct(m.Mark.ware_id)),
+    ),
+    "an id first": lambda m: (
+        func.count(distinct(m.Mark.ware_id)),
+        func.count(distinct(m.Mark.number)),
+        func.count(),
+        func.sum(m.Mark.number),
+        func.avg(m.Mark.number),
+    ),
+    "two ids": lambda m: (
+        func.count(distinct(m.Ware.id)),
+        func.count(distinct(m.Mark.ware_id)),
+        func.count(distinct(m.Mark.name)),
+    ),
+    "a computation": lambda m: (
+        func.count(distinct(m.Ware.id)) - func.count(distinct(m.Mark.number)),
     ),
 }
 
@@ -376,6 +485,49 @@ class MergedCorners:
         if compared.dialect == "sqlite":
             pytest.skip("there texts compare as in Python")
         self._refused(compared, "cast()", _MISTAKEN[name](SHARDED))
+
+    @pytest.mark.parametrize("name", _CONDITIONAL)
+    def test_counted_rows_have_the_conditions_of_classes(self, compared, name):
+        made = _CONDITIONAL[name]
+        want = compared.plain.scalar(_counted(PLAIN, made(PLAIN)))
+        statement = _counted(SHARDED, made(SHARDED)).options(scatter())
+        with compared.cluster.session() as session:
+            assert session.scalar(statement) == want
+            counted = select(func.count()).select_from(
+                made(SHARDED).subquery()
+            )
+            everything = session.scalar(counted.options(scatter()))
+        assert want
+        assert want < everything or "LIMIT" in name
+
+    @pytest.mark.parametrize("name", _HIDDEN_CLASSES)
+    def test_no_condition_of_a_class_is_lost(self, compared, name):
+        made = _HIDDEN_CLASSES[name]
+        self._refused(compared, "JOIN", _counted(SHARDED, made(SHARDED)))
+        want, statement = (
+            select(func.count()).select_from(made(m).subquery())
+            for m in (PLAIN, SHARDED)
+        )
+        with compared.cluster.session() as session:
+            got = session.scalar(statement.options(scatter()))
+        assert got == compared.plain.scalar(want)
+
+    @pytest.mark.parametrize("grouped", [False, True])
+    @pytest.mark.parametrize("name", _COUNTS)
+    def test_several_counts_of_distinct_values(self, compared, name, grouped):
+        def made(m):
+            on = m.Mark.ware_id == m.Ware.id
+            shown = select(*_COUNTS[name](m))
+            if grouped:
+                by = m.Ware.sold
+                shown = shown.add_columns(by).group_by(by).order_by(by)
+            return shown.select_from(m.Ware).join(m.Mark, on)
+
+        want = compared.plain.execute(made(PLAIN)).all()
+        with compared.cluster.session() as session:
+            statement = made(SHARDED).options(scatter())
+            got = session.execute(statement).all()
+        assert same_rows(got, want), (got, want)
 
     def _refused(self, compared, construct, made):
         with (

@@ -23,6 +23,7 @@ from sqlalchemy.orm import selectinload
 from sqlalchemy.orm import subqueryload
 
 from sqla_shard import Cluster
+from sqla_shard import scatter
 from sqla_shard.exc import BlobValueError
 from tests.models.objects import Part
 from tests.models.objects import Thing
@@ -119,6 +120,31 @@ class HidingSuite(Suite):
         )
         assert session.scalar(statement) == 2
         assert session.scalar(statement, execution_options=ASKED) == 3
+
+    def test_counts_of_distinct_rows_over_shards(self, cluster, session):
+        """No inactive object is counted, on any shard."""
+        for shard_id in (SHARD, SHARD + 1):
+            with cluster.begin() as other:
+                kept = Thing(shard_id=shard_id, text="kept", note="x")
+                off = Thing(shard_id=shard_id, text="off", note="x")
+                other.add_all([kept, off])
+                other.flush()
+                off.deactivate()
+        here = Thing.note == "x"
+        for inner in (
+            select(Thing.text).where(here).distinct(),
+            select(Thing.text).where(here).group_by(Thing.text),
+            select(Thing.text, func.count())
+            .where(here)
+            .group_by(Thing.text)
+            .having(func.count() > 1),
+            select(func.lower(Thing.text)).where(here).distinct(),
+        ):
+            statement = select(func.count()).select_from(inner.subquery())
+            statement = statement.options(scatter())
+            assert session.scalar(statement) == 1, str(inner)
+            found = session.scalar(statement, execution_options=ASKED)
+            assert found == 2, str(inner)
 
     def test_join_sees_no_hidden_side(self, cluster, session, ids):
         with cluster.begin() as other:
