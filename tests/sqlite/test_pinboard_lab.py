@@ -218,7 +218,7 @@ def test_the_controls_are_for_forms_of_this_machine(
 def test_limits_of_sqlite_are_shown(visitor: Visitor) -> None:
     page = visitor.get("/lab/")
     assert WHY in page
-    assert "make demo DB=mariadb" in page
+    assert "make demo DB=mysql" in page
     assert "data-server=" not in page
     assert visitor.refused(409, "/lab/servers/server1", to="stopped") == WHY
     assert visitor.refused(409, "/lab/grow") == WHY

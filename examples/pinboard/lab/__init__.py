@@ -10,8 +10,8 @@ not.  The pages of the pinboard contain two lines for it, in
     The strip of each page: its statements, by events of the cluster.
 ``fleet_map.py``
     The servers and their virtual shards in the top bar.
-``bench.py``, ``mariadb.py``
-    Faults and growth, without servers of its own and on MariaDB.
+``bench.py``, ``local_fleet.py``
+    Faults and growth, without servers of its own and with them.
 ``writers.py``, ``writing.py``
     200 writers for 30 seconds: their process, and its figures.
 ``newest.py``
