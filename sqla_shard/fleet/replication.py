@@ -434,7 +434,11 @@ class MySQLReplication(Replication):
         )
 
     def filters(self) -> tuple[str, ...]:
-        """Read ``replication_applier_global_filters``."""
+        """Read ``replication_applier_global_filters``.
+
+        It is empty without the Performance Schema: then only a server that
+        replicates shows them, in its status.
+        """
         rows = self.admin.rows(
             "SELECT filter_name, filter_rule FROM"
             " performance_schema.replication_applier_global_filters"

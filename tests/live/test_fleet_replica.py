@@ -25,12 +25,14 @@ from sqla_shard.fleet import row_copy
 from sqla_shard.fleet import undo
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.replica import Replica
+from sqla_shard.fleet.replication import replication_kind
 from sqla_shard.fleet.retire import Retire
 from sqla_shard.fleet.row_copy import RowCopy
-from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.command_line import invoke
+from tests.servers.fleet_load import wait_until_equal
 from tests.servers.fleet_pairs import FleetPairs
+from tests.servers.fleet_pairs import MYSQL_OPTIONS
 from tests.servers.fleet_processes import apply_until
 from tests.servers.load_checks import check
 from tests.servers.load_checks import rows_at
@@ -39,13 +41,17 @@ from tests.servers.load_writers import create_tables
 from tests.servers.load_writers import RawWriter
 from tests.servers.published import places
 from tests.servers.published import publish_to
+from tests.servers.server_statements import let_root_write
 from tests.servers.writing_load import Load
 
-pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
+pytestmark = pytest.mark.live
 
 SHARDS = 8
 # A single applier is slower than a primary with a few busy writers.
-STANDBY_OPTIONS = ("--read-only=1", "--slave-parallel-threads=4")
+STANDBY_OPTIONS = {
+    "mariadb": ("--read-only=1", "--slave-parallel-threads=4"),
+    "mysql": ("--read-only=1", *MYSQL_OPTIONS),
+}
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 
 
@@ -61,12 +67,19 @@ class Scene:
 
     def new_server(self, *options):
         """Start an empty server with the accounts of the fleet."""
-        server = MariaDBServer(
+        more = {}
+        if self.pairs.kind == "mariadb":
+            more["gtid_domain_id"] = self.first.gtid_domain_id
+        server = type(self.first)(
             f"new{len(self.servers)}",
             password=self.first.password,
-            gtid_domain_id=self.first.gtid_domain_id,
             fast=True,
-            options=(*FLEET_OPTIONS, *STANDBY_OPTIONS, *options),
+            options=(
+                *FLEET_OPTIONS,
+                *STANDBY_OPTIONS[self.pairs.kind],
+                *options,
+            ),
+            **more,
         )
         server.start()
         self.stack.callback(server.stop)
@@ -136,18 +149,12 @@ class Scene:
         )
 
 
-def wait_until_equal(primary, standby):
-    ((position,),) = primary.root_execute("SELECT @@gtid_binlog_pos")
-    answer = standby.root_execute(
-        "SELECT MASTER_GTID_WAIT(%s, 60)", (position,)
-    )
-    assert answer == [(0,)], standby.root_execute("SHOW SLAVE STATUS")
-
-
 @pytest.fixture(scope="module")
-def scene(mariadb_installed, tmp_path_factory):
+def scene(server_kind, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fleet")
-    with FleetPairs(folder, pairs=1, shards=SHARDS) as pairs:
+    with FleetPairs(
+        folder, pairs=1, shards=SHARDS, pair=server_kind.pair
+    ) as pairs:
         scene = Scene(pairs)
         names = [place[1] for place in places(pairs.document()).values()]
         with scene.first.connect() as connection:
@@ -253,7 +260,12 @@ def test_a_standby_is_rebuilt(scene, load, say):
     plan = scene.planned("rebuild")
     (problem,) = plan.problems
     assert "it has transactions that the primary does not have" in str(problem)
-    assert f"-{standby.server_id})" in str(problem)
+    origin = (
+        f"-{standby.server_id}"
+        if standby.kind == "mariadb"
+        else standby.root_execute("SELECT @@server_uuid")[0][0]
+    )
+    assert f"{origin})" in str(problem)
     with pytest.raises(OperationRefusedError):
         apply(scene.fleet, plan)
     assert ("db_errant",) in standby.root_execute("SHOW DATABASES")
@@ -280,8 +292,8 @@ def test_a_server_with_content_is_named_and_rebuilt(scene, load, say):
             "rebuild of a standby of server1",
             (),
         )
-        former.root_execute("STOP SLAVE")
-        former.root_execute("RESET SLAVE ALL")
+        former.root_execute("STOP REPLICA")
+        former.root_execute("RESET REPLICA ALL")
         text = "\n".join(map(str, scene.planned("build", former).problems))
         assert "is emptied by: sqla-shard fleet replica rebuild" in text
     finally:
@@ -301,7 +313,7 @@ def test_a_standby_is_replaced(scene, load, say):
     assert plan.arguments["source"] == f"{old.host}:{old.port}"
     applied(scene, plan, say)
     assert scene.roles == (primary, new)
-    assert old.root_execute("SHOW SLAVE STATUS") == []
+    assert old.root_execute("SHOW REPLICA STATUS") == []
     load.wait_for_acks(100)
     scene.prove(load.stop())
 
@@ -322,17 +334,19 @@ def test_a_standby_that_is_lost_is_replaced(scene, load, say):
 @pytest.mark.thorough
 def test_a_further_standby_is_built_for_a_split(scene, load, say):
     primary, standby = scene.roles
-    primary.root_execute("SET GLOBAL rpl_semi_sync_master_enabled = 1")
+    kind = replication_kind(is_mariadb=scene.pairs.kind == "mariadb")
+    source, replica = kind.SEMI_SYNC
+    primary.root_execute(f"SET GLOBAL {source}_enabled = 1")
     try:
         new = scene.new_server()
         result = applied(
             scene, scene.planned("build", new, publish=False), say
         )
     finally:
-        primary.root_execute("SET GLOBAL rpl_semi_sync_master_enabled = 0")
+        primary.root_execute(f"SET GLOBAL {source}_enabled = 0")
     assert "publish" not in result.steps
     assert scene.roles == (primary, standby)
-    assert new.root_execute("SELECT @@rpl_semi_sync_slave_enabled") == [(0,)]
+    assert new.root_execute(f"SELECT @@{replica}_enabled") == [(0,)]
     attempts = load.stop()
     wait_until_equal(primary, new)
     assert scene.rows_on(new) == rows_of_places(places(scene.document))
@@ -346,7 +360,7 @@ def retired(scene, server):
     assert plan.problems == ()
     result = apply(scene.fleet, plan)
     assert "position" in result.notes["detach"]
-    assert server.root_execute("SHOW SLAVE STATUS") == []
+    assert server.root_execute("SHOW REPLICA STATUS") == []
     assert server.root_execute("SELECT @@read_only") == [(1,)]
 
 
@@ -401,7 +415,7 @@ def test_a_killed_replacement_is_resumed_or_undone(
             assert result.state == "undone"
             assert "undo" not in result.notes
             assert scene.roles == (primary, old)
-            assert new.root_execute("SHOW SLAVE STATUS") == []
+            assert new.root_execute("SHOW REPLICA STATUS") == []
         load.wait_for_acks(50)
     scene.prove(load.stop())
 
@@ -410,6 +424,7 @@ def clear(server):
     """Remove all databases of a server that is retired."""
     with server.root_connect() as connection:
         cursor = connection.cursor()
+        let_root_write(cursor, server.kind)
         cursor.execute("SET sql_log_bin = 0")
         cursor.execute("SHOW DATABASES LIKE 'db%'")
         for (name,) in cursor.fetchall():
@@ -446,6 +461,8 @@ def test_everything_wrong_is_listed_at_once(scene):
         "--binlog-format=STATEMENT",
         "--read-only=0",
         f"--server-id={primary.server_id}",
+        # Filters of MySQL are read there.
+        "--performance-schema=ON",
     )
     new.root_execute("CREATE DATABASE db00000")
     new.root_execute("DROP USER 'app'@'127.0.0.1'")
@@ -662,9 +679,10 @@ def test_the_commands(scene):
     assert f"{SHARDS} databases" in result.stdout
     assert "are dropped: db00000" in result.stdout
     replacing = ("replica", "replace", "server1", where[new])
-    result = invoked(scene, *replacing, "--way", "clone", "--yes")
-    assert result.exit_code == 1
-    assert "MariaDB has no CLONE" in result.stdout
+    if scene.pairs.kind == "mariadb":
+        result = invoked(scene, *replacing, "--way", "clone", "--yes")
+        assert result.exit_code == 1
+        assert "MariaDB has no CLONE" in result.stdout
     assert invoked(scene, *replacing).exit_code == 2
     result = invoked(scene, *replacing, "--yes")
     assert result.exit_code == 0, result.output
@@ -720,6 +738,7 @@ def restart_with(server, folder):
 
 
 @pytest.mark.thorough
+@pytest.mark.only_on("mariadb")
 def test_mariabackup_is_a_command(scene, load, say, tmp_path):
     program = shutil.which("mariabackup") or shutil.which("mariadb-backup")
     if program is None:
