@@ -255,16 +255,18 @@ def counting() -> Iterator[Callable[[], Counts]]:
     :returns: a function that returns the counts so far.
     """
     tally = CacheCounters("")
-    token = _block.set(tally)
+    # A token would be lost by an interrupt right after set().
+    before = _block.get()
 
     def counts() -> Counts:
         found = tally.counts()
         return Counts(**{name: found[name] for name in _ALL})
 
     try:
+        _block.set(tally)
         yield counts
     finally:
-        _block.reset(token)
+        _block.set(before)
 
 
 def stats_of(

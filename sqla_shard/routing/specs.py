@@ -160,11 +160,13 @@ _supposed: ContextVar[Supposition | None] = ContextVar(
 @contextmanager
 def supposing(what: Supposition) -> Iterator[None]:
     """Route the statements in the block as if tables were different."""
-    token = _supposed.set(what)
+    # A token would be lost by an interrupt right after set().
+    before = _supposed.get()
     try:
+        _supposed.set(what)
         yield
     finally:
-        _supposed.reset(token)
+        _supposed.set(before)
 
 
 def supposed() -> bool:

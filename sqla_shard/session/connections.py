@@ -98,12 +98,14 @@ def bulk_on(session: ShardSession, place: Place) -> Iterator[None]:
     SQLAlchemy's bulk INSERT and UPDATE, and its flush of link tables, use
     the connection of the session without execution options.
     """
-    bulk, session.bulk = session.bulk, place
+    bulk = session.bulk
     try:
+        session.bulk = place
         root = session.root_connection(place)
         options = root._execution_options
-        bind_to(root, session.plan_for(place))
+        plan = session.plan_for(place)
         try:
+            bind_to(root, plan)
             with inserting_on(place.shard_id):
                 yield
         finally:

@@ -494,9 +494,9 @@ class ShardSession(ShardedSession):
     def flush(self, objects: Any = None) -> None:
         """Flush; see :meth:`sqlalchemy.orm.Session.flush`."""
         with self.usage:
-            self._flush_views = {}
-            self.issued_attributes = {}
             try:
+                self._flush_views = {}
+                self.issued_attributes = {}
                 super().flush(objects)
             finally:
                 self._flush_views = None
@@ -619,8 +619,9 @@ class ShardSession(ShardedSession):
         """Merge an object; see :meth:`sqlalchemy.orm.Session.merge`."""
         # Show inactive rows: otherwise merge() would
         # insert them a second time.
-        before, self.shows_hidden = self.shows_hidden, True
+        before = self.shows_hidden
         try:
+            self.shows_hidden = True
             return super().merge(instance, **kwargs)
         finally:
             self.shows_hidden = before

@@ -92,11 +92,13 @@ _ORDERINGS = frozenset(
 @contextmanager
 def inserting_on(shard_id: int) -> Iterator[None]:
     """Compose the ids of rows inserted inside the block with this shard."""
-    token = _inserting.set(shard_id)
+    # A token would be lost by an interrupt right after set().
+    before = _inserting.get()
     try:
+        _inserting.set(shard_id)
         yield
     finally:
-        _inserting.reset(token)
+        _inserting.set(before)
 
 
 class IdType(TypeDecorator[int]):
