@@ -35,6 +35,7 @@ _WRITES = frozenset(
         "ALTER",
         "BINLOG ADMIN",
         "BINLOG REPLAY",
+        "CONNECTION_ADMIN",
         "CREATE",
         "CREATE USER",
         "DELETE",

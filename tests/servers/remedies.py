@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from sqla_shard.fleet.findings import Finding
-from sqla_shard.testing import MariaDBServer
+from sqla_shard.testing.database_server import DatabaseServer
 
 __all__ = ["follow", "statements"]
 
@@ -25,7 +25,7 @@ def statements(finding: Finding) -> tuple[str, list[str]]:
     return found[1], parts
 
 
-def follow(finding: Finding, servers: Iterable[MariaDBServer]) -> None:
+def follow(finding: Finding, servers: Iterable[DatabaseServer]) -> None:
     """Run the statements of a remedy, as root, in one session."""
     address, parts = statements(finding)
     (server,) = (s for s in servers if f"{s.host}:{s.port}" == address)
