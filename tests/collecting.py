@@ -22,7 +22,18 @@ from tests.servers.in_loop import InLoop
 from tests.suite_table import CORE
 from tests.suite_table import SUITES
 
-__all__ = ["OnBackend", "SuiteFile", "is_suite", "run_in_loop"]
+__all__ = [
+    "SERVERS",
+    "OnBackend",
+    "SuiteFile",
+    "is_suite",
+    "run_in_loop",
+    "server_of",
+]
+
+
+#: Kinds of servers, in the order of a summary.
+SERVERS = ("mariadb", "mysql", "mariadb11")
 
 
 class SuiteFile(pytest.File):
@@ -106,6 +117,19 @@ def backends_of(name: str, tier: str) -> Sequence[On]:
 def is_suite(path: Path) -> bool:
     """Return whether a file is a module of ``SUITES``."""
     return path.parent.name == "suites" and path.stem in SUITES
+
+
+def server_of(item: pytest.Item) -> str:
+    """Return the kind of server that a test runs on; empty for none."""
+    backend = item.getparent(OnBackend)
+    if backend is not None:
+        return backend.on.kind
+    callspec = getattr(item, "callspec", None)
+    if callspec is not None and "server_kind" in callspec.params:
+        return str(callspec.params["server_kind"])
+    names: Sequence[str] = getattr(item, "fixturenames", ())
+    found = [name for name in SERVERS if f"{name}_installed" in names]
+    return found[0] if found else ""
 
 
 def run_in_loop(item: pytest.Function) -> bool | None:

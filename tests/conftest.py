@@ -10,6 +10,7 @@ import secrets
 import signal
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ from sqla_shard.testing.proxy import Proxy
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.collecting import is_suite
 from tests.collecting import run_in_loop
+from tests.collecting import server_of
+from tests.collecting import SERVERS
 from tests.collecting import SuiteFile
 from tests.models.backends import On
 from tests.servers.kinds import Kind
@@ -63,6 +66,7 @@ if "SQLA_SHARD_MYSQL" not in os.environ and (_SERVERS / "mysql").is_dir():
 _SEED = pytest.StashKey[int]()
 _DESELECTED = pytest.StashKey[int]()
 _SAID = "said"
+_SERVER = "server"
 _NO_BROWSER = "pinboard: no browser: "
 
 
@@ -134,6 +138,7 @@ def pytest_collection_modifyitems(
 ) -> None:
     for item in items:
         mark(item)
+        item.user_properties.append((_SERVER, server_of(item)))
     select(config, items)
 
 
@@ -302,6 +307,13 @@ def pytest_terminal_summary(
     # The header is far away by now, and not there at all with -q.
     if terminalreporter.stats.get("failed"):
         terminalreporter.write_line(f"seed: {config.stash[_SEED]}")
+    counts = Counter(
+        dict(report.user_properties).get(_SERVER)
+        for report in terminalreporter.stats.get("passed", ())
+    )
+    shown = [f"{name} {counts[name]:,}" for name in SERVERS if counts[name]]
+    if shown:
+        terminalreporter.write_line(f"passed on servers: {', '.join(shown)}")
 
 
 # Not beside the browser's tests: where processes of pytest-xdist run them,
