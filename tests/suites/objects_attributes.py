@@ -480,8 +480,9 @@ class AttributeSuite(Suite):
         assert (sheet.title, sheet.tags) == ("mine", ["a"])
 
     def test_a_refresh_of_an_old_key(self, cluster, session, sheet):
-        set_raw(cluster, Sheet, sheet.id, {"title": "t", "old": "before"})
-        session.expire(sheet)
+        key = sheet.id
+        session.commit()
+        set_raw(cluster, Sheet, key, {"title": "t", "old": "before"})
         sheet.older = "x"
         sheet.note = "mine"
         session.refresh(sheet, ["older"])
