@@ -85,7 +85,9 @@ class Collections:
         for state, links in _linked(parents):
             for key, filled in links.down:
                 for child in changed(state, key).added:
-                    yield (instance_state(child), filled), state.obj()
+                    # A relationship to one object may be set to None.
+                    if child is not None:
+                        yield (instance_state(child), filled), state.obj()
 
 
 def changed(state: InstanceState[Any], key: str) -> History:
@@ -106,6 +108,7 @@ class Links:
     :ivar down: one-to-many relationships, with the attribute of the other
         class.
     :ivar linked: many-to-many relationships, which have a link table.
+    :ivar apart: relationships that change no row of the class.
     :ivar id_attribute: the attribute of the id that routes; empty if the
         class has none.
     :ivar parent_attribute: the attribute with the parent's id.  Without
@@ -119,6 +122,7 @@ class Links:
     up: tuple[tuple[str, str], ...]
     down: tuple[tuple[str, str], ...]
     linked: tuple[str, ...]
+    apart: frozenset[str]
     id_attribute: str
     parent_attribute: str
     is_root: bool
@@ -161,6 +165,12 @@ def links_of(mapper: Mapper[Any]) -> Links:
                 relation.key
                 for relation in mapper.relationships
                 if relation.secondary is not None and not relation.viewonly
+            ),
+            apart=frozenset(
+                relation.key
+                for relation in mapper.relationships
+                if relation.direction is not RelationshipDirection.MANYTOONE
+                or relation.viewonly
             ),
         )
     return found
@@ -301,9 +311,7 @@ def _place_objects(session: ShardSession) -> None:
     unmodified = []
     for instance in (*dirty, *deleted):
         state = instance_state(instance)
-        if instance in deleted or session.is_modified(
-            instance, include_collections=False
-        ):
+        if instance in deleted or _is_modified(session, instance):
             place = place_of(session, state.mapper, instance)
             _check_stays(session, state, place)
             written.add(state, place)
@@ -327,6 +335,23 @@ def _place_objects(session: ShardSession) -> None:
     for state, links in _linked((*dirty, *new)):
         if links.linked:
             _check_linked(session, state, links.linked)
+
+
+def _is_modified(session: ShardSession, instance: object) -> bool:
+    """Return whether a flush changes the row of an object.
+
+    For SQLAlchemy any relationship to one object changes it, also if only the
+    row of the other object has the reference.
+    """
+    if not session.is_modified(instance, include_collections=False):
+        return False
+    state = instance_state(instance)
+    apart = links_of(state.mapper).apart
+    return not apart.intersection(state.committed_state) or any(
+        state.attrs[key].history.has_changes()
+        for key in state.committed_state
+        if key not in apart
+    )
 
 
 def _has_own_shard(
@@ -416,11 +441,12 @@ def _log_collections(session: ShardSession, state: InstanceState[Any]) -> None:
     if spec_of(state.mapper.local_table).reference is not None:
         return
     for relation in state.mapper.relationships:
-        if not relation.uselist or relation.viewonly:
+        is_up = relation.direction is RelationshipDirection.MANYTOONE
+        if is_up or relation.viewonly:
             continue
         history = changed(state, relation.key)
         if any(
-            inspect(child).session is not None
+            child is not None and inspect(child).session is not None
             for child in (*history.added, *history.deleted)
         ):
             place = place_of(session, state.mapper, state.obj())

@@ -1,0 +1,110 @@
+"""Relationships to one object whose row has the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import ForeignKey
+from sqlalchemy import inspect
+from sqlalchemy.exc import SAWarning
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import relationship
+
+from sqla_shard import blob_field
+from sqla_shard import Cluster
+from sqla_shard import ObjectMixin
+from sqla_shard import ShardedId
+from sqla_shard.exc import ColocationError
+from sqla_shard.exc import CrossShardWriteError
+from sqla_shard.testing import sqlite_topology
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class User(ObjectMixin, Base, type_id=1):
+    __tablename__ = "users"
+    name: Mapped[str] = blob_field(default="")
+    profile: Mapped[Profile | None] = relationship(back_populates="user")
+    shown: Mapped[Profile | None] = relationship(viewonly=True)
+
+
+class Profile(ObjectMixin, Base, type_id=2):
+    __tablename__ = "profiles"
+    user_id: Mapped[int | None] = mapped_column(
+        ShardedId(1), ForeignKey("users.local_id")
+    )
+    user: Mapped[User | None] = relationship(back_populates="profile")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster.from_topology(sqlite_topology(tmp_path, 2, 4)) as cluster:
+        cluster.create_all(Base.metadata)
+        yield cluster
+
+
+@pytest.fixture
+def user_id(cluster: Cluster) -> int:
+    with cluster.begin(shard_id=1) as session:
+        user = User()
+        session.add(user)
+        session.flush()
+        return user.id
+
+
+def test_a_child_that_is_not_stored_is_no_write(cluster, user_id):
+    """The row of the user stays as it is, so another shard may be written."""
+    with (
+        pytest.warns(SAWarning, match="not in session"),
+        cluster.begin(shard_id=3) as session,
+    ):
+        user = session.get_one(User, user_id)
+        child = Profile(user=user)
+        session.add(User())
+    assert inspect(child).transient
+    with cluster.session() as session:
+        assert session.get_one(User, user_id).profile is None
+
+
+@pytest.mark.parametrize("also", ["a field", "a child"])
+def test_what_is_stored_is_a_write(cluster, user_id, also):
+    with cluster.session(shard_id=3) as session:
+        user = session.get_one(User, user_id)
+        if also == "a field":
+            Profile(user=user)
+            user.name = "changed"
+        else:
+            session.add(Profile(user=user))
+        session.add(User())
+        with pytest.raises((ColocationError, CrossShardWriteError)):
+            session.flush()
+
+
+def test_it_is_set_replaced_and_removed(cluster, user_id):
+    with cluster.begin() as session:
+        user = session.get_one(User, user_id)
+        user.profile = Profile()
+        session.flush()
+        first_id = user.profile.id
+    with cluster.begin() as session:
+        user = session.get_one(User, user_id)
+        assert user.profile is not None
+        assert user.profile.id == first_id
+        user.profile = Profile()
+        session.flush()
+        second_id = user.profile.id
+    with cluster.begin() as session:
+        user = session.get_one(User, user_id)
+        assert user.profile is not None
+        assert user.profile.id == second_id
+        assert session.get_one(Profile, first_id).user is None
+        user.profile = None
+    with cluster.session() as session:
+        assert session.get_one(User, user_id).profile is None
+        assert session.get_one(Profile, second_id).user_id is None
