@@ -624,7 +624,8 @@ class MergedCorners:
         made = select(whole, func.count(ware.id))
         made = made.group_by(whole if by == "label" else "whole")
         made = made.order_by(ware.id.desc()).options(scatter())
-        every = sorted(set(compared.rows.ids["Ware"]), reverse=True)
+        stored = compared.plain.scalars(select(PLAIN.Ware.id))
+        every = sorted(stored, reverse=True)
         for ids in (every, every[:1], every[:3]):
             with compared.cluster.session() as session:
                 found = session.execute(made.where(ware.id.in_(ids))).all()

@@ -174,12 +174,15 @@ def test_finds_an_unpacked_mysql(tmp_path):
     ],
 )
 def test_a_mysql_before_8_4_is_not_taken(tmp_path, version, is_taken):
-    server = tmp_path / "mysqld"
+    # The version at a path is read once, and pytest gives paths again.
+    folder = tmp_path / version
+    folder.mkdir()
+    server = folder / "mysqld"
     server.write_text(
         f"#!/bin/sh\necho '{server}  Ver {version} for Linux on x86_64'\n"
     )
     server.chmod(0o755)
-    assert (find_mysql({"PATH": str(tmp_path)}) is not None) is is_taken
+    assert (find_mysql({"PATH": str(folder)}) is not None) is is_taken
 
 
 def test_a_mysqld_that_is_mariadb_is_not_taken(tmp_path):
