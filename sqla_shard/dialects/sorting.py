@@ -41,8 +41,10 @@ from sqlalchemy.sql.elements import UnaryExpression
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.sql.visitors import iterate
+from sqlalchemy.types import BINARY
 from sqlalchemy.types import LargeBinary
 from sqlalchemy.types import NullType
+from sqlalchemy.types import VARBINARY
 
 from sqla_shard.dialects.decimals import plain_type
 from sqla_shard.dialects.functions import name_of
@@ -455,8 +457,9 @@ def _kind_of_type(type_: Any) -> str | None:
     type_ = plain_type(type_)
     if isinstance(type_, Enum):
         return "enum" if type_.native_enum else "text"
-    if isinstance(type_, LargeBinary):
-        return None
+    if isinstance(type_, (BINARY, LargeBinary, VARBINARY)):
+        # Of longer ones a server may sort by the beginning alone.
+        return "plain" if 0 < (type_.length or 0) <= _SORTED_BYTES else None
     if isinstance(type_, (BIT, SET)):
         return "enum"
     if isinstance(type_, YEAR):
@@ -468,6 +471,10 @@ def _kind_of_type(type_: Any) -> str | None:
     if isinstance(type_, Float):
         return "float"
     return "plain" if isinstance(type_, _PLAIN) else None
+
+
+#: The default of max_sort_length.
+_SORTED_BYTES = 1024
 
 
 class SortKey(ColumnElement[Any]):

@@ -46,6 +46,9 @@ class LookupKey(TypeDecorator[str]):
     #: Maximum length of a key in bytes.
     MOST_BYTES: ClassVar[int] = 255
 
+    def __init__(self) -> None:
+        super().__init__(self.MOST_BYTES)
+
     @property
     def python_type(self) -> type[str]:
         """``str``."""

@@ -7,6 +7,8 @@ from hashlib import md5
 from typing import Any
 
 import pytest
+from sqlalchemy import distinct
+from sqlalchemy import func
 from sqlalchemy import select
 
 from sqla_shard import exc
@@ -434,6 +436,33 @@ class Sharing(Suite):
                 shown.append(page)
                 after = page[-1]
         assert shown == [users[:2], users[2:4], users[4:]]
+
+    def test_keys_of_all_shards(self, cluster, mark):
+        """They are distinct, sorted and grouped by their bytes."""
+        users = ids(3)
+        keys = [f"{mark}{word}" for word in ("a", "ab", "b", "é", "z")]
+        for number, key in enumerate(keys):
+            for user in users[: 1 + number % 3]:
+                cluster.run(UserTag.add, key, user)
+        every = sorted(keys, key=str.encode)
+        key = UserTag.key
+        counts = {one: 1 + keys.index(one) % 3 for one in every}
+        here = key.in_(keys)
+
+        def found(statement: Any) -> list[Any]:
+            made = statement.where(here).options(scatter())
+            with cluster.session() as session:
+                return [tuple(row) for row in session.execute(made)]
+
+        assert found(select(key).distinct().order_by(key)) == [
+            (one,) for one in every
+        ]
+        newest = select(key).distinct().order_by(key.desc()).limit(2)
+        assert found(newest) == [(one,) for one in every[:-3:-1]]
+        grouped = select(key, func.count()).group_by(key).order_by(key)
+        assert found(grouped) == list(counts.items())
+        ends = select(func.min(key), func.max(key), func.count(distinct(key)))
+        assert found(ends) == [(every[0], every[-1], len(every))]
 
     def test_release_and_rename(self, cluster, mark):
         one, two = ids(2)
