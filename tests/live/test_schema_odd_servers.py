@@ -56,7 +56,7 @@ def test_a_setting_ends_with_its_shard(project, change):
         ("op.get_bind().close()", "This Connection is closed"),
         ("op.get_bind().invalidate()", "Can't reconnect"),
         ("raise ValueError('\\udcff')", "ValueError: \\udcff"),
-        ("raise ValueError('x' * 100_000)", "(100012 characters)"),
+        ("raise ValueError('x' * 100_000)", "(100000 characters)"),
     ],
 )
 def test_every_shard_is_tried(project, odd, error):
