@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from functools import partial
 from functools import wraps
 from time import monotonic
@@ -510,8 +511,9 @@ class Applier:
         if isinstance(step, RevisionStep):
             direction = "upgrade" if step.is_upgrade else "downgrade"
             revision, run = step.revision.revision, step.migration_fn
-            static = is_static(step.revision.path, direction)
-            repeats = static and self._options.replay
+            # Not before the code runs: a process that changes one shard would
+            # parse all revisions, also those whose statements it repeats.
+            static = cache(partial(is_static, step.revision.path, direction))
 
             # Alembic logs the name of the function that it runs.
             @wraps(run)
@@ -522,13 +524,15 @@ class Applier:
                     self._first = _texts(journal)
                 journal.begin(direction, revision)
                 sent = self.sent.get((direction, revision))
-                if sent is None:
-                    self.has_run_code |= not static
-                    run(**kwargs)
-                else:
+                if sent is not None:
                     journal.repeat(sent)
+                    journal.end()
+                    return
+                self.has_run_code |= not static()
+                run(**kwargs)
                 journal.end()
-                if repeats and journal.is_repeatable:
+                repeats = self._options.replay and journal.is_repeatable
+                if repeats and static():
                     self.sent[direction, revision] = journal.sent
 
             step.migration_fn = journalled

@@ -160,10 +160,9 @@ class Workers:
                 index, plans = task
                 applier.adopt(plans)
                 outcome = applier(self._versions[index])
-                ends = applier.has_run_code
-                sent = applier.sent if ends else None
+                sent = applier.sent if applier.has_run_code else None
                 pipe.send((outcome, applier.made(), sent))
-                if ends:
+                if sent is not None:
                     break
         except (EOFError, ConnectionError):
             pass  # The parent was killed; the shard has been finished.
