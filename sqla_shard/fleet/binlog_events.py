@@ -364,13 +364,16 @@ class LogReader:
                 f"it has a transaction that cannot be decompressed: {error}",
             ) from error
         is_over = False
-        while data:
-            time, kind, server, size, _, flags = _HEADER.unpack_from(data)
-            if not _HEADER_SIZE <= size <= len(data):
+        place = 0
+        while place < len(data):
+            header = _HEADER.unpack_from(data, place)
+            time, kind, server, size, _, flags = header
+            end = place + size
+            if size < _HEADER_SIZE or end > len(data):
                 raise _damaged(path, "it ends within an event")
-            own = _Event(kind, time, server, flags, data[:size])
+            own = _Event(kind, time, server, flags, data[place:end])
             is_over = self._add(path, one, own)
-            data = data[size:]
+            place = end
         return is_over
 
     def _add_query(self, one: BinlogTransaction, statement: Statement) -> bool:
