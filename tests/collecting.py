@@ -19,6 +19,7 @@ import pytest
 
 from tests.models.backends import On
 from tests.servers.in_loop import InLoop
+from tests.servers.kinds import KINDS
 from tests.suite_table import CORE
 from tests.suite_table import SUITES
 
@@ -33,7 +34,7 @@ __all__ = [
 
 
 #: Kinds of servers, in the order of a summary.
-SERVERS = ("mariadb", "mysql", "mariadb11")
+SERVERS = (*KINDS, "mariadb11")
 
 
 class SuiteFile(pytest.File):

@@ -255,7 +255,7 @@ _LONGEST_MESSAGE = 10_000
 def message(error: BaseException) -> str:
     """Return the message of an error of any program.
 
-    Every server can store it, and it is no longer than 10,000 characters.
+    Every server can store it.  It is cut after 10,000 characters.
     """
     try:
         text = str(error)
