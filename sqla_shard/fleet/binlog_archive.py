@@ -53,10 +53,10 @@ from sqla_shard.fleet.fleet import pair_named
 from sqla_shard.fleet.gtid_sets import GtidSet
 from sqla_shard.fleet.storage import file_name
 from sqla_shard.fleet.storage import MANIFEST
+from sqla_shard.fleet.storage import read_manifest
 from sqla_shard.fleet.storage import record_of
 from sqla_shard.fleet.storage import Storage
-from sqla_shard.fleet.storage import written_document
-from sqla_shard.util.json_values import parsed_json
+from sqla_shard.fleet.storage import write_manifest
 
 __all__ = [
     "BinlogArchive",
@@ -66,7 +66,6 @@ __all__ = [
     "plan_binlogs",
 ]
 
-_FORMAT = 1
 #: User-level lock on the server of which the logs are copied.
 _LOCK = "sqla_shard.binlogs"
 #: Seconds to wait for it: a server notices the end of a session, and with it
@@ -121,12 +120,7 @@ class BinlogArchive:
         """
         manifest = File(files, f"{folder}/{MANIFEST}")
         try:
-            with manifest.open() as opened:
-                document = parsed_json(opened.read())
-            if document["format"] != _FORMAT:
-                raise ValueError(
-                    f"format {document['format']!r} is not of this version"
-                )
+            document = read_manifest(manifest)
             logs = tuple(record_of(LogFile, one) for one in document["logs"])
             for one in logs:
                 # It must not name a file elsewhere.
@@ -162,10 +156,8 @@ class BinlogArchive:
 
         :raises OSError: if it cannot be written.
         """
-        self.files.replace(
-            f"{self.folder}/{MANIFEST}",
-            written_document({"format": _FORMAT, **self.as_dict()}),
-        )
+        manifest = File(self.files, f"{self.folder}/{MANIFEST}")
+        write_manifest(manifest, self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
         """Return the manifest in JSON values."""

@@ -213,8 +213,13 @@ def files_at(location: str | os.PathLike[str]) -> Files:
     return _FsspecFiles(text) if "://" in text else _LocalFiles(Path(text))
 
 
+def _private(path: str, flags: int) -> int:
+    """Open a file that no other user can read: it has the data of all."""
+    return os.open(path, flags, mode=0o600)
+
+
 class _LocalFiles(Files):
-    """Files in a folder of this machine."""
+    """Files in a folder of this machine, new ones for its owner alone."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
@@ -232,9 +237,7 @@ class _LocalFiles(Files):
         return (self._root / path).open("rb")
 
     def create(self, path: str) -> BinaryIO:
-        target = self._root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return target.open("xb")
+        return open(self._new(path), "xb", opener=_private)
 
     def size(self, path: str) -> int:
         return (self._root / path).stat().st_size
@@ -243,10 +246,10 @@ class _LocalFiles(Files):
         return (self._root / path).stat().st_mtime
 
     def replace(self, path: str, data: bytes) -> None:
-        target = self._root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target = self._new(path)
         partial = target.with_name(f"{target.name}{_PARTIAL}")
-        partial.write_bytes(data)
+        with open(partial, "wb", opener=_private) as file:
+            file.write(data)
         self._rename(partial, target)
 
     def sync(self, path: str) -> None:
@@ -262,9 +265,9 @@ class _LocalFiles(Files):
     @contextmanager
     def scratch(self, folder: str) -> Iterator[Path]:
         # On the file system of the folder, where a rename is atomic.
-        path = self._root / folder / _PARTIAL
+        path = self._new(f"{folder}/{_PARTIAL}")
         shutil.rmtree(path, ignore_errors=True)
-        path.mkdir(parents=True)
+        path.mkdir(mode=0o700)
         try:
             yield path
         finally:
@@ -273,7 +276,18 @@ class _LocalFiles(Files):
     def take(self, local: Path, path: str) -> None:
         self._rename(local, self._root / path)
 
+    def _new(self, path: str) -> Path:
+        """Return where a new file is written, and make its folder."""
+        target = self._root / path
+        missing = [one for one in target.parents if not one.exists()]
+        for folder in reversed(missing):
+            # The mode of mkdir(parents=True) is not that of the parents.
+            folder.mkdir(mode=0o700, exist_ok=True)
+        return target
+
     def _rename(self, partial: Path, target: Path) -> None:
+        # A program has written it with the permissions that it chose.
+        partial.chmod(0o600)
         flush_to_disk(partial)
         partial.rename(target)
         flush_to_disk(target.parent)

@@ -10,13 +10,14 @@ It is a path, or a URL of fsspec; see :mod:`sqla_shard.fleet.files`.
                                  binlog.000041 ...
 
 The manifest is written last, and removed first: a backup whose process was
-killed has none, and is never listed.  Nothing in a manifest is trusted that
-names another file.  Backups are not encrypted; who reads the folder reads the
-data.
+killed has none, and is never listed.  It ends with its own SHA-256, so that a
+changed one is named.  Nothing in a manifest is trusted that names another
+file.  Backups are not encrypted; who reads the folder reads the data.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -50,8 +51,9 @@ __all__ = [
     "dump_name",
     "file_name",
     "new_name",
+    "read_manifest",
     "record_of",
-    "written_document",
+    "write_manifest",
 ]
 
 MANIFEST = "manifest.json"
@@ -61,6 +63,8 @@ _FORMAT = 1
 _BACKUPS = "backups"
 _BINLOGS = "binlogs"
 _DAY = 86_400.0
+#: The end of the year 9999 in seconds since the epoch, as for ``datetime``.
+_LATEST = 253_402_300_800.0
 #: Beginning of the names of backups: other folders are left alone.
 _TIME = re.compile(r"\d{8}T\d{6}Z-")
 _WORD = re.compile(r"\w+")
@@ -152,7 +156,7 @@ class Backup:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the manifest in JSON values."""
-        return {"format": _FORMAT, **asdict(self)}
+        return asdict(self)
 
     def __str__(self) -> str:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.created))
@@ -203,10 +207,7 @@ class Storage:
             size = self.files.size(file.path)
             if size != one.size:
                 raise OSError(f"{file} has {size} bytes, not {one.size}")
-        self.files.replace(
-            self.file(backup.name, MANIFEST).path,
-            written_document(backup.as_dict()),
-        )
+        write_manifest(self.file(backup.name, MANIFEST), backup.as_dict())
 
     def remove(self, name: str) -> None:
         """Remove a backup, its manifest first.
@@ -283,8 +284,7 @@ class Storage:
     def _read(self, name: str) -> Backup:
         file = self.file(name, MANIFEST)
         try:
-            with file.open() as opened:
-                return _parsed(parsed_json(opened.read()), name)
+            return _backup(read_manifest(file), name)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BackupDamagedError(
                 (
@@ -393,9 +393,38 @@ def file_name(text: str) -> str:
     return quote(text, safe="")
 
 
-def written_document(document: Mapping[str, Any]) -> bytes:
-    """Return a manifest as it is written."""
-    return json.dumps(document, indent=1).encode()
+def write_manifest(file: File, values: Mapping[str, Any]) -> None:
+    """Write a manifest.
+
+    :param values: its JSON values, but for the format.
+    :raises OSError: if it cannot be written.
+    """
+    file.files.replace(file.path, _sealed({"format": _FORMAT, **values}))
+
+
+def read_manifest(file: File) -> dict[str, Any]:
+    """Return the values of a manifest, which is as it was written.
+
+    :raises OSError: if it cannot be read.
+    :raises ValueError: if it was changed, or is of another version.
+    """
+    with file.open() as opened:
+        data = opened.read()
+    values = parsed_json(data)
+    if not isinstance(values, dict):
+        raise ValueError("it is not a JSON object")
+    values.pop("sha256", None)
+    if _sealed(values) != data:
+        raise ValueError("it was changed after it was written")
+    if values.pop("format") != _FORMAT:
+        raise ValueError(f"it is not of format {_FORMAT}")
+    return values
+
+
+def _sealed(document: Mapping[str, Any]) -> bytes:
+    """Return a document as it is written, with the SHA-256 of the rest."""
+    seal = hashlib.sha256(json.dumps(document).encode()).hexdigest()
+    return json.dumps({**document, "sha256": seal}, indent=1).encode()
 
 
 def record_of(kind: type[RecordT], document: Mapping[str, Any]) -> RecordT:
@@ -419,16 +448,13 @@ def record_of(kind: type[RecordT], document: Mapping[str, Any]) -> RecordT:
     return kind(**document)
 
 
-def _parsed(document: Mapping[str, Any], folder: str) -> Backup:
-    if document["format"] != _FORMAT:
-        raise ValueError(
-            f"format {document['format']!r} is not of this version"
-        )
-    values = {key: document[key] for key in document if key != "format"}
-    databases = tuple(_database(one) for one in values.pop("databases"))
+def _backup(values: Mapping[str, Any], folder: str) -> Backup:
+    databases = tuple(_database(one) for one in values["databases"])
     backup = record_of(Backup, {**values, "databases": databases})
     if backup.name != folder:
         raise ValueError(f"it is the manifest of {backup.name!r}")
+    if not 0 <= backup.created < _LATEST:
+        raise ValueError(f"created is {backup.created!r}")
     if len({one.file for one in databases}) < len(databases):
         raise ValueError("it names a file more than once")
     return backup

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import stat
 import sys
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -24,7 +27,9 @@ from sqla_shard.fleet.files import HashingWriter
 from sqla_shard.fleet.storage import Backup
 from sqla_shard.fleet.storage import DatabaseFile
 from sqla_shard.fleet.storage import dump_name
+from sqla_shard.fleet.storage import read_manifest
 from sqla_shard.fleet.storage import Storage
+from sqla_shard.fleet.storage import write_manifest
 from tests.servers.command_line import invoke
 
 DAY = 86_400.0
@@ -92,12 +97,11 @@ def backup_of(storage, name, *, created=0.0):
 
 
 def change(storage, name, edit):
-    """Change the manifest of a backup."""
+    """Write another manifest of a backup, as one who knows its form."""
     manifest = storage.file(name, "manifest.json")
-    with manifest.open() as file:
-        document = json.loads(file.read())
-    edit(document)
-    storage.files.replace(manifest.path, json.dumps(document).encode())
+    values = read_manifest(manifest)
+    edit(values)
+    write_manifest(manifest, values)
 
 
 def test_a_backup_is_there_when_it_is_finished(storage):
@@ -147,7 +151,9 @@ TAMPERED = {
         lambda d: d["databases"][0]["tables"][0].update(rows="1"),
         "rows is '1'",
     ),
-    "another version": (lambda d: d.update(format=2), "format 2"),
+    "another version": (lambda d: d.update(format=2), "not of format 1"),
+    "no time": (lambda d: d.update(created=1e308), "created is 1e"),
+    "not a number": (lambda d: d.update(created=float("nan")), "is nan"),
     "a missing value": (lambda d: d.pop("position"), "position"),
     "an unknown value": (lambda d: d.update(more=1), "more"),
     "no list": (lambda d: d.update(databases=5), "TypeError"),
@@ -175,13 +181,72 @@ def test_manifests_that_were_tampered_with(tmp_path, case):
     assert len(storage.listing().problems) == 1
 
 
-def test_a_manifest_that_is_no_json(storage):
+def logs_of(storage):
+    archive = BinlogArchive(
+        files=storage.files,
+        folder=storage.log_folder("a:1"),
+        address="a:1",
+        server_id=1,
+        logs=(LogFile(name="binlog.1", size=1, sha256="", closed=1.0),),
+    )
+    archive.write()
+    return archive
+
+
+def changed_manifests(data):
+    """Yield a manifest with each change of one bit, and others."""
+    for place in range(len(data)):
+        for bit in range(8):
+            changed = bytearray(data)
+            changed[place] ^= 1 << bit
+            yield bytes(changed)
+    yield from (b"", b"{", b"5", b"[]", b"null", b"{}", b"[" * 100_000)
+    yield from (data[:-1], data + b" ", json.dumps(json.loads(data)).encode())
+    unsealed = {k: v for k, v in json.loads(data).items() if k != "sha256"}
+    yield json.dumps(unsealed, indent=1).encode()
+
+
+def test_a_manifest_that_was_changed(tmp_path):
+    storage = Storage(tmp_path)
     whole = backup_of(storage, "whole")
     backup_of(storage, "bad")
-    storage.files.replace(storage.file("bad", "manifest.json").path, b"{")
+    logs = logs_of(storage)
+    manifest = storage.file("bad", "manifest.json")
+    of_logs = File(storage.files, f"{logs.folder}/manifest.json")
+    for file, read in (
+        (manifest, lambda: storage.get("bad")),
+        (of_logs, lambda: BinlogArchive.read(storage.files, logs.folder)),
+    ):
+        read()
+        for changed in changed_manifests(Path(str(file)).read_bytes()):
+            Path(str(file)).write_bytes(changed)
+            with pytest.raises(BackupDamagedError):
+                read()
     listing = storage.listing()
     assert listing.backups == [whole]
     assert "bad" in listing.problems[0].place
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_no_other_user_reads_a_backup(tmp_path):
+    place = tmp_path / "made" / "here"
+    storage = Storage(place)
+    mask = os.umask(0)
+    try:
+        backup_of(storage, "whole")
+        logs = logs_of(storage)
+        with storage.files.scratch(logs.folder) as scratch:
+            # As a program writes it.
+            (scratch / "binlog.1").write_bytes(b"1")
+            storage.files.take(scratch / "binlog.1", f"{logs.folder}/binlog.1")
+    finally:
+        os.umask(mask)
+    found = {
+        path.name: stat.S_IMODE(path.stat().st_mode)
+        for path in (place.parent, *place.parent.rglob("*"))
+    }
+    assert {name: mode for name, mode in found.items() if mode & 0o077} == {}
+    assert {"made", "here", "binlog.1", "db00007.sql.gz"} < set(found)
 
 
 @pytest.mark.parametrize(
