@@ -85,10 +85,14 @@ def plain_engine(**options: Any) -> Any:
 
     @pytest.fixture(scope="module")
     def plain_engine(
-        request: pytest.FixtureRequest, backend: On
+        request: pytest.FixtureRequest,
+        backend: On,
+        tmp_path_factory: pytest.TempPathFactory,
     ) -> Iterator[Engine]:
         with contextlib.ExitStack() as stack:
-            url = "sqlite://"
+            # In memory, the sessions of a thread would share a connection.
+            path = tmp_path_factory.mktemp("plain") / "plain.sqlite"
+            url: Any = f"sqlite:///{path}"
             if backend.live:
                 fleet = request.getfixturevalue(f"{backend.kind}_fleet")
                 url = stack.enter_context(_plain_database(fleet.servers[0]))
@@ -107,6 +111,12 @@ def _plain_database(server: Any) -> Iterator[Any]:
         cursor.execute(f"DROP DATABASE IF EXISTS {name}")
         cursor.execute(f"CREATE DATABASE {name} COLLATE utf8mb4_bin")
     url = make_url(server.url)
-    yield url.set(drivername="mysql+pymysql", database=name)
+    # As on the connections of a cluster; to MySQL it is a comment.
+    command = "SET @_ = 0 /*M!110602 , innodb_snapshot_isolation = 0 */"
+    yield url.set(
+        drivername="mysql+pymysql",
+        database=name,
+        query={"init_command": command},
+    )
     with server.connect(autocommit=True) as connection:
         connection.cursor().execute(f"DROP DATABASE {name}")

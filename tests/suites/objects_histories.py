@@ -1,7 +1,7 @@
 """Histories of sessions at one row, compared with plain SQLAlchemy.
 
 Each random history runs twice, step by step: on an object class, and on an
-ordinary class with columns in a database of its own.  Both have a
+ordinary class with columns in one database of the same kind.  Both have a
 ``version_id_col`` and validators.  Whatever a step shows of the one, it shows
 of the other: stale writes, versions, values, and what validators are called
 with.
@@ -9,7 +9,6 @@ with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from typing import ClassVar
 
@@ -19,7 +18,6 @@ from hypothesis import HealthCheck
 from hypothesis import Phase
 from hypothesis import settings
 from hypothesis import strategies as st
-from sqlalchemy import create_engine
 from sqlalchemy import Engine
 from sqlalchemy import JSON
 from sqlalchemy import String
@@ -37,6 +35,7 @@ from sqla_shard import Cluster
 from sqla_shard import ObjectMixin
 from sqla_shard.models import blob_writes
 from sqla_shard.models import field_attributes
+from tests.models.clusters import plain_engine
 from tests.models.objects_harness import remove_raw
 from tests.models.objects_harness import stored
 from tests.models.objects_harness import Suite
@@ -78,8 +77,10 @@ class _Plain(Validated, PlainBase):
     __abstract__ = True
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    title: Mapped[str] = mapped_column(default="", active_history=True)
-    note: Mapped[str | None] = mapped_column(active_history=True)
+    title: Mapped[str] = mapped_column(
+        String(9), default="", active_history=True
+    )
+    note: Mapped[str | None] = mapped_column(String(9), active_history=True)
     tags: Mapped[list[str]] = mapped_column(
         MutableList.as_mutable(JSON), default=list, active_history=True
     )
@@ -325,12 +326,9 @@ class HistorySuite(Suite):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def engine(cls, tmp_path_factory: Any) -> Iterator[Engine]:
-        path = tmp_path_factory.mktemp("twins") / "plain.sqlite"
-        engine = create_engine(f"sqlite:///{path}")
-        PlainBase.metadata.create_all(engine)
-        yield engine
-        engine.dispose()
+    def engine(cls, plain_engine: Engine) -> Engine:
+        PlainBase.metadata.create_all(plain_engine)
+        return plain_engine
 
     @given(st.sampled_from(TWINS), STEPS, st.booleans())
     @settings(
@@ -391,3 +389,6 @@ class HistorySuite(Suite):
 
         with pytest.raises(AssertionError):
             histories()
+
+
+plain_engine = plain_engine()
