@@ -52,7 +52,8 @@ Environment variables:
 ``CI=true``, ``SQLA_SHARD_REQUIRE_SERVERS=1``
     Servers are required.
 ``SQLA_SHARD_TEST_SERVERS``
-    Use these servers, see :class:`.ExternalServer`.
+    Use these servers, see :class:`.ExternalServer`; tests of a kind that none
+    of them is are skipped.
 ``SQLA_SHARD_MARIADB``, ``SQLA_SHARD_MYSQL``, ``SQLA_SHARD_TEST_PASSWORD``
     See :mod:`.programs` and :mod:`.database_server`.
 ``SQLA_SHARD_MEMCACHED``, ``SQLA_SHARD_REDIS``
@@ -156,14 +157,24 @@ def mysql_installed() -> None:
     _require(None if find_mysql() else MISSING_MYSQL)
 
 
-def _external() -> bool:
-    return bool(os.environ.get("SQLA_SHARD_TEST_SERVERS"))
+def _require_fleet(kind: str, missing: str | None) -> None:
+    """Skip or fail the test if there can be no fleet of a kind.
+
+    :param missing: reason, if its program is not installed.
+    """
+    is_external = bool(os.environ.get("SQLA_SHARD_TEST_SERVERS"))
+    _require(None if is_external else missing)
+    from sqla_shard.testing import server_fleet
+
+    external = server_fleet.external_servers()
+    if external and not server_fleet.external_of(kind, external):
+        skip_or_fail(server_fleet.none_of(kind))
 
 
 @pytest.fixture(scope="session")
 def mariadb_fleet(request: pytest.FixtureRequest) -> Iterator[MariaDBFleet]:
     """Run MariaDB servers with 256 virtual shards for the whole session."""
-    _require(None if _external() or find_mariadb() else MISSING_MARIADB)
+    _require_fleet("mariadb", None if find_mariadb() else MISSING_MARIADB)
     from sqla_shard.testing.server_fleet import MariaDBFleet
 
     servers = request.config.getoption("--shard-servers")
@@ -175,7 +186,7 @@ def mariadb_fleet(request: pytest.FixtureRequest) -> Iterator[MariaDBFleet]:
 @pytest.fixture(scope="session")
 def mysql_fleet(request: pytest.FixtureRequest) -> Iterator[MySQLFleet]:
     """Run MySQL servers with 256 virtual shards for the whole session."""
-    _require(None if _external() or find_mysql() else MISSING_MYSQL)
+    _require_fleet("mysql", None if find_mysql() else MISSING_MYSQL)
     from sqla_shard.testing.server_fleet import MySQLFleet
 
     servers = request.config.getoption("--shard-servers")

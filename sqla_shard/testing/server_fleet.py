@@ -65,9 +65,10 @@ class ExternalServer(SQLServer):
     It can be of another version, or a server on another machine.  Tests
     that need no process of their own run on it.  The environment variable
     ``SQLA_SHARD_TEST_SERVERS`` has the URLs of such servers, separated by
-    commas: ``mysql://user:password@host:port``.  The account must have the
-    privileges to create and drop the databases of the tests (names that begin
-    with ``db``, ``main`` and ``lookup``); those are dropped.
+    commas: ``mysql://user:password@host:port``; a fleet takes those of its
+    kind, MariaDB or MySQL, whatever the scheme of the URL.  The account must
+    have the privileges to create and drop the databases of the tests (names
+    that begin with ``db``, ``main`` and ``lookup``); those are dropped.
 
     It has the part of :class:`~.database_server.DatabaseServer` that needs no
     process: ``name``, ``host``, ``port``, ``user``, ``password``, ``url``,
@@ -120,6 +121,14 @@ class ExternalServer(SQLServer):
     def stop(self) -> None:
         """Do nothing: the tests do not own the server."""
 
+    def kind(self) -> str:
+        """Return ``mariadb`` or ``mysql``, according to the server.
+
+        :raises pymysql.err.MySQLError: if it does not respond.
+        """
+        ((version,),) = self.root_execute("SELECT VERSION()")
+        return "mariadb" if "mariadb" in version.lower() else "mysql"
+
 
 def external_servers(
     environ: Mapping[str, str] = os.environ,
@@ -133,6 +142,29 @@ def external_servers(
         ExternalServer(f"server{number}", url.strip())
         for number, url in enumerate(filter(str.strip, urls), 1)
     ]
+
+
+def external_of(
+    kind: str, servers: Sequence[ExternalServer]
+) -> list[ExternalServer]:
+    """Return the servers of one kind, named ``server1``, ``server2``...
+
+    :param kind: ``mariadb`` or ``mysql``.
+    :param servers: at least one.
+    :raises sqla_shard.exc.ServerProcessError: if one does not respond.
+    """
+    in_parallel(servers, ExternalServer.start)
+    urls = [server.url for server in servers if server.kind() == kind]
+    return [
+        ExternalServer(f"server{number}", url)
+        for number, url in enumerate(urls, 1)
+    ]
+
+
+def none_of(kind: str) -> str:
+    """Return what to say if no external server is of a kind."""
+    name = {"mariadb": "MariaDB", "mysql": "MySQL"}[kind]
+    return f"SQLA_SHARD_TEST_SERVERS has no server of {name}"
 
 
 _PASSWORD = "MYSQL_PASSWORD"  # noqa: S105 - a name, not a secret
@@ -173,7 +205,7 @@ class ServerFleet(Startable, Generic[_Server]):
         start_timeout: float = 60.0,
     ) -> None:
         external = external_servers()
-        divide(shards, len(external) or servers)
+        divide(shards, 1 if external else servers)
         if not external and not database.startswith(tuple(prefixes)):
             raise ValueError(
                 f"database {database!r} begins with none of the prefixes "
@@ -185,7 +217,11 @@ class ServerFleet(Startable, Generic[_Server]):
         self.local = not external
         """Whether the servers are local processes that tests can kill."""
         self.servers: Sequence[_Server | ExternalServer] = external
-        """The servers in order; external ones if :attr:`local` is false."""
+        """The servers in order.
+
+        If :attr:`local` is false, external ones: from :meth:`start` on those
+        of the fleet's kind.
+        """
         if external:
             return
         shared = random_password() if password is None else password
@@ -218,8 +254,19 @@ class ServerFleet(Startable, Generic[_Server]):
         If one fails, all are stopped.
 
         :raises sqla_shard.exc.ServerProcessError: if the program is missing or
-            a server does not start; external ones, if one does not respond.
+            a server does not start; external ones, if one does not respond, or
+            none is of the fleet's kind.
+        :raises ValueError: if the shards cannot be divided among the external
+            servers.
         """
+        external = [s for s in self.servers if isinstance(s, ExternalServer)]
+        if external:
+            kind = self.server_class.kind
+            self.servers = external_of(kind, external)
+            if not self.servers:
+                raise exc.ServerProcessError(none_of(kind), log="")
+            divide(self.shards, len(self.servers))
+            return self
         with self._stopped_on_error():
             in_parallel(self.servers, lambda server: server.start())
         return self

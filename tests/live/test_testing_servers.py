@@ -18,9 +18,12 @@ from sqla_shard import exc
 from sqla_shard.testing import local_server
 from sqla_shard.testing import MariaDBFleet
 from sqla_shard.testing import MariaDBServer
+from sqla_shard.testing import MySQLFleet
+from sqla_shard.testing import MySQLServer
 from sqla_shard.testing.local_server import free_port
 from sqla_shard.testing.local_server import wait_until
 
+pytest_plugins = ["pytester"]
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
 
 
@@ -539,6 +542,56 @@ def test_a_fleet_of_servers_of_others(small_fleet, monkeypatch):
         assert other.servers[0].root_execute("SELECT %s", [5]) == [(5,)]
         other.drop_databases()
     assert all(server.running for server in small_fleet.servers)
+
+
+@pytest.fixture(scope="module")
+def mysql(mysql_installed):
+    with MySQLServer(fast=True) as server:
+        yield server
+
+
+def test_a_fleet_of_servers_of_others_takes_its_kind(
+    small_fleet, mysql, monkeypatch
+):
+    ours = small_fleet.servers[0]
+    urls = f"{mysql.url.replace('mysql:', 'mariadb:')},{ours.url}"
+    monkeypatch.setenv("SQLA_SHARD_TEST_SERVERS", urls)
+    for fleet, server in ((MySQLFleet(), mysql), (MariaDBFleet(), ours)):
+        with fleet:
+            (found,) = fleet.servers
+            assert (found.name, found.port) == ("server1", server.port)
+
+
+def test_a_fleet_of_servers_of_the_other_kind_is_refused(
+    small_fleet, monkeypatch
+):
+    url = small_fleet.servers[0].url
+    monkeypatch.setenv("SQLA_SHARD_TEST_SERVERS", url)
+    with pytest.raises(
+        exc.ServerProcessError, match="has no server of MySQL"
+    ) as info:
+        MySQLFleet().start()
+    assert small_fleet.servers[0].password not in str(info.value)
+
+
+def test_fixtures_skip_tests_of_a_kind_that_no_server_of_others_is(
+    small_fleet, monkeypatch, pytester
+):
+    url = small_fleet.servers[0].url
+    monkeypatch.setenv("SQLA_SHARD_TEST_SERVERS", url)
+    monkeypatch.setenv("CI", "")
+    monkeypatch.setenv("SQLA_SHARD_REQUIRE_SERVERS", "")
+    pytester.makepyfile("def test_one(mysql_fleet): pass")
+    result = pytester.runpytest_subprocess("-p", "no:randomly")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*TEST_SERVERS has no server of MySQL*"])
+
+
+def test_the_shards_are_for_all_servers_of_others(small_fleet, monkeypatch):
+    urls = ",".join(server.url for server in small_fleet.servers)
+    monkeypatch.setenv("SQLA_SHARD_TEST_SERVERS", urls)
+    with pytest.raises(ValueError, match="cannot be divided"):
+        MariaDBFleet(shards=2).start()
 
 
 def test_a_fleet_with_a_server_that_fails_leaves_none():
