@@ -1,4 +1,4 @@
-"""Revisions are generated, run and compared on MariaDB."""
+"""Revisions are generated, run and compared on servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys that could not be deleted from a cache, on MariaDB."""
+"""Keys that could not be deleted from a cache, on servers."""
 
 from __future__ import annotations
 

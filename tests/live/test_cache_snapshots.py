@@ -1,4 +1,4 @@
-"""Snapshots of transactions on MariaDB, which are older than a lease."""
+"""Snapshots of transactions on servers, which are older than a lease."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""COMMITs of cached rows that fail, on MariaDB with memcached."""
+"""COMMITs of cached rows that fail, on servers with memcached."""
 
 from __future__ import annotations
 

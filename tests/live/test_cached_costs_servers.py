@@ -1,4 +1,4 @@
-"""The cost of cached reads and writes, on MariaDB with memcached."""
+"""The cost of cached reads and writes, on servers with memcached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random bookmarks and values, with limits on memory and time, on MariaDB."""
+"""Random bookmarks and values, with limits on memory and time, on servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims of keys, on MariaDB."""
+"""Claims of keys, on servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signing up and changing keys, on MariaDB, also where COMMITs are cut."""
+"""Signing up and changing keys, on servers, also where COMMITs are cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of lookups, on MariaDB."""
+"""The tables of lookups, on servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows that MariaDB reads for one change of a long list."""
+"""The rows that a server reads for one change of a long list."""
 
 from __future__ import annotations
 

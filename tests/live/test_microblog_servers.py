@@ -1,4 +1,4 @@
-"""The microblog of the examples, on MariaDB: one database, and many."""
+"""The microblog of the examples, on servers: one database, and many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Marks and fences in a database of MariaDB."""
+"""Marks and fences in a database of a server."""
 
 from __future__ import annotations
 

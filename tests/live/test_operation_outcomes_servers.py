@@ -1,4 +1,4 @@
-"""Operations and errors on the way, on MariaDB."""
+"""Operations and errors on the way, on servers."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ from sqlalchemy.exc import OperationalError
 from sqla_shard import Cluster
 from sqla_shard.dialects import Failure
 from sqla_shard.models.reference_rows import ReferenceCopies
-from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.backends import On
 from tests.models.reference_models import COUNTRIES
 from tests.models.reference_models import Country
 from tests.models.reference_models import REFERENCES
+from tests.servers.kinds import Kind
 from tests.suites import reference_writing
 
 pytestmark = pytest.mark.live
@@ -27,14 +27,14 @@ pytestmark = pytest.mark.live
 
 @pytest.fixture(scope="module", params=["READ COMMITTED", "AUTOCOMMIT"])
 def cluster(
-    request: pytest.FixtureRequest, fleet: ServerFleet[Any]
+    request: pytest.FixtureRequest, server_kind: Kind
 ) -> Iterator[Cluster]:
     options = {
         "isolation_level": request.param,
         "pool_size": 1,
         "max_overflow": 0,
     }
-    on = On("mariadb", options={"engine_options": options})
+    on = On(server_kind.name, options={"engine_options": options})
     with REFERENCES.open(request, on, "refracing") as cluster:
         yield cluster
 

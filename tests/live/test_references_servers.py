@@ -1,4 +1,4 @@
-"""Reference tables, on MariaDB."""
+"""Reference tables, on servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Databases that have lost the tables of a revision, on MariaDB."""
+"""Databases that have lost the tables of a revision, on servers."""
 
 from __future__ import annotations
 
