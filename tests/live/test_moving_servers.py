@@ -15,6 +15,7 @@ from sqlalchemy import update
 
 from sqla_shard.exc import StageRefusedError
 from sqla_shard.migrate.fences import DatabaseFence
+from sqla_shard.migrate.passes import backfill
 from sqla_shard.migrate.passes import reconcile
 from sqla_shard.migrate.passes import verify
 from sqla_shard.migrate.switching import copy_waiting
@@ -112,6 +113,28 @@ def test_parts_at_the_same_time(scene, tmp_path):
     found = verify(move)
     assert found.is_equal
     assert (found.rows, found.waiting) == (6020, 0)
+
+
+def inserts(fleet):
+    """Return how many INSERTs the servers of a fleet have received."""
+    sql = "SHOW GLOBAL STATUS LIKE 'Com_insert'"
+    rows = [server.root_execute(sql)[0] for server in fleet.servers]
+    return sum(int(count) for _, count in rows)
+
+
+def test_rows_of_a_backfill_are_written_together(scene, fleet):
+    """The number of INSERTs is that of shards, not of rows."""
+    move, _ = scene
+    Switch(move).go("copying")
+    with move.engine.begin() as connection:
+        connection.execute(
+            insert(User.__table__),
+            [{"name": f"user {number}"} for number in range(200)],
+        )
+    before = inserts(fleet)
+    assert backfill(move) == 0
+    # All claims in the database; the marks and the rows of each shard.
+    assert SIZE.shards < inserts(fleet) - before <= 1 + 2 * SIZE.shards
 
 
 def test_a_move_under_load_whose_processes_are_killed(scene, tmp_path):
