@@ -770,3 +770,27 @@ def test_mariabackup_is_a_command(scene, load, say, tmp_path):
     scene.prove(load.stop())
     assert new.root_execute("SELECT a FROM db00000.seen") == [(1,)]
     primary.root_execute("DROP VIEW db00000.seen")
+
+
+# -- CLONE ----------------------------------------------------------------
+
+
+def restart_when_stopped(server):
+    """Start a server again that CLONE has stopped, as a supervisor does."""
+    assert wait_until(lambda: not server.running, seconds=120)
+    server.start()
+
+
+@pytest.mark.thorough
+@pytest.mark.only_on("mysql")  # MariaDB has no CLONE
+def test_a_clone_replaces_the_standby(scene, load, say):
+    primary, _ = scene.roles
+    new = scene.new_server()
+    plan = scene.planned("replace", new, way="clone")
+    with ThreadPoolExecutor(1) as pool:
+        restarted = pool.submit(restart_when_stopped, new)
+        applied(scene, plan, say)
+        restarted.result()
+    load.wait_for_acks(100)
+    scene.prove(load.stop())
+    assert scene.roles == (primary, new)
