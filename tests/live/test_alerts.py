@@ -31,8 +31,6 @@ from sqla_shard.metrics import publish_load
 from sqla_shard.metrics.definitions import FLEET
 from sqla_shard.metrics.prometheus import PrometheusMetrics
 from sqla_shard.outbox.tables import METADATA
-from sqla_shard.testing import MariaDBPair
-from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing import Proxy
 from tests.models.clusters import at
 from tests.models.models import Base
@@ -45,7 +43,7 @@ from tests.servers.prometheus import MONITORING
 from tests.servers.prometheus import PrometheusServer
 from tests.servers.prometheus import require_prometheus
 
-pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
+pytestmark = [pytest.mark.live, pytest.mark.slow_on_servers]
 
 SHARDS = 4
 #: Seconds of the exporter.
@@ -61,18 +59,18 @@ RULES = {"[5m]": "[30s]"}
 class Scene:
     """Two servers, one behind a proxy, one with a standby, and exporters."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, kind):
         self.folder = folder
         self.stack = contextlib.ExitStack()
         enter = self.stack.enter_context
-        self.single = enter(MariaDBServer("server1", fast=True))
-        self.pair = enter(MariaDBPair("server2", fast=True))
+        self.single = enter(kind.server("server1", fast=True))
+        self.pair = enter(kind.pair("server2", fast=True))
         self.proxy = enter(
             Proxy(self.single.host, self.single.port, tls=False)
         )
         self.primary = self.pair.primary
         for server in (self.single, *self.pair.servers):
-            _let_see_replication(server)
+            _let_see_replication(server, kind.lag_privilege)
         self._create()
         self.load = folder / "load"
         self.publish(1)
@@ -194,7 +192,7 @@ class Scene:
         process.stdout.close()
 
 
-def _let_see_replication(server):
+def _let_see_replication(server, privilege):
     """Give the application the privilege for the state of a standby."""
     with server.root_connect() as connection:
         cursor = connection.cursor()
@@ -205,15 +203,15 @@ def _let_see_replication(server):
         )
         for (host,) in cursor.fetchall():
             cursor.execute(
-                "GRANT SLAVE MONITOR ON *.* TO %s@%s", (server.user, host)
+                f"GRANT {privilege} ON *.* TO %s@%s", (server.user, host)
             )
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory, mariadb_installed):
+def scene(tmp_path_factory, server_kind):
     require_prometheus()
     folder = tmp_path_factory.mktemp("alerts")
-    scene = Scene(folder)
+    scene = Scene(folder, server_kind)
     with scene.stack:
         yield scene
 
@@ -273,9 +271,9 @@ def connections_exhausted(scene):
 
 @contextlib.contextmanager
 def replication_stopped(scene):
-    scene.pair.standby.root_execute("STOP SLAVE")
+    scene.pair.standby.root_execute("STOP REPLICA")
     yield
-    scene.pair.standby.root_execute("START SLAVE")
+    scene.pair.standby.root_execute("START REPLICA")
     scene.pair.wait_caught_up()
 
 

@@ -17,8 +17,6 @@ from time import monotonic
 
 import pytest
 
-from sqla_shard.testing import MariaDBPair
-from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.topology_documents import topology_document
 from tests.models.cache_session_models import SHARDS
@@ -32,7 +30,8 @@ from tests.servers.roles import kill_application
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.usefixtures("mariadb_installed", "memcached_installed"),
+    pytest.mark.slow_on_servers,
+    pytest.mark.usefixtures("memcached_installed"),
     pytest.mark.timeout(1200),
 ]
 
@@ -54,11 +53,11 @@ def program():
 
 
 @pytest.fixture(scope="module")
-def databases(mariadb_installed):
+def databases(server_kind):
     """A pair, and a server on its own."""
     with ExitStack() as stack:
-        pair = MariaDBPair("server1", fast=True, options=OPTIONS)
-        other = MariaDBServer(
+        pair = server_kind.pair("server1", fast=True, options=OPTIONS)
+        other = server_kind.server(
             "server2",
             fast=True,
             options=OPTIONS,
@@ -176,7 +175,7 @@ def test_nothing_is_added_to_lists_that_are_old(scene, say):
 def line(databases):
     """The way to the server that commits last."""
     _, other = databases
-    with Proxy(other.host, other.port) as proxy:
+    with Proxy(other.host, other.port, tls=False) as proxy:
         yield proxy
 
 
@@ -288,11 +287,14 @@ def test_nothing_is_stale_after_a_failover(scene, on_pair, say):
 
 def rejoin(pair):
     """Let the other server replicate again, without the lost writes."""
-    ((position,),) = pair.primary.root_execute("SELECT @@gtid_binlog_pos")
-    old = pair.standby
-    old.root_execute("STOP SLAVE")
-    old.root_execute("RESET MASTER")
-    old.root_execute("SET GLOBAL gtid_slave_pos = %s", (position,))
+    position, old = pair.primary.position(), pair.standby
+    reset, name = {
+        "mariadb": ("MASTER", "gtid_slave_pos"),
+        "mysql": ("BINARY LOGS AND GTIDS", "gtid_purged"),
+    }[old.kind]
+    old.root_execute("STOP REPLICA")
+    old.root_execute(f"RESET {reset}")
+    old.root_execute(f"SET GLOBAL {name} = %s", (position,))
     pair.attach(old)
 
 
@@ -330,7 +332,7 @@ def test_nothing_is_left_of_what_a_failover_has_lost(
     def lose(over):
         """Promote a standby that has not all."""
         old, new = pair.primary, pair.standby
-        new.root_execute("STOP SLAVE")
+        new.root_execute("STOP REPLICA")
         since = monotonic()
         while not lost_pins(scene, since, since) and not over.is_set():
             over.wait(0.1)
@@ -342,7 +344,7 @@ def test_nothing_is_left_of_what_a_failover_has_lost(
         allow(old, may=False)
         scene.document = promoted(scene, new)
         new.root_execute("SET GLOBAL read_only = 0")
-        new.root_execute("RESET SLAVE ALL")
+        new.root_execute("RESET REPLICA ALL")
         scene.events += scene.present(life=2)
         scene.publish(scene.document)
         scene.databases = [new, *scene.databases[1:]]

@@ -29,9 +29,9 @@ from typing import Any
 from sqla_shard import Cluster
 from sqla_shard import unpack
 from sqla_shard.outbox.invalidations import drain
-from sqla_shard.testing import MariaDBServer
 from sqla_shard.testing import MemcachedServer
 from sqla_shard.testing import Proxy
+from sqla_shard.testing.database_server import DatabaseServer
 from tests.models.cache_session_models import cached_classes
 from tests.models.cache_session_models import prepare
 from tests.models.cache_session_models import REGION
@@ -102,7 +102,7 @@ class Scene:
     """
 
     program: Program
-    databases: Sequence[MariaDBServer]
+    databases: Sequence[DatabaseServer]
     nodes: Sequence[MemcachedServer]
     document: Any
     folder: Path

@@ -7,18 +7,21 @@ tests of caches need a function of their own at that moment.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pymysql
 from pymysql.constants import ER
 
-from sqla_shard.testing import MariaDBPair
-from sqla_shard.testing import MariaDBServer
+from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import wait_until
+from sqla_shard.testing.server_pair import ServerPair
 
 __all__ = ["exchange_roles", "kill_application"]
 
 
-def exchange_roles(pair: MariaDBPair, publish: Callable[[], object]) -> bool:
+def exchange_roles(
+    pair: ServerPair[Any], publish: Callable[[], object]
+) -> bool:
     """Make the standby of a pair its primary, and the primary its standby.
 
     :param publish: is called while neither of them can be written.
@@ -27,25 +30,26 @@ def exchange_roles(pair: MariaDBPair, publish: Callable[[], object]) -> bool:
     """
     old, new = pair.primary, pair.standby
     try:
-        old.root_execute(
-            "SET STATEMENT lock_wait_timeout = 1 FOR SET GLOBAL read_only = 1"
-        )
+        with old.root_connect() as connection:
+            cursor = connection.cursor()
+            cursor.execute("SET SESSION lock_wait_timeout = 1")
+            cursor.execute("SET GLOBAL read_only = 1")
     except pymysql.err.OperationalError as error:
         if error.args[0] != ER.LOCK_WAIT_TIMEOUT:
             raise
         return False
     pair.wait_caught_up()
-    new.root_execute("STOP SLAVE")
+    new.root_execute("STOP REPLICA")
     publish()
     new.root_execute("SET GLOBAL read_only = 0")
-    new.root_execute("RESET SLAVE ALL")
+    new.root_execute("RESET REPLICA ALL")
     pair.name_primary(new)
     pair.attach(old, demote=True)
     kill_application(old)
     return True
 
 
-def kill_application(server: MariaDBServer) -> None:
+def kill_application(server: DatabaseServer) -> None:
     """End the connections that the application has now; wait until they are.
 
     :raises TimeoutError: if one is still there after 30 s.
