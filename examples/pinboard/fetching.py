@@ -46,8 +46,9 @@ _LATE = f"no complete answer in {MAX_SECONDS:g} seconds"
 _REDIRECTS = frozenset([301, 302, 303, 307, 308])
 _PORTS = {"http": 80, "https": 443}
 _KINDS = frozenset(["text/html", "application/xhtml+xml"])
-#: IPv6 addresses that a gateway translates to any address of IPv4.
-_TRANSLATED = (ip_network("64:ff9b::/96"), ip_network("64:ff9b:1::/48"))
+#: The IPv6 addresses of the Internet. Others are local, or stand for one of
+#: IPv4, such as 64:ff9b::7f00:1.
+_INTERNET = ip_network("2000::/3")
 #: Python decodes more than encodings of text, such as "punycode".
 _CHARSET = re.compile(
     r"utf-?8|us-ascii|(iso-8859|windows-125|koi8)-\w+|shift_jis|euc-(jp|kr)"
@@ -93,23 +94,24 @@ def page_title(link: str, allowed: Collection[str] = ()) -> str:
             target = answer.headers.get("Location")
             if answer.status not in _REDIRECTS or target is None:
                 return _title(link, answer)
-        link = urljoin(link, target)
+        try:
+            link = urljoin(link, target)
+        except ValueError as error:
+            raise PageError(link, f"redirects to no link: {error}") from error
     raise PageError(link, f"more than {MAX_REDIRECTS} redirects")
 
 
 def is_public(text: str) -> bool:
     """Return whether an IP address is public.
 
-    Loopback, private, link-local, multicast and reserved addresses are not,
-    nor are IPv6 addresses that stand for one of these in IPv4.
+    Loopback, private, local, multicast and reserved addresses are not, nor are
+    IPv6 addresses that stand for one of these in IPv4.
     """
     address = ip_address(text.partition("%")[0])
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
             return _is_public(address.ipv4_mapped)
-        if address.sixtofour or address.teredo:
-            return False
-        if any(address in network for network in _TRANSLATED):
+        if address.sixtofour or address.teredo or address not in _INTERNET:
             return False
     return _is_public(address)
 
@@ -143,7 +145,9 @@ def _answer(link: str, allowed: Collection[str]) -> Iterator[HTTPResponse]:
                     yield answer
             finally:
                 timer.cancel()
-    except (OSError, HTTPException, UnicodeError) as error:
+    # Pages of strangers: the parser asserts what it expects of declarations,
+    # and the lengths of chunks may be negative.
+    except (OSError, HTTPException, ValueError, AssertionError) as error:
         reason = f"{type(error).__name__}: {error}"
         if is_late.is_set() or isinstance(error, TimeoutError):
             reason = _LATE

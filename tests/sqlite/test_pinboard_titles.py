@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from http.server import ThreadingHTTPServer
 
@@ -39,6 +40,14 @@ PAGES = {
     "/picture": ("image/svg+xml", b"<svg><title>Picture</title></svg>"),
     "/two": (HTML, b"<title>First</title><svg><title>2</title></svg>"),
 }
+# What versions of Python make of these differs.
+ODD = {
+    "/section": (HTML, b"<![ ]]><title>section</title>"),
+    "/keyword": (HTML, b"<![a-b[x]]><title>keyword</title>"),
+    "/digits": (HTML, b"<title>&#" + b"9" * 5000 + b";</title>"),
+}
+PAGES |= ODD
+REDIRECTS = {"/bracket": "http://[::1", "/slashes": "//[", "/x": "http://[x]/"}
 
 
 class Pages(ThreadingHTTPServer):
@@ -84,6 +93,14 @@ class Handler(BaseHTTPRequestHandler):
             self.redirect(to)
         elif self.path == "/elsewhere":
             self.redirect(f"http://{host.replace('127.0.0.1', 'localhost')}/")
+        elif self.path in REDIRECTS:
+            self.redirect(REDIRECTS[self.path])
+        elif self.path == "/chunk":
+            self.send_response(200)
+            self.send_header("Content-Type", HTML)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"-5\r\n<title>")
         elif self.path == "/file":
             self.redirect("file:///etc/passwd")
         else:
@@ -207,6 +224,7 @@ def test_titles(title: Callable[[str], str], path: str, expected: str) -> None:
         ("/hop3", "more than 3 redirects"),
         ("/elsewhere", "not public"),
         ("/file", "is no web page"),
+        ("/bracket", "redirects to no link"),
     ],
 )
 def test_pages_that_are_refused(
@@ -214,6 +232,19 @@ def test_pages_that_are_refused(
 ) -> None:
     with pytest.raises(PageError, match=reason):
         title(path)
+
+
+@pytest.mark.parametrize("path", [*ODD, *REDIRECTS, "/chunk"])
+def test_odd_answers_are_refused_by_one_error(
+    title: Callable[[str], str], path: str
+) -> None:
+    with suppress(PageError):
+        assert title(path) in (
+            "",
+            "keyword",
+            "section",
+            "\N{REPLACEMENT CHARACTER}",
+        )
 
 
 def test_an_answer_that_does_not_end(
@@ -255,6 +286,8 @@ def test_internal_servers_are_not_connected_to(
         *(("fc00::1", False), ("fe80::1%eth0", False), ("ff02::1", False)),
         *(("::ffff:10.1.2.3", False), ("64:ff9b::7f00:1", False)),
         *(("2002:7f00:1::1", False), ("2001:0:1::1", False)),
+        *(("fec0::1", False), ("feff::1", False), ("5f00::1", False)),
+        *(("64:ff9b:1::1", False), ("::7f00:1", False)),
     ],
 )
 def test_public_addresses(address: str, expected: bool) -> None:
