@@ -3,7 +3,8 @@
 ====== ====================================================================
 status error
 ====== ====================================================================
-400    an id, key or bookmark in the request is not valid
+400    an id, key, bookmark or value in the request is not valid, or it wants
+       more than a limit of scatter() allows
 404    the shard of the id is not open
 409    another client has changed or taken a key, a row or a neighbour
 503    a server does not respond, or a transaction was repeated without success
@@ -31,6 +32,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.exceptions import NotFound
 from werkzeug.exceptions import ServiceUnavailable
 
+from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import ClaimLostError
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.exc import InvalidBookmarkError
@@ -41,6 +43,7 @@ from sqla_shard.exc import KeyTakenError
 from sqla_shard.exc import KeyUsedError
 from sqla_shard.exc import PartialCommitError
 from sqla_shard.exc import RetriesExhaustedError
+from sqla_shard.exc import ScatterLimitError
 from sqla_shard.exc import ServerFencedError
 from sqla_shard.exc import ServerRetiredError
 from sqla_shard.exc import ServerUnreachableError
@@ -59,7 +62,13 @@ RETRY_AFTER = 5
 
 _UNAVAILABLE = partial(ServiceUnavailable, retry_after=RETRY_AFTER)
 
-_INVALID = (InvalidBookmarkError, InvalidIdError, InvalidKeyError)
+_INVALID = (
+    BlobValueError,
+    InvalidBookmarkError,
+    InvalidIdError,
+    InvalidKeyError,
+    ScatterLimitError,
+)
 _NOT_FOUND = (UnknownShardError,)
 _CONFLICTS = (
     ClaimLostError,

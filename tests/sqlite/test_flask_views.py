@@ -104,6 +104,16 @@ def _rename_both(session, *ids):
 # -- errors -----------------------------------------------------------------
 
 _ERRORS = [
+    (
+        exc.BlobValueError("must be a text", field="Board.title", value=5),
+        400,
+        None,
+    ),
+    (
+        exc.ScatterLimitError(limit="max_offset", allowed=9, found=500),
+        400,
+        None,
+    ),
     (exc.InvalidBookmarkError("no", bookmark="x"), 400, None),
     (exc.InvalidKeyError(key="x", reason="no"), 400, None),
     (
