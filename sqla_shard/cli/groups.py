@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 from typing import NamedTuple
 from typing import TYPE_CHECKING
@@ -99,6 +100,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return a command; for completion perhaps without its module."""
         if not ctx.resilient_parsing or args[0] not in self.commands_by_name:
+            if not ctx.resilient_parsing:
+                self._suggest(ctx, args[0])
             return super().resolve_command(ctx, args)
         # Only completion needs it.
         from sqla_shard.cli.completion import add_completion
@@ -114,6 +117,15 @@ class LazyGroup(click.Group):
             found = load()
             add_completion(ctx, found)
         return args[0], found, args[1:]
+
+    def _suggest(self, ctx: click.Context, name: str) -> None:
+        """Refuse a name that is like that of a command."""
+        known = self.commands_by_name
+        if name in known or name.startswith("-"):
+            return
+        near = get_close_matches(name, known, n=1)
+        if near:
+            ctx.fail(f"No such command {name!r}; did you mean {near[0]!r}?")
 
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter

@@ -189,9 +189,17 @@ def test_a_file_that_is_wrong(
         (["repair", "--cache", "no.toml"], "does not exist"),
         (["stats"], "--cache"),
         (["repair", "--cache", __file__, "--interval", "0"], "--interval"),
-        (["drain"], "No such command"),
+        (["drain"], "No such command 'drain'."),
+        (["repiar"], "No such command 'repiar'; did you mean 'repair'?"),
     ],
-    ids=["no file", "no such file", "no file of stats", "interval", "command"],
+    ids=[
+        "no file",
+        "no such file",
+        "no file of stats",
+        "interval",
+        "command",
+        "misspelt",
+    ],
 )
 def test_usage_errors(topology, arguments, said):
     found = invoke("-t", topology, "cache", *arguments)
