@@ -33,6 +33,7 @@ from greenlet import getcurrent
 from greenlet import greenlet
 from greenlet import GreenletExit
 
+from sqla_shard.dialects.base import interrupt
 from sqla_shard.util.greenlets import THREAD
 
 __all__ = [
@@ -56,6 +57,8 @@ _WRITABLE = getattr(select, "POLLOUT", 4)
 _AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)
 #: Seconds of one poll at most: the system limits the argument.
 _LONGEST = 3600.0
+# The client error of a connection that is lost.
+_LOST = 2013
 _SELECTS = (b"SELECT ", b"(SELECT ")
 _LOCKS = (b"FOR UPDATE", b"FOR SHARE", b"SHARE MODE")
 #: Longer statements, in bytes, are not searched.
@@ -209,15 +212,30 @@ class PolledConnection:
     round trip.  Other connections could have to wait for the locks of any
     other transaction after its ROLLBACK has been sent.
 
-    Subclasses call :meth:`before_command`, and implement two methods.
+    An exception that is not the driver's, such as that of the handler of a
+    signal, can leave a response unread, which the next statement would read
+    as its own.  Such a connection is torn: it cannot be used any more.
+
+    Subclasses call :meth:`before_command` and :meth:`complete`, and implement
+    two methods.
 
     :ivar defers: whether responses to ROLLBACK are read later.
     :ivar pending: whether one has not been read.
+    :ivar awaits_response: whether a command has been sent, or a part of it,
+        whose response has not been read.
     """
 
+    Error: type[Exception]
+    OperationalError: type[Exception]
     defers = False
     pending = False
+    awaits_response = False
     _has_locks = True
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether an exception has left a response unread."""
+        return self.awaits_response and not self.pending
 
     @property
     def ends_at_once(self) -> bool:
@@ -228,19 +246,38 @@ class PolledConnection:
         """Read a pending response, and look for locks in a statement.
 
         :param statement: None for a command that is not a statement.
+        :raises Exception: the driver's error of a lost connection.
         """
-        if self.pending:
+        if self.awaits_response:
             self.settle()
         if self.defers and statement is not None and not self._has_locks:
             self._has_locks = not _only_reads(statement)
 
     def settle(self) -> None:
-        """Read a pending response.
+        """Read a pending response; no other one may be left.
 
         :raises Exception: the driver's error of a lost connection.
         """
-        self.pending = False
-        self._read_rollback()
+        if self.pending:
+            self.pending = False
+            self._read_rollback()
+        elif self.awaits_response:
+            raise self.OperationalError(
+                _LOST,
+                "Lost connection to server during query (an exception ended "
+                "an earlier call before its response was read)",
+            )
+
+    def complete(self, act: Callable[..., Any], *args: Any) -> Any:
+        """Call a method of the driver that reads the response to its end."""
+        try:
+            found = act(*args)
+        except self.Error:
+            # The server's response, or the connection is lost.
+            self.awaits_response = False
+            raise
+        self.awaits_response = False
+        return found
 
     def end_transaction(self, act: Callable[[], None]) -> None:
         """Run the driver's own ``commit()`` or ``rollback()``."""
@@ -249,7 +286,11 @@ class PolledConnection:
 
     def roll_back(self, act: Callable[[], None]) -> None:
         """Send ROLLBACK, or run the driver's own ``rollback()``."""
-        if self.ends_at_once:
+        if self.is_torn:
+            # The server rolls back.  The exception that has torn the
+            # connection must not be replaced by another one.
+            interrupt(self)
+        elif self.ends_at_once:
             self._send_rollback()
             self.pending = True
             self._has_locks = False

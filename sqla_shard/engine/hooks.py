@@ -463,6 +463,13 @@ class _Reset:
         # The statement may have been COMMIT or ROLLBACK.
         if info is not None:
             info[ENDED] = False
+            wire: Any = context.connection
+            wire = wire.connection.dbapi_connection
+            if isinstance(wire, PolledConnection) and wire.is_torn:
+                # As SQLAlchemy does after KeyboardInterrupt: a rollback to a
+                # savepoint would raise another exception.
+                context.is_disconnect = True
+                context.invalidate_pool_on_disconnect = False
 
     def on_transaction_end(self, connection: Connection) -> None:
         """Handle ``commit`` and ``rollback``."""
@@ -473,7 +480,7 @@ class _Reset:
         """Handle ``checkout``."""
         # Statements on a raw_connection() call no listener of this class.
         record.info[ENDED] = False
-        if isinstance(connection, PolledConnection) and connection.pending:
+        if isinstance(connection, PolledConnection):
             try:
                 connection.settle()
             except self._dialect.loaded_dbapi.Error as error:

@@ -27,6 +27,7 @@ import ctypes
 import os
 import select
 import socket
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from math import ceil
@@ -159,7 +160,6 @@ class _Polled(PolledConnection):
     _fd: int
     _timeout: float | None
     server_status: int
-    OperationalError: type[Exception]
 
     def commit(self) -> None:
         self.end_transaction(super().commit)  # type: ignore[misc]  # Adapted's
@@ -181,20 +181,52 @@ class _Polled(PolledConnection):
 
     def _run(self, query: Any) -> None:
         self.before_command(query)
+        self.awaits_response = True
         plain: Any = super()
-        if polled_call() is not None:
-            plain.send_query(bytes(query))
-            self._read_response()
+        if polled_call() is None:
+            self._begin(plain._run, query)
         else:
-            plain._run(query)
+            self._begin(self._run_polled, query)
+
+    def _run_polled(self, query: Any) -> None:
+        plain: Any = self
+        plain.send_query(bytes(query))
+        self._read_response()
+
+    def _begin(self, act: Callable[..., Any], *args: Any) -> Any:
+        """Call a method of the driver that reads the first packet."""
+        plain: Any = self
+        try:
+            found = act(*args)
+        except self.Error:
+            self.awaits_response = False
+            raise
+        # The rows are read by another call.
+        self.awaits_response = plain.field_count() > 0
+        return found
+
+    def next_result(self) -> Any:
+        self.awaits_response = True
+        plain: Any = super()
+        return self._begin(plain.next_result)
+
+    def store_result(self) -> Any:
+        return self.complete(super().store_result)  # type: ignore[misc]  # Adapted's
+
+    def use_result(self) -> Any:
+        return self.complete(super().use_result)  # type: ignore[misc]  # mysqlclient's
+
+    def discard_result(self) -> None:
+        self.complete(super().discard_result)  # type: ignore[misc]  # mysqlclient's
 
     def _send_rollback(self) -> None:
         plain: Any = self
+        self.awaits_response = True
         plain.send_query(b"ROLLBACK")
         self.server_status = 0
 
     def _read_rollback(self) -> None:
-        self._read_response()
+        self.complete(self._read_response)
 
     def _read_response(self) -> None:
         """Wait for a response, and read its first packet."""

@@ -9,14 +9,17 @@ They differ from those of the driver:
 * all connections of a process share a TLS context;
 * results are read in less time; see
   :mod:`sqla_shard.dialects.mysql.pymysql_results`;
+* a connection whose response was not read, because an exception such as that
+  of the handler of a signal has ended the call, is not used again;
 * clear-text passwords are sent only to verified servers.
 
 The tests have run with PyMySQL 1.2.0 and 1.2.4.  Besides documented
 attributes, these classes use ``_read_timeout``, ``_secure``,
-``_create_ssl_ctx``, ``_execute_command`` and ``_read_ok_packet``, and
-``connect()`` with a socket; for results, ``_rfile``, ``_next_seq_id``,
-``_read_query_result``, ``_result`` and ``MySQLResult``.  If a version lacks
-one of them, its connections are those of the driver in this respect, and
+``_create_ssl_ctx``, ``_execute_command``, ``_read_ok_packet``,
+``_read_packet`` and ``_force_close``, and ``connect()`` with a socket; for
+results, ``_rfile``, ``_next_seq_id``, ``_read_query_result``, ``_result`` and
+``MySQLResult``.  If a version lacks one of them, its connections are those of
+the driver in this respect, and
 threads wait for the servers.
 """
 
@@ -42,11 +45,18 @@ __all__ = ["Connecting", "SharedContext"]
 
 # The client error of a server that cannot be connected to.
 _CANNOT_CONNECT = 2003
+_LOST = 2013
 _COM_QUERY = 3
 _IN_TRANSACTION = 1
 #: What the polled connections override or call, in addition to what is
 #: documented.
-_INTERNAL = ("_create_ssl_ctx", "_execute_command", "_read_ok_packet")
+_INTERNAL = (
+    "_create_ssl_ctx",
+    "_execute_command",
+    "_force_close",
+    "_read_ok_packet",
+    "_read_packet",
+)
 
 
 class Connecting:
@@ -170,7 +180,6 @@ class _Polled(PolledConnection):
     connect_timeout: float | None
     host_info: str
     server_status: int
-    OperationalError: type[Exception]
 
     def connect(self, sock: Any = None) -> None:
         if sock is None:
@@ -197,15 +206,59 @@ class _Polled(PolledConnection):
 
     def _read_rollback(self) -> None:
         plain: Any = self
-        plain._read_ok_packet()
+        if not plain.open:
+            raise self.OperationalError(_LOST, "Lost connection to server")
+        self._read_ok_packet()
 
     def _execute_command(self, command: int, sql: Any) -> None:
         statement = None
         if command == _COM_QUERY:
             statement = sql.encode() if isinstance(sql, str) else sql
         self.before_command(statement)
+        self.awaits_response = True
         plain: Any = super()
         plain._execute_command(command, sql)
+
+    # What reads responses to their end.
+
+    def query(self, sql: Any, unbuffered: bool = False) -> Any:
+        plain: Any = super()
+        return self.complete(plain.query, sql, unbuffered)
+
+    def _read_ok_packet(self) -> Any:
+        plain: Any = super()
+        return self.complete(plain._read_ok_packet)
+
+    def set_character_set(self, charset: str, collation: Any = None) -> None:
+        plain: Any = super()
+        self.complete(plain.set_character_set, charset, collation)
+
+    def show_warnings(self) -> Any:
+        plain: Any = super()
+        return self.complete(plain.show_warnings)
+
+    def next_result(self, unbuffered: bool = False) -> Any:
+        before, self.awaits_response = self.awaits_response, True
+        plain: Any = super()
+        found = self.complete(plain.next_result, unbuffered)
+        # The next command has begun, which reads the results of the last one.
+        self.awaits_response = before
+        return found
+
+    def _read_packet(self, *args: Any) -> Any:
+        plain: Any = super()
+        if self.awaits_response:
+            return plain._read_packet(*args)
+        # A row of a result that is not buffered.
+        self.awaits_response = True
+        try:
+            return self.complete(plain._read_packet, *args)
+        except self.Error:
+            raise
+        except BaseException:
+            # Closing the cursor would wait for the rest.
+            plain._force_close()
+            raise
 
     def _open_socket(self) -> socket.socket:
         """Connect as PyMySQL does."""

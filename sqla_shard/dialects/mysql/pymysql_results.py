@@ -141,6 +141,8 @@ class _Result:
     _faster: tuple[tuple[Any, Any], ...]
     _packets: list[bytes]
     _encoding: str
+    # An interrupted __init__() calls __del__(), which asks for it.
+    unbuffered_active = False
 
     def _get_descriptions(self) -> None:
         """Read the descriptions of the columns."""
