@@ -104,6 +104,7 @@ SAMPLES = [
     exc.ServerUnreachableError(server="a", error=OSError("m")),
     exc.EncryptedStatementsError(connections=2),
     exc.LoginFailedError(server="a", error=OSError("m")),
+    exc.UnkeyedReferenceError(server="a", error=OSError("m")),
     exc.ServerFencedError(server="a", error=OSError("m")),
     exc.ShardMovedError(
         keyspace="objects",

@@ -395,6 +395,7 @@ class Failure(Enum):
     MISPLACED = "there is no such table or database, or no grant for it"
     TIMEOUT = "the statement took longer than it was allowed to"
     LOGIN = "the server or the driver refuses the account"
+    UNKEYED = "a foreign key refers to columns without a unique key"
     COLLATIONS = "it compares strings that mix two collations"
     OTHER = "an error of the statement"
 

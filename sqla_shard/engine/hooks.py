@@ -53,6 +53,7 @@ from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardError
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.exc import ShardMovedError
+from sqla_shard.exc import UnkeyedReferenceError
 from sqla_shard.exc.base import summary
 from sqla_shard.topology import Topology
 from sqla_shard.util.sqlalchemy_private import call_last_first
@@ -339,6 +340,8 @@ class Errors:
             return ServerUnreachableError(server=self._name, error=error)
         if context.connection is None and failure is Failure.LOGIN:
             return LoginFailedError(server=self._name, error=error)
+        if failure is Failure.UNKEYED:
+            return UnkeyedReferenceError(server=self._name, error=error)
         execution = context.execution_context
         options = {} if execution is None else execution.execution_options
         plan = options.get(OPTION)

@@ -36,6 +36,7 @@ statement raises it::
     ├── ScatterFailedError                none of the shards has responded
     ├── ServerUnreachableError (OperationalError)  a server is down
     ├── LoginFailedError (OperationalError)  a server refuses the account
+    ├── UnkeyedReferenceError (OperationalError)  a key MySQL refuses
     ├── ServerRetiredError                a server that left the topology
     ├── ServerFencedError (OperationalError)  a server is read-only
     ├── ShardMovedError (OperationalError, ProgrammingError)  it moved

@@ -46,6 +46,7 @@ __all__ = [
     "ServerProcessError",
     "ServerUnreachableError",
     "StatementTextError",
+    "UnkeyedReferenceError",
     "UnknownOperationError",
     "UnsupportedStatementError",
     "WrittenShard",
@@ -270,6 +271,24 @@ class LoginFailedError(DriverError):
 
     server: str
     _text = "the login to server {server} failed: {orig}"
+
+
+class UnkeyedReferenceError(DriverError):
+    """Raised when MySQL refuses a foreign key for lack of a unique key.
+
+    A foreign key must refer to a primary key or a unique key as a whole.
+    Handlers of SQLAlchemy's ``OperationalError`` catch it as well; ``orig``
+    is the driver's error, with the name of the constraint.
+
+    :ivar server: its name in the topology, or its names.
+    """
+
+    server: str
+    _text = (
+        "server {server} refuses a foreign key to columns without a unique "
+        "key: {orig}. Add a UniqueConstraint of just these columns, or set "
+        "restrict_fk_on_non_standard_key = OFF on the server"
+    )
 
 
 # -- Transactions, processes and missing packages.

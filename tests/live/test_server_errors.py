@@ -7,9 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from sqlalchemy import Column
+from sqlalchemy import ForeignKeyConstraint
 from sqlalchemy import func
+from sqlalchemy import Integer
 from sqlalchemy import make_url
+from sqlalchemy import MetaData
 from sqlalchemy import select
+from sqlalchemy import Table
 from sqlalchemy import text
 from sqlalchemy import update
 from sqlalchemy.orm import DeclarativeBase
@@ -24,6 +29,7 @@ from sqla_shard.exc import ScatterTimeoutError
 from sqla_shard.exc import ServerFencedError
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc import ShardMissingError
+from sqla_shard.exc import UnkeyedReferenceError
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.split_checks import prepared_problems
@@ -99,6 +105,38 @@ def setting(server: Any, name: str, number: int) -> Iterator[None]:
 
 
 # -- what is missing or closed
+
+
+@pytest.mark.parametrize("keys", ["code", "a", "a b"])
+def test_a_foreign_key_to_columns_without_a_unique_key(
+    fleet: Any, keys: str
+) -> None:
+    """Of an index, and of a part of a composite key; not of all of it."""
+    metadata = MetaData()
+    Table(
+        "parents",
+        metadata,
+        Column("a", Integer, primary_key=True),
+        Column("b", Integer, primary_key=True),
+        Column("code", Integer, index=True),
+    )
+    columns = keys.split()
+    Table(
+        "children",
+        metadata,
+        Column("id", Integer, primary_key=True),
+        *[Column(name, Integer) for name in columns],
+        ForeignKeyConstraint(columns, [f"parents.{name}" for name in columns]),
+    )
+    document = fleet.topology_mapping(main=f"main_{keys.replace(' ', '')}")
+    with Cluster.from_topology(document, environ=fleet.environ) as cluster:
+        if keys == "a b" or not is_mysql(fleet):
+            cluster.create_all(metadata)
+            return
+        with pytest.raises(UnkeyedReferenceError, match="UniqueConst") as info:
+            cluster.create_all(metadata)
+    assert info.value.server == "server1"
+    assert info.value.orig.args[0] == 6125  # type: ignore[union-attr]
 
 
 def test_a_missing_database(cluster: Cluster, fleet: Any, pin_id: int) -> None:

@@ -95,6 +95,8 @@ _FAILURES: Mapping[int, Failure] = {
         (1045, 1130, 1251, 1524, 1698, 1862, 2059, 2061, 3118, 3159, 4151),
         Failure.LOGIN,
     ),
+    # MySQL's, unless restrict_fk_on_non_standard_key is off.
+    6125: Failure.UNKEYED,
     # Too many wrong passwords: of MySQL, and of MariaDB.
     **dict.fromkeys((3955, 4150), Failure.LOGIN),
 }
