@@ -132,6 +132,8 @@ def connection(ours, data, sizes, **arguments):
     made._sock = Socket()
     made._read_timeout = made._current_timeout = None
     made._next_seq_id = 1
+    # A command was sent.
+    made.awaits_response = True
     return made
 
 
