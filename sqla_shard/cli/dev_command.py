@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import click
 
+from sqla_shard.cli.options import VARIABLE
 from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import examples
@@ -367,10 +369,11 @@ def _show(
     echo("\nIn another terminal:")
     for name, value in servers.environ.items():
         echo(f"  export {name}={value}")
-    echo(f"  sqla-shard -t {url or path} topology show")
+    echo(f"  export {VARIABLE}={quote(url or str(path))}")
+    echo("  sqla-shard topology show")
     if spare is not None:
         echo(
-            f"  sqla-shard -t {url or path} fleet {_to_move(servers)} "
+            f"  sqla-shard fleet {_to_move(servers)} "
             f"--to {spare.name} --primary {_address(spare.primary)} "
             f"--standby {_address(spare.standby)}"
         )

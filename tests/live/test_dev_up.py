@@ -17,7 +17,9 @@ from unittest.mock import Mock
 import pytest
 
 from sqla_shard import Cluster
+from sqla_shard.cli.dev_command import _show
 from sqla_shard.cli.dev_command import _to_move
+from sqla_shard.cli.dev_command import LocalServers
 from sqla_shard.testing.local_server import wait_until
 
 #: Seconds for the servers to start, or to stop.
@@ -125,6 +127,23 @@ def test_the_split_that_is_printed_names_its_keyspace():
         }
     }
     assert _to_move(servers) == "split server1 --shards objects:4-7"
+
+
+def test_what_is_printed_names_the_topology_for_all_commands(capsys):
+    servers = LocalServers(
+        kind="mariadb",
+        servers=1,
+        shards=2,
+        lookup=0,
+        pairs=False,
+        spare=False,
+        zookeeper=False,
+        memcached=False,
+    )
+    _show(servers, Path("my topology.json"), None, as_data=False)
+    printed = capsys.readouterr().out.splitlines()
+    assert "  export SQLA_SHARD_TOPOLOGY='my topology.json'" in printed
+    assert "  sqla-shard topology show" in printed
 
 
 def test_a_topology_that_exists_is_not_replaced(tmp_path):
