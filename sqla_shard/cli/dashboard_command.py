@@ -122,9 +122,7 @@ def dashboard_command(
     SQLA_SHARD_OPERATOR_USER is set, with that of the operator, who may see the
     replication of standbys.
     """
-    accounts = None
-    if os.environ.get("SQLA_SHARD_OPERATOR_USER"):
-        accounts = Accounts.from_environ(os.environ)
+    accounts = Accounts.if_set(os.environ)
     with (
         log_to_stderr(),
         StopFlag() as until,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import print_data
 from sqla_shard.cli.output import print_table
 from sqla_shard.cli.service_loop import StopFlag
+from sqla_shard.fleet import Accounts
 from sqla_shard.metrics.fleet_metrics import DATABASES
 from sqla_shard.metrics.fleet_metrics import FleetMetrics
 from sqla_shard.metrics.fleet_metrics import GRANTS
@@ -167,8 +169,9 @@ class ClusterStatus:
             names = ", ".join(one.name for one in hidden)
             yield (
                 f"lag of {names}: not shown without the privilege SLAVE "
-                "MONITOR (REPLICATION CLIENT on MySQL) for the account of "
-                "the topology"
+                "MONITOR (REPLICATION CLIENT on MySQL); grant it to the "
+                "account of the topology, or set SQLA_SHARD_OPERATOR_USER and "
+                "SQLA_SHARD_OPERATOR_PASSWORD"
             )
 
 
@@ -199,8 +202,9 @@ def status_command(
 ) -> None:
     """Show the servers, and what is pending on them.
 
-    The account of the topology is used; a standby needs the privilege SLAVE
-    MONITOR to show its lag.  The exit status is 3 if a server does not
+    The account of the topology is used; if SQLA_SHARD_OPERATOR_USER is set,
+    standbys are read with that of the operator.  A standby needs the privilege
+    SLAVE MONITOR to show its lag.  The exit status is 3 if a server does not
     respond.
     """
     # What is not read is in the output.
@@ -210,7 +214,12 @@ def status_command(
         settings.cluster(engine_options=options) as cluster,
         StopFlag() as until,
     ):
-        metrics = FleetMetrics(cluster, timeout=timeout, interval=0.0)
+        metrics = FleetMetrics(
+            cluster,
+            timeout=timeout,
+            interval=0.0,
+            accounts=Accounts.if_set(os.environ),
+        )
         while True:
             found = status_of(
                 cluster.topology, metrics.collect(), metrics.problems()

@@ -67,6 +67,15 @@ class Accounts:
             operator=operator, replication=_account(_REPLICATION, environ)
         )
 
+    @classmethod
+    def if_set(cls, environ: Mapping[str, str]) -> Accounts | None:
+        """Return the accounts as :meth:`from_environ`; None without a user.
+
+        :raises FleetSetupError: if an account has a user but no password.
+        """
+        is_set = environ.get(f"{_OPERATOR}_USER")
+        return cls.from_environ(environ) if is_set else None
+
     @property
     def users(self) -> frozenset[str]:
         """The names of the users."""

@@ -35,6 +35,7 @@ from sqla_shard.engine.unread import UnreadServer
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.exc.base import summary
+from sqla_shard.fleet.accounts import Accounts
 from sqla_shard.fleet.fleet import pair_named
 from sqla_shard.fleet.server_states import outage_line
 from sqla_shard.fleet.server_states import read_state
@@ -127,6 +128,9 @@ class FleetMetrics:
     :param interval: seconds for which counts of rows are read once.
     :param load: where the processes publish their load; None to leave it out.
     :param environ: values of the placeholders in URLs.
+    :param accounts: accounts of an operator, to read standbys with; by
+        default they are read with the account of the topology, which may not
+        see their replication.
     """
 
     def __init__(
@@ -137,8 +141,10 @@ class FleetMetrics:
         interval: float = 30.0,
         load: LoadStore | None = None,
         environ: Mapping[str, str] | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
         self._cluster = cluster
+        self._accounts = accounts
         self._timeout = timeout
         self._environ = os.environ if environ is None else environ
         self._load = load
@@ -263,9 +269,11 @@ class FleetMetrics:
 
         :raises SQLAlchemyError: if it does not respond.
         """
-        where = filled(url, self._environ)
         if make_url(url).get_backend_name() != "mysql":
             return self._ping(name, role)
+        where = filled(url, self._environ)
+        if role == "standby" and self._accounts is not None:
+            where = self._accounts.url(url)
         try:
             state = read_state(
                 where,
