@@ -248,12 +248,7 @@ class LimitedQueues:
         Without a first response there are none: a queue that is paused must
         not run because its server does not respond.
         """
-        if monotonic() >= self._next_read:
-            self._next_read = monotonic() + _REFRESH
-            found = self._call(limits, self._cluster)
-            if found is not None:
-                self._limits = {one.queue: one for one in found}
-                self._is_known = True
+        self._refresh()
         if not self._is_known:
             return []
         closed = {
@@ -266,6 +261,7 @@ class LimitedQueues:
 
         :param wanted: maximum number.
         """
+        self._refresh()
         limit = self._limits.get(queue)
         if limit is None or (limit.is_open and limit.per_second is None):
             return wanted
@@ -280,6 +276,15 @@ class LimitedQueues:
                 end = monotonic() + min(_VALID, 1 / limit.per_second)
             self._tokens[queue] = tokens, end
         return min(tokens, wanted)
+
+    def _refresh(self) -> None:
+        """Read the settings again if it is time to."""
+        if monotonic() >= self._next_read:
+            self._next_read = monotonic() + _REFRESH
+            found = self._call(limits, self._cluster)
+            if found is not None:
+                self._limits = {one.queue: one for one in found}
+                self._is_known = True
 
     def use(self, queue: str, count: int) -> None:
         """Record that jobs of a queue were claimed."""

@@ -7,7 +7,9 @@ urgent jobs can hold back the others for ever.
 
 Without work the pauses between two surveys grow, to a time that depends on
 the number of statements of a survey: for any number of shards an idle worker
-sends at most a few statements a second.
+sends at most a few statements a second.  A busy one looks as often as one that
+has found nothing for long: otherwise urgent jobs, other queues and retries
+would wait until the backlog is done.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ class Schedule:
         self.is_empty = False  #: whether the last survey has found nothing
         self._pause = _FIRST_PAUSE
         self._next_survey = 0.0
+        self._next_look = 0.0  # while there is work
 
     def reset(self) -> None:
         """Look for work again now."""
@@ -61,7 +64,8 @@ class Schedule:
 
     def is_survey_due(self) -> bool:
         """Return whether it is time to look for work."""
-        return monotonic() >= self._next_survey
+        due = self._next_look if self._groups else self._next_survey
+        return monotonic() >= due
 
     def until_survey(self) -> float:
         """Return the seconds until the next survey."""
@@ -76,12 +80,14 @@ class Schedule:
         self._rng.shuffle(addresses)
         self._groups = {address: found[address] for address in addresses}
         self.is_empty = not found
+        longest = max(_LONGEST_PAUSE, _statements(places) / _STATEMENTS)
         if found:
             self._pause = _FIRST_PAUSE
         else:
-            longest = max(_LONGEST_PAUSE, _statements(places) / _STATEMENTS)
             self._pause = min(self._pause * 2, longest)
-        self._next_survey = monotonic() + jittered(self._pause, 0.2)
+        now = monotonic()
+        self._next_survey = now + jittered(self._pause, 0.2)
+        self._next_look = now + jittered(longest, 0.2)
 
     def next_shard(self) -> Address | None:
         """Return the next shard that has work; None if there is none."""

@@ -70,7 +70,7 @@ _PATIENCE = 0.05
 #: Seconds to wait for an outcome: the handler of a signal that arrives just
 #: before the wait is called after it.
 _LONGEST_WAIT = 1.0
-#: Seconds between two cleanups, about.
+#: Seconds between two cleanups, about; half of a short lease.
 _CLEANUP = 30.0
 #: Seconds between two passes of delivery.
 _DELIVERY = 5.0
@@ -133,7 +133,8 @@ class Worker:
         of tasks that are awaited at the same time.
     :param lease: seconds until a claim of this worker expires.  Claims are
         extended while their tasks run: it is how long the jobs of a worker
-        that was killed wait.
+        that was killed wait, and until the next look of another worker for
+        expired claims: up to two thirds of the lease, or 40 seconds, later.
     :param delivers: whether it also applies, every five seconds, the
         operations and cache invalidations that transactions have left, as
         ``sqla-shard repair`` and ``sqla-shard cache repair`` do.  The modules
@@ -244,7 +245,11 @@ class Worker:
         with (
             delivery,
             Repeating(
-                "cleanup", self._clean_up, _CLEANUP, self._fail, spread=0.3
+                "cleanup",
+                self._clean_up,
+                min(_CLEANUP, self._lease / 2),
+                self._fail,
+                spread=0.3,
             ),
             Repeating(
                 "heartbeat", heartbeat.beat, self._lease / 6, self._fail
@@ -289,10 +294,9 @@ class Worker:
             for running in self._runners.take_back():
                 self._give_back(running)
         elif (free := self._room()) > 0:
-            address = self._schedule.next_shard()
-            if address is None and self._schedule.is_survey_due():
+            if self._schedule.is_survey_due():
                 self._survey()
-                address = self._schedule.next_shard()
+            address = self._schedule.next_shard()
             if address is not None:
                 self._claim(address, free)
         if self._exchanges.age > _PATIENCE:

@@ -103,7 +103,26 @@ def until_check_fails() -> type[Exception]:
 
 
 class Beating(Suite):
-    """Claims of running jobs are extended."""
+    """Claims of running jobs are extended, and those of killed workers not."""
+
+    def test_the_job_of_a_killed_worker(self, cluster, near, defined):
+        def one(counter_id: int) -> None: ...
+
+        def is_done() -> bool:
+            return rows(cluster)[0].state == JobState.DONE
+
+        with working(cluster, lease=1):
+            job = defined(one, in_transaction=False).enqueue_now(
+                cluster, near, near=near
+            )
+            # The first cleanup, before all jobs, is over.
+            wait_until(is_done, seconds=WAIT)
+            state = {"state": JobState.RUNNING.value, "token": b"lost"}
+            which = update(JOBS).where(JOBS.c.id == job.local_id)
+            on_shard(cluster, job.shard_id, which.values(state))
+            expire(cluster, job)
+            # Less than the pause of a worker with a long lease.
+            wait_until(is_done, seconds=12)
 
     def test_a_task_that_runs_longer_than_its_claim(
         self, cluster, near, defined

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from datetime import timedelta
+from functools import partial
+from itertools import count
 from typing import Any
 from typing import ClassVar
 
@@ -35,11 +37,15 @@ from sqla_shard.jobs import EnqueuedJob
 from sqla_shard.jobs import handling
 from sqla_shard.jobs import JobState
 from sqla_shard.jobs import Linear
+from sqla_shard.jobs import queue_limits
+from sqla_shard.jobs import schedule
 from sqla_shard.jobs import task
 from sqla_shard.jobs import tasks
 from sqla_shard.jobs import Worker
+from sqla_shard.jobs import worker as workers
 from sqla_shard.jobs.periodic import ensure_periodic
 from sqla_shard.outbox.tables import QUEUES
+from sqla_shard.session import ShardSession
 from sqla_shard.testing.local_server import wait_until
 from tests.models.job_models import add
 from tests.models.job_models import Counter
@@ -75,6 +81,17 @@ def defined() -> Iterator[Any]:
     tasks._tasks.update(before)
 
 
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers claim jobs one by one, and each look at a clock takes 0.1 s."""
+    monkeypatch.setattr(workers, "_MOST_AHEAD", 0)
+    for module in (schedule, queue_limits):
+        ticks = count(1000)
+        monkeypatch.setattr(
+            module, "monotonic", lambda ticks=ticks: next(ticks) / 10
+        )
+
+
 def address(row: Any) -> EnqueuedJob:
     return EnqueuedJob(
         keyspace="objects", shard_id=row.shard_id, local_id=row.id
@@ -105,6 +122,32 @@ class Running(Suite):
         for shard_id in range(SHARDS):
             for row in rows(cluster, shard_id):
                 assert (row.state, row.attempts) == (JobState.DONE, 1)
+
+    @pytest.mark.parametrize(
+        "options", [{"priority": 1}, {"queue": "adding"}, {"queue": "own"}]
+    )
+    def test_a_busy_worker_sees_other_jobs(
+        self, cluster, near, defined, busy, options
+    ):
+        ran = []
+
+        @partial(defined, priority=3)
+        def backlog(session: ShardSession, number: int) -> None:
+            if number == 0:
+                with cluster.begin() as session:
+                    other.enqueue(session, near=near)
+            ran.append(number)
+
+        @partial(defined, **{"priority": 2, **options})
+        def other(session: ShardSession) -> None:
+            ran.append(-1)
+
+        with cluster.begin() as session:
+            numbers = [{"number": number} for number in range(40)]
+            backlog.enqueue_many(session, numbers, near=near)
+        work(cluster, "own", "adding", concurrency=1)
+        assert len(ran) == 41
+        assert ran.index(-1) < 39, ran
 
     def test_two_workers_share_the_jobs(self, cluster, near):
         with cluster.begin() as session:
@@ -561,6 +604,20 @@ class Limits(Suite):
         wait_until(lambda: counters(cluster, [near]) == [40], seconds=WAIT)
         worker.stop()
         thread.join(WAIT)
+
+    @pytest.mark.parametrize("how", ["pause", "limit"])
+    def test_a_busy_worker_follows(self, cluster, near, defined, busy, how):
+        @defined
+        def backlog(session: ShardSession, number: int) -> None:
+            if number == 0 and how == "pause":
+                jobs.pause(cluster, "own")
+            elif number == 0:
+                jobs.set_limit(cluster, "own", 0)
+
+        with cluster.begin() as session:
+            numbers = [{"number": number} for number in range(40)]
+            backlog.enqueue_many(session, numbers, near=near)
+        assert 1 <= work(cluster, "own", concurrency=1).succeeded < 39
 
     def test_a_limit_of_all_workers(self, cluster, near):
         jobs.set_limit(cluster, "adding", 10)
