@@ -280,7 +280,9 @@ def _note_written(session: Any, jobs: Any, has_failed: bool) -> None:
         one.is_written = True
 
 
-_current: ContextVar[RunningJob] = ContextVar("sqla_shard_current_job")
+_current: ContextVar[RunningJob | None] = ContextVar(
+    "sqla_shard_current_job", default=None
+)
 
 
 def current_job() -> RunningJob:
@@ -288,7 +290,10 @@ def current_job() -> RunningJob:
 
     :raises LookupError: if none runs.
     """
-    return _current.get()
+    found = _current.get()
+    if found is None:
+        raise LookupError("no job runs in this thread or task")
+    return found
 
 
 class JobLogFilter(logging.Filter):
@@ -305,7 +310,7 @@ class JobLogFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Set the attributes that the record does not have."""
-        running = _current.get(None)
+        running = _current.get()
         job = None if running is None else running.job
         for name in ("task", "attempt", "queue"):
             if not hasattr(record, name):
@@ -318,8 +323,10 @@ class JobLogFilter(logging.Filter):
 @contextmanager
 def as_current(running: RunningJob) -> Iterator[None]:
     """Return a context manager in which a job is the current one."""
-    before = _current.set(running)
+    before = _current.get()
+    # A token of set() would be lost if an interrupt came before the block.
     try:
+        _current.set(running)
         yield
     finally:
-        _current.reset(before)
+        _current.set(before)

@@ -28,6 +28,7 @@ from sqla_shard.session.commit import CommitReport
 from sqla_shard.topology import server_names
 from sqla_shard.topology import Topology
 from sqla_shard.util.calling_lines import calling_line
+from sqla_shard.util.listening import stop_listening
 
 if TYPE_CHECKING:
     from sqla_shard.jobs import JobReport
@@ -94,14 +95,18 @@ class Recorder:
             "after_job": self._job,
             "job_claims_lost": self._lost_claims,
         }
-        for name, listener in self._listeners.items():
-            event.listen(target, name, listener)
+        try:
+            for name, listener in self._listeners.items():
+                event.listen(target, name, listener)
+        except BaseException:
+            # Nobody could stop it.
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Stop listening."""
         for name, listener in self._listeners.items():
-            if event.contains(self._target, name, listener):
-                event.remove(self._target, name, listener)
+            stop_listening(self._target, name, listener)
 
     def _statement(self, cluster: Cluster, report: StatementReport) -> None:
         keyspace = report.keyspace

@@ -45,6 +45,7 @@ from sqla_shard.migrate.tables import COPYING
 from sqla_shard.migrate.tables import MovedRows
 from sqla_shard.session import ShardSession
 from sqla_shard.session.flush import place_of
+from sqla_shard.util.listening import stop_listening
 
 __all__ = ["LegacyMarks", "ShardMarks", "WrittenRows"]
 
@@ -125,13 +126,13 @@ class _SessionMarks(Generic[P]):
             "after_transaction_end": self._after_end,
         }
         for name, listener in listeners.items():
-            event.listen(target, name, listener)
             self._listeners.append((target, name, listener))
+            event.listen(target, name, listener)
 
     def close(self) -> None:
         """Remove the listeners."""
         while self._listeners:
-            event.remove(*self._listeners.pop())
+            stop_listening(*self._listeners.pop())
 
     def _written(self, session: Session) -> WrittenRows[P]:
         found: WrittenRows[P] | None = session.info.get(self._info)

@@ -64,6 +64,7 @@ from sqla_shard.util import sqlalchemy_private as private
 from sqla_shard.util.calling_lines import calling_frame
 from sqla_shard.util.files import replace_file
 from sqla_shard.util.forking import in_children
+from sqla_shard.util.listening import stop_listening
 
 __all__ = ["Shadow"]
 
@@ -187,9 +188,10 @@ class Shadow:
         for engine in map(_engine_of, targets):
             if engine in self._watched:
                 continue
-            if not self._watched:
-                event.listen(Session, "before_flush", self._before_flush)
+            is_first = not self._watched
             self._watched.append(engine)
+            if is_first:
+                event.listen(Session, "before_flush", self._before_flush)
             self._watch.listen(engine)
 
     def close(self) -> None:
@@ -197,7 +199,7 @@ class Shadow:
         for engine in self._watched:
             self._watch.remove(engine)
         if self._watched:
-            event.remove(Session, "before_flush", self._before_flush)
+            stop_listening(Session, "before_flush", self._before_flush)
         self._watched.clear()
         if self._directory is not None:
             atexit.unregister(self._write_in_time)

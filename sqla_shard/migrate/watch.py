@@ -22,6 +22,7 @@ from sqlalchemy import event
 
 from sqla_shard.migrate.planner import Writes
 from sqla_shard.util.calling_lines import position_of
+from sqla_shard.util.listening import stop_listening
 
 __all__ = ["EngineWatch", "PlannedTransaction"]
 
@@ -134,7 +135,7 @@ class EngineWatch:
     def remove(self, engine: Any) -> None:
         """Do not listen to an engine any more."""
         for name, listener in self._listeners:
-            event.remove(engine, name, listener)
+            stop_listening(engine, name, listener)
         # Its open connections have listeners that find nothing.
         self._known.clear()
         self._count(-self._open)

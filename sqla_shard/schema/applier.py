@@ -56,6 +56,7 @@ from sqla_shard.schema.selection import Shard
 from sqla_shard.schema.static_revisions import is_static
 from sqla_shard.schema.versions import revisions_text
 from sqla_shard.schema.versions import Version
+from sqla_shard.util.listening import stop_listening
 
 __all__ = [
     "INTERVAL",
@@ -674,11 +675,11 @@ def ordered_indexes() -> Iterator[None]:
     SQLAlchemy has them in a set: each process would send them in an order of
     its own, and an interrupted revision could not be resumed by another.
     """
-    event.listen(Table, "before_create", _order_indexes)
     try:
+        event.listen(Table, "before_create", _order_indexes)
         yield
     finally:
-        event.remove(Table, "before_create", _order_indexes)
+        stop_listening(Table, "before_create", _order_indexes)
 
 
 def _order_indexes(table: Table, *details: Any, **more: Any) -> None:

@@ -50,6 +50,7 @@ from sqla_shard.outbox.tables import PREFIX
 from sqla_shard.schema.effects import Effect
 from sqla_shard.schema.effects import read
 from sqla_shard.schema.selection import Shard
+from sqla_shard.util.listening import stop_listening
 
 __all__ = [
     "DONE",
@@ -139,11 +140,11 @@ def upgrade_own_tables(
         if read(statement).effect not in (Effect.READS, Effect.SESSION):
             sent.append(statement)
 
-    event.listen(connection, "before_cursor_execute", record)
     try:
+        event.listen(connection, "before_cursor_execute", record)
         _run(connection)
     finally:
-        event.remove(connection, "before_cursor_execute", record)
+        stop_listening(connection, "before_cursor_execute", record)
     # After a killed or another runner, only some of the statements were sent,
     # or none.
     if sent and read(sent[0]).tables == (VERSION_TABLE,):

@@ -47,6 +47,7 @@ from sqla_shard.engine import StatementReport
 from sqla_shard.engine.rendering import SCHEMA
 from sqla_shard.util.calling_lines import calling_line
 from sqla_shard.util.calling_lines import SourceLine
+from sqla_shard.util.listening import stop_listening
 
 __all__ = [
     "KINDS",
@@ -271,13 +272,17 @@ class ShardLint:
         return f"<ShardLint findings={len(self.findings)}>"
 
     def __enter__(self) -> ShardLint:
-        for target in self._targets:
-            event.listen(target, "after_statement", self.see)
-        return self
+        try:
+            for target in self._targets:
+                event.listen(target, "after_statement", self.see)
+            return self
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __exit__(self, *details: object) -> None:
         for target in self._targets:
-            event.remove(target, "after_statement", self.see)
+            stop_listening(target, "after_statement", self.see)
 
     @property
     def findings(self) -> list[Finding]:

@@ -7,6 +7,7 @@
 ``forking``             calls in a child process, right after a fork
 ``greenlets``           whether a thread runs greenlets of this library
 ``jitter``              random pauses
+``listening``           listeners that are registered for a time
 ``pace``                how fast a run reads rows
 ``printable``           text without control characters
 ``signals``             signals that end a wait
