@@ -537,6 +537,10 @@ class Backend(Protocol):
         """Return the names of the tables of the given databases."""
         ...
 
+    def triggers(self, connection: Connection, table: str) -> list[str]:
+        """Return the names of the triggers of a table of the database."""
+        ...
+
     def classify(self, error: BaseException) -> Failure:
         """Return the effect of an error of a driver on the transaction."""
         ...

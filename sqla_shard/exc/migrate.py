@@ -182,7 +182,7 @@ class UnclaimableRowError(MigrateError):
 
 
 class ConversionError(MigrateError):
-    """Raised when a function that converts values of a move fails.
+    """Raised when a value of a move cannot be converted, or a function fails.
 
     The row is not copied, and waits.
 
@@ -194,7 +194,7 @@ class ConversionError(MigrateError):
     column: str
     value: str
     reason: str
-    _text = "the function for {column} fails for {value}: {reason}"
+    _text = "{column} cannot be converted from {value}: {reason}"
 
 
 class MoveSetupError(MigrateError, MessageError, ValueError):

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from sqlalchemy.engine import URL
 
+from sqla_shard.exc import ConversionError
 from sqla_shard.exc import UnclaimableRowError
 from sqla_shard.migrate.comparing import compare
 from sqla_shard.migrate.comparing import Comparison
@@ -211,7 +212,7 @@ class FullPass:
         """Compare rows, each apart if one cannot be converted."""
         try:
             self._compare(one, shard_id, keys)
-        except UnclaimableRowError as error:
+        except (UnclaimableRowError, ConversionError) as error:
             for there, key in keys.items():
                 if len(keys) > 1:
                     self._compare_or_name(one, shard_id, {there: key})

@@ -16,6 +16,7 @@ from datetime import datetime
 from datetime import timedelta
 from datetime import tzinfo
 from datetime import UTC
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Column
@@ -25,6 +26,7 @@ from sqlalchemy import Integer
 from sqlalchemy import select
 
 from sqla_shard.cluster.cluster import Cluster
+from sqla_shard.exc import ConversionError
 from sqla_shard.exc import DeclarationError
 from sqla_shard.migrate.copying import Row
 from sqla_shard.migrate.declaration import MappingTable
@@ -132,6 +134,9 @@ class LinkConversion:
     :param zone: time zone in which it was written.
     """
 
+    #: No column of the shards has the values as they are.
+    raw: Mapping[str, Column[Any]] = MappingProxyType({})
+
     def __init__(
         self, columns: list[str], order: Column[Any] | None, zone: tzinfo
     ) -> None:
@@ -142,6 +147,10 @@ class LinkConversion:
         )
 
     def reverts(self, name: str) -> bool:
+        """Return False: there are no functions."""
+        return False
+
+    def converts(self, name: str) -> bool:
         """Return False: there are no functions."""
         return False
 
@@ -156,6 +165,12 @@ class LinkConversion:
         value = row[self._order.name]
         if value is None:
             return {"sequence": 0}
+        if isinstance(value, str):
+            raise ConversionError(
+                column=f"{self._order.table.name}.{self._order.name}",
+                value=repr(value),
+                reason="it is no moment, and positions are moments",
+            )
         if not isinstance(value, datetime):
             return {"sequence": value * _NUMBER}
         if value.tzinfo is None:

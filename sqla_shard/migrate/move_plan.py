@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy import case
 from sqlalchemy import func
 from sqlalchemy import inspect
 from sqlalchemy import select
 from sqlalchemy import Table
 
+from sqla_shard.dialects import backend_for
+from sqla_shard.dialects.exact import unfit
 from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.declaration import Lookup
 from sqla_shard.migrate.declaration import MappingTable
@@ -140,9 +144,51 @@ def _problems(move: Move) -> Iterator[str]:
                     "after the switch new objects cannot be copied back; give "
                     "Moved(revert=...)"
                 )
+        yield from _problems_of_rows(move, one)
     for table in move.metadata.sorted_tables:
         yield from _problems_of_keys(move, table)
     yield from Switch(move).missing_tables()
+
+
+def _problems_of_rows(move: Move, one: MovedRows) -> Iterator[str]:
+    """Yield values that no shard can have, and what changes others."""
+    dialect = move.engine.dialect
+    backend = backend_for(dialect.name, driver=dialect.driver)
+    given = one.conversion
+    conditions = {
+        name: found
+        for name, column in one.table.columns.items()
+        if name not in given.left
+        and not given.converts(name)
+        and (found := unfit(column, dialect.name, is_raw=name in given.raw))
+    }
+    with snapshot(move.engine) as connection:
+        triggers = backend.triggers(connection, one.table.name)
+        counts: Sequence[Any] = ()
+        if conditions:
+            counts = connection.execute(
+                select(
+                    *(
+                        func.count(case((condition, 1)))
+                        for _, condition in conditions.values()
+                    )
+                ).select_from(one.table)
+            ).one()
+    if triggers:
+        yield (
+            f"{one.name} has the triggers {', '.join(triggers)}: shards do "
+            "not run them; and after the switch they change, in the "
+            "database, rows that are copied back"
+        )
+    for (name, (reason, _)), count in zip(
+        conditions.items(), counts, strict=False
+    ):
+        if count:
+            yield (
+                f"{one.name}.{name}: {count:,} rows have {reason}; change "
+                "them, or give Moved(convert=..., revert=...): a row that "
+                "does not fit is not copied"
+            )
 
 
 def _problems_of_keys(move: Move, table: Table) -> Iterator[str]:

@@ -21,6 +21,10 @@ from datetime import UTC
 from typing import Any
 from typing import TypeAlias
 
+from sqlalchemy import Column
+from sqlalchemy import inspect
+from sqlalchemy import JSON
+
 from sqla_shard.exc import ConversionError
 from sqla_shard.exc import DeclarationError
 from sqla_shard.exc.base import message
@@ -62,6 +66,9 @@ class Conversion:
         column: of the attribute, or of the attributes by name if the objects
         do not have the column.
     :raises DeclarationError: if the class has no such attribute.
+
+    :ivar raw: columns on the shards that have the values as the database has
+        them, by name of column there.
     """
 
     def __init__(
@@ -108,6 +115,15 @@ class Conversion:
             if name != table.id_column and name not in self._attributes
         )
         self._names = tuple(self._attributes.values())
+        self.raw = {
+            name: column
+            for name, attribute in self._attributes.items()
+            if name not in self._convert
+            and name not in self._revert
+            and (column := _plain(cls, attribute)) is not None
+            and column.type._type_affinity
+            is table.table.c[name].type._type_affinity
+        }
         self._types = {
             name: kind.type_id
             for name, kind in table.kinds.items()
@@ -151,7 +167,15 @@ class Conversion:
         for name, attribute in self._attributes.items():
             value = row[name]
             if name in self._convert:
-                value = self._called(self._convert, name, value)
+                given = None if value is JSON.NULL else value
+                value = self._called(self._convert, name, given)
+            elif value is JSON.NULL:
+                raise ConversionError(
+                    column=f"{self._table}.{name}",
+                    value="null",
+                    reason="the field has None for NULL, not for a JSON null; "
+                    "give Moved(convert=..., revert=...), or a JSON column",
+                )
             elif name in self._types and value is not None:
                 value = ids[self._types[name], value]
             elif isinstance(value, datetime) and value.tzinfo is None:
@@ -209,6 +233,10 @@ class Conversion:
         """Return whether a value of a column can be computed from objects."""
         return name in self._revert
 
+    def converts(self, name: str) -> bool:
+        """Return whether a function converts the values of a column."""
+        return name in self._convert
+
     def left_behind(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Return values of the columns that the objects do not have."""
         return {
@@ -231,6 +259,13 @@ class Conversion:
                 yield AttributeDifference(
                     attribute=attribute, expected=expected, found=value
                 )
+
+
+def _plain(cls: type[Any], attribute: str) -> Column[Any] | None:
+    """Return the column of an attribute that is one of the table."""
+    # Not column_attrs, which configures all mappers.
+    column = inspect(cls).columns.get(attribute)
+    return column if isinstance(column, Column) else None
 
 
 def is_same(one: Any, other: Any) -> bool:

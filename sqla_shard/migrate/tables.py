@@ -7,6 +7,7 @@ are a :class:`~sqla_shard.migrate.copying.MarkedRows`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterator
@@ -21,17 +22,22 @@ from typing import Any
 from typing import Protocol
 
 from sqlalchemy import BigInteger
+from sqlalchemy import bindparam
+from sqlalchemy import Column
 from sqlalchemy import Connection
 from sqlalchemy import delete
 from sqlalchemy import Engine
 from sqlalchemy import insert
 from sqlalchemy import inspect
 from sqlalchemy import Integer
+from sqlalchemy import JSON
+from sqlalchemy import null
 from sqlalchemy import select
 from sqlalchemy import Table
 from sqlalchemy import update
 
 from sqla_shard.cluster.cluster import Cluster
+from sqla_shard.dialects.exact import exact_table
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import DeclarationError
@@ -106,6 +112,15 @@ class AnyConversion(Protocol):
         """Return whether a value of such a column can be computed."""
         ...
 
+    @property
+    def raw(self) -> Mapping[str, Column[Any]]:
+        """The columns on the shards that have the values as they are."""
+        ...
+
+    def converts(self, name: str) -> bool:
+        """Return whether a function converts the values of a column."""
+        ...
+
     def references(self, row: Row) -> set[Reference]:
         """Return the rows that a row refers to, besides its key."""
         ...
@@ -147,7 +162,9 @@ class MovedRows:
         self.mapper = inspect(cls)
         self.spec = spec_of(self.mapper.local_table)
         self.layout = self.spec.layout or DEFAULT_LAYOUT
-        self.marks = Marks(table)
+        #: The table, with types that change no value.
+        self.exact = exact_table(table)
+        self.marks = Marks(self.exact)
         self.shard_marks = Marks(
             self.mapper.local_table, [BigInteger()] * keys
         )
@@ -188,6 +205,10 @@ class MovedTable(MovedRows):
         they are owners.
     :ivar parent_column: name of the column with its primary key.
     :ivar lookups: lookup classes by the name of the attribute with the key.
+    :ivar raw: columns on the shards, with types that change no value, by name
+        of the attribute; where the mapped type may change one.
+    :ivar texts: those of ``raw`` that have JSON.
+    :ivar computed: attributes that the servers of the shards compute.
     """
 
     def __init__(
@@ -208,6 +229,31 @@ class MovedTable(MovedRows):
             zone=moved.zone,
             convert=moved.convert,
             revert=moved.revert,
+        )
+        raw = self._conversion.raw
+        self.exact = exact_table(self.table, raw)
+        self.marks = Marks(self.exact)
+        there = exact_table(
+            self.mapper.local_table, [column.name for column in raw.values()]
+        )
+        self.raw = {
+            attribute: there.c[column.name]
+            for name, column in raw.items()
+            if (attribute := self._conversion.attribute_of(name))
+            and there.c[column.name].type is not column.type
+        }
+        self.texts = {
+            attribute: there.c[column.name]
+            for name, column in raw.items()
+            if (attribute := self._conversion.attribute_of(name))
+            and isinstance(column.type, JSON)
+            and column.computed is None
+        }
+        self.computed = frozenset(
+            attribute
+            for name, column in raw.items()
+            if (attribute := self._conversion.attribute_of(name))
+            and column.computed is not None
         )
         self.lookups = self._lookups(lookups)
         self.parent_column = found.parent_column
@@ -262,9 +308,14 @@ class LegacyRows:
 
     def __init__(self, one: MovedRows, engine: Engine) -> None:
         self.marks = one.marks
-        self.table = one.table
+        self.table = one.exact
         self.engine = engine
-        self._keys = tuple(one.table.primary_key)
+        self._keys = tuple(self.table.primary_key)
+        self._computed = {
+            column.name
+            for column in self.table.columns
+            if column.computed is not None
+        }
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -304,15 +355,16 @@ class LegacyRows:
         there = self.read(connection, rows)
         for key, row in rows.items():
             here = among(self._keys, [key])
+            given = self._given(row)
             if row is None:
                 if key in there:
                     connection.execute(delete(self.table).where(here))
             elif key not in there:
                 names = (column.name for column in self._keys)
                 own = dict(zip(names, key, strict=True))
-                connection.execute(insert(self.table), {**row, **own})
-            elif row:
-                connection.execute(update(self.table).where(here), row)
+                connection.execute(insert(self.table), {**given, **own})
+            elif given:
+                connection.execute(update(self.table).where(here), given)
 
     def write_first(
         self, connection: Connection, rows: Mapping[Key, Row]
@@ -322,9 +374,17 @@ class LegacyRows:
 
     def insert(self, connection: Connection, row: Row) -> Key:
         """Insert a row, and return the key that the database chooses."""
-        done = connection.execute(insert(self.table), dict(row))
+        done = connection.execute(insert(self.table), self._given(row))
         key: Any = done.inserted_primary_key
         return tuple(key)
+
+    def _given(self, row: Row | None) -> dict[str, Any]:
+        """Return the values that the server does not compute itself."""
+        return {
+            name: value
+            for name, value in (row or {}).items()
+            if name not in self._computed
+        }
 
 
 class ShardPart:
@@ -407,6 +467,8 @@ class ShardObjects(ShardPart):
         it has changed or deleted, by key.
     """
 
+    _one: MovedTable
+
     def __init__(
         self, one: MovedRows, cluster: Cluster, shard_id: int
     ) -> None:
@@ -419,11 +481,20 @@ class ShardObjects(ShardPart):
         """Return the attributes of objects by key."""
         ids = [object_id for (object_id,) in keys]
         found = self._session.get_many(self._one.cls, ids)
-        return {
+        rows: dict[Key, Row] = {
             key: self._one.conversion.attributes(one)
             for key, one in zip(keys, found, strict=True)
             if one is not None
         }
+        if self._one.raw and rows:
+            (key_column,) = self._key_columns
+            statement = select(key_column, *self._one.raw.values()).where(
+                among([key_column], list(rows))
+            )
+            for object_id, *values in connection.execute(statement):
+                exact = dict(zip(self._one.raw, values, strict=True))
+                rows[object_id,] = {**rows[object_id,], **exact}
+        return rows
 
     def write(
         self, connection: Connection, rows: Mapping[Key, Row | None]
@@ -439,12 +510,13 @@ class ShardObjects(ShardPart):
             if row is None:
                 gone.append(key[0])
             elif found is None:
-                new.append({"id": key[0], **row})
+                new.append({"id": key[0], **self._mapped(row)})
             else:
-                for name, value in row.items():
+                for name, value in self._mapped(row).items():
                     setattr(found, name, value)
         if new:
             self._session.execute(insert(cls), new)
+        self._write_texts(connection, rows)
         if gone:
             self._session.execute(delete(cls).where(cls.id.in_(gone)))
 
@@ -455,6 +527,64 @@ class ShardObjects(ShardPart):
 
         :raises IntegrityError: if one of them exists.
         """
-        new = [{"id": key[0], **row} for key, row in rows.items()]
+        new = [
+            {"id": key[0], **self._mapped(row)} for key, row in rows.items()
+        ]
         if new:
             self._session.execute(insert(self._one.cls), new)
+        self._write_texts(connection, rows)
+
+    @property
+    def _key_columns(self) -> tuple[Column[Any], ...]:
+        (found,) = {column.table for column in self._one.raw.values()}
+        return tuple(found.primary_key)
+
+    def _mapped(self, row: Row) -> Row:
+        """Return the values that the class can write itself."""
+        computed, texts = self._one.computed, self._one.texts
+        if not computed and not texts:
+            return row
+        return {
+            name: _parsed(value) if name in texts else value
+            for name, value in row.items()
+            if name not in computed
+        }
+
+    def _write_texts(
+        self, connection: Connection, rows: Mapping[Key, Row | None]
+    ) -> None:
+        """Write JSON as the database has it.
+
+        The class writes NULL as a JSON null, and other spaces.
+        """
+        texts = self._one.texts
+        written = [(key, row) for key, row in rows.items() if row is not None]
+        if not texts or not written:
+            return
+        self._session.flush()
+        (key_column,) = self._key_columns
+        statement = (
+            update(key_column.table)
+            .where(key_column == bindparam("key_of_row"))
+            .values(
+                {
+                    column: bindparam(f"v_{name}")
+                    for name, column in texts.items()
+                }
+            )
+        )
+        connection.execute(
+            statement,
+            [
+                {
+                    "key_of_row": key[0],
+                    **{f"v_{name}": row[name] for name in texts},
+                }
+                for key, row in written
+            ],
+        )
+
+
+def _parsed(text: str | None) -> Any:
+    """Return a JSON value that the class writes first."""
+    return null() if text is None else json.loads(text)

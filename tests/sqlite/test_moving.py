@@ -631,8 +631,8 @@ def test_errors_of_functions_that_convert_are_not_raised_to_the_application(
     with move._sessions.begin() as session:
         session.get(Post, 1).title = "changed"
     assert (
-        "posts 1 was not copied and waits: the function for posts.title "
-        "fails for 'changed': ValueError: invalid literal"
+        "posts 1 was not copied and waits: posts.title cannot be converted "
+        "from 'changed': ValueError: invalid literal"
     ) in caplog.text
     conversion._convert["title"] = str.upper
     assert copy_waiting(move, move.progress()) == 0
@@ -990,6 +990,15 @@ def test_the_plan_names_what_has_to_be_changed(move):
         found
     )
     assert not found.problems
+    with move.engine.begin() as connection:
+        connection.execute(
+            text(
+                "CREATE TRIGGER counting AFTER UPDATE ON posts "
+                "BEGIN SELECT 1; END"
+            )
+        )
+    (problem,) = plan(move).problems
+    assert problem.startswith("posts has the triggers counting: shards do")
 
     other = Move(
         Declaration(Owner("users.id", type_id=1), Lookup("users.name")),

@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 from sqlalchemy import Engine
 from sqlalchemy import event
 from sqlalchemy import inspect
+from sqlalchemy import text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
@@ -34,6 +35,10 @@ from sqla_shard.dialects.sqlite.ddl import SQLiteDDL
 
 __all__ = ["SQLite"]
 
+_TRIGGERS = text(
+    "SELECT name FROM sqlite_master "
+    "WHERE type = 'trigger' AND tbl_name = :table ORDER BY name"
+)
 _BUSY = ("database is locked", "database table is locked")
 _NO_FILE = "there is no file "
 _MISSING = (_NO_FILE, "no such table: ")
@@ -147,6 +152,10 @@ class SQLite(Backend):
         """Read the file's own catalogue."""
         names = set(inspect(connection).get_table_names())
         return dict.fromkeys(schemas, names)
+
+    def triggers(self, connection: Connection, table: str) -> list[str]:
+        """Read the file's own catalogue."""
+        return list(connection.scalars(_TRIGGERS, {"table": table}))
 
     def classify(self, error: BaseException) -> Failure:
         """Read the message: SQLite has no error numbers here."""

@@ -1,0 +1,276 @@
+"""Types that read and write values of columns as the server has them.
+
+Drivers and SQLAlchemy's types change some: a TIME beyond a day or below zero
+becomes a time of day, a FLOAT loses digits, a DOUBLE or DECIMAL is rounded by
+``asdecimal``, an invalid date becomes NULL with some drivers, and NULL of a
+JSON column is written as the JSON value ``null``.  Who compares what was read
+so on two sides sees the same on both, and finds no difference.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from collections.abc import Collection
+from datetime import date
+from datetime import datetime
+from datetime import time
+from decimal import Decimal
+from typing import Any
+
+from sqlalchemy import Column
+from sqlalchemy import Date
+from sqlalchemy import DateTime
+from sqlalchemy import Enum
+from sqlalchemy import Float
+from sqlalchemy import func
+from sqlalchemy import JSON
+from sqlalchemy import literal_column
+from sqlalchemy import MetaData
+from sqlalchemy import not_
+from sqlalchemy import Numeric
+from sqlalchemy import or_
+from sqlalchemy import Table
+from sqlalchemy import Time
+from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.visitors import InternalTraversal
+from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import UserDefinedType
+
+__all__ = ["exact", "exact_table", "unfit"]
+
+
+class _AsShown(ColumnElement[Any]):
+    """A column as text, or as a number of all digits, on MySQL and MariaDB.
+
+    :param column: the column.
+    :param target: the type of its CAST.
+    """
+
+    inherit_cache = True
+    _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
+        ("column", InternalTraversal.dp_clauseelement),
+        ("target", InternalTraversal.dp_string),
+        ("type", InternalTraversal.dp_type),
+    ]
+
+    def __init__(
+        self, column: ColumnElement[Any], target: str, type_: TypeEngine[Any]
+    ) -> None:
+        self.column = column
+        self.target = target
+        self.type = type_
+
+
+@compiles(_AsShown)
+def _column(element: _AsShown, compiler: Any, **kw: Any) -> str:
+    return str(compiler.process(element.column, **kw))
+
+
+@compiles(_AsShown, "mysql", "mariadb")
+def _cast(element: _AsShown, compiler: Any, **kw: Any) -> str:
+    return f"CAST({_column(element, compiler, **kw)} AS {element.target})"
+
+
+class _Exact(UserDefinedType[Any]):
+    """Base of the types.
+
+    :param type_: the type of the column.
+    """
+
+    target = "CHAR"
+
+    def __init__(self, type_: TypeEngine[Any]) -> None:
+        self.type_ = type_
+
+    def column_expression(
+        self, colexpr: ColumnElement[Any]
+    ) -> ColumnElement[Any]:
+        """Return what a SELECT reads."""
+        return _AsShown(colexpr, self.target, self)
+
+    def _is_original(self, dialect: Dialect) -> bool:
+        # SQLite has no types of its own for these.
+        return dialect.name not in ("mysql", "mariadb")
+
+
+class _Moment(_Exact):
+    """A time or date; one that Python does not have is the server's text."""
+
+    cache_ok = True
+
+    def __init__(
+        self, type_: TypeEngine[Any], parse: Callable[[str], Any]
+    ) -> None:
+        super().__init__(type_)
+        self.parse = parse
+
+    def bind_processor(self, dialect: Dialect) -> Any:
+        """Return that of the column's type."""
+        return self.type_.dialect_impl(dialect).bind_processor(dialect)
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        """Return a function that parses what a SELECT has read."""
+        if self._is_original(dialect):
+            found = self.type_.dialect_impl(dialect)
+            return found.result_processor(dialect, coltype)
+        return self._parsed
+
+    def _parsed(self, value: Any) -> Any:
+        if value is None:
+            return None
+        text = _decoded(value)
+        try:
+            return self.parse(text)
+        except ValueError:
+            return text
+
+
+class _Digits(_Exact):
+    """A FLOAT or DOUBLE with all of its digits."""
+
+    cache_ok = True
+    target = "DOUBLE"
+
+    def __init__(self, type_: TypeEngine[Any], is_raw: bool = False) -> None:
+        super().__init__(type_)
+        self.is_raw = is_raw
+
+    def bind_processor(self, dialect: Dialect) -> Any:
+        """Return a function that makes floats of decimals.
+
+        Drivers write decimals with all zeros, and servers have 65 digits.
+        """
+
+        def process(value: Any) -> Any:
+            return None if value is None else float(value)
+
+        return process
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        """Return a function that makes a decimal of all digits, if any."""
+        if not getattr(self.type_, "asdecimal", False) or self.is_raw:
+            return None
+
+        def process(value: Any) -> Any:
+            return None if value is None else Decimal(repr(float(value)))
+
+        return process
+
+
+class _JSONText(_Exact):
+    """The text of a JSON column: NULL is None, and a JSON null ``"null"``."""
+
+    cache_ok = True
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        """Return a function that decodes what some drivers return."""
+        return _decoded
+
+
+class _JSONValue(_JSONText):
+    """A value of a JSON column: NULL is None, a JSON null ``JSON.NULL``."""
+
+    cache_ok = True
+
+    def bind_processor(self, dialect: Dialect) -> Any:
+        """Return a function that writes None as NULL."""
+
+        def process(value: Any) -> Any:
+            if value is None:
+                return None
+            return json.dumps(None if value is JSON.NULL else value)
+
+        return process
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        """Return a function that tells the two apart."""
+
+        def process(value: Any) -> Any:
+            if value is None:
+                return None
+            found = json.loads(_decoded(value))
+            return JSON.NULL if found is None else found
+
+        return process
+
+
+def _decoded(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _time(text: str) -> time:
+    if text[:2] > "23":
+        # Some versions of Python take 24:00:00 for the midnight before.
+        raise ValueError(text)
+    return time.fromisoformat(text)
+
+
+def exact(type_: TypeEngine[Any], *, is_raw: bool) -> TypeEngine[Any]:
+    """Return the type that reads and writes values as the server has them.
+
+    :param type_: the type of a column.
+    :param is_raw: whether a column of the same type gets the values: JSON
+        stays text, and no decimal becomes a float.
+    """
+    if isinstance(type_, Time):
+        return _Moment(type_, _time)
+    if isinstance(type_, DateTime):
+        return _Moment(type_, datetime.fromisoformat)
+    if isinstance(type_, Date):
+        return _Moment(type_, date.fromisoformat)
+    if isinstance(type_, JSON):
+        return (_JSONText if is_raw else _JSONValue)(type_)
+    if isinstance(type_, Float):
+        return _Digits(type_, is_raw=is_raw)
+    if is_raw and isinstance(type_, Numeric) and not type_.asdecimal:
+        return Numeric(type_.precision, type_.scale)
+    return type_
+
+
+def exact_table(table: Table, raw: Collection[str] = ()) -> Table:
+    """Return a copy of a table whose columns have the types of :func:`exact`.
+
+    It reads and writes rows; it is not created.
+
+    :param raw: names of columns whose values go to one of the same type.
+    """
+    found = table.to_metadata(MetaData())
+    for column in found.columns:
+        column.type = exact(column.type, is_raw=column.name in raw)
+    return found
+
+
+def unfit(
+    column: Column[Any], dialect: str, *, is_raw: bool
+) -> tuple[str, ColumnElement[bool]] | None:
+    """Return which values of a column do not fit, and their condition.
+
+    :param column: the column.
+    :param dialect: name of the dialect.
+    :param is_raw: as for :func:`exact`.
+    """
+    type_ = column.type
+    if isinstance(type_, JSON):
+        is_null = func.upper(func.json_type(column)) == "NULL"
+        reason = "a JSON null, which a field cannot tell from NULL"
+        return None if is_raw else (reason, is_null)
+    if dialect not in ("mysql", "mariadb"):
+        return None
+    if isinstance(type_, Time) and not is_raw:
+        last: Any = literal_column("'23:59:59.999999'")
+        is_time = column.between(literal_column("'00:00:00'"), last)
+        return "a TIME that is no time of day", not_(is_time)
+    if isinstance(type_, (Date, DateTime)):
+        parts = (func.year, func.month, func.dayofmonth)
+        reason = (
+            "a zero or partial date, which a field cannot have, and a column "
+            "only without NO_ZERO_DATE and NO_ZERO_IN_DATE in sql_mode"
+        )
+        return reason, or_(*(part(column) == 0 for part in parts))
+    if isinstance(type_, Enum) and "" not in type_.enums:
+        reason = "the error value '' of ENUM, which strict mode refuses"
+        return reason, column == literal_column("''")
+    return None
