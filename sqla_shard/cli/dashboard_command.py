@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from alembic.config import Config
 from sqlalchemy import inspect
 from sqlalchemy.exc import NoInspectionAvailable
 
+from sqla_shard.cli.alembic_ini import configurations
 from sqla_shard.cli.application_options import cache_of_option
 from sqla_shard.cli.application_options import models_option
 from sqla_shard.cli.application_options import names
@@ -136,7 +136,7 @@ def dashboard_command(
             fleet=_fleet(settings),
             location=settings.location,
             models=_mapped(names(models)) if models else (),
-            alembic=_configurations(config),
+            alembic=[*configurations(config).values()] if config else [],
             load=load,
             accounts=accounts,
             placeholders=settings.placeholders,
@@ -216,15 +216,3 @@ def _is_mapped(cls: type) -> bool:
         return bool(inspect(cls).is_mapper)
     except (AttributeError, NoInspectionAvailable):
         return False
-
-
-def _configurations(path: str | None) -> list[Config]:
-    """Return the configuration of each section with scripts of alembic."""
-    if path is None:
-        return []
-    first = Config(path)
-    return [
-        Config(path, ini_section=section)
-        for section in first.file_config.sections()
-        if first.file_config.has_option(section, "script_location")
-    ]

@@ -14,6 +14,7 @@ from alembic.config import Config
 from alembic.util import CommandError
 
 from sqla_shard import schema
+from sqla_shard.cli.alembic_ini import configurations
 from sqla_shard.cli.options import FiniteRange
 from sqla_shard.cli.options import LOCATION
 from sqla_shard.cli.options import pass_global_settings
@@ -205,7 +206,8 @@ def _run_options(given: dict[str, Any]) -> schema.RunOptions:
 def _config() -> Config:
     """Return alembic's configuration.
 
-    :raises click.UsageError: if the file or the section does not exist.
+    :raises click.UsageError: if the file or the section does not exist, or
+        the file is not valid.
     """
     ini, name = click.get_current_context().meta["sqla_shard.ini"]
     if not ini.is_file():
@@ -213,18 +215,13 @@ def _config() -> Config:
             f"{ini} not found; specify the configuration file of alembic with "
             "--config, or create one with: sqla-shard schema init"
         )
-    config = Config(str(ini), ini_section=name)
-    sections = [
-        section
-        for section in config.file_config.sections()
-        if config.file_config.has_option(section, "script_location")
-    ]
-    if name not in sections:
+    found = configurations(ini)
+    if name not in found:
         raise click.UsageError(
             f"{ini} has no section [{name}] with a script_location; specify "
-            f"another one with --name: {', '.join(sections) or 'none found'}"
+            f"another one with --name: {', '.join(found) or 'none found'}"
         )
-    return config
+    return found[name]
 
 
 def _cluster(settings: Settings) -> Cluster | None:

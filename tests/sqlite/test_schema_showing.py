@@ -167,6 +167,44 @@ def test_a_section_that_is_not_there(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("[alembic\nurl = secret", "line 1 belongs to no section"),
+        ("url = secret\n[alembic]", "line 1 belongs to no section"),
+        ("[alembic]\nsecret", "line 2 is neither"),
+        ("[a]\nurl = secret\n[a]", "line 3 has section [a] a second time"),
+        ("[a]\nb = 1\nb = secret", "line 3 has option b of section [a]"),
+        (
+            "[alembic]\nscript_location = x\nurl = m://a:secret%@h",
+            "option url of section [alembic] has a %",
+        ),
+        (
+            "[alembic]\nscript_location = %(secret)s/x",
+            "option script_location of section [alembic] has a %",
+        ),
+        (b"\xff[alembic]", "it is not text in UTF-8"),
+    ],
+)
+@pytest.mark.parametrize(
+    "arguments", ["schema status", "dashboard --port 0 --config alembic.ini"]
+)
+def test_a_damaged_configuration_is_one_line(
+    project: Path, content: str | bytes, problem: str, arguments: str
+) -> None:
+    if isinstance(content, str):
+        content = content.encode()
+    (project / "alembic.ini").write_bytes(content)
+    done = CliRunner().invoke(
+        program, ["-t", "topology.toml", *arguments.split()]
+    )
+    assert done.exit_code == 2, done.output
+    assert done.stderr.startswith(
+        f"sqla-shard: error: alembic.ini cannot be read: {problem}"
+    )
+    assert "secret" not in done.stderr
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         "upgrade --shards 7-2",
