@@ -6,8 +6,8 @@ is error 1020 there, which ends the transaction.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -21,7 +21,11 @@ from sqla_shard import blob_field
 from sqla_shard import Cluster
 from sqla_shard import MappingMixin
 from sqla_shard import ObjectMixin
+from sqla_shard import ShardSession
 from sqla_shard.exc import StaleDataError
+from sqla_shard.jobs import Linear
+from sqla_shard.jobs import task
+from sqla_shard.jobs import Worker
 from sqla_shard.testing import MariaDBFleet
 
 pytestmark = pytest.mark.live
@@ -51,6 +55,15 @@ class Tag(ObjectMixin, Base, type_id=2, colocate_with="post_id"):
 
 class PostHasTags(MappingMixin, Base, source=Post, target=Tag):
     pass
+
+
+class PostHasMarks(MappingMixin, Base, source=Post, target=Tag, counted=True):
+    pass
+
+
+@task("tests.like", retry=Linear(50, step=0))
+def like_later(session: ShardSession, post_id: int) -> None:
+    session.get_one(Post, post_id, with_for_update=True).likes += 1
 
 
 @pytest.fixture(scope="module")
@@ -161,35 +174,48 @@ def tag(session: Any, post_id: int) -> None:
         PostHasTags.move(session, post_id, new.id, before=ids[-1])
 
 
+def mark(session: Any, post_id: int) -> None:
+    PostHasMarks.count(session, post_id)
+    new = Tag(post_id=post_id)
+    session.add(new)
+    session.flush()
+    PostHasMarks.append(session, post_id, new.id)
+
+
 def write(session: Any, post_id: int) -> None:
     post = session.get(Post, post_id)
     post.body += "."
 
 
-@pytest.mark.parametrize("change", [like, tag, write])
+def test_each_job_is_run_once_where_an_application_has_it(
+    isolated: Cluster, cluster: Cluster, post_id: int
+) -> None:
+    with isolated.begin() as session:
+        for _ in range(THREADS * TIMES):
+            like_later.enqueue(session, near=post_id, post_id=post_id)
+    worker = Worker(isolated, ["default"], concurrency=THREADS)
+    assert worker.run(until_empty=True).succeeded == THREADS * TIMES
+    with cluster.session() as session:
+        assert session.get_one(Post, post_id).likes == THREADS * TIMES
+
+
+@pytest.mark.parametrize("change", [like, tag, mark, write])
 def test_a_changed_row_is_repeated_where_an_application_has_it(
     isolated: Cluster, cluster: Cluster, post_id: int, change: Any
 ) -> None:
-    failures: list[BaseException] = []
-
     def work() -> None:
-        try:
-            for _ in range(TIMES):
-                isolated.run(change, post_id, timeout=60)
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(TIMES):
+            isolated.run(change, post_id, timeout=60)
 
-    threads = [threading.Thread(target=work) for _ in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(THREADS) as pool:
+        for done in [pool.submit(work) for _ in range(THREADS)]:
+            done.result(timeout=120)
     with cluster.session() as session:
         post = session.get_one(Post, post_id)
         count = {
             like: post.likes,
             tag: PostHasTags.count(session, post_id),
+            mark: PostHasMarks.count(session, post_id),
             write: len(post.body),
         }[change]
     assert count == THREADS * TIMES
