@@ -165,7 +165,7 @@ class UnmarkedWriteError(MigrateError):
 
 
 class UnclaimableRowError(MigrateError):
-    """Raised when a row that is copied refers to a row that does not exist.
+    """Raised when a row that is copied refers to a row that has no object id.
 
     The row is not copied, and waits.
 
@@ -176,8 +176,8 @@ class UnclaimableRowError(MigrateError):
     table: str
     key: object
     _text = (
-        "a row refers to {key} of {table}, which does not exist; delete the "
-        "row, or restore the other one"
+        "a row refers to {key} of {table}, which does not exist, or has no "
+        "object id; delete the row, or restore the other one"
     )
 
 

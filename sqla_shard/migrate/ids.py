@@ -18,6 +18,7 @@ from sqlalchemy import Engine
 from sqlalchemy import select
 
 from sqla_shard.cluster.cluster import Cluster
+from sqla_shard.exc import ConversionError
 from sqla_shard.exc import UnclaimableRowError
 from sqla_shard.migrate.copying import Image
 from sqla_shard.migrate.copying import one_read
@@ -164,8 +165,19 @@ class IdMap:
         Rows that were deleted before they had an id are recorded as copied.
         An image that is older than what is recorded gets no id: the row may
         be one of these.
+
+        :raises ConversionError: if a primary key fits no id.
+        :raises UnclaimableRowError: if a parent has no id.
         """
         missing = [key for key in images if images[key].object_id is None]
+        for key in missing:
+            if images[key].row is not None and not one.fits(key):
+                raise ConversionError(
+                    column=f"{one.name}.{one.table.primary_key.columns[0].name}",
+                    value=repr(key[0]),
+                    reason="an object id has room for primary keys from 1 to "
+                    f"{one.layout.max_local_id}; give the row another one",
+                )
         found = {
             key: image.object_id
             for key, image in images.items()
@@ -176,6 +188,14 @@ class IdMap:
         proposed = self.proposals(
             one, [key for key in missing if images[key].row is not None]
         )
+        if one.parent_column is not None:
+            parent = self._parent(one)
+            # One that does not exist, or whose key fits no id.
+            self.of_references(
+                (parent.type_id, row[one.parent_column])
+                for key in missing
+                if (row := images[key].row) is not None and key not in proposed
+            )
         with snapshot(self._engine) as connection:
             marks = one.marks.marks_of(connection, missing, locking=True)
             wanted, gone = {}, {}
@@ -195,7 +215,8 @@ class IdMap:
     def proposals(
         self, one: MovedTable, keys: Collection[Key]
     ) -> dict[Key, int]:
-        """Return ids that are free now for rows that exist."""
+        """Return ids that are free now for rows that exist, and fit one."""
+        keys = [key for key in keys if one.fits(key)]
         if not keys:
             return {}
         with one_read(self._engine) as connection:
@@ -203,11 +224,7 @@ class IdMap:
         if one.parent is None:
             shards = {key: self._new_shard(one) for key in parents}
         else:
-            (parent,) = (
-                other
-                for other in self.types.values()
-                if other.name == one.parent
-            )
+            parent = self._parent(one)
             ids = self.object_ids(parent, set(parents.values()))
             layout = one.layout
             shards = {
@@ -216,6 +233,13 @@ class IdMap:
                 if parent in ids
             }
         return self._packed(one, shards)
+
+    def _parent(self, one: MovedTable) -> MovedTable:
+        """Return the table of the parents of rows."""
+        (found,) = (
+            other for other in self.types.values() if other.name == one.parent
+        )
+        return found
 
     def _parents(
         self, connection: Connection, one: MovedTable, keys: Collection[Key]

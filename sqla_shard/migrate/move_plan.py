@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import case
+from sqlalchemy import Connection
 from sqlalchemy import func
 from sqlalchemy import inspect
 from sqlalchemy import select
@@ -174,6 +175,8 @@ def _problems_of_rows(move: Move, one: MovedRows) -> Iterator[str]:
                     )
                 ).select_from(one.table)
             ).one()
+        if isinstance(one, MovedTable):
+            yield from _problems_of_ids(connection, one)
     if triggers:
         yield (
             f"{one.name} has the triggers {', '.join(triggers)}: shards do "
@@ -189,6 +192,24 @@ def _problems_of_rows(move: Move, one: MovedRows) -> Iterator[str]:
                 "them, or give Moved(convert=..., revert=...): a row that "
                 "does not fit is not copied"
             )
+
+
+def _problems_of_ids(connection: Connection, one: MovedTable) -> Iterator[str]:
+    (key,) = one.table.primary_key
+    least, most = connection.execute(
+        select(func.min(key), func.max(key))
+    ).one()
+    odd = [
+        value
+        for value in (least, most)
+        if value is not None and not one.fits((value,))
+    ]
+    if odd:
+        yield (
+            f"{one.name}.{key.name}: keys from {least} to {most}; an object "
+            f"id has room for those from 1 to {one.layout.max_local_id}: "
+            "rows with others are not copied, give them another key"
+        )
 
 
 def _problems_of_keys(move: Move, table: Table) -> Iterator[str]:

@@ -285,6 +285,10 @@ class MovedTable(MovedRows):
         if problems:
             raise DeclarationError(problems)
 
+    def fits(self, key: Key) -> bool:
+        """Return whether an object id has room for a primary key."""
+        return 0 < int(key[0]) <= self.layout.max_local_id
+
     def _lookups(self, given: Mapping[str, type[Any]]) -> dict[str, type[Any]]:
         found = {}
         for column, cls in given.items():

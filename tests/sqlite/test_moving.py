@@ -622,6 +622,37 @@ def test_a_row_that_cannot_be_copied_is_named_and_holds_up_no_other(
         switch.go("switched", timeout=0.1)
 
 
+def test_keys_that_fit_no_id_are_named_and_hold_up_no_other(move, caplog):
+    keys = [-1, 0, 2**36]
+    with move.engine.begin() as connection:
+        connection.execute(
+            insert(User.__table__), [{"id": key, "name": "?"} for key in keys]
+        )
+        connection.execute(
+            insert(Post.__table__),
+            {
+                "user_id": 0,
+                "title": "of no object",
+                "changes": 0,
+                "written_at": WRITTEN_AT,
+            },
+        )
+    (problem,) = plan(move).problems
+    assert f"users.id: keys from -1 to {2**36}; an object" in problem
+    Switch(move).go("copying")
+    assert backfill(move, jobs=1) == 4
+    for name in (*(f"users {key}" for key in keys), "posts 5"):
+        assert f"{name} was not copied and waits: " in caplog.text
+    assert titles(move).keys() == {1, 2, 3, 4}
+    assert reconcile(move).waiting == 4
+    with move.engine.begin() as connection:
+        for table in (Post.__table__, User.__table__):
+            user_id = table.c.get("user_id", table.c.id)
+            connection.execute(delete(table).where(user_id.in_(keys)))
+    assert copy_waiting(move, move.progress()) == 0
+    assert verify(move).is_equal
+
+
 def test_errors_of_functions_that_convert_are_not_raised_to_the_application(
     move, caplog
 ):
