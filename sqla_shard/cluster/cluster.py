@@ -784,7 +784,9 @@ class Cluster(FromSources, EventTarget):
     def close(self, timeout: float = 10.0) -> bool:
         """Let running transactions end, then close every connection.
 
-        New sessions get :exc:`~sqla_shard.exc.ClusterClosedError`.
+        New sessions get :exc:`~sqla_shard.exc.ClusterClosedError`.  After a
+        second of waiting, a warning says how many connections to which servers
+        are in use.
 
         Asynchronous code calls :meth:`aclose`.  This method does not wait for
         asynchronous sessions: their connections are closed when they are

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -62,6 +64,11 @@ __all__ = [
 
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+#: Seconds for which close() waits without a word.
+_SILENT = 1.0
 
 
 def urls_of(topology: Topology) -> set[str]:
@@ -535,10 +542,16 @@ class Engines:
         """
         self.shut()
         deadline = monotonic() + timeout
-        with self._returned:
-            while self._busy and (left := deadline - monotonic()) > 0:
-                self._returned.wait(left)
-            drained = not self._busy
+        drained = self._wait_returned(min(timeout, _SILENT))
+        if not drained and timeout > _SILENT:
+            _log.warning(
+                "close() waits up to %g s for connections that sessions have "
+                "not returned (%s); close the sessions before the cluster",
+                timeout,
+                ", ".join(self._in_use()),
+                extra={"action": "close"},
+            )
+            drained = self._wait_returned(deadline - monotonic())
         # Threads that wait for a connection get one, and are refused, before
         # the pools are disposed.
         ended = self.lanes.drain(max(deadline - monotonic(), 0))
@@ -547,6 +560,19 @@ class Engines:
                 engine.dispose()
         self.lanes.close(wait=drained and ended)
         return drained
+
+    def _in_use(self) -> list[str]:
+        """Return the number of connections in use of each server."""
+        busy = list(self._busy.values())
+        counts = Counter(server_name(engine.url) for engine in busy)
+        return [f"{count} to {name}" for name, count in sorted(counts.items())]
+
+    def _wait_returned(self, seconds: float) -> bool:
+        """Return whether all connections were returned in time."""
+        with self._returned:
+            return self._returned.wait_for(
+                lambda: not self._busy, max(seconds, 0)
+            )
 
     def after_fork(self) -> None:
         """Drop the connections of the parent in a child process.

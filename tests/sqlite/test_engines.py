@@ -20,6 +20,7 @@ from sqlalchemy.pool import NullPool
 from sqla_shard import blob_field
 from sqla_shard import Cluster
 from sqla_shard import ObjectMixin
+from sqla_shard.engine import registry
 from sqla_shard.exc import ClusterClosedError
 from sqla_shard.exc import MissingDriverError
 from sqla_shard.exc import NoShardKeyError
@@ -177,6 +178,25 @@ def test_close_waits_for_what_is_in_use(tmp_path: Path) -> None:
         session.connection({"shard_id": 1})
     with pytest.raises(ClusterClosedError):
         cluster.session().connection({"shard_id": 2})
+
+
+def test_close_says_what_it_waits_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(registry, "_SILENT", 0.01)
+    document = with_files(sqlite_topology(tmp_path, shards=2))
+    cluster = Cluster.from_topology(document)
+    with cluster.session() as session:
+        session.connection({"shard_id": 1})
+        assert cluster.close(timeout=0.05) is False
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.message.startswith("close() waits up to 0.05 s for ")
+    assert "(1 to " in record.message
+    assert cluster.close() is True
+    assert len(caplog.records) == 1
 
 
 def test_connections_returned_later_are_closed(tmp_path: Path) -> None:
