@@ -10,6 +10,8 @@ same for all shards.
 from __future__ import annotations
 
 import json
+import logging
+import os
 import sys
 from collections.abc import Callable
 from collections.abc import Collection
@@ -59,6 +61,7 @@ from sqla_shard.topology import Keyspace
 from sqla_shard.topology import Topology
 from sqla_shard.topology.follow import load_location
 from sqla_shard.topology.keyspaces import as_ranges
+from sqla_shard.util.masking import redact
 from sqla_shard.util.printable import printable
 
 __all__ = [
@@ -68,6 +71,12 @@ __all__ = [
     "run_env",
 ]
 
+
+_log = logging.getLogger(__name__)
+
+#: The topology of sqla-shard; alembic can have another one on purpose, such as
+#: one with a database to compare with.
+_VARIABLE = "SQLA_SHARD_TOPOLOGY"
 
 _Steps = Callable[..., Iterable[MigrationStep]]
 
@@ -183,7 +192,15 @@ class Environment:
     def _from_config(self) -> Cluster:
         # Use no snapshot, since an outdated topology would migrate the wrong
         # databases, and no follower thread, since processes are forked.
-        return Cluster(load_location(self._location()))
+        location, other = self._location(), os.environ.get(_VARIABLE)
+        if other and Path(other).resolve() != Path(location).resolve():
+            _log.warning(
+                "the topology is %s of alembic.ini, not %s of %s, which "
+                "sqla-shard schema uses",
+                *(redact(location), redact(other), _VARIABLE),
+                extra={"action": "choose a topology"},
+            )
+        return Cluster(load_location(location))
 
     def _location(self) -> str:
         path = self._option("topology")

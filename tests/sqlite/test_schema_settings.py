@@ -93,6 +93,30 @@ def generated(config: Config) -> str:
     return Path(script.path).read_text()
 
 
+@pytest.mark.parametrize(
+    ("named", "differs"),
+    [
+        ("other.toml", True),
+        ("zookeeper://zk1:2181/prod", True),
+        ("topology.toml", False),
+        ("m/../topology.toml", False),
+        ("", False),
+    ],
+)
+def test_another_topology_in_the_environment_is_named(
+    alembic: Alembic,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    named: str,
+    differs: bool,
+) -> None:
+    monkeypatch.setenv("SQLA_SHARD_TOPOLOGY", named)
+    command.current(alembic())
+    said = [one for one in caplog.messages if "of alembic.ini, not" in one]
+    assert len(said) == differs
+    assert all(f"{named} of SQLA_SHARD_TOPOLOGY" in one for one in said)
+
+
 def test_include_object_gets_what_is_of_the_keyspace(alembic: Alembic) -> None:
     asked = []
 
