@@ -207,7 +207,8 @@ class Getter:
         """Return the object of an id through ``Session.get`` itself.
 
         :param get: ``Session.get``, bound to the session.
-        :raises UnsupportedStatementError: for an identity token.
+        :raises UnsupportedStatementError: for an identity token, or if
+            another shard than that of the id is named.
         """
         if kwargs.get("identity_token") is not None:
             raise UnsupportedStatementError(
@@ -218,10 +219,16 @@ class Getter:
             )
         object_id = self._only(ident)
         place = self.place(session.places, (object_id,))
-        kwargs["bind_arguments"] = {
-            **(kwargs.get("bind_arguments") or {}),
-            "place": place,
-        }
+        given = kwargs.get("bind_arguments") or {}
+        named = given.get("shard_id")
+        if named not in (None, place.shard_id):
+            raise UnsupportedStatementError(
+                f"bind_arguments name shard {named!r}, but {self._name} "
+                f"{object_id} is on shard {place.shard_id}, which its id "
+                "names; leave out shard_id",
+                construct="bind_arguments",
+            )
+        kwargs["bind_arguments"] = {**given, "place": place}
         kwargs["execution_options"] = {
             **(kwargs.get("execution_options") or {}),
             **_SHOW_ALL,

@@ -661,12 +661,13 @@ class ShardSession(ShardedSession):
         super().refresh(instance, _loaded_as(instance, names), with_for_update)
 
     def _refuse_bulk(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse a method that cannot route rows to shards.
+        """Refuse a method that does not route rows, or check fields.
 
         :raises UnsupportedStatementError: always.
         """
         raise UnsupportedStatementError(
-            "the legacy bulk methods cannot write to several shards; use "
+            "the legacy bulk methods are not supported, for classes of any "
+            "keyspace: they neither route rows nor check fields; use "
             "session.execute(insert(Class), rows) or session.add_all()",
             construct="bulk_*()",
         )

@@ -150,6 +150,18 @@ class Get(Reading):
         with pytest.raises(exc.UnsupportedStatementError):
             session.get(Pin, data.ids[0], identity_token=0)
 
+    @pytest.mark.parametrize("is_loaded", [False, True])
+    def test_another_shard_is_refused(self, session, data, is_loaded):
+        object_id = data.ids[0]
+        shard_id = unpack(object_id).shard_id
+        given = {"shard_id": shard_id}
+        if is_loaded:
+            found = session.get(Pin, object_id, bind_arguments=given)
+            assert found.id == object_id
+        other = {"shard_id": shard_id ^ 1}
+        with pytest.raises(exc.UnsupportedStatementError, match="its id"):
+            session.get(Pin, object_id, bind_arguments=other)
+
 
 class GetMany(Reading):
     def test_order_duplicates_and_none(self, session, log, data):

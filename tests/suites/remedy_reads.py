@@ -751,6 +751,14 @@ READS: dict[str, Case] = {
         ).all(),
         answer=lambda s, d: [],
     ),
+    "another shard than that of the id": Case(
+        refused=lambda s, d: s.get(
+            User, d.users[1], bind_arguments={"shard_id": 0}
+        ),
+        names=("which its id names", "leave out shard_id"),
+        remedy=lambda s, d: s.get_one(User, d.users[1]).age,
+        answer=lambda s, d: 1,
+    ),
     "an identity token": Case(
         refused=lambda s, d: s.get(User, d.users[1], identity_token=1),
         names=("contains its shard", "leave it out"),
