@@ -71,6 +71,9 @@ KINDS: tuple[str, ...] = get_args(FindingKind)
 
 _LONGEST = 300
 
+#: The beginning of a statement that counts rows.
+_COUNTS = re.compile(r"SELECT count\(", re.IGNORECASE)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
@@ -183,6 +186,11 @@ def _n_plus_one(seen: Evidence, max_shards: int | None) -> tuple[str, str]:
             "Read all in one call: session.get_many(Class, ids), or select() "
             "with in_()."
         )
+        if _COUNTS.match(seen.first.statement):
+            remedy = (
+                "Count all in one call: select(Class.key, func.count()) with "
+                "in_() and group_by(Class.key)."
+            )
     elif "." in loads:
         who = f"{loads} was loaded lazily"
         remedy = (

@@ -13,6 +13,7 @@ from jinja2 import Environment
 from jinja2 import FileSystemLoader
 from sqlalchemy import delete
 from sqlalchemy import event
+from sqlalchemy import func
 from sqlalchemy import select
 from sqlalchemy import text
 from sqlalchemy import update
@@ -202,6 +203,16 @@ class TestNPlusOne:
         assert "(shards 0, 1, 2, 3, 4, 5, 6, 7)" in finding.what
         assert "get_many" in finding.remedy
         assert "__sqla_shard__" not in str(finding)
+
+    def test_count_in_a_loop(self, cluster, pins):
+        with ShardLint() as lint, cluster.session() as session:
+            for pin_id in pins:
+                found = select(func.count()).where(Pin.id == pin_id)
+                assert session.scalar(found) == 1
+        finding = only(lint)
+        assert (finding.kind, finding.count) == ("n_plus_one", 8)
+        assert "get_many" not in finding.remedy
+        assert "group_by" in finding.remedy
 
     @pytest.mark.parametrize("name", ["comments", "board", "tags"])
     def test_lazy_loads_are_named(self, cluster, pins, name):
