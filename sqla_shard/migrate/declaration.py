@@ -356,13 +356,16 @@ def _toml(document: _Document) -> Iterator[str]:
     for name, tables in document.items():
         if isinstance(tables, list):
             continue
+        lists = {k: v for k, v in tables.items() if isinstance(v, list)}
+        if lists:
+            # A file may have each head once.
+            yield from ("", f"[{name}]")
+        for table, settings in lists.items():
+            yield f"{_toml_key(table)} = {_toml_value(settings)}"
         for table, settings in tables.items():
-            yield ""
-            if isinstance(settings, list):
-                yield f"[{name}]"
-                yield f"{_toml_key(table)} = {_toml_value(settings)}"
+            if table in lists:
                 continue
-            yield f"[{name}.{_toml_key(table)}]"
+            yield from ("", f"[{name}.{_toml_key(table)}]")
             for key, value in settings.items():
                 yield f"{_toml_key(key)} = {_toml_value(value)}"
 

@@ -192,7 +192,7 @@ class FullPass:
                 return
             after = keys[-1]
             there = self._copier.ids.link_keys(one, keys)
-            # A row without one was deleted before it was copied.
+            self._count_without_ends(one, [k for k in keys if k not in there])
             yield after, {there[key]: key for key in keys if key in there}
         last = 0 if after is None else after[0]
         while True:
@@ -205,6 +205,12 @@ class FullPass:
                 (last,),
                 {(object_id,): key for object_id, key in found.items()},
             )
+
+    def _count_without_ends(self, one: MovedRows, keys: list[Key]) -> None:
+        """Count rows that wait for a row without an object id."""
+        with snapshot(self._move.engine) as connection:
+            marks = one.marks.marks_of(connection, keys)
+        self._pass.waiting += sum(mark.waits for mark in marks.values())
 
     def _compare_or_name(
         self, one: MovedRows, shard_id: int, keys: Mapping[Key, Key]

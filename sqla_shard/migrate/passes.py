@@ -70,7 +70,7 @@ def backfill(
     now = _stage(move, "backfill", "legacy")
     limit = _limit(move, rate, max_lag)
     for one in move.tables.values():
-        _claim(move, one, now, limit, part, on_progress)
+        _claim(move, one, now, limit, part)
     failed = 0
     pending: set[Future[int]] = set()
     with ThreadPoolExecutor(jobs) as pool:
@@ -96,7 +96,6 @@ def _claim(
     now: Progress,
     limit: Callable[[int], object],
     part: KeyPart | None,
-    on_progress: Callable[[str, int], object],
 ) -> None:
     def propose(keys: Collection[Key]) -> Mapping[Key, int]:
         if isinstance(one, MovedTable):
@@ -124,7 +123,6 @@ def _claim(
         if not keys:
             return
         limit(len(keys))
-        on_progress(one.name, len(keys))
 
 
 def _limit(

@@ -255,10 +255,35 @@ class Conversion:
         """
         for attribute, expected in values.items():
             value = found[attribute]
-            if not is_same(expected, value):
+            if not is_same(expected, value) and not self._is_one_hour(
+                expected, value
+            ):
                 yield AttributeDifference(
                     attribute=attribute, expected=expected, found=value
                 )
+
+    def _is_one_hour(self, expected: Any, value: Any) -> bool:
+        """Return whether two moments are one time in the zone.
+
+        Where clocks are put back an hour occurs twice, and the column does
+        not say which of them it was.
+        """
+        if not isinstance(expected, datetime) or not isinstance(
+            value, datetime
+        ):
+            return False
+        try:
+            one, other = (
+                (moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+                .astimezone(UTC)
+                .astimezone(self._zone)
+                .replace(tzinfo=None)
+                for moment in (expected, value)
+            )
+        except OverflowError:
+            # At the ends of the calendar clocks are not put back.
+            return False
+        return one == other
 
 
 def _plain(cls: type[Any], attribute: str) -> Column[Any] | None:

@@ -284,8 +284,17 @@ class Switch:
         if forward and now.rules.truth is None:
             self._await_copies(now, timeout)
         elif now.rules.copies and STAGES[name].truth is None:
-            # Most pending rows are copied before writes wait.
-            copy_waiting(self._move, now)
+            # Most pending rows are copied before writes wait; one may wait
+            # for another, which is copied after it.
+            left = copy_waiting(self._move, now)
+            left = left and copy_waiting(self._move, now)
+            if left:
+                raise StageRefusedError(
+                    stage=now.stage,
+                    wanted=name,
+                    reason=f"{left} rows were not copied, and writes do not "
+                    "wait for them; the log names those that failed",
+                )
         met = self.met(now) if forward else ()
         check_step(now, name, met=met)
         new = advanced(now, name, fences=self.fences(), met=met)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from contextlib import suppress
 from datetime import UTC
@@ -616,10 +617,14 @@ def test_a_row_that_cannot_be_copied_is_named_and_holds_up_no_other(
     assert titles(move)[3] == "changed"
     assert "posts 1 was not copied and waits: ShardedPost" in caplog.text
     assert copy_waiting(move, move.progress()) == 1
-    switch = Switch(move)
+    steps = []
+    switch = Switch(move, steps.append)
     switch.go("reading")
     with pytest.raises(StageRefusedError, match="1 rows were not copied"):
-        switch.go("switched", timeout=0.1)
+        switch.go("switched")
+    # Writes did not wait for it.
+    assert not any("closing" in step for step in steps)
+    assert move.progress(now=True).stage == "reading"
 
 
 def test_keys_that_fit_no_id_are_named_and_hold_up_no_other(move, caplog):
@@ -637,17 +642,28 @@ def test_keys_that_fit_no_id_are_named_and_hold_up_no_other(move, caplog):
                 "written_at": WRITTEN_AT,
             },
         )
+        connection.execute(insert(FOLLOWS), {"follower_id": 1, "user_id": 0})
     (problem,) = plan(move).problems
+    progress = Counter()
     assert f"users.id: keys from -1 to {2**36}; an object" in problem
     Switch(move).go("copying")
-    assert backfill(move, jobs=1) == 4
-    for name in (*(f"users {key}" for key in keys), "posts 5"):
+    assert (
+        backfill(
+            move,
+            jobs=1,
+            on_progress=lambda name, rows: progress.update({name: rows}),
+        )
+        == 5
+    )
+    # Each row is counted once.
+    assert progress == {"users": 5, "posts": 5, "follows": 1}
+    for name in (*(f"users {key}" for key in keys), "posts 5", "follows 1, 0"):
         assert f"{name} was not copied and waits: " in caplog.text
     assert titles(move).keys() == {1, 2, 3, 4}
-    assert reconcile(move).waiting == 4
+    assert reconcile(move).waiting == 5
     with move.engine.begin() as connection:
-        for table in (Post.__table__, User.__table__):
-            user_id = table.c.get("user_id", table.c.id)
+        for table in (FOLLOWS, Post.__table__, User.__table__):
+            user_id = table.c.get("user_id", table.c.get("id"))
             connection.execute(delete(table).where(user_id.in_(keys)))
     assert copy_waiting(move, move.progress()) == 0
     assert verify(move).is_equal

@@ -41,6 +41,7 @@ WHOLE = Declaration(
     MappingTable("follows", source="a", target="b", inverse=True),
     Lookup("users.name"),
     Lookup('odd "name".x', normalize="email"),
+    Lookup("posts.slug"),
     Reference("countries"),
     Global("settings"),
 )

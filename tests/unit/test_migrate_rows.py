@@ -7,6 +7,7 @@ from datetime import timedelta
 from datetime import timezone
 from datetime import UTC
 from decimal import Decimal
+from zoneinfo import ZoneInfo
 
 import pytest
 from sqlalchemy import Column
@@ -145,6 +146,23 @@ def test_values_are_converted_by_functions_and_zones():
     assert post.written_at == datetime(2020, 1, 2, 1, 4, 5, tzinfo=UTC)
     found = conversion.attributes(post)
     assert list(conversion.differences(values, found)) == []
+
+
+def test_the_hour_that_occurs_twice_is_the_same():
+    conversion = Conversion(
+        FUTURE.tables["posts"],
+        Post,
+        names=NAMES,
+        zone=ZoneInfo("Europe/Berlin"),
+    )
+    written = datetime(2020, 10, 25, 2, 30)
+    values = conversion.values({**ROW, "at": written}, IDS)
+    for hour, count in ((0, 0), (1, 0), (2, 1)):
+        moment = datetime(2020, 10, 25, hour, 30, tzinfo=UTC)
+        found = {**values, "written_at": moment}
+        assert len(list(conversion.differences(values, found))) == count
+    last = {**values, "written_at": datetime.max.replace(tzinfo=UTC)}
+    assert len(list(conversion.differences(values, last))) == 1
 
 
 MOMENT = datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC)
