@@ -195,8 +195,8 @@ class Environment:
         location, other = self._location(), os.environ.get(_VARIABLE)
         if other and Path(other).resolve() != Path(location).resolve():
             _log.warning(
-                "the topology is %s of alembic.ini, not %s of %s, which "
-                "sqla-shard schema uses",
+                "the topology is %s of alembic.ini, not %s of %s, which the "
+                "other commands use",
                 *(redact(location), redact(other), _VARIABLE),
                 extra={"action": "choose a topology"},
             )
