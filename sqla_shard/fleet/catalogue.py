@@ -193,7 +193,7 @@ def _read(admin: Admin, database: str) -> _Database | None:
         for name, *rest in admin.rows(
             "SELECT trigger_name, action_timing, event_manipulation,"
             " event_object_table, action_order, action_statement"
-            " FROM information_schema.triggers WHERE trigger_schema = %s",
+            " FROM information_schema.triggers WHERE event_object_schema = %s",
             database,
         )
     }
