@@ -209,7 +209,7 @@ SUITES: dict[str, tuple[On, ...]] = {
     "follow_graph": (
         On(
             "sqlite",
-            only="Histories Lists Repairs Rules",
+            only="Deletions Histories Lists Repairs Rules",
             few={"Histories.histories": 2},
         ),
         On(

@@ -469,6 +469,18 @@ class EdgeTable:
         )
         return [((row[0], row[1]), Edge(*row[2:])) for row in rows.all()]
 
+    def lasting(
+        self, session: ShardSession, place: Place, source_ids: Sequence[int]
+    ) -> list[tuple[Pair, Edge]]:
+        """Return the edges of objects of a shard that have not ended."""
+        rows = session.execute(
+            select(self.source_id, self.target_id, *self._edge)
+            .where(self.source_id.in_(source_ids), self.kind != 0)
+            .order_by(self.source_id, self.target_id),
+            bind_arguments={"place": place},
+        )
+        return [((row[0], row[1]), Edge(*row[2:])) for row in rows.all()]
+
     def pairs(
         self, session: ShardSession, pairs: Iterable[Pair]
     ) -> dict[Pair, Edge]:

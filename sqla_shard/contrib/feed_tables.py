@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sqlalchemy import BigInteger
 from sqlalchemy import bindparam
 from sqlalchemy import delete
+from sqlalchemy import func
 from sqlalchemy import Index
 from sqlalchemy import inspect
 from sqlalchemy import Integer
@@ -24,6 +28,10 @@ from sqla_shard.contrib.edges import FollowKind
 from sqla_shard.contrib.feed_store import Entry
 from sqla_shard.contrib.follow_lists import FOLLOWING
 from sqla_shard.contrib.follows import Follows
+from sqla_shard.engine.rendering import Place
+from sqla_shard.models.deletion_plan import Part
+from sqla_shard.models.deletion_plan import register_belongings
+from sqla_shard.models.deletion_plan import Work
 from sqla_shard.models.layouts import require_default_layout
 from sqla_shard.routing import declare
 from sqla_shard.routing import spec_of
@@ -74,6 +82,27 @@ class FeedTables:
                 "since": mapped_column(BigInteger, nullable=False),
             },
         )
+
+        register_belongings(follows.user, self._of_users)
+
+    def _of_users(
+        self, session: ShardSession, place: Place, ids: Sequence[int]
+    ) -> Iterator[Work]:
+        """Yield the steps that delete what users have published."""
+        at = {"place": place}
+        for table in (self.posts, self.pulled):
+            own = table.c.author_id.in_(ids)
+            count = session.scalar(
+                select(func.count()).select_from(table).where(own),
+                bind_arguments=at,
+            )
+            if count:
+                part = Part.on(place, "delete", table.name, count)
+                gone = delete(table).where(own)
+                yield (
+                    part,
+                    partial(session.execute, gone, bind_arguments=at),
+                )
 
     def __repr__(self) -> str:
         post = f"{self.post.__module__}.{self.post.__qualname__}"

@@ -58,7 +58,8 @@ class RepairedFollows:
     :ivar compared: number of rows that were compared.
     :ivar written: rows of the other shard that were missing or older.
     :ivar reverted: rows of the other shard without an edge of the follower.
-    :ivar forgotten: choices for boards that do not exist any more.
+    :ivar forgotten: relations to or of users, and choices for boards, that do
+        not exist any more.
     :ivar recounted: objects whose stored numbers of edges were wrong.
     :ivar position: continues the repair; None at its end.
     """
@@ -102,7 +103,7 @@ def repair_follows(
         statement for each server that has their other sides.
     """
     steps: tuple[Callable[..., list[Pair]], ...] = (
-        _forward(follows, follows.users, follows.users_reversed),
+        _users(follows),
         _boards(follows),
         _backward(follows.users_reversed, follows.users),
         _backward(follows.boards_reversed, follows.boards),
@@ -196,6 +197,33 @@ def _forward(
             )
             report.written += len(rows)
         return [one for one, _ in edges]
+
+    return step
+
+
+def _users(follows: Follows) -> Any:
+    """Return the forward step of users, which also looks for deleted ones."""
+    compare = _forward(follows, follows.users, follows.users_reversed)
+
+    def step(
+        cluster: Cluster,
+        place: Place,
+        pair: Pair,
+        batch: int,
+        report: RepairedFollows,
+    ) -> list[Pair]:
+        with cluster.session() as session:
+            edges = follows.users.after(session, place, pair, batch)
+            pairs = [one for one, edge in edges if edge.kind]
+            ids = {one for both in pairs for one in both}
+            exist = _existing(session, follows.user, ids)
+        for both in pairs:
+            if not exist.issuperset(both):
+                report.forgotten += cluster.run(
+                    follows.forget_user, *both, cross_shard="logged"
+                )
+        found: list[Pair] = compare(cluster, place, pair, batch, report)
+        return found
 
     return step
 

@@ -40,6 +40,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import inspect
@@ -47,13 +48,20 @@ from sqlalchemy import select
 
 from sqla_shard.contrib.edges import BoardChoice
 from sqla_shard.contrib.edges import Edge
+from sqla_shard.contrib.edges import EdgeTable
 from sqla_shard.contrib.edges import FollowKind
 from sqla_shard.contrib.follow_lists import FOLLOWING
 from sqla_shard.contrib.follow_lists import FollowLists
+from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import BlockedError
 from sqla_shard.exc import FollowRefusedError
 from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.ids import unpack
+from sqla_shard.models.deletion_plan import Call
+from sqla_shard.models.deletion_plan import call
+from sqla_shard.models.deletion_plan import Part
+from sqla_shard.models.deletion_plan import register_belongings
+from sqla_shard.models.deletion_plan import Work
 from sqla_shard.outbox import operation
 from sqla_shard.session import ShardSession
 
@@ -112,6 +120,9 @@ class Follows(FollowLists):
         self.listeners: list[Listener] = []
         self._user_id = inspect(user).primary_key[0]
         self.apply = operation(f"{name}.apply", on="near")(self._reverse)
+        self.forget = operation(f"{name}.forget", on="near")(self._forget)
+        register_belongings(user, self._of_users)
+        register_belongings(board, self._of_boards)
 
     def follow_user(
         self, session: ShardSession, follower_id: int, user_id: int
@@ -230,6 +241,25 @@ class Follows(FollowLists):
         owner_id = self._owner(session, follower_id, board_id)
         return self._end_board(session, follower_id, owner_id, board_id)
 
+    def forget_user(
+        self, session: ShardSession, follower_id: int, user_id: int
+    ) -> bool:
+        """End the relation between two users, one of whom was deleted.
+
+        A block ends, too.  Deleting a user with
+        :func:`~sqla_shard.models.deletion.delete_object` needs no call of
+        this method.
+
+        :returns: False if there was none.
+        :raises FollowRefusedError: if the two are the same.
+        """
+        before = self._lock(session, follower_id, user_id, must_exist=False)
+        if before.kind == FollowKind.NONE:
+            return False
+        after = before.changed(FollowKind.NONE)
+        self._replace(session, follower_id, user_id, after)
+        return True
+
     def forget_board(
         self,
         session: ShardSession,
@@ -259,7 +289,9 @@ class Follows(FollowLists):
         *,
         deleted: bool = False,
     ) -> bool:
-        user = self._lock(session, follower_id, owner_id)
+        user = self._lock(
+            session, follower_id, owner_id, must_exist=not deleted
+        )
         board = self.boards.current(session, follower_id, board_id)
         choice = BoardChoice.NONE
         users = []
@@ -282,7 +314,12 @@ class Follows(FollowLists):
         return True
 
     def _lock(
-        self, session: ShardSession, follower_id: int, user_id: int
+        self,
+        session: ShardSession,
+        follower_id: int,
+        user_id: int,
+        *,
+        must_exist: bool = True,
     ) -> Edge:
         """Lock the row of a follower; return the edge to another user."""
         for one in (follower_id, user_id):
@@ -299,7 +336,7 @@ class Follows(FollowLists):
             .where(self._user_id == follower_id)
             .with_for_update()
         )
-        if found is None:
+        if found is None and must_exist:
             raise FollowRefusedError(
                 f"there is no {self.user.__name__} {follower_id}",
                 follower_id=follower_id,
@@ -388,6 +425,94 @@ class Follows(FollowLists):
         followers = list(dict.fromkeys(row[1] for row in (*users, *boards)))
         for listener in self.listeners:
             listener(session, near, followers)
+
+    # -- deletions
+
+    def _forget(
+        self,
+        session: ShardSession,
+        near: int,
+        users: list[list[int]],
+        boards: list[list[int]],
+    ) -> None:
+        """End edges of followers of one shard: an operation of a deletion.
+
+        :param near: a follower.
+        :param users: followers, each with the user who was deleted.
+        :param boards: followers, each with the owner and the board.
+        """
+        for follower_id, user_id in users:
+            self.forget_user(session, follower_id, user_id)
+        for follower_id, owner_id, board_id in boards:
+            self.forget_board(session, follower_id, owner_id, board_id)
+
+    def _of_users(
+        self, session: ShardSession, place: Place, ids: Sequence[int]
+    ) -> Iterator[Work]:
+        """Yield the steps that end the edges of users to be deleted."""
+        for index, (table, other) in enumerate(
+            (
+                (self.users, self.users_reversed),
+                (self.boards, self.boards_reversed),
+            )
+        ):
+            rows = [
+                (pair, edge.changed(0, self._owner_in(table, edge)))
+                for pair, edge in table.lasting(session, place, ids)
+            ]
+            if rows:
+                part = Part.on(place, "remove", table.name, len(rows))
+                yield part, partial(table.put, session, rows)
+            turned = [[pair[1], pair[0], *edge] for pair, edge in rows]
+            for near, some in _by_shard(turned):
+                both: dict[str, Any] = {"users": [], "boards": []}
+                both["boards" if index else "users"] = some
+                one = self.apply.name, other.place(session, near), both
+                yield _call_step(session, place, one, near, other.name)
+        found = self.users_reversed.lasting(session, place, ids)
+        ended = [[pair[1], pair[0]] for pair, _ in found]
+        for near, some in _by_shard(ended):
+            both = {"users": some, "boards": []}
+            one = self.forget.name, self.users.place(session, near), both
+            yield _call_step(session, place, one, near, self.users.name)
+
+    def _owner_in(self, table: EdgeTable, edge: Edge) -> int:
+        return edge.number if table is self.boards else 0
+
+    def _of_boards(
+        self, session: ShardSession, place: Place, ids: Sequence[int]
+    ) -> Iterator[Work]:
+        """Yield the steps that end the edges to boards to be deleted."""
+        found = self.boards_reversed.lasting(session, place, ids)
+        ended = [[pair[1], edge.number, pair[0]] for pair, edge in found]
+        for near, some in _by_shard(ended):
+            both: dict[str, Any] = {"users": [], "boards": some}
+            one = self.forget.name, self.boards.place(session, near), both
+            yield _call_step(session, place, one, near, self.boards.name)
+
+
+def _by_shard(rows: list[list[int]]) -> Iterator[tuple[int, list[list[int]]]]:
+    """Yield parts of rows of one shard, each with its first id."""
+    by_shard: dict[int, list[list[int]]] = {}
+    for row in rows:
+        by_shard.setdefault(unpack(row[0]).shard_id, []).append(row)
+    for its in by_shard.values():
+        for start in range(0, len(its), _EDGES):
+            some = its[start : start + _EDGES]
+            yield some[0][0], some
+
+
+def _call_step(
+    session: ShardSession, written: Place, one: Call, near: int, name: str
+) -> Work:
+    """Return the step of an operation."""
+    name_of_it, place, both = one
+    is_here = place.address == written.address
+    count = len(both["users"]) + len(both["boards"])
+    part = Part.on(place, "remove", name, count, is_here=is_here)
+    arguments = {"near": near, **both}
+    whole = name_of_it, place, arguments
+    return part, partial(call, session, written, whole, is_here)
 
 
 def _parts(

@@ -30,6 +30,7 @@ from sqla_shard.exc import InvalidKeyError
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.models import LookupMixin
 from sqla_shard.models import MappingMixin
+from sqla_shard.models.deletion_plan import belongings
 from sqla_shard.models.deletion_plan import Call
 from sqla_shard.models.deletion_plan import call
 from sqla_shard.models.deletion_plan import deepest
@@ -117,8 +118,10 @@ class Finder:
         for cls in classes:
             if issubclass(cls, MappingMixin):
                 yield from self._lists(cls, ids)
-        yield from self._rows(ids)
         entity = self._kind.entity
+        for part, work in belongings(entity, self._session, self._place, ids):
+            yield DeletionStep(part, work)
+        yield from self._rows(ids)
         there = self._session.scalars(
             select(self._kind.id).where(self._kind.id.in_(ids)),
             execution_options=READS,

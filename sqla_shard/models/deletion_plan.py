@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -41,9 +42,12 @@ __all__ = [
     "DeletableClass",
     "DeletionPlan",
     "Part",
+    "Work",
+    "belongings",
     "call",
     "deepest",
     "kind_of",
+    "register_belongings",
     "release_calls",
     "removal_calls",
     "tree",
@@ -227,6 +231,36 @@ def _register_take(mapper: Mapper[Any], cls: Any) -> None:
 _NEW = "after_mapper_constructed"
 event.listen(MappingMixin, _NEW, _register_remove, propagate=True)
 event.listen(LookupMixin, _NEW, _register_take, propagate=True)
+
+
+# -- what others have registered
+
+#: A step of a deletion, and the function that performs it.
+Work = tuple[Part, Callable[[], object]]
+
+#: Yields the steps for objects of one shard.
+Belongings = Callable[[ShardSession, Place, Sequence[int]], Iterator[Work]]
+
+_BELONGINGS = "sqla_shard_belongings"
+
+
+def register_belongings(entity: Any, found: Belongings) -> None:
+    """Let deletions of objects of a class delete more than is mapped to them.
+
+    :param found: yields steps; called in the transaction that deletes the
+        objects, before their rows, and again if the deletion is repeated.
+    """
+    table: Any = inspect(entity).local_table
+    table.info.setdefault(_BELONGINGS, []).append(found)
+
+
+def belongings(
+    entity: Any, session: ShardSession, place: Place, ids: Sequence[int]
+) -> Iterator[Work]:
+    """Yield the steps that were registered for objects of a class."""
+    table: Any = inspect(entity).local_table
+    for found in table.info.get(_BELONGINGS, ()):
+        yield from found(session, place, ids)
 
 
 # -- objects and columns that refer to an object

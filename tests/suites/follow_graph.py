@@ -37,6 +37,8 @@ from sqla_shard.exc import FollowRefusedError
 from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.exc import OperationDefinitionError
 from sqla_shard.exc import WrongTypeError
+from sqla_shard.models.deletion import delete_object
+from sqla_shard.models.deletion import plan_deletion
 from sqla_shard.outbox import apply
 from sqla_shard.outbox import discard
 from sqla_shard.outbox import repair
@@ -45,13 +47,24 @@ from sqla_shard.testing import StatementLog
 from tests.models.graph_models import Board
 from tests.models.graph_models import boards
 from tests.models.graph_models import CLUSTERS
+from tests.models.graph_models import feed
 from tests.models.graph_models import follows
+from tests.models.graph_models import ids_of
+from tests.models.graph_models import pin
 from tests.models.graph_models import run
+from tests.models.graph_models import User
 from tests.models.graph_models import users
 from tests.models.operation_models import after_crash
 from tests.models.operation_models import forget_all
 
-__all__ = ["Histories", "Lists", "Repairs", "Rules", "Snapshots"]
+__all__ = [
+    "Deletions",
+    "Histories",
+    "Lists",
+    "Repairs",
+    "Rules",
+    "Snapshots",
+]
 
 cluster = CLUSTERS.on_backend()
 
@@ -361,6 +374,121 @@ class Lists(Suite):
                 if position is None:
                     break
         assert sorted(found) == sorted(fans[:5])
+
+
+class Deletions(Suite):
+    """Users who are deleted leave the graph and the feeds of others."""
+
+    @pytest.fixture
+    def people(self, cluster: Cluster) -> list[int]:
+        """Ada, who is to be deleted, has edges of all kinds on 4 shards."""
+        forget_all(cluster)
+        ada, bob, eve, ivy = users(cluster, 4)
+        (own,), (other,) = boards(cluster, ada, 1), boards(cluster, eve, 1)
+        run(cluster, follows.follow_user, ada, bob)
+        run(cluster, follows.follow_board, ada, other)
+        run(cluster, follows.follow_board, bob, own)
+        run(cluster, follows.follow_user, eve, ada)
+        run(cluster, follows.follow_user, eve, bob)
+        run(cluster, follows.block, ada, ivy)
+        run(cluster, follows.block, ivy, ada)
+        pin(cluster, ada, own)
+        return [ada, bob, eve, ivy]
+
+    @staticmethod
+    def lasting(cluster: Cluster, user_id: int) -> list[Any]:
+        """Return the rows of all shards that name a user, but ended edges."""
+        found: list[Any] = []
+        with cluster.session() as session:
+            for table in (
+                *(follows.users, follows.users_reversed),
+                *(follows.boards, follows.boards_reversed),
+            ):
+                named = (table.source_id, table.target_id, table.number)
+                rows = session.execute(
+                    select(*named, table.kind)
+                    .where(table.kind != 0)
+                    .options(scatter())
+                )
+                found += [row for row in rows if user_id in tuple(row)[:3]]
+            for posts in (feed.posts, feed.pulled):
+                own = select(posts).where(posts.c.author_id == user_id)
+                found += session.execute(own).all()
+        return found
+
+    def test_all_that_names_a_user(self, cluster, people):
+        ada, bob, eve, _ = people
+        assert len(self.lasting(cluster, ada)) == 17
+        assert ids_of(cluster, eve) != []
+        with cluster.session() as session:
+            plan = plan_deletion(session, User, ada)
+        there = {(part.name, part.shard_id): part.count for part in plan.parts}
+        assert (
+            there.items()
+            >= {
+                ("graph_user_follows_user", 0): 3,
+                ("graph_user_followed_by_user", 1): 1,
+                ("graph_user_followed_by_user", 2): 1,
+                ("graph_user_followed_by_user", 3): 1,
+                ("graph_user_follows_board", 0): 1,
+                ("graph_board_followed_by_user", 2): 1,
+                ("graph_user_follows_user", 1): 1,
+                ("graph_user_follows_user", 2): 1,
+                ("graph_user_follows_user", 3): 1,
+                ("graph_user_follows_board", 1): 1,
+                ("graph_feeds_user_has_posts", 0): 1,
+            }.items()
+        )
+        done = delete_object(cluster, User, ada)
+        names = {part.name for part in plan.parts}
+        assert names == {part.name for part in done.parts}
+        assert self.lasting(cluster, ada) == []
+        assert cluster.pending() == []
+        assert ids_of(cluster, eve) == []
+        with cluster.session() as session:
+            assert follows.count_followers(session, bob)[EXPLICIT] == 1
+            assert follows.count_followees(session, bob)[IMPLICIT] == 0
+            assert follows.count_followees(session, eve)[EXPLICIT] == 1
+        assert delete_object(cluster, User, ada).parts == ()
+        assert repair_follows(cluster, follows).changed == 0
+
+    def test_a_process_that_is_killed(self, cluster, people):
+        ada, *_ = people
+        with after_crash():
+            delete_object(cluster, User, ada, batch=1)
+        assert self.lasting(cluster, ada) != []
+        assert delete_object(cluster, User, ada).parts != ()
+        repair(cluster, now=True)
+        assert self.lasting(cluster, ada) == []
+        assert delete_object(cluster, User, ada).parts == ()
+        assert repair_follows(cluster, follows).changed == 0
+
+    def test_a_follower_who_comes_meanwhile(self, cluster, people):
+        ada, *_, ivy = people
+        _, new = users(cluster, 2)
+        with after_crash():
+            run(cluster, follows.follow_user, new, ada)
+        delete_object(cluster, User, ada)
+        with pytest.raises(FollowRefusedError):
+            run(cluster, follows.follow_user, ada, ivy)
+        repair(cluster, now=True)
+        assert self.lasting(cluster, ada) != []
+        assert repair_follows(cluster, follows).forgotten == 1
+        assert self.lasting(cluster, ada) == []
+        assert repair_follows(cluster, follows).changed == 0
+
+    def test_users_whose_rows_were_deleted(self, cluster, people):
+        """Earlier versions, or other programs, have left their edges."""
+        ada, *_ = people
+        cluster.run(
+            lambda session: session.execute(delete(User).where(User.id == ada))
+        )
+        assert repair_follows(cluster, follows).forgotten > 0
+        with cluster.session() as session:
+            for table in (follows.users, follows.users_reversed):
+                place = table.place(session, ada)
+                assert table.lasting(session, place, [ada]) == []
+        assert repair_follows(cluster, follows).changed == 0
 
 
 class Repairs(Suite):
