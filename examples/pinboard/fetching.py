@@ -49,6 +49,11 @@ _KINDS = frozenset(["text/html", "application/xhtml+xml"])
 #: The IPv6 addresses of the Internet. Others are local, or stand for one of
 #: IPv4, such as 64:ff9b::7f00:1.
 _INTERNET = ip_network("2000::/3")
+#: What older versions of Python do not know to be reserved: documentation,
+#: relays of 6to4, and assignments of protocols.
+_RESERVED = tuple(
+    map(ip_network, ("3fff::/20", "192.88.99.0/24", "192.0.0.0/24"))
+)
 #: Python decodes more than encodings of text, such as "punycode".
 _CHARSET = re.compile(
     r"utf-?8|us-ascii|(iso-8859|windows-125|koi8)-\w+|shift_jis|euc-(jp|kr)"
@@ -118,7 +123,9 @@ def is_public(text: str) -> bool:
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
     return address.is_global and not (
-        address.is_multicast or address.is_reserved
+        address.is_multicast
+        or address.is_reserved
+        or any(address in network for network in _RESERVED)
     )
 
 

@@ -132,12 +132,13 @@ class Failover(Promotion):
         try:
             return self._compare(self.old, self.new)
         except FleetServerError as error:
-            return [
-                error.as_problem(
-                    "its state is unknown. If the primary is lost, use: "
+            consequence = "its state is unknown"
+            if error.may_be_lost:
+                consequence += (
+                    ". If the primary is lost, use: "
                     f"sqla-shard fleet failover {self.server} --dead"
                 )
-            ]
+            return [error.as_problem(consequence)]
 
     def _compare(self, old: Replication, new: Replication) -> list[Problem]:
         accounts = self.fleet.accounts

@@ -101,6 +101,12 @@ class Result:
         )
 
     @property
+    def loss(self) -> str | None:
+        """Writes that a failover from a lost primary has lost."""
+        note = self.notes.get("verify")
+        return note.get("loss") if isinstance(note, Mapping) else None
+
+    @property
     def ended(self) -> tuple[str, ...]:
         """Lines about the sessions that were ended, by their clients."""
         return tuple(
@@ -138,6 +144,7 @@ class Result:
         return "\n".join(
             [
                 f"{self.title}: {self.state}, epoch {self.epoch}{pause}",
+                *([] if self.loss is None else [f"lost writes: {self.loss}"]),
                 *self.proofs,
                 *self.ended,
                 *self.late,

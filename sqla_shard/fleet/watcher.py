@@ -351,9 +351,7 @@ class Watcher:
             raise
         except ShardError as error:
             return f"the primary is lost; the failover failed: {error}"
-        return (
-            f"{_line(result)}; lost writes: {result.notes['verify']['loss']}"
-        )
+        return _line(result)
 
     def _reason_against(self, plan: Plan) -> str | None:
         if plan.problems:

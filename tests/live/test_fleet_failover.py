@@ -8,6 +8,7 @@ import random
 import re
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pymysql
@@ -17,8 +18,10 @@ from sqla_shard.exc import FleetLockedError
 from sqla_shard.exc import OperationFailedError
 from sqla_shard.exc import OperationRefusedError
 from sqla_shard.exc import UndoRefusedError
+from sqla_shard.fleet import Account
 from sqla_shard.fleet import admin
 from sqla_shard.fleet import apply
+from sqla_shard.fleet import Fleet
 from sqla_shard.fleet import resume
 from sqla_shard.fleet import undo
 from sqla_shard.fleet.failover import Failover
@@ -493,6 +496,17 @@ WRONG = {
         "CHANGE REPLICATION FILTER REPLICATE_WILD_IGNORE_TABLE = ('{}')",
     ),
 }
+
+
+def test_a_wrong_password_of_the_operator_loses_no_primary(pairs, fleet):
+    wrong = Account(user=pairs.accounts.operator.user, password="wrong")
+    plan = Failover.planned(
+        Fleet(pairs.path, accounts=replace(pairs.accounts, operator=wrong)),
+        "server1",
+    )
+    (problem,) = plan.problems
+    assert "(error 1045); its state is unknown" in str(problem)
+    assert "--dead" not in str(problem)
 
 
 def test_everything_wrong_is_listed_at_once(pairs, fleet):

@@ -287,6 +287,7 @@ def test_internal_servers_are_not_connected_to(
         *(("::ffff:10.1.2.3", False), ("64:ff9b::7f00:1", False)),
         *(("2002:7f00:1::1", False), ("2001:0:1::1", False)),
         *(("fec0::1", False), ("feff::1", False), ("5f00::1", False)),
+        *(("3fff::1", False), ("192.88.99.1", False), ("192.0.0.8", False)),
         *(("64:ff9b:1::1", False), ("::7f00:1", False)),
     ],
 )
