@@ -361,8 +361,23 @@ _getters: weakref.WeakKeyDictionary[Any, Getter] = weakref.WeakKeyDictionary()
 
 
 def getter_of(entity: Any) -> Getter:
-    """Return the getter of a mapped class, or of its mapper."""
-    getter = _getters.get(entity)
+    """Return the getter of a mapped class, or of its mapper.
+
+    :raises UnsupportedStatementError: if it is neither.
+    """
+    try:
+        getter = _getters.get(entity)
+    except TypeError:
+        # Columns, among others, cannot be referenced weakly.
+        getter = None
     if getter is None:
-        getter = _getters[entity] = Getter(inspect(entity).mapper)
+        mapper = inspect(entity, raiseerr=False)
+        if not getattr(mapper, "is_mapper", False):
+            raise UnsupportedStatementError(
+                "get() takes a mapped class, and not an object of type "
+                f"{type(entity).__name__}; for one column, use "
+                "session.scalar(select(Class.column).where(Class.id == id))",
+                construct="get()",
+            )
+        getter = _getters[entity] = Getter(mapper)
     return getter

@@ -538,6 +538,7 @@ class ShardSession(ShardedSession):
         :raises InvalidIdError: if ``ident`` is not an id.
         :raises WrongTypeError: if ``ident`` is an id of another class.
         :raises UnknownShardError: if the shard of the id is not open.
+        :raises UnsupportedStatementError: if ``entity`` is not a class.
         """
         getter = getter_of(entity)
         if not getter.by_id:

@@ -9,6 +9,7 @@ from collections import deque
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.orm import aliased
 from sqlalchemy.orm import contains_eager
 from sqlalchemy.orm import defer
 from sqlalchemy.orm import immediateload
@@ -145,6 +146,15 @@ class Get(Reading):
             session.get(Pin, key)
         assert type(caught.value) is error
         assert log.executions == ()
+
+    def test_what_is_no_class_is_refused(self, session, data):
+        refused = pytest.raises(exc.UnsupportedStatementError, match="class")
+        for one in Pin.id, Pin(), aliased(Pin), Pin.__table__, "Pin", None:
+            for get in session.get, session.get_one:
+                with refused:
+                    get(one, data.ids[0])
+            with refused:
+                session.get_many(one, data.ids[:1])
 
     def test_identity_token_is_refused(self, session, data):
         with pytest.raises(exc.UnsupportedStatementError):

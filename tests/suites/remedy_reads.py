@@ -751,6 +751,14 @@ READS: dict[str, Case] = {
         ).all(),
         answer=lambda s, d: [],
     ),
+    "get() of a column": Case(
+        refused=lambda s, d: s.get(User.age, d.users[1]),
+        names=("takes a mapped class", "select(Class.column)"),
+        remedy=lambda s, d: s.scalar(
+            select(User.age).where(User.id == d.users[1])
+        ),
+        answer=lambda s, d: 1,
+    ),
     "another shard than that of the id": Case(
         refused=lambda s, d: s.get(
             User, d.users[1], bind_arguments={"shard_id": 0}
