@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
+from sqlalchemy import Executable
 from sqlalchemy.orm import Query
 from sqlalchemy.sql.lambdas import LambdaElement
 
@@ -22,6 +23,7 @@ from sqla_shard.exc import NoShardKeyError
 from sqla_shard.exc import ShardError
 from sqla_shard.ids import ObjectId
 from sqla_shard.ids import pack
+from sqla_shard.routing import as_statement
 from sqla_shard.routing import Decision
 from sqla_shard.routing import locate
 from sqla_shard.session import PlacementPolicy
@@ -279,10 +281,11 @@ def explain(
     if isinstance(what, LambdaElement):
         # The statement of a lambda_stmt() is a private attribute.
         what = private.resolved(what)
-    if not hasattr(what, "get_children"):
+    if not isinstance(what, Executable) and not hasattr(what, "get_children"):
         return _explain_id(what, places, keyspace)
     scattered = limits_of(what) is not None
     try:
+        what = as_statement(what)
         if getattr(what, "is_insert", False):
             raise NoShardKeyError(
                 "an INSERT is placed when it runs, by the ids in its rows",

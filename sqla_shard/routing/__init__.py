@@ -15,6 +15,7 @@ from sqla_shard.routing.aggregates import constant
 from sqla_shard.routing.aggregates import counted_select
 from sqla_shard.routing.aggregates import exists_columns
 from sqla_shard.routing.aggregates import shows_if
+from sqla_shard.routing.router import as_statement
 from sqla_shard.routing.router import check
 from sqla_shard.routing.router import check_mergeable
 from sqla_shard.routing.router import Decision
@@ -50,6 +51,7 @@ __all__ = [
     "Spread",
     "Supposition",
     "TableSpec",
+    "as_statement",
     "check",
     "check_mergeable",
     "columns_set",

@@ -19,9 +19,12 @@ from typing import Any
 
 from sqlalchemy.orm.context import FromStatement
 from sqlalchemy.sql import visitors
+from sqlalchemy.sql.dml import UpdateBase
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.elements import TextClause
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import Select
+from sqlalchemy.sql.selectable import SelectBase
 from sqlalchemy.sql.selectable import TableClause
 from sqlalchemy.sql.selectable import TextualSelect
 from sqlalchemy.util import LRUCache
@@ -65,6 +68,7 @@ __all__ = [
     "RoutingShape",
     "Spread",
     "TableGroup",
+    "as_statement",
     "check",
     "check_mergeable",
     "keyspace_of",
@@ -134,6 +138,8 @@ class RoutingShape:
     constant: bool = False
 
 
+_STATEMENTS = (FromStatement, SelectBase, TextClause, UpdateBase)
+
 _shapes: LRUCache[Any, RoutingShape] = LRUCache(1000)
 
 
@@ -163,6 +169,23 @@ def shape_of(statement: Any) -> tuple[Any, RoutingShape]:
     if shape is None:
         shape = _shapes[key.key] = _read(statement, key.bindparams)
     return key.bindparams, shape
+
+
+def as_statement(statement: Any) -> Any:
+    """Return the statement that SQLAlchemy sends for an executable.
+
+    :raises UnsupportedStatementError: if its shards cannot be read.
+    """
+    if isinstance(statement, FunctionElement):
+        return statement.select()
+    if isinstance(statement, _STATEMENTS):
+        return statement
+    raise UnsupportedStatementError(
+        f"{type(statement).__name__} is not a SELECT, INSERT, UPDATE or "
+        "DELETE, and cannot be routed; write it as text(), with SCHEMA before "
+        'the names of tables, and pass bind_arguments={"shard_id": n}',
+        construct="DDL",
+    )
 
 
 def _binds_of(statement: Any) -> list[Any]:

@@ -24,8 +24,10 @@ from sqlalchemy.sql.elements import Null
 from sqlalchemy.sql.elements import Tuple
 from sqlalchemy.sql.elements import TypeCoerce
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.sql.functions import next_value
 
 from sqla_shard.dialects.sql import BlobValue
+from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.routing.aggregates import Cut
 from sqla_shard.routing.clauses import composed
 from sqla_shard.routing.clauses import is_column
@@ -96,7 +98,11 @@ def are_incomparable(one: str | None, other: str | None) -> bool:
 
 
 def check(element: Any) -> UnsupportedConstruct | None:
-    """Return the problem of one node of an expression, or None."""
+    """Return the problem of one node of an expression, or None.
+
+    :raises UnsupportedStatementError: for a Sequence, which has none of the
+        attributes of functions that are read next.
+    """
     if isinstance(element, BinaryExpression):
         return _comparison(element)
     if isinstance(element, FunctionElement):
@@ -171,6 +177,12 @@ def _parts(element: Any) -> list[Any]:
 
 
 def _function(element: Any) -> UnsupportedConstruct | None:
+    if isinstance(element, next_value):
+        raise UnsupportedStatementError(
+            "a Sequence cannot be routed: each shard would have its own; "
+            "leave it out: an id is issued when its object is flushed",
+            construct="Sequence",
+        )
     name = str(getattr(element, "name", "a function"))
     arguments = list(element.clauses)
     given = [one for one in arguments if _is_local(form_of(one))]

@@ -45,6 +45,7 @@ from sqla_shard.merging import of_groups
 from sqla_shard.merging import plan
 from sqla_shard.merging import sorted_by_shown
 from sqla_shard.merging.merge import Merge
+from sqla_shard.routing import as_statement
 from sqla_shard.routing import check
 from sqla_shard.routing import columns_set
 from sqla_shard.routing import constant
@@ -234,6 +235,7 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
     if isinstance(statement, LambdaElement):
         # The statement of lambda_stmt() is found under this name only.
         statement = context.statement = private.resolved(statement)
+    statement = context.statement = as_statement(statement)
     if isinstance(statement, (Insert, Update, Delete)):
         _check_guards(context, statement)
     elif isinstance(statement, FromStatement) and statement.element.is_dml:

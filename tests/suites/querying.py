@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 from sqlalchemy import bindparam
+from sqlalchemy import ColumnDefault
+from sqlalchemy import DDL
 from sqlalchemy import exists
 from sqlalchemy import func
 from sqlalchemy import literal
 from sqlalchemy import null
 from sqlalchemy import or_
 from sqlalchemy import select
+from sqlalchemy import Sequence
 from sqlalchemy import text
 from sqlalchemy.orm import aliased
 from sqlalchemy.orm import with_parent
+from sqlalchemy.schema import CreateTable
 
 from sqla_shard import exc
 from sqla_shard import scatter
@@ -137,12 +141,29 @@ class ByStatement(Reading):
             "up",
             None,
         )
+        assert session.scalar(func.upper("up")) == "UP"
         # One server is asked, once for each of them.
-        assert len(log.executions) == 4
+        assert len(log.executions) == 5
         on_shard = {"shard_id": 17}
         assert session.scalar(ping, bind_arguments=on_shard) == 1
         with pytest.raises(exc.ShardError):
             session.execute(text("SELECT 1 FROM pins"))
+
+    def test_what_is_no_statement_is_refused(self, session, log):
+        shards = {}, {"shard_id": 17}
+        for given in (
+            Sequence("s"),
+            select(Sequence("s").next_value()),
+            ColumnDefault(5),
+            DDL("CREATE TABLE made (n INT)"),
+            CreateTable(Pin.__table__),
+        ):
+            for shard in shards:
+                with pytest.raises(exc.UnsupportedStatementError):
+                    session.execute(given, bind_arguments=shard)
+            found = session.cluster.explain(given).refusal
+            assert isinstance(found, exc.UnsupportedStatementError)
+        assert log.executions == ()
 
     def test_connection_of_a_shard(self, session, data):
         connection = session.connection(bind_arguments={"shard_id": 17})

@@ -9,6 +9,7 @@ from sqlalchemy import bindparam
 from sqlalchemy import case
 from sqlalchemy import cast
 from sqlalchemy import column
+from sqlalchemy import DDL
 from sqlalchemy import func
 from sqlalchemy import insert
 from sqlalchemy import literal
@@ -99,6 +100,17 @@ READS: dict[str, Case] = {
             select(User.age).where(_WHERE), bind_arguments={"shard_id": 2}
         ).all(),
         answer=lambda s, d: [2],
+    ),
+    "DDL": Case(
+        refused=lambda s, d: s.execute(DDL("DROP VIEW IF EXISTS of_users")),
+        names=("DDL is not a SELECT", "SCHEMA", '{"shard_id": n}'),
+        remedy=lambda s, d: (
+            s.execute(
+                text(f"DROP VIEW IF EXISTS {SCHEMA}.of_users"),
+                bind_arguments={"shard_id": 2},
+            ).returns_rows
+        ),
+        answer=lambda s, d: False,
     ),
     "an INSERT in a CTE": Case(
         refused=lambda s, d: s.execute(

@@ -10,6 +10,7 @@ from sqlalchemy import bindparam
 from sqlalchemy import delete
 from sqlalchemy import insert
 from sqlalchemy import select
+from sqlalchemy import Sequence
 from sqlalchemy import update
 from sqlalchemy.orm.attributes import set_committed_value
 
@@ -84,6 +85,12 @@ def _moved(session: ShardSession, data: Data) -> list[int]:
 
 WRITES: dict[str, Case] = {
     # -- flushes
+    "a Sequence": Case(
+        refused=lambda s, d: s.scalar(select(Sequence("ids").next_value())),
+        names=("a Sequence cannot be routed", "leave it out", "is flushed"),
+        remedy=lambda s, d: add(s, User(name="q", shard_id=1)).id > 0,
+        answer=lambda s, d: True,
+    ),
     "a parent that has no id yet": Case(
         refused=_before_flush,
         names=("is None", "session.add(parent); session.flush()"),
