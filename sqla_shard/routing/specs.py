@@ -226,6 +226,8 @@ def new_ids_of(table: Any) -> NewIds | None:
 
     :returns: None if the server gives ids to rows, or the application has to.
     """
+    if not isinstance(table, Table):
+        return None
     found: NewIds | None = table.info.get(_NEW_IDS)
     return found
 

@@ -59,6 +59,7 @@ from sqla_shard.routing import Spread
 from sqla_shard.session.connections import any_place
 from sqla_shard.session.connections import bulk_on
 from sqla_shard.session.connections import connect
+from sqla_shard.session.flush import check_tables
 from sqla_shard.session.insert import check_rows
 from sqla_shard.session.insert import encode_insert
 from sqla_shard.session.insert import group_rows
@@ -606,8 +607,10 @@ def _insert(
     statement: Any = context.statement
     kind = spec_of(statement.table).kind
     if kind == "global":
+        tables = tuple(_tables_of(statement.table)) or (statement.table,)
+        check_tables(tables)
         if place is None:
-            keyspace = keyspace_of((statement.table,), session.places)
+            keyspace = keyspace_of(tables, session.places)
             place = session.places.place(keyspace, 0)
         return _by_shard(context, session, {place: context.parameters})
     if kind == "mod" and place is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ColocationError
 from sqla_shard.exc import PlacementError
 from sqla_shard.exc import ReferenceWriteError
+from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.routing import routes
 from sqla_shard.routing import spec_of
 from sqla_shard.routing import TableSpec
@@ -249,6 +251,8 @@ def place_of(
     :param collections: collections of the objects of the flush.
     :raises PlacementError: if the shard cannot be determined.
     :raises ReferenceWriteError: for a row of a reference table.
+    :raises UnsupportedStatementError: if the class is mapped to a join or
+        subquery of tables that are sharded.
     """
     state = instance_state(instance)
     place = session.placed.get(state)
@@ -256,6 +260,8 @@ def place_of(
         return place
     spec = spec_of(state.mapper.local_table)
     places = session.places
+    if spec.kind == "global":
+        check_tables(state.mapper.tables)
     keyspace = places.keyspace(spec.keyspace, spec.kind, spec.layout)
     if spec.kind == "global":
         return places.place(keyspace, 0)
@@ -280,6 +286,23 @@ def place_of(
         return _place_root(session, state, keyspace)
     place = session.placed[state] = places.place(keyspace, shard_id)
     return place
+
+
+def check_tables(tables: Sequence[Any]) -> None:
+    """Refuse to write rows of a join or subquery to the global keyspace.
+
+    It has no keyspace of its own, as if it were a table of the global one,
+    which may have tables of the same names.
+
+    :param tables: the tables of a class.
+    """
+    if any(spec_of(table).kind != "global" for table in tables):
+        names = ", ".join(str(table.name) for table in tables)
+        raise UnsupportedStatementError(
+            f"a row of a join or subquery of {names} can be read only; write "
+            "it as objects of the classes of these tables",
+            construct="a class of a join",
+        )
 
 
 def _place_root(

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Column
 from sqlalchemy import ForeignKey
+from sqlalchemy import join
 from sqlalchemy import JSON
 from sqlalchemy import String
 from sqlalchemy import Table
+from sqlalchemy.orm import column_property
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
@@ -40,6 +42,7 @@ __all__ = [
     "Country",
     "Data",
     "Label",
+    "LabelledPost",
     "Likes",
     "Post",
     "PostHasReaders",
@@ -109,6 +112,19 @@ class Label(Base):
         ShardedId(2), ForeignKey("posts.local_id"), primary_key=True
     )
     name: Mapped[str] = mapped_column(String(20), primary_key=True)
+
+
+class LabelledPost(Base):
+    """A row of both tables."""
+
+    __table__ = join(
+        Post.__table__,
+        Label.__table__,
+        Post.__table__.c.local_id == Label.__table__.c.post_id,
+    )
+    id: Mapped[int] = column_property(
+        Post.__table__.c.local_id, Label.__table__.c.post_id
+    )
 
 
 class UserLikesPosts(MappingMixin, Base, source=User, target=Post):

@@ -23,6 +23,7 @@ from tests.models.remedy_models import Case
 from tests.models.remedy_models import Country
 from tests.models.remedy_models import Data
 from tests.models.remedy_models import Label
+from tests.models.remedy_models import LabelledPost
 from tests.models.remedy_models import Likes
 from tests.models.remedy_models import Post
 from tests.models.remedy_models import PostHasReaders
@@ -58,6 +59,13 @@ def _changed_name(session: ShardSession, data: Data) -> Any:
     return user
 
 
+def _changed_in_join(session: ShardSession, data: Data) -> None:
+    add(session, Label(post_id=data.posts[0], name="x"))
+    row = session.get_one(LabelledPost, (data.posts[0], "x"))
+    row.name = "y"
+    session.flush()
+
+
 def _linked(session: ShardSession, one: int, other: int) -> int:
     post = session.get_one(Post, one)
     post.links.append(session.get_one(Post, other))
@@ -85,6 +93,20 @@ def _moved(session: ShardSession, data: Data) -> list[int]:
 
 WRITES: dict[str, Case] = {
     # -- flushes
+    "a change of a row of a join": Case(
+        refused=_changed_in_join,
+        names=("of posts, labels can be read only", "the classes of these"),
+        remedy=lambda s, d: add(s, Label(post_id=d.posts[0], name="x")).name,
+        answer=lambda s, d: "x",
+    ),
+    "an INSERT into a join": Case(
+        refused=lambda s, d: s.execute(
+            insert(LabelledPost), [{"id": d.posts[0], "name": "x"}]
+        ),
+        names=("of posts, labels can be read only", "the classes of these"),
+        remedy=lambda s, d: add(s, Label(post_id=d.posts[0], name="x")).name,
+        answer=lambda s, d: "x",
+    ),
     "a Sequence": Case(
         refused=lambda s, d: s.scalar(select(Sequence("ids").next_value())),
         names=("a Sequence cannot be routed", "leave it out", "is flushed"),
