@@ -22,9 +22,12 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import replace
+from functools import wraps
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -97,6 +100,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: Arguments of ``execute()`` that the package itself passes, after ``place``.
+_OURS = frozenset({"limits", "merged", "places"})
+
 
 class ShardSession(ShardedSession):
     """A session over the virtual shards of a cluster.
@@ -110,6 +116,11 @@ class ShardSession(ShardedSession):
     :param cache: whether reads may use the row cache.
     :param kwargs: other options of :class:`sqlalchemy.orm.Session`.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.get_bind is not ShardSession.get_bind:
+            cls.get_bind = _without_ours(cls.get_bind)  # type: ignore[method-assign]  # with fewer arguments
 
     shows_hidden = False  #: whether reads return inactive objects
     last: LastWrite | None = None  #: called right before each COMMIT
@@ -271,6 +282,9 @@ class ShardSession(ShardedSession):
 
         :raises NoShardKeyError: if the shard cannot be determined.
         """
+        asked = _asked.get()
+        if place is None and asked is not None and asked[0] is self:
+            place = asked[1]
         if place is None:
             place = self.bulk
         if place is None:
@@ -676,6 +690,33 @@ class ShardSession(ShardedSession):
     bulk_save_objects = _refuse_bulk
     bulk_insert_mappings = _refuse_bulk
     bulk_update_mappings = _refuse_bulk
+
+
+#: The session that calls its application's ``get_bind()``, and the place.
+_asked: ContextVar[tuple[ShardSession, Place] | None] = ContextVar(
+    "sqla_shard_asked", default=None
+)
+
+
+def _without_ours(override: Callable[..., Any]) -> Any:
+    """Return the ``get_bind()`` of an application, called as by SQLAlchemy.
+
+    It need not accept, or pass on, the arguments of this package.
+    """
+
+    @wraps(override)
+    def get_bind(self: ShardSession, *args: Any, **kwargs: Any) -> Any:
+        place = kwargs.pop("place", None)
+        given = {k: v for k, v in kwargs.items() if k not in _OURS}
+        if place is None:
+            return override(self, *args, **given)
+        token = _asked.set((self, place))
+        try:
+            return override(self, *args, **given)
+        finally:
+            _asked.reset(token)
+
+    return get_bind
 
 
 def _loaded_as(

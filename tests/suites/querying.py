@@ -20,6 +20,7 @@ from sqlalchemy.schema import CreateTable
 
 from sqla_shard import exc
 from sqla_shard import scatter
+from sqla_shard import ShardSession
 from tests.models.clusters import PINS
 from tests.models.layouts import pack
 from tests.models.models import BOARD
@@ -148,6 +149,30 @@ class ByStatement(Reading):
         assert session.scalar(ping, bind_arguments=on_shard) == 1
         with pytest.raises(exc.ShardError):
             session.execute(text("SELECT 1 FROM pins"))
+
+    def test_get_bind_of_an_application(self, session, data):
+        seen = []
+
+        class Routed(ShardSession):
+            def get_bind(self, mapper=None, clause=None):
+                seen.append(mapper and mapper.class_)
+                return super().get_bind(mapper, clause=clause)
+
+        class Later(Routed):
+            pass
+
+        for made in Routed, Later:
+            with made(cluster=session.cluster) as own:
+                pin = own.get(Pin, data.ids[0])
+                assert seen.pop() is Pin
+                assert own.get_many(Pin, data.ids[9:])
+                assert seen.pop() is Pin
+                titles = select(Pin.title).options(scatter())
+                assert len(own.scalars(titles).all()) == len(data.ids)
+                pin.title = "routed"
+                own.flush()
+                own.refresh(pin)
+                assert pin.title == "routed"
 
     def test_what_is_no_statement_is_refused(self, session, log):
         shards = {}, {"shard_id": 17}
