@@ -6,6 +6,7 @@ it is not stopped.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -31,6 +32,8 @@ from sqla_shard.fleet.sessions import described
 
 __all__ = ["Retire"]
 
+#: Seconds for which a server may list a session that its client has closed.
+_CLOSING = 1.0
 _AFTERWARDS = (
     "afterwards: save its binary log if you need it, stop the server, remove "
     "it from monitoring and backups, and delete its data some days later"
@@ -87,7 +90,13 @@ class Retire(Operation):
                 f"{standbys} servers replicate from it; attach them to "
                 "their primary before",
             )
-        sessions = applications(server.admin, self.fleet.accounts.users)
+        deadline = time.monotonic() + _CLOSING
+        while sessions := applications(
+            server.admin, self.fleet.accounts.users
+        ):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
         if sessions:
             yield Problem(
                 str(server.admin),

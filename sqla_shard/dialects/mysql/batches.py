@@ -22,6 +22,7 @@ from sqla_shard.dialects.base import Statement
 from sqla_shard.dialects.mysql.new_tables import creation_of
 from sqla_shard.dialects.mysql.show_create import without_character_sets
 from sqla_shard.dialects.mysql.show_create import without_counter
+from sqla_shard.dialects.polling import PolledConnection
 
 __all__ = [
     "NO_SUCH_TABLE",
@@ -99,7 +100,11 @@ class MySQLBatch(Batch):
         try:
             # MYSQL_OPTION_MULTI_STATEMENTS_ON and _OFF.
             raw._execute_command(_COM_SET_OPTION, pack("<H", not several))
-            raw._read_packet()
+            if isinstance(raw, PolledConnection):
+                # Otherwise the response would count as unread.
+                raw.complete(raw._read_packet)
+            else:
+                raw._read_packet()
         except errors as error:
             raise DBAPIError.instance(
                 None, None, error, errors, dialect=dialect

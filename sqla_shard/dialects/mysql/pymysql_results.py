@@ -39,6 +39,7 @@ _MOST_COLUMNS = 4096
 #: What is overridden or called, in addition to what is documented.
 _INTERNAL = (
     "_check_packet_is_eof",
+    "_finish_unbuffered_query",
     "_get_descriptions",
     "_read_row_from_packet",
     "_read_rowdata_packet",
@@ -171,6 +172,16 @@ class _Result:
             self._converter(encoding, decoders.get(shown[1]))
             for shown, encoding in columns
         ]
+
+    def _finish_unbuffered_query(self) -> None:
+        """Read the rest of the rows, unless the connection was closed."""
+        connection = self.connection
+        if connection is not None and not connection.open:
+            # The driver would read from no socket: AttributeError, which the
+            # garbage collection of a cursor cannot raise.
+            self.unbuffered_active = False
+        plain: Any = super()
+        plain._finish_unbuffered_query()
 
     def _store(self, known: dict[bytes, Column], keys: list[bytes]) -> None:
         """Store the columns that PyMySQL has read."""
