@@ -100,11 +100,12 @@ class MySQLBatch(Batch):
         try:
             # MYSQL_OPTION_MULTI_STATEMENTS_ON and _OFF.
             raw._execute_command(_COM_SET_OPTION, pack("<H", not several))
+            read = raw._read_packet
             if isinstance(raw, PolledConnection):
                 # Otherwise the response would count as unread.
-                raw.complete(raw._read_packet)
+                raw.complete(read)
             else:
-                raw._read_packet()
+                read()
         except errors as error:
             raise DBAPIError.instance(
                 None, None, error, errors, dialect=dialect
