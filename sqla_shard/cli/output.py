@@ -224,7 +224,7 @@ _COLOURED = (
     ),
     ("green", re.compile(r"\s+\+(?= )")),
 )
-_CHANGED = re.compile(r"(\S+) -> (\S+)")
+_CHANGED = re.compile(r"(?<!\S)(\S+) -> (\S+)")
 
 
 def has_colours(*, err: bool = False) -> bool:

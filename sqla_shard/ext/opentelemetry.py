@@ -105,9 +105,11 @@ _OPERATION = re.compile(r"[\s(]*([A-Za-z]+)")
 _TABLE = re.compile(re.escape(SCHEMA) + r"\.[`\"]?(\w+)")
 # The pattern does not match digits in names and parameters.
 _NUMBER = r"|(?<![\w.:?$`\"])\.?\d[\w.]*"
-# In MySQL a backslash escapes a quote, and double quotes delimit strings.
+# In MySQL a backslash escapes a quote, and double quotes delimit strings.  One
+# that does not end is masked, too.
 _MYSQL_LITERAL = re.compile(
-    r"""'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*\"""" + _NUMBER, re.DOTALL
+    r"""'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*"|['"].*""" + _NUMBER,
+    re.DOTALL,
 )
 _LITERAL = re.compile(r"'(?:[^']|'')*'" + _NUMBER)
 

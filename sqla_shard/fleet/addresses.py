@@ -20,7 +20,9 @@ __all__ = [
 
 _ADDRESS = re.compile(r"(?:\[[0-9a-f:.]+\]|[^\s:/@?]+):[0-9]+")
 #: The part of a URL before the host; a password has no '@', '/' or '?'.
-_BEFORE_HOST = re.compile(r"(?P<scheme>[^:/?@]+://)(?P<login>[^/?@]*@)?")
+_BEFORE_HOST = re.compile(
+    r"(?<![^:/?@])(?P<scheme>[^:/?@]+://)(?P<login>[^/?@]*@)?"
+)
 _HOST = re.compile(r"(?:\[[^\]]*\]|[^:/?]*)(?::[0-9]*)?")
 
 

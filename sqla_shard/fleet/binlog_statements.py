@@ -22,6 +22,7 @@ _TOKEN = re.compile(
     (?P<comment>/\*.*?\*/ | \#[^\n]*(?:\n|$) | --[\s][^\n]*(?:\n|$))
   | (?P<text>'(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.|"")*")
   | (?P<quoted>`(?:[^`]|``)*`)
+  | (?P<open>(?:/\*|['"`]).*)
   | (?P<number>\d[\w.]*)
   | (?P<word>[^\W\d][\w$]*|[\w$]+)
   | (?P<space>\s+)
@@ -67,7 +68,8 @@ class Replayable:
 def qualifiers(text: str) -> list[str]:
     """Return the names before a dot in SQL: of databases, tables and aliases.
 
-    :param text: the SQL; a name in a string or a comment is none.
+    :param text: the SQL; a name in a string or a comment is none, even if
+        its end is not in the text.
     """
     tokens = [
         (str(found.lastgroup), found[0])
@@ -77,8 +79,7 @@ def qualifiers(text: str) -> list[str]:
     found = []
     for index, (kind, value) in enumerate(tokens):
         name = _identifier(kind, value)
-        after = _next(tokens, index)
-        if name is not None and after is not None and after[1] == ".":
+        if name is not None and _next(tokens, index) == ".":
             found.append(name)
     return found
 
@@ -111,14 +112,17 @@ def rewritten(
     names = [_identifier(kind, value) for kind, value in tokens]
     plain = "".join(value for _, value in tokens).lstrip()
     if _HARMLESS.match(plain) or not (
-        has_default or own in {name.lower() for name in names if name}
+        has_default
+        or own in {name.lower() for name in names if name}
+        or _is_open(tokens)
     ):
         return None
     _check(statement, tokens, plain)
     for index, name in enumerate(names):
-        after = _next(tokens, index)
-        if name is None or after is None or after[1] != ".":
-            if name is not None and name.lower() == own:
+        if name is None:
+            continue
+        if _next(tokens, index) != ".":
+            if name.lower() == own:
                 raise NotReplayableError("it is about the database itself")
             continue
         if name == database:
@@ -141,8 +145,14 @@ def _check(
         )
     if any(kind == "comment" for kind, _ in tokens):
         raise NotReplayableError("it has an executable comment")
+    if _is_open(tokens):
+        raise NotReplayableError("the end of a string or comment is missing")
     if not _KINDS.match(plain):
         raise NotReplayableError("it is not about a table or an index")
+
+
+def _is_open(tokens: list[tuple[str, str]]) -> bool:
+    return any(kind == "open" for kind, _ in tokens[-1:])
 
 
 def _identifier(kind: str, value: str) -> str | None:
@@ -151,16 +161,16 @@ def _identifier(kind: str, value: str) -> str | None:
     return value if kind == "word" else None
 
 
-def _next(tokens: list[tuple[str, str]], index: int) -> tuple[str, str] | None:
-    for token in tokens[index + 1 :]:
-        if token[0] != "space":
-            return token
-    return None
+def _next(tokens: list[tuple[str, str]], index: int) -> str:
+    return _first(tokens, range(index + 1, len(tokens)))
 
 
 def _is_dotted(tokens: list[tuple[str, str]], index: int) -> bool:
     """Return whether a name follows a dot: a table before its column."""
-    for kind, value in reversed(tokens[:index]):
-        if kind != "space":
-            return value == "."
-    return False
+    return _first(tokens, range(index - 1, -1, -1)) == "."
+
+
+def _first(tokens: list[tuple[str, str]], indexes: range) -> str:
+    """Return the first of the tokens that is no space, or ""."""
+    values = (tokens[i][1] for i in indexes if tokens[i][0] != "space")
+    return next(values, "")

@@ -379,12 +379,19 @@ class Fence:
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    parts = []
-    for token in re.findall(r"\\.|.", pattern, re.DOTALL):
-        wild = {"%": ".*", "_": "."}.get(token)
-        parts.append(re.escape(token[-1]) if wild is None else wild)
+    parts = [""]
+    for one in re.findall(r"\\.|.", pattern, re.DOTALL):
+        if one == "%":
+            parts.append("")
+        else:
+            parts[-1] += "." if one == "_" else re.escape(one[-1])
+    first, *middle = parts
+    last = f".*{middle.pop()}" if middle else ""
+    # Atomic: the first place is the best one, and all places of all parts
+    # together would be tried for hours.
+    atoms = "".join(f"(?>.*?{part})" for part in middle)
     # Some servers ignore the case of names.
-    return re.compile("".join(parts), re.DOTALL | re.IGNORECASE)
+    return re.compile(f"{first}{atoms}{last}", re.DOTALL | re.IGNORECASE)
 
 
 def _like(pattern: str, name: str) -> bool:

@@ -25,7 +25,7 @@ __all__ = [
 #: Seconds in which a standby must apply what it has received.
 _APPLY = 5.0
 #: A database in the text of a digest, before the name of a table.
-_NAMED = re.compile(r"`((?:[^`]|``)+)` \. `")
+_NAMED = re.compile(r"(?<!`)`((?:[^`]|``)+)` \. `")
 _BYTES = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
 
 

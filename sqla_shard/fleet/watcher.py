@@ -73,7 +73,7 @@ _log = logging.getLogger(__name__)
 
 #: Pairs that are looked at simultaneously.
 _THREADS = 16
-_DURATION = re.compile(r"-?\d[\d.,]* s\b")
+_DURATION = re.compile(r"-?\d[\d.,]*+( s\b)?")
 #: Seconds after an attempt that was undone before the next: otherwise they
 #: would fill the history.
 _RETRY = 60.0
@@ -136,7 +136,7 @@ class WatchReport:
         Otherwise "2.5 s ago" would be another line half a second later.
         """
         return tuple(
-            _DURATION.sub("# s", line)
+            _DURATION.sub(lambda found: "# s" if found[1] else found[0], line)
             for line in (*self.lines, *self.troubles)
         )
 

@@ -378,7 +378,9 @@ class DecimalCodec(_StringCodec):
 
 
 # Decimal() also reads digits of every script, white space and underscores.
-_DECIMAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_DECIMAL = re.compile(
+    r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+)
 
 
 # The digits of an int that Python converts, and the exponents of decimal128:

@@ -67,7 +67,7 @@ __all__ = [
 
 
 #: Statements that ping a server.
-_CONSTANT_TEXT = re.compile(r"\s*select\s+(\d+)\s*;?\s*", re.IGNORECASE)
+_CONSTANT_TEXT = re.compile(r"\s*select\s+(\d+)\s*(?:;\s*)?", re.IGNORECASE)
 _CONSTANT = (BindParameter, False_, Null, True_)
 
 

@@ -8,6 +8,7 @@ case.  The effects of a stored function that a SELECT calls are not detected.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -46,17 +47,19 @@ class StatementProperties:
     changes_session: bool = False
 
 
-# Comments, strings and quoted names, in the order in which they begin.
+# Comments, strings and quoted names, in the order in which they begin.  What
+# does not end takes all of the rest: its end is not searched for from each
+# further quote, which would take the square of the length.
 _TOKEN = re.compile(
     r"(?P<comment>/\*.*?\*/|--(?=\s|$)[^\n]*|#[^\n]*)"
     r"|(?P<text>'(?:[^'\\]|\\.|'')*')"
-    r"|(?P<name>`(?:[^`]|``)*`|\"(?:[^\"\\]|\\.|\"\")*\")",
+    r"|(?P<name>`(?:[^`]|``)*`|\"(?:[^\"\\]|\\.|\"\")*\")"
+    r"|(?:/\*|['`\"]).*",
     re.S,
 )
 # The server executes the contents of these comments.
 _EXECUTED = re.compile(r"/\*M?!")
 _WORD = re.compile(r"[\s(]*([A-Za-z_]+)")
-_INNER = re.compile(r"\([^()]*\)")
 _QUOTED = r"`(?:[^`]|``)+`|\"(?:[^\"]|\"\")+\"|[\w$]+"
 _NAME = rf"(?:{_QUOTED})(?:\s*\.\s*(?:{_QUOTED}))?"
 _NAMES = rf"{_NAME}(?:\s*,\s*{_NAME})*"
@@ -93,7 +96,7 @@ _PROGRAM = re.compile(
     r"(?:AGGREGATE\s+)?(?:TRIGGER|PROCEDURE|FUNCTION|EVENT)\b",
     re.I,
 )
-_MAIN = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE|REPLACE)\b", re.I)
+_MAIN = re.compile(r"[()]|\b(?:SELECT|INSERT|UPDATE|DELETE|REPLACE)\b", re.I)
 _IF = r"(?:IF\s+(?:NOT\s+)?EXISTS\s+)?"
 _CREATE = (
     re.compile(rf"CREATE\s+TABLE\s+{_IF}({_NAME})", re.I),
@@ -106,7 +109,9 @@ _ALTER = re.compile(
 )
 _OTHERS = (
     re.compile(
-        rf"DROP\s+(?:TABLE|VIEW)\s+{_IF}({_NAMES})\s*(?:\w+\s*)*$", re.I
+        # Atomic: letters of a name could be those of a word, in all ways.
+        rf"DROP\s+(?:TABLE|VIEW)\s+{_IF}((?>{_NAMES}))\s*(?:\w++\s*+)*+$",
+        re.I,
     ),
     re.compile(
         r"CREATE\s+(?:OR\s+REPLACE\s+)?(?:ONLINE\s+)?"
@@ -194,11 +199,14 @@ def _without(statement: str, *kinds: str) -> str:
 
 def _main_word(bare: str) -> str:
     """Return the main verb of a statement with common table expressions."""
-    shorter = _INNER.sub(" ", bare)
-    while shorter != bare:
-        bare, shorter = shorter, _INNER.sub(" ", shorter)
-    found = _MAIN.search(bare)
-    return found[1].upper() if found else ""
+    depth = 0
+    for found in _MAIN.finditer(bare):
+        word = found[0].upper()
+        if word in ("(", ")"):
+            depth += 1 if word == "(" else -1
+        elif not depth:
+            return word
+    return ""
 
 
 def _query_effect(word: str, bare: str) -> Effect:
@@ -265,12 +273,8 @@ def _is_ambiguous(text: str) -> bool:
         (_plain(old or older), _plain(new or newer))
         for old, new, older, newer in _CHANGED.findall(text)
     ]
-    if any(
-        new == old
-        for i, (_, new) in enumerate(pairs)
-        for j, (old, _) in enumerate(pairs)
-        if i != j
-    ):
+    changed = Counter(old for old, _ in pairs)
+    if any(changed[new] > (new == old) for old, new in pairs):
         return True
     dropped = {_plain(name) for name in _DROPPED.findall(text)}
     added = {_plain(name) for name in _ADDED.findall(text)}

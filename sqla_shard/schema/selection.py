@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-_RANGE = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
+_RANGE = re.compile(r"\s*(\d{1,5})\s*(?:-\s*(\d{1,5})\s*)?")
 
 
 @dataclass(frozen=True, kw_only=True)

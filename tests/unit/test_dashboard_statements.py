@@ -205,7 +205,8 @@ def test_sql_texts(text: str, expected: bool) -> None:
         ("SELECT 'db1.pins', \"db2.pins\", '\\'db3.x', 'it''s db4.x'", []),
         ("SELECT 1 /* db1.pins */ -- db2.pins\n # db3.pins", []),
         ("SELECT 1.5, 2.e FROM pins", []),
-        ("SELECT 'unfinished FROM db1.pins", ["db1"]),
+        ("SELECT 1 FROM db1.pins WHERE 'a\\' FROM db2.pins", ["db1"]),
+        ("SELECT 1 FROM db1.pins /* db2.pins", ["db1"]),
     ],
 )
 def test_names_before_a_dot(text: str, names: list[str]) -> None:

@@ -351,11 +351,12 @@ class MySQL(Backend):
 
 
 _HINTS = re.compile(r"\s*/\*\+")
-# Parentheses in texts, names and comments are skipped.
+# Parentheses in texts, names and comments are skipped, those that do not end
+# as well.
 _TOKENS = re.compile(
     r"""
     '(?:[^'\\]|\\.)*' | "(?:[^"\\]|\\.)*" | `[^`]*` | /\*.*?\*/
-    | (?P<word> \bAS\s*\( | [()] | \bSELECT\b )
+    | (?:['"`]|/\*).* | (?P<word> \bAS\s*\( | [()] | \bSELECT\b )
     """,
     re.IGNORECASE | re.DOTALL | re.VERBOSE,
 )

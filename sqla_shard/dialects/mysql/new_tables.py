@@ -51,7 +51,8 @@ _UNIQUE = re.compile(
 _HEAD = re.compile(rf"\s*CREATE\s+TABLE\s+(?P<table>{_NAME})\s*\(", re.I)
 _TAIL = re.compile(
     r"\)(?:\s*(?:ENGINE\s*=\s*InnoDB|COMMENT\s*=\s*" + _TEXT + r"|"
-    r"(?:DEFAULT\s+)?(?:CHARSET|CHARACTER\s+SET|COLLATE)\s*=?\s*\w+))*\s*",
+    r"(?:DEFAULT\s+)?(?:CHARSET|CHARACTER\s+SET|COLLATE)(?:\s*=\s*|\s+)"
+    r"\w++))*\s*",
     re.I,
 )
 _INDEX = re.compile(

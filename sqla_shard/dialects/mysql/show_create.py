@@ -9,7 +9,8 @@ __all__ = ["without_character_sets", "without_counter"]
 _COUNTER = re.compile(r" AUTO_INCREMENT=\d+")
 # Strings and quoted names come first: a comment may have the same words.
 _CHARACTER_SET = re.compile(
-    r"('(?:[^'\\]|\\.|'')*'|`(?:[^`]|``)*`)| CHARACTER SET \w+(?= COLLATE )",
+    r"('(?:[^'\\]|\\.|'')*'|`(?:[^`]|``)*`|['`].*)"
+    r"| CHARACTER SET \w+(?= COLLATE )",
     re.S,
 )
 

@@ -23,7 +23,8 @@ __all__ = ["SQLiteCatalogue"]
 # Literals, quoted names, comments; white space; punctuation; anything else.
 _TOKEN = re.compile(
     r"""'(?:[^']|'')*' | "(?:[^"]|"")*" | `[^`]*` | \[[^]]*\] |
-    --[^\n]* | /\*.*?\*/ | \s+ | [(),;] | [^\s'"`\[(),;/-]+ | .""",
+    --[^\n]* | /\*.*?\*/ | (?:/\*|['"`\[]).* |
+    \s+ | [(),;] | [^\s'"`\[(),;/-]+ | .""",
     re.VERBOSE | re.DOTALL,
 )
 

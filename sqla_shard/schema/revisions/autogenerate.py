@@ -218,8 +218,7 @@ def _compiled(dialect: Dialect, default: ClauseElement) -> str:
 
 
 # MySQL adds the character set to a string of an expression.
-_INTRODUCER = re.compile(r"('(?:[^'\\]|\\.|'')*')|\b_[a-z0-9]+(?=')", re.S)
-_PARENTHESES = re.compile(r"\((.*)\)", re.S)
+_INTRODUCER = re.compile(r"('(?:[^'\\]|\\.|'')*'|'.*)|\b_[a-z0-9]+(?=')", re.S)
 _NEGATIVE = re.compile(r"-\(([\d.]+)\)")
 
 
@@ -229,8 +228,11 @@ def _bare(default: str) -> str:
     Alembic puts parentheses around defaults of SQLite, even around ``''``;
     MySQL writes ``-1`` as ``(-(1))``.
     """
-    while match := _PARENTHESES.fullmatch(default):
-        default = match[1]
+    depth = min(
+        len(default) - len(default.lstrip("(")),
+        len(default) - len(default.rstrip(")")),
+    )
+    default = default[depth : len(default) - depth]
     default = _NEGATIVE.sub(r"-\1", default)
     return _INTRODUCER.sub(lambda found: found[1] or "", default)
 
