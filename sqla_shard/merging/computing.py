@@ -41,6 +41,8 @@ from sqla_shard.dialects.base import Averaged
 from sqla_shard.dialects.base import NumberForm
 from sqla_shard.dialects.decimals import plain_type
 from sqla_shard.dialects.functions import name_of
+from sqla_shard.dialects.numbers import Precision
+from sqla_shard.dialects.numbers import precision_of
 from sqla_shard.dialects.sorting import kind_of
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.merging.elements import Added
@@ -347,7 +349,10 @@ class Computations:
                     raise self._refusal(
                         function, "a value that is not a number"
                     )
-                if divides(argument):
+                if (
+                    divides(argument)
+                    and precision_of(argument) is not Precision.DOUBLE
+                ):
                     raise self._refusal(
                         function,
                         "an aggregate of a quotient, which has more digits "

@@ -360,6 +360,9 @@ _HAVING: dict[str, Callable[[Any], Any]] = {
     "distinct ids": lambda w: func.count(distinct(w.id)) > 3,
     "an average": lambda w: func.avg(w.price) > 1,
     "a sum of floats": lambda w: func.sum(w.weight) > 1,
+    "an average of quotients of floats": lambda w: (
+        func.avg(w.weight / 2) > func.min(2 / w.weight)
+    ),
     "arithmetic": lambda w: func.count() + 1 > 2,
 }
 
