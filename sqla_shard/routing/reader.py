@@ -47,6 +47,7 @@ from sqlalchemy.sql.selectable import TableClause
 from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.sql.selectable import Values
 
+from sqla_shard.dialects.sql import BlobValue
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.routing.aggregates import counted_select
 from sqla_shard.routing.aggregates import cuts_of
@@ -210,6 +211,7 @@ class Reader:
         self.problems: list[UnsupportedConstruct] = []
         self.single_shard_problems: list[str] = []
         self._counts = counted_select(statement) is not None
+        self._is_merged = isinstance(statement, Select)
         if isinstance(statement, SelectBase):
             self._top_select(statement)
         else:
@@ -279,6 +281,8 @@ class Reader:
             self._filter(clause, block, block.level)
         for part in _expressions(block.select):
             self._expression(part, block)
+        if not self._is_merged or len(self.blocks) > 1 + self._counts:
+            self._check_having(block)
         problem = check_columns(
             map(unlabelled, private.raw_columns(block.select))
         )
@@ -288,6 +292,22 @@ class Reader:
             cuts_of(block.select, lambda keys: self.keyed(keys, block))
         )
         return block
+
+    def _check_having(self, block: Block) -> None:
+        """Refuse fields in the HAVING of a SELECT that is sent unchanged."""
+        for clause in private.having_criteria(block.select):
+            for part in _beside_aggregates(clause):
+                if (
+                    isinstance(part, BlobValue)
+                    and part.column.table in block.sources
+                ):
+                    self._refuse(
+                        "HAVING",
+                        f"HAVING {part} in a subquery or UNION: servers know "
+                        "no field there, even if it is in GROUP BY; use "
+                        "func.min(field), which is the same in a group, or "
+                        "WHERE",
+                    )
 
     def keyed(self, keys: Iterable[Any], block: Block) -> bool:
         """Return whether rows that agree in the keys are on one shard."""
@@ -605,3 +625,12 @@ def _assignments(statement: Any) -> Iterator[tuple[Any, Any]]:
                 yield statement.table.c.get(key), value
             else:
                 yield key, value
+
+
+def _beside_aggregates(element: Any) -> Iterator[Any]:
+    """Yield the parts of an expression that are outside of aggregates."""
+    yield element
+    if not may_aggregate(element):
+        for child in children(element):
+            if not is_select(child):
+                yield from _beside_aggregates(child)

@@ -18,6 +18,7 @@ from sqlalchemy import String
 from sqlalchemy import text
 from sqlalchemy import union_all
 from sqlalchemy import update
+from sqlalchemy.orm import aliased
 from sqlalchemy.orm import joinedload
 from sqlalchemy.orm import selectinload
 
@@ -47,6 +48,14 @@ _BY_AGE = select(User.id).order_by(User.age)
 
 def _nicks() -> Any:
     return select(User.nick, func.count(User.id)).group_by(User.nick)
+
+
+def _with_name(data: Any, condition: Any) -> Any:
+    names = select(User.name).where(User.id == data.users[1])
+    names = names.group_by(User.name).having(condition)
+    other = aliased(User)
+    found = select(other.age).where(other.id == data.users[1])
+    return found.where(other.name.in_(names))
 
 
 def _without_scatter(session: ShardSession) -> None:
@@ -100,6 +109,14 @@ READS: dict[str, Case] = {
             select(User.age).where(_WHERE), bind_arguments={"shard_id": 2}
         ).all(),
         answer=lambda s, d: [2],
+    ),
+    "HAVING of a field in a subquery": Case(
+        refused=lambda s, d: s.scalars(_with_name(d, User.name != "x")),
+        names=("in a subquery or UNION", "use func.min(field)"),
+        remedy=lambda s, d: s.scalars(
+            _with_name(d, func.min(User.name) != "x")
+        ).all(),
+        answer=lambda s, d: [1],
     ),
     "DDL": Case(
         refused=lambda s, d: s.execute(DDL("DROP VIEW IF EXISTS of_users")),
