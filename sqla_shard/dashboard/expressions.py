@@ -25,15 +25,15 @@ from sqlalchemy import Executable
 from sqlalchemy import func
 from sqlalchemy import inspect
 from sqlalchemy.exc import NoInspectionAvailable
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Mapper
 from sqlalchemy.sql import ClauseElement
 
 from sqla_shard.engine import scatter
+from sqla_shard.engine.unread import short
 from sqla_shard.exc import StatementTextError
 from sqla_shard.ids import pack
 
-__all__ = ["LONGEST", "StatementReader", "object_id_of"]
+__all__ = ["LONGEST", "StatementReader", "invalid", "object_id_of"]
 
 LONGEST = 8000
 """Maximum number of characters of a statement."""
@@ -89,8 +89,6 @@ _COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-#: What functions and operators raise for arguments that are not valid.
-_INVALID = (SQLAlchemyError, TypeError, ValueError, ArithmeticError)
 _CONSTANTS = (bool, int, float, str, bytes, type(None))
 
 
@@ -109,6 +107,17 @@ def object_id_of(text: str) -> int | None:
         return int(digits, base)
     except ValueError:
         return None
+
+
+def invalid(text: str, error: Exception) -> StatementTextError:
+    """Return the error of a statement that SQLAlchemy does not accept.
+
+    :param error: what it raises: of any class, such as AttributeError for
+        ``update(Pin).join()``, or IndexError.
+    """
+    return StatementTextError(
+        f"is not valid: {short(error)}", statement=text[:LONGEST]
+    )
 
 
 class StatementReader:
@@ -149,8 +158,8 @@ class StatementReader:
             ) from error
         except StatementTextError:
             raise
-        except _INVALID as error:
-            raise walk.error(f"is not valid: {error}") from error
+        except Exception as error:
+            raise invalid(text, error) from error
         if not isinstance(found, Executable):
             raise walk.error(
                 "is not a statement; begin with select(), update() or delete()"

@@ -25,6 +25,7 @@ from sqla_shard.cache import RegionStats
 from sqla_shard.cache.stores.memcached import NodeStats
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.cluster.explain import Explanation
+from sqla_shard.dashboard.expressions import invalid
 from sqla_shard.dashboard.expressions import object_id_of
 from sqla_shard.dashboard.expressions import StatementReader
 from sqla_shard.dashboard.history import Change
@@ -43,6 +44,7 @@ from sqla_shard.dashboard.sql_text import explain_sql
 from sqla_shard.dashboard.sql_text import is_sql
 from sqla_shard.engine.unread import describe_unread
 from sqla_shard.engine.unread import UnreadServer
+from sqla_shard.exc import ShardError
 from sqla_shard.fleet import Accounts
 from sqla_shard.fleet import Fleet
 from sqla_shard.fleet.content_checks import fill_of
@@ -297,14 +299,21 @@ class Observer:
         :param text: the id, an expression of SQLAlchemy, or SQL.
         :param keyspace: name of the keyspace of an id; required if several
             contain objects.
-        :raises ShardError: if it is none of these, or its shard is not open.
+        :raises ShardError: if it is none of these, or its shard is not open,
+            or if SQLAlchemy does not accept the expression.
         """
         number = object_id_of(text)
         if number is not None:
             return self.cluster.explain(number, keyspace=keyspace)
         if is_sql(text):
             return explain_sql(self.cluster, text)
-        return self.cluster.explain(self._statements.read(text))
+        statement = self._statements.read(text)
+        try:
+            return self.cluster.explain(statement)
+        except ShardError:
+            raise
+        except Exception as error:
+            raise invalid(text, error) from error
 
     def tables(
         self, keyspace: Keyspace, shard_id: int

@@ -275,7 +275,7 @@ class Pages:
                 found = self._observer.explain(text, keyspace)
             except ShardError as raised:
                 error = str(raised)
-        return self._page(
+        page = self._page(
             "explain",
             text=text,
             found=found,
@@ -289,6 +289,7 @@ class Pages:
                 if space.kind == "objects"
             ],
         )
+        return page, 200 if error is None else 400
 
     def events(self) -> ResponseReturnValue:
         """Stream events about one page."""

@@ -225,6 +225,7 @@ def test_explaining_draws_each_server(enter: Callable[..., Visitor]) -> None:
     expect(ends.first.locator("pre")).to_contain_text("FROM db00000.pins")
     one.page.goto(PAGES["explain-refused"])
     expect(one.page.locator(".alert").first).to_contain_text("Refused.")
+    one.expected.add(400)
     one.page.goto("/explain?q=__import__('os').getpid()")
     expect(one.page.locator(".alert")).to_contain_text("__import__")
 

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from sqla_shard.dashboard import create_app
 from sqla_shard.dashboard import dashboard_blueprint
 from sqla_shard.dashboard import DashboardServer
 from sqla_shard.dashboard import Observer
+from sqla_shard.dashboard.expressions import _METHODS
 from sqla_shard.dashboard.live import Streams
 from sqla_shard.exc import ExtensionSetupError
+from sqla_shard.exc import StatementTextError
 from sqla_shard.fleet import Account
 from sqla_shard.fleet import Accounts
 from sqla_shard.fleet import Fleet
@@ -84,9 +87,9 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         yield found
 
 
-def text_of(client: Any, path: str) -> str:
+def text_of(client: Any, path: str, status: int = 200) -> str:
     answer = client.get(path)
-    assert answer.status_code == 200, path
+    assert answer.status_code == status, path
     return re.sub(r"\s+", " ", answer.text)
 
 
@@ -156,8 +159,41 @@ class TestReading:
         )
         assert page.count("data-route-server=") >= 2
         assert "Merge" in page
-        refused = text_of(scene.client(), "/explain?q=open('/etc/passwd')")
+        refused = text_of(
+            scene.client(), "/explain?q=open('/etc/passwd')", 400
+        )
         assert "&#39;open&#39;, which is not known" in refused
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("update(Pin).join()", "no attribute &#39;join&#39;"),
+            ("update(Board).values(titel='x')", "titel"),
+            ("select(Board).join(Pin, Pin)", "is not valid: "),
+            (f"select({'9' * 3900} * {'9' * 3900})", "is not valid: "),
+        ],
+        ids=range(4),
+    )
+    def test_a_mistake_is_answered(self, scene, text, message):
+        page = scene.client().get("/explain", query_string={"q": text})
+        assert page.status_code == 400
+        assert 'role="alert"><span>the statement ' in page.text
+        assert message in page.text
+
+    def test_no_mistake_is_another_error(self, scene):
+        answered = 0
+        for begin in ("select(Pin)", "update(Pin)", "delete(Pin)", "Pin.id"):
+            for method, argument in product(
+                sorted(_METHODS), ("", "1", "Board.ts", "x=1")
+            ):
+                text = f"{begin}.{method}({argument})"
+                if begin == "Pin.id":
+                    text = f"select(Pin).where({text})"
+                try:
+                    scene.observer.explain(text, None)
+                except StatementTextError:
+                    answered += 1
+        assert answered > 200
 
     def test_sql_is_explained_by_its_databases_and_not_run(self, scene):
         client = scene.client()
@@ -177,7 +213,9 @@ class TestReading:
             assert "Refused." in page
             assert "pass bind_arguments" in page
             assert "SQL is not parsed here" in page
-            page = text_of(client, "/explain?q=UPDATE db00099.pins SET a = 1")
+            page = text_of(
+                client, "/explain?q=UPDATE db00099.pins SET a = 1", 400
+            )
             assert 'role="alert"' in page
             assert re.search(r"shard 99\b.* is not open", page)
         assert not log.statements
@@ -197,11 +235,13 @@ class TestReading:
             assert "<span>2023-11-14T22:13:20.000Z</span>" in page
             assert "Keyspace <b>photos</b>" in page
             assert "<option selected>photos</option>" in page
-            ambiguous = text_of(client, f"/explain?q={number}")
+            ambiguous = text_of(client, f"/explain?q={number}", 400)
             assert 'role="alert"' in ambiguous
 
     def test_text_is_escaped(self, scene):
-        page = text_of(scene.client(), "/explain?q=<script>alert(1)</script>")
+        page = text_of(
+            scene.client(), "/explain?q=<script>alert(1)</script>", 400
+        )
         assert "<script>alert" not in page
         page = scene.client().get("/servers/<b>x</b>").text
         assert "<b>x</b>" not in page
