@@ -244,6 +244,10 @@ SUITES: dict[str, tuple[On, ...]] = {
     ),
     "objects_aliases": BOTH,
     "objects_attributes": BOTH,
+    "objects_beside": (
+        On("sqlite", few={"BesideSuite.samples": 1}),
+        On("mariadb", few={"BesideSuite.samples": 1}),
+    ),
     "objects_bulk": BOTH,
     "objects_changes": BOTH,
     "objects_data_classes": BOTH,

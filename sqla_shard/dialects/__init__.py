@@ -4,6 +4,7 @@
 ``mysql``      MySQL and MariaDB: driver, catalogue and DDL
 ``sqlite``     the same for SQLite files
 ``sql``        constructs that the three spell differently
+``coding``     values beside a field, in the format of the field
 ``functions``  SQL functions by the values that they return
 ``sorting``    sort keys that compare in Python as on the server
 ``numbers``    numbers as servers compute and return them

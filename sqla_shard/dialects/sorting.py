@@ -46,6 +46,7 @@ from sqlalchemy.types import LargeBinary
 from sqlalchemy.types import NullType
 from sqlalchemy.types import VARBINARY
 
+from sqla_shard.dialects.coding import encoded_type
 from sqla_shard.dialects.decimals import plain_type
 from sqla_shard.dialects.functions import name_of
 from sqla_shard.dialects.functions import NUMBERS
@@ -365,9 +366,10 @@ def kind_of(element: Any) -> str | None:
     :returns: ``plain``, ``float``, ``enum``, ``uuid``, ``text``; None for
         types that Python cannot compare.
     """
-    if isinstance(element.type, NullType):
+    type_ = encoded_type(element) or element.type
+    if isinstance(type_, NullType):
         return _kind_of_untyped(_origin(element))
-    kind = _kind_of_type(element.type)
+    kind = _kind_of_type(type_)
     if kind == "enum" and not _is_stored(element):
         # CASE, coalesce() and the like convert an ENUM to a text.
         return "text"

@@ -52,9 +52,9 @@ from sqlalchemy.sql.operators import OperatorType
 from sqlalchemy.types import TypeDecorator
 from sqlalchemy.types import TypeEngine
 
+from sqla_shard.dialects.coding import Encoded
 from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.models.codecs import BooleanCodec
 from sqla_shard.models.codecs import Codec
 from sqla_shard.models.codecs import DateCodec
@@ -347,7 +347,7 @@ def sql_type_of(codec: Codec) -> tuple[str, TypeEngine[Any]]:
     return _FORMS[codec.stored_kind], Coded(codec)
 
 
-class Coded(TypeDecorator[Any]):
+class Coded(Encoded, TypeDecorator[Any]):
     """A field whose JSON value differs from its Python value."""
 
     impl: TypeEngine[Any] | type[TypeEngine[Any]] = String
@@ -399,6 +399,29 @@ class Coded(TypeDecorator[Any]):
     def _is_json(self) -> bool:
         return self.codec.stored_kind is ValueKind.JSON
 
+    @property
+    def label(self) -> str:  # type: ignore[override]  # read-only here
+        """The field as ``Class.field``."""
+        return self.codec.field
+
+    @property
+    def takes_plain(self) -> bool:  # type: ignore[override]  # read-only here
+        """Whether texts and numbers may be JSON values already."""
+        return not self._is_json
+
+    def encodes(self, value: Any, *, is_own: bool) -> bool:
+        """Return whether a value beside the field is one in Python."""
+        is_plain = type(value) in KIND_OF_SCALAR
+        if is_own:
+            return value is not None and (self._is_json or not is_plain)
+        kind: Any = self.codec.python_type
+        if kind is dt.date and isinstance(value, dt.datetime):
+            # It has a time, which the field would drop.
+            return False
+        return not is_plain and isinstance(
+            value, (list, dict) if kind is object else kind
+        )
+
 
 def _check_rounding(value: Any, codec: Codec) -> None:
     """Reject a float that may be an integer which MySQL has rounded.
@@ -436,6 +459,7 @@ class Structure(Coded):
     """A field with a list, a dict, a dataclass or any JSON."""
 
     cache_ok = True
+    is_compared = False
 
     class Comparator(TypeDecorator.Comparator[Any]):
         """Comparison with NULL only."""
@@ -452,14 +476,7 @@ class Structure(Coded):
             if op not in _ABSENCE or not (
                 other[0] is None or isinstance(other[0], Null)
             ):
-                name = getattr(op, "__name__", str(op))
-                raise UnsupportedStatementError(
-                    f"{name}: {kind.codec.field} is structured JSON, which "
-                    "every server formats differently. Use the server's "
-                    "JSON functions, such as func.json_contains(), or "
-                    "compare in Python",
-                    construct=name,
-                )
+                raise kind.refusal(getattr(op, "__name__", str(op)))
             return super().operate(op, *other, **kwargs)
 
     comparator_factory = Comparator

@@ -9,11 +9,12 @@ A subclass overrides by name and cannot go through a function, so these stand
 where they are overridden: ``_identity_lookup`` (1.3), ``_connection_for_bind``
 (1.3), ``_execute_internal`` (2.0) and ``_choose_shard_and_assign`` (1.3) of
 sessions; ``_propagate_attrs`` (1.4) and ``_from_objects`` (1.3) of SQL
-elements; ``_setup_select_stack`` (1.3), ``visit_insert`` (1.3) and
-``returning_clause`` (1.3) of compilers; ``_deliver_insertmanyvalues_batches``
-(2.0.10) of dialects; ``fetchall_for_returning`` (2.0.10) and
-``_setup_ins_pk_from_lastrowid`` (1.4) of executions; ``_memoized_method_*``,
-``_memoized_attr_*`` and ``_fallback_getattr`` (1.3) of comparators.
+elements; ``_setup_select_stack`` (1.3), ``visit_*`` (1.3),
+``_label_select_column`` (1.3) and ``returning_clause`` (1.3) of compilers;
+``_deliver_insertmanyvalues_batches`` (2.0.10) of dialects;
+``fetchall_for_returning`` (2.0.10) and ``_setup_ins_pk_from_lastrowid`` (1.4)
+of executions; ``_memoized_method_*``, ``_memoized_attr_*`` and
+``_fallback_getattr`` (1.3) of comparators.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ __all__ = [
     "check_can_execute",
     "class_of",
     "connections_of",
+    "copied",
     "copy_with",
     "cte_alias",
     "dispatch_for",
@@ -86,6 +88,7 @@ __all__ = [
     "refresh_state",
     "register_altered",
     "register_attribute",
+    "renamed",
     "replace_run_crud",
     "resolved",
     "result_columns",
@@ -238,6 +241,21 @@ def copy_with(statement: Any, **parts: Any) -> Any:
 def cache_key(statement: Any) -> Any:
     """Return the key of a statement in SQLAlchemy's cache, or None (1.3)."""
     return statement._generate_cache_key()
+
+
+def copied(element: Any, clone: Callable[..., Any]) -> Any:
+    """Return a copy of an element with copies of its parts (1.3).
+
+    :param clone: returns the copy of a part.
+    """
+    made = element._clone()
+    made._copy_internals(clone=clone)
+    return made
+
+
+def renamed(parameter: Any) -> Any:
+    """Return a copy of a parameter, with another name if it has none (1.3)."""
+    return parameter._clone()
 
 
 # SQL elements and types.

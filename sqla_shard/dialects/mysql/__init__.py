@@ -43,6 +43,7 @@ from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.base import interrupt
 from sqla_shard.dialects.base import new_engine
 from sqla_shard.dialects.base import NumberForm
+from sqla_shard.dialects.coding import code_values
 from sqla_shard.dialects.mysql import asyncmy_connections
 from sqla_shard.dialects.mysql import mysqlclient_connections
 from sqla_shard.dialects.mysql import pymysql_connections
@@ -177,6 +178,7 @@ class MySQL(Backend):
         }
         engine = new_engine(url, settings, asynchronous=self._asynchronous)
         number_new_rows(engine)
+        code_values(engine)
         tls = any(key.startswith("ssl") for key in {*url.query, *arguments})
         opening = self._opening(engine.dialect.driver, tls=tls)
         event.listen(engine, "do_connect", LoggingIn(opening, password))

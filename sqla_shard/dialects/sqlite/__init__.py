@@ -29,6 +29,7 @@ from sqla_shard.dialects.base import DDL
 from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.base import new_engine
 from sqla_shard.dialects.base import NumberForm
+from sqla_shard.dialects.coding import code_values
 from sqla_shard.dialects.passwords import PasswordSource
 from sqla_shard.dialects.sqlite.catalogue import SQLiteCatalogue
 from sqla_shard.dialects.sqlite.ddl import SQLiteDDL
@@ -96,6 +97,7 @@ class SQLite(Backend):
         arguments.update(settings.get("connect_args", {}))
         settings["connect_args"] = arguments
         engine = new_engine(url, settings, asynchronous=self._asynchronous)
+        code_values(engine)
         if self._asynchronous:
             event.listen(engine, "do_connect", _check_file)
         event.listen(engine, "connect", _prepare)

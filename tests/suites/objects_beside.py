@@ -1,0 +1,295 @@
+"""Values beside a field: in functions, CASE, tuples and other operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from datetime import date
+from datetime import datetime
+from datetime import timedelta
+from datetime import timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import and_
+from sqlalchemy import bindparam
+from sqlalchemy import case
+from sqlalchemy import delete
+from sqlalchemy import exists
+from sqlalchemy import func
+from sqlalchemy import literal
+from sqlalchemy import select
+from sqlalchemy import String
+from sqlalchemy import tuple_
+from sqlalchemy import type_coerce
+from sqlalchemy import union_all
+from sqlalchemy import update
+from sqlalchemy.orm import aliased
+
+from sqla_shard import scatter
+from sqla_shard.exc import BlobValueError
+from sqla_shard.exc import UnsupportedStatementError
+from tests.models.objects import Color
+from tests.models.objects import Level
+from tests.models.objects import Mixed
+from tests.models.objects import Size
+from tests.models.objects import Thing
+from tests.models.objects_harness import on_servers
+from tests.models.objects_harness import stored
+from tests.models.objects_harness import Suite
+
+# Not in UTC: a driver would drop the zone.
+T0 = datetime(2024, 5, 6, 7, 8, 9, 10, timezone(timedelta(hours=2)))
+T1 = T0 + timedelta(microseconds=1)
+
+#: Two values of each field; the first one is the lesser.
+PAIRS: dict[str, tuple[Any, Any]] = {
+    "text": ("a", "b"),
+    "count": (1, 2),
+    "ratio": (0.5, 1.5),
+    "flag": (False, True),
+    "price": (Decimal("1.5"), Decimal(2)),
+    "at": (T0, T1),
+    "day": (date(2024, 5, 6), date(2024, 5, 7)),
+    "uid": (UUID(int=1), UUID(int=2**127)),
+    "color": (Color.BLUE, Color.RED),
+    "level": (Level.LOW, Level.HIGH),
+    "mixed": (Mixed.TEXT, Mixed.NUMBER),
+}
+
+_Form = tuple[Any, Callable[[Any], Any]]
+
+
+def forms(f: Any, v: Any, w: Any, *, servers: bool) -> dict[str, _Form]:
+    """Return expressions with values of a field, and the same in Python."""
+    greatest = func.greatest if servers else func.max
+    least = func.least if servers else func.min
+    choose = getattr(func, "if" if servers else "iif")
+    return {
+        "coalesce": (func.coalesce(f, w), lambda x: w if x is None else x),
+        "coalesced": (func.coalesce(w, f), lambda x: w),
+        "ifnull": (func.ifnull(f, w), lambda x: w if x is None else x),
+        "nullif": (func.nullif(f, w), lambda x: None if x == w else x),
+        "nullified": (func.nullif(w, f), lambda x: None if x == w else w),
+        "if": (choose(f == w, v, f), lambda x: v if x == w else x),
+        "greatest": (greatest(f, v), lambda x: x),
+        "least": (least(w, f), lambda x: x),
+        "case": (case((f == w, v), else_=f), lambda x: v if x == w else x),
+        "else": (case((f == w, f), else_=v), lambda x: w if x == w else v),
+        "switch": (
+            case({w: v}, value=f, else_=f),
+            lambda x: v if x == w else x,
+        ),
+        "switched": (
+            case((f, v), value=literal(w), else_=f),
+            lambda x: v if x == w else x,
+        ),
+        "nested": (
+            func.coalesce(func.nullif(f, w), case((f == w, w), else_=v)),
+            lambda x: v if x is None else x,
+        ),
+    }
+
+
+def comparisons(made: Any, sample: Any) -> Iterator[_Form]:
+    value = literal(sample)
+    for condition in (
+        made == sample,
+        value == made,
+        made.in_([sample]),
+        value.in_([made]),
+        made.between(sample, sample),
+        value.between(made, made),
+        made == case((Thing.id > 0, sample)),
+        tuple_(made, Thing.id) == tuple_(value, Thing.id),
+        tuple_(value, Thing.id) == tuple_(made, Thing.id),
+        tuple_(made, literal(1)).in_([(sample, 1)]),
+        made.is_not_distinct_from(sample),
+    ):
+        yield condition, lambda x: x == sample
+    yield made.is_distinct_from(sample), lambda x: x != sample
+    yield made != sample, lambda x: x not in (None, sample)
+
+
+class BesideSuite(Suite):
+    samples = 2
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def things(cls, cluster) -> dict[str, dict[int, Any]]:
+        """Return the ids of things by field, with the value of the field."""
+        found: dict[str, dict[int, Any]] = {}
+        with cluster.begin() as session:
+            for name, pair in PAIRS.items():
+                field = Thing.__sqla_shard__.fields[name]
+                values = [*pair, None] if field.codec.nullable else pair
+                new = [Thing(shard_id=1, **{name: v}) for v in values]
+                session.add_all(new)
+                session.flush()
+                ids = [one.id for one in new]
+                found[name] = dict(zip(ids, values, strict=True))
+        return found
+
+    @pytest.mark.parametrize("name", PAIRS)
+    def test_values(self, cluster, session, things, name):
+        field, (v, w), rows = getattr(Thing, name), PAIRS[name], things[name]
+        made = forms(field, v, w, servers=on_servers(cluster))
+        columns = [(one, test) for one, test in made.values()]
+        for one, test in made.values():
+            for sample in (w, v)[: self.samples]:
+                columns += [
+                    (
+                        case((condition, True), else_=False),
+                        lambda x, t=test, same=same: same(t(x)),
+                    )
+                    for condition, same in comparisons(one, sample)
+                ]
+        statement = select(Thing.id, *(one for one, _ in columns))
+        found = session.execute(statement.where(Thing.id.in_(rows))).all()
+        assert {row[0] for row in found} == set(rows)
+        for row in found:
+            for (one, test), value in zip(columns, row[1:], strict=True):
+                expected = test(rows[row[0]])
+                assert value == expected, f"{one} of {row}"
+                if hasattr(expected, "value"):
+                    assert value is expected
+
+    def test_other_places(self, cluster, session):
+        one = stored(cluster, Thing, at=T0, color=Color.BLUE, shard_id=1)
+        other = aliased(Thing)
+        least = func.ifnull(Thing.at, T1)
+        inner = select(Thing.id, least.label("x")).where(Thing.id == one)
+        cte, sub = inner.cte(), inner.subquery()
+        scalar = (
+            select(func.ifnull(other.at, T1))
+            .where(other.id == one)
+            .scalar_subquery()
+        )
+        for statement in (
+            select(Thing.id).where(
+                exists().where(other.id == one, least == T0)
+            ),
+            select(Thing.id).join(
+                other,
+                and_(other.id == Thing.id, func.ifnull(other.at, T1) == least),
+            ),
+            select(Thing.id).where(
+                literal(T0).in_(select(other.at).where(other.id == one))
+            ),
+            select(Thing.id).where(scalar == T0, literal(T0) == scalar),
+            select(Thing.id).where(func.lower(Thing.color) == Color.BLUE),
+            select(Thing.id).where(func.ifnull(Thing.color, "x") == "blue"),
+            select(Thing.id).group_by(Thing.id).having(func.max(least) == T0),
+            select(Thing.id).order_by(func.coalesce(Thing.at, "")),
+        ):
+            found = session.scalars(statement.where(Thing.id == one)).all()
+            assert found == [one], str(statement)
+        for part in (cte, sub):
+            found = session.scalars(select(part.c.x).where(part.c.x == T0))
+            assert found.all() == [T0]
+        for column, expected in (
+            (scalar, T0),
+            (func.ifnull(Thing.color, "x"), "blue"),
+            (func.coalesce(type_coerce(Thing.day, String), "x"), "x"),
+            (func.coalesce(Thing.size, Size(1)), Size(1)),
+            (case((Thing.count == 0, [T0]), else_=Thing.times), [T0]),
+            (func.coalesce(Thing.free, "x"), "x"),
+            (func.max(least), T0),
+            (func.first_value(least).over(order_by=Thing.id), T0),
+        ):
+            statement = select(column).where(Thing.id == one)
+            assert session.scalar(statement) == expected, str(column)
+
+    def test_cached_statements(self, cluster, session):
+        """A value may also stand beside a column that has another format."""
+        one = stored(cluster, Thing, at=T0, shard_id=1)
+        for moment in (T0, T1):
+            value = literal(moment)
+            row = session.execute(
+                select(
+                    func.nullif(value, Thing.at),
+                    func.length(value),
+                    func.coalesce(func.nullif(Thing.at, T0), bindparam("x")),
+                ).where(Thing.id == one),
+                {"x": moment},
+            ).one()
+            assert row == (None if moment == T0 else T1, 26, moment)
+
+    def test_writes(self, cluster):
+        one = stored(cluster, Thing, at=T0, shard_id=1)
+        mine = (Thing.id == one, func.ifnull(Thing.at, T1) == T0)
+        with cluster.begin() as session:
+            kind = func.ifnull(func.nullif(Thing.color, Color.RED), Color.BLUE)
+            session.execute(update(Thing).where(*mine).values(kind=kind))
+            found = session.scalar(select(Thing.kind).where(Thing.id == one))
+            assert found == "blue"
+            assert session.execute(delete(Thing).where(*mine)).rowcount == 1
+
+    def test_refusals(self, cluster, session):
+        one = stored(cluster, Thing, at=T0, shard_id=1)
+        value = select(literal(T0).label("x"))
+        for make, remedy in (
+            (lambda: Thing.at == value.scalar_subquery(), r"Thing\.at\.type"),
+            (lambda: Thing.at.in_(value), r"Thing\.at\.type"),
+            (lambda: Thing.at == value.subquery().c.x, r"Thing\.at\.type"),
+            (
+                lambda: func.nullif(Thing.tags, ["a"]).is_(None),
+                "json_contains",
+            ),
+            (lambda: literal(["a"]) == Thing.tags, "json_contains"),
+            (lambda: case({1: True}, value=Thing.free), "json_contains"),
+        ):
+            statement = select(Thing.id).where(Thing.id == one, make())
+            with pytest.raises(UnsupportedStatementError, match=remedy):
+                session.scalars(statement)
+        for naive in (T0.replace(tzinfo=None), T0.date(), Color.RED):
+            statement = select(func.coalesce(Thing.at, naive))
+            with pytest.raises(BlobValueError, match=r"Thing\.at"):
+                session.scalars(statement.where(Thing.id == one))
+        field = select(Thing.at).where(Thing.id == one)
+        mine = select(literal(T1)).where(Thing.id == one)
+        with pytest.raises(
+            UnsupportedStatementError, match=r"Thing\.at\.type"
+        ):
+            session.scalars(union_all(field, mine))
+        mine = select(literal(T1, Thing.at.type)).where(Thing.id == one)
+        assert session.scalars(union_all(field, mine)).all() == [T0, T1]
+
+    def test_several_shards(self, cluster, session):
+        for shard, at in enumerate((T1, None, T0)):
+            stored(cluster, Thing, at=at, kind="s", shard_id=shard)
+        filled = func.ifnull(Thing.at, T1)
+        chosen = case((Thing.at.is_(None), T1), else_=Thing.at)
+
+        def scattered(*columns):
+            return select(*columns).where(Thing.kind == "s").options(scatter())
+
+        for column in (filled, chosen):
+            statement = scattered(Thing.at).order_by(column, Thing.id)
+            assert session.scalars(statement).all() == [T0, T1, None]
+            statement = scattered(column, func.count()).group_by(column)
+            assert dict(session.execute(statement).all()) == {T0: 1, T1: 2}
+            row = session.execute(
+                scattered(func.max(column), func.count(column.distinct()))
+            ).one()
+            assert row == (T1, 2)
+        statement = scattered(func.coalesce(func.min(Thing.at), T1))
+        assert session.scalar(statement) == T0
+
+    def test_functions(self, cluster, session):
+        one = stored(cluster, Thing, at=T0, color=Color.RED, shard_id=1)
+        columns = [(func.replace(Thing.color, Color.RED, "x"), "x")]
+        if on_servers(cluster):
+            columns += [
+                (func.field(Thing.color, Color.BLUE, Color.RED), 2),
+                (func.strcmp(Thing.color, Color.RED), 0),
+                (func.elt(2, Thing.color, Color.BLUE), Color.BLUE),
+                (func.concat(Thing.color, Color.BLUE), "redblue"),
+                (func.datediff(Thing.at, T0), 0),
+                (literal(T0).op("<=>")(Thing.at), 1),
+            ]
+        for column, expected in columns:
+            statement = select(column).where(Thing.id == one)
+            assert session.scalar(statement) == expected, str(column)
