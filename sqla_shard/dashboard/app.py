@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import secrets
 from collections.abc import Sequence
 from datetime import datetime
@@ -35,6 +36,7 @@ __all__ = ["DashboardServer", "create_app", "dashboard_blueprint"]
 
 _MOST_BYTES = 64 * 1024  # of a request
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]+)?")
 
 
 class DashboardBlueprint(Blueprint):
@@ -123,12 +125,20 @@ def _app_of(blueprint: Blueprint, hosts: Sequence[str]) -> Flask:
     app = Flask(__name__, static_folder=None)
     app.config.update(
         SECRET_KEY=secrets.token_bytes(32),
-        TRUSTED_HOSTS=list(hosts),
         MAX_CONTENT_LENGTH=_MOST_BYTES,
         SESSION_COOKIE_NAME="sqla_shard_dashboard",
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Strict",
     )
+    names = {host.strip("[]").lower() for host in hosts}
+
+    @app.before_request
+    def _check_host() -> None:
+        # Flask's TRUSTED_HOSTS would refuse each IPv6 address.
+        found = _HOST.fullmatch(request.host.lower())
+        if found is None or found[1].strip("[]") not in names:
+            raise SecurityError(f"Host {request.host!r} is not trusted.")
+
     app.register_blueprint(blueprint)
     # Of addresses that no page has.
     app.register_error_handler(HTTPException, _show_error)

@@ -330,11 +330,19 @@ class TestChanging:
 class TestServing:
     @pytest.mark.parametrize("path", ["/", "/static/dashboard.css", "/nope"])
     def test_another_host_name_is_refused(self, scene, path):
-        client = scene.client()
-        for host in ("evil.example", "127.0.0.1.evil.example", "localhost."):
+        client = scene.client(
+            hosts=["127.0.0.1", "LOCALHOST", "[::1]", "0::1"]
+        )
+        for host in (
+            *("evil.example", "127.0.0.1.evil.example", "localhost."),
+            *("[::2]:8417", "[::1", "::1", "[127.0.0.1].evil.example", ""),
+        ):
             answer = client.get(path, headers={"Host": host})
             assert answer.status_code == 400
-        for host in ("127.0.0.1:8417", "localhost:8417"):
+        for host in (
+            *("127.0.0.1:8417", "localhost:8417", "LocalHost"),
+            *("[::1]:8417", "[::1]", "[0::1]:8417"),
+        ):
             answer = client.get("/", headers={"Host": host})
             assert answer.status_code == 200
 
