@@ -26,10 +26,12 @@ from sqla_shard.cli.output import echo
 from sqla_shard.cli.output import end
 from sqla_shard.cli.output import print_data
 from sqla_shard.cli.output import with_options
+from sqla_shard.util.printable import printable
 from sqla_shard.util.signals import ENDING
 from sqla_shard.util.signals import waking
 
 __all__ = [
+    "LineFormatter",
     "Passes",
     "StopFlag",
     "interval_option",
@@ -80,6 +82,18 @@ def _ignore(*signal_arguments: object) -> None:
     """Do nothing: the interpreter has written to the pipe."""
 
 
+class LineFormatter(logging.Formatter):
+    """Formats records whose texts, such as those of errors, are of others.
+
+    Their control characters are escaped, and all lines but the first are
+    indented: they could forge records otherwise.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the lines of a record."""
+        return printable(super().format(record)).replace("\n", "\n  ")
+
+
 @contextlib.contextmanager
 def log_to_stderr(
     level: int = logging.INFO, *, without: str | None = None
@@ -90,7 +104,7 @@ def log_to_stderr(
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
-        logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+        LineFormatter("%(asctime)s %(levelname)s %(message)s")
     )
     if without is not None:
         left_out = logging.Filter(without)

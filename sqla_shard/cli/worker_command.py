@@ -26,6 +26,7 @@ from sqla_shard.cli.output import data_option
 from sqla_shard.cli.output import end
 from sqla_shard.cli.output import examples
 from sqla_shard.cli.output import print_report
+from sqla_shard.cli.service_loop import LineFormatter
 from sqla_shard.cli.service_loop import once_option
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.exc import JobOptionError
@@ -238,7 +239,7 @@ def _logging() -> Iterator[None]:
     before, level = list(root.handlers), root.level
     if not before:
         stream = logging.StreamHandler(sys.stderr)
-        stream.setFormatter(logging.Formatter(_FORMAT))
+        stream.setFormatter(LineFormatter(_FORMAT))
         root.addHandler(stream)
         root.setLevel(logging.INFO)
     seen = JobLogFilter()

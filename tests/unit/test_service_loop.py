@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
 
 import pytest
 
+from sqla_shard.cli.service_loop import log_to_stderr
 from sqla_shard.cli.service_loop import StopFlag
+from sqla_shard.cli.worker_command import _logging
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -61,3 +64,19 @@ def test_the_handlers_of_before_are_restored():
     )
     before = signal.set_wakeup_fd(-1)
     assert before == -1
+
+
+@pytest.mark.parametrize("logs", [log_to_stderr, _logging])
+def test_texts_in_a_log_control_no_terminal(logs, monkeypatch, capsys):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    with logs():
+        log = logging.getLogger("sqla_shard.jobs")
+        try:
+            raise ValueError("a\x1b[2J\x9b\b\u202e\r\n2026 INFO forged")
+        except ValueError as error:
+            log.warning("it failed: %s", error, exc_info=True)
+    first, *further = capsys.readouterr().err.removesuffix("\n").split("\n")
+    assert first.endswith(r"it failed: a\x1b[2J\x9b\x08\u202e\r")
+    assert "  2026 INFO forged" in further
+    assert "  Traceback (most recent call last):" in further
+    assert all(line.startswith("  ") for line in further)
