@@ -20,6 +20,7 @@ from sqla_shard.exc import MissingExtraError
 from sqla_shard.ids import unpack
 from sqla_shard.jobs import Exponential
 from sqla_shard.jobs import Linear
+from sqla_shard.util.redis_pools import pool_class
 
 __all__ = ["RETRY", "RedisDatabases", "required"]
 
@@ -50,11 +51,7 @@ class RedisDatabases:
             ) from None
         self._errors = redis.RedisError
         self.clients: list[Any] = [
-            redis.Redis.from_url(
-                url, socket_timeout=timeout, socket_connect_timeout=timeout
-            )
-            if isinstance(url, str)
-            else url
+            _client(redis, url, timeout) if isinstance(url, str) else url
             for url in urls
         ]
         self._scripts: dict[tuple[int, str], Any] = {}
@@ -119,6 +116,16 @@ class RedisDatabases:
         """Close all connections; they are opened again when needed."""
         for client in self.clients:
             client.close()
+
+
+def _client(redis: Any, url: str, timeout: float) -> Any:
+    pool = pool_class(redis).from_url(
+        url, socket_timeout=timeout, socket_connect_timeout=timeout
+    )
+    made = redis.Redis(connection_pool=pool)
+    # As of a client that has made its pool itself.
+    made.auto_close_connection_pool = True
+    return made
 
 
 def required(store: _Store | None, name: str) -> _Store:

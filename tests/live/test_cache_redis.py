@@ -6,10 +6,13 @@ import contextlib
 
 import pytest
 import redis
+from redis._parsers.base import _RESPBase
 
 from sqla_shard.cache.regions import open_region
 from sqla_shard.cache.regions import store_of
 from sqla_shard.cache.stores.redis import RedisStore
+from sqla_shard.contrib.redis_databases import RedisDatabases
+from tests.servers.processes import count_sockets_to
 from tests.servers.redis import client_of
 from tests.servers.redis import grow_old
 from tests.servers.redis import old_server
@@ -106,6 +109,34 @@ def test_an_item_that_is_no_text_is_a_miss(server, mark):
             cache_store.put(store, key, b"again")
             assert store.fetch([key], 0)[key].value == b"again"
         assert store.failures == 0
+        store.close()
+
+
+@pytest.mark.parametrize("point", ["connecting", "reading"])
+def test_an_interrupt_closes_the_connection(server, mark, point, monkeypatch):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    where = _RESPBase, "on_connect"
+    databases = RedisDatabases([f"redis://localhost:{server.port}/0"])
+    with client_of(server) as client, contextlib.closing(databases):
+        before = count_sockets_to(server.port)
+        store = RedisStore(client, timeout=5.0)
+        if point == "reading":
+            where = redis.Connection, "read_response"
+            cache_store.put(store, mark, b"value")
+            databases.pipeline(0, [["GET", mark]])
+        with monkeypatch.context() as patch:
+            patch.setattr(*where, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                store.fetch([mark], 0)
+            with pytest.raises(KeyboardInterrupt):
+                databases.pipeline(0, [["GET", mark]])
+        assert count_sockets_to(server.port) == before
+        if point == "connecting":
+            cache_store.put(store, mark, b"value")
+        assert store.fetch([mark], 0)[mark].value == b"value"
+        assert databases.pipeline(0, [["GET", mark]]) == [None]
         store.close()
 
 

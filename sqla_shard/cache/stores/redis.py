@@ -50,6 +50,7 @@ from sqla_shard.cache.stores import State
 from sqla_shard.outbox.tables import check_keys
 from sqla_shard.outbox.tables import TOKEN_BYTES
 from sqla_shard.util.forking import in_children
+from sqla_shard.util.redis_pools import pool_class
 
 if TYPE_CHECKING:
     import redis
@@ -456,7 +457,7 @@ def _connect(
         if name in _CONNECTION_ARGUMENTS or name.startswith("ssl")
     }
 
-    class Pool(redis.ConnectionPool):
+    class Pool(pool_class(redis)):  # type: ignore[misc]  # made when it is needed
         def make_connection(self) -> Any:
             made = super().make_connection()
             opened.add(made)
