@@ -183,28 +183,23 @@ class FleetMetrics:
 
     def collect(self) -> list[Observation]:
         """Return the metrics, after ``timeout`` seconds at the latest."""
+        end = monotonic() + self._timeout
+        # Not while waiting: calls in several threads would add their times.
         with self._lock:
-            end = monotonic() + self._timeout
-            servers = self._probes()
-            parts = {**self._parts}
-            for one in (*servers.values(), *parts.values()):
-                one.start()
-            found = [
-                Observation(metric("published.epoch"), self._epoch()),
-            ]
-            for (name, role, _), part in servers.items():
-                observed, _ = part.result(end)
-                up = Observation(
-                    metric("server.up"), bool(observed), (name, role)
-                )
-                found += [up, *observed]
-            for name, part in parts.items():
-                observed, is_read = part.result(end)
-                found += observed
-                found.append(
-                    Observation(metric("exporter.read"), is_read, (name,))
-                )
-            return found
+            servers = {k: one.start() for k, one in self._probes().items()}
+            parts = {k: one.start() for k, one in self._parts.items()}
+        found = [Observation(metric("published.epoch"), self._epoch())]
+        for (name, role, _), attempt in servers.items():
+            observed, _ = attempt.result(end)
+            up = Observation(metric("server.up"), bool(observed), (name, role))
+            found += [up, *observed]
+        for name, attempt in parts.items():
+            observed, is_read = attempt.result(end)
+            found += observed
+            found.append(
+                Observation(metric("exporter.read"), is_read, (name,))
+            )
+        return found
 
     def problems(self) -> dict[str, list[str]]:
         """Return why parts were not read, by part, after :meth:`collect`.
@@ -443,6 +438,24 @@ class FleetMetrics:
         return _Reading(observed, [])
 
 
+class _Attempt(threading.Thread):
+    """One reading of a part, for all who wait for it."""
+
+    # An unexpected error must not leave the values of the last reading.
+    reading = _NOTHING
+    is_read = False
+
+    def result(self, end: float) -> tuple[list[Observation], bool]:
+        """Return what was read, and whether it is complete.
+
+        :param end: when to stop waiting, by the monotonic clock.
+        """
+        self.join(max(end - monotonic(), 0))
+        if self.is_alive():
+            return [], False
+        return self.reading.observed, self.is_read
+
+
 class _Part:
     """A part of the metrics, which is read in a thread.
 
@@ -464,29 +477,30 @@ class _Part:
         self._read = read
         self._interval = interval
         self._late = late
-        self._thread: threading.Thread | None = None
-        self._reading = _NOTHING
-        self._is_read = False
+        self._attempt: _Attempt | None = None
         self._at = -interval - 1.0
         self._logged: list[str] = []
 
-    def start(self) -> None:
-        """Begin to read, unless the last reading is new, or has not ended."""
-        if self._is_running:
-            return
-        if monotonic() - self._at <= self._interval:
-            return
-        # An unexpected error must not leave the values of the last reading.
-        self._reading, self._is_read = _NOTHING, False
-        self._thread = threading.Thread(
-            target=self._run,
+    def start(self) -> _Attempt:
+        """Begin to read, unless the last reading is new, or has not ended.
+
+        One thread at a time may call this.
+        """
+        last = self._attempt
+        if last is not None and (
+            last.is_alive() or monotonic() - self._at <= self._interval
+        ):
+            return last
+        self._attempt = attempt = _Attempt(
+            target=lambda: self._run(attempt),
             name=f"sqla-shard-exporter {self.name}",
             # A driver may wait longer than the exporter lives.
             daemon=True,
         )
-        self._thread.start()
+        attempt.start()
+        return attempt
 
-    def _run(self) -> None:
+    def _run(self, attempt: _Attempt) -> None:
         try:
             reading = self._read()
         except (SQLAlchemyError, OSError) as error:
@@ -502,32 +516,20 @@ class _Part:
                     extra={"action": "export"},
                 )
         self._logged = lines
-        self._reading, self._is_read = reading, not lines
+        attempt.reading, attempt.is_read = reading, not lines
         self._at = monotonic()
-
-    @property
-    def _is_running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
 
     @property
     def reading(self) -> _Reading:
         """The last reading; nothing as long as another one has not ended."""
-        return _NOTHING if self._is_running else self._reading
+        last = self._attempt
+        if last is None or last.is_alive():
+            return _NOTHING
+        return last.reading
 
     @property
     def problems(self) -> list[str]:
         """The reason why it was not read, or not whole."""
-        if self._is_running:
+        if self._attempt is not None and self._attempt.is_alive():
             return [self._late()]
-        return self._reading.problems
-
-    def result(self, end: float) -> tuple[list[Observation], bool]:
-        """Return what was read, and whether it is complete.
-
-        :param end: when to stop waiting, by the monotonic clock.
-        """
-        if self._thread is not None:
-            self._thread.join(max(end - monotonic(), 0))
-            if self._thread.is_alive():
-                return [], False
-        return self._reading.observed, self._is_read
+        return self.reading.problems

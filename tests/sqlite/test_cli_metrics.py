@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Event
+from threading import Semaphore
 from time import time
 
 import httpx
@@ -15,6 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqla_shard import pack
 from sqla_shard.metrics import LoadDirectory
 from sqla_shard.metrics import measure_load
+from sqla_shard.metrics.definitions import metric
+from sqla_shard.metrics.fleet_metrics import FleetMetrics
 from sqla_shard.topology import to_json
 from tests.models.clusters import at
 from tests.models.clusters import on_sqlite
@@ -139,3 +144,31 @@ def test_the_exporter(cluster, exporter):
     assert found[shares, "objects", "read", "3"] == pytest.approx(40 / 41)
     assert found["sqla_shard_load_hot", "objects", "read"] == 1
     assert httpx.get(exporter.replace("/metrics", "/")).status_code == 404
+
+
+def test_scrapes_do_not_wait_for_each_other(cluster):
+    metrics = FleetMetrics(cluster, timeout=60, interval=0)
+    begun, goes_on = Semaphore(0), Event()
+    probes, read = metrics._probes, metrics._ping
+
+    def probed():
+        begun.release()
+        return probes()
+
+    def held(name, role):
+        goes_on.wait(60)
+        return read(name, role)
+
+    metrics._probes, metrics._ping = probed, held
+    with ThreadPoolExecutor(4) as pool:
+        scrapes = [pool.submit(metrics.collect) for _ in range(4)]
+        try:
+            for _ in scrapes:
+                assert begun.acquire(timeout=30)
+        finally:
+            goes_on.set()
+        for scrape in scrapes:
+            up = [
+                o for o in scrape.result() if o.metric is metric("server.up")
+            ]
+            assert [one.value for one in up] == [True, True]
