@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import random
 import struct
 
@@ -11,6 +12,7 @@ import pytest
 from pymysql.constants import FIELD_TYPE
 from pymysql.cursors import DictCursor
 
+from sqla_shard.dialects.mysql import pymysql_results
 from sqla_shard.dialects.mysql.pymysql_connections import _class_of
 from sqla_shard.dialects.mysql.pymysql_results import Received
 from sqla_shard.dialects.polling import PIPELINING
@@ -343,3 +345,24 @@ def test_a_result_while_the_file_is_that_of_the_driver():
     made._rfile = made._rfile._file
     made._read_query_result()
     assert made._result.rows == ((7, "x"),)
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "error"),
+    [(250, 1, 2013), (250, 99, 0), (70_000, 5000, 0), (70_000, 9, 2013)],
+)
+def test_a_response_that_drips_ends(monkeypatch, length, size, error):
+    clock = itertools.count()
+    monkeypatch.setattr(pymysql_results, "monotonic", lambda: next(clock))
+    rows = [row_of(["x" * length])]
+    chosen = [(FIELD_TYPE.VAR_STRING, UTF8, [])]
+    made = connection(True, packets(answer(chosen, rows)), lambda: size)
+    made._read_timeout = 9
+    if error:
+        with pytest.raises(pymysql.OperationalError, match="timed out") as got:
+            made._read_query_result()
+        assert got.value.args[0] == error
+        assert not made.open
+    else:
+        made._read_query_result()
+        assert made._result.rows == (("x" * length,),)

@@ -140,6 +140,8 @@ class _Reading:
         if unbuffered or not isinstance(self._rfile, Received):
             plain: Any = super()
             return plain._read_query_result(unbuffered)
+        # Not in connect(), in which it is another one.
+        self._rfile.timeout = getattr(self, "_read_timeout", None)
         self._result = None
         result = self.result_class(self)
         result.read()

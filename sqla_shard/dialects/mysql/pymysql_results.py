@@ -17,12 +17,15 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import cache
 from functools import partial
+from time import monotonic
 from typing import Any
 
 __all__ = ["Received", "can_read", "result_class"]
 
 #: Bytes that are received at once.
 _SIZE = 32_768
+#: Maximum number of bytes of a large value that are received at once.
+_MOST = 262_144
 #: Size of the header of a packet: three bytes of its length, its number.
 _HEADER = 4
 #: First byte of the packet after rows or descriptions; rows with a very long
@@ -57,17 +60,24 @@ class Received:
     :param file: the file, which nothing else reads.
     :ivar data: the bytes of the buffer.
     :ivar position: the position of the next byte.
+    :ivar timeout: seconds for the rest of a packet; None for no limit.
     """
 
-    __slots__ = ("_file", "data", "position")
+    __slots__ = ("_file", "data", "position", "timeout")
 
     def __init__(self, file: Any) -> None:
         self._file = file
         self.data = b""
         self.position = 0
+        self.timeout: float | None = None
 
     def read(self, count: int) -> bytes:
-        """Return bytes; fewer only at the end of the stream."""
+        """Return bytes; fewer only at the end of the stream.
+
+        :raises TimeoutError: if the next 32 KiB of them do not arrive in time
+            after the first ones.  The timeout of the socket begins anew with
+            each byte: a response that drips would not end.
+        """
         start = self.position
         end = start + count
         if end <= len(self.data):
@@ -75,14 +85,26 @@ class Received:
             return self.data[start:end]
         found = self.data[start:]
         self.data, self.position = b"", 0
-        if count - len(found) >= _SIZE:
-            # Do not leave the value of a large column in the buffer.
-            return found + bytes(self._file.read(count - len(found)))
-        while len(found) < count:
-            part = self._file.read1(_SIZE)
+        missing = count - len(found)
+        # Do not leave the value of a large column in the buffer.
+        is_large = missing >= _SIZE
+        parts = [found]
+        deadline, reached = None, missing
+        while missing > 0:
+            part = self._file.read1(min(missing, _MOST) if is_large else _SIZE)
             if not part:
-                return found
-            found += part
+                break
+            parts.append(part)
+            missing -= len(part)
+            if missing <= 0 or self.timeout is None:
+                continue
+            if deadline is None or reached - missing >= _SIZE:
+                deadline, reached = monotonic() + self.timeout, missing
+            elif monotonic() > deadline:
+                raise TimeoutError("timed out")
+        found = b"".join(parts)
+        if is_large or missing > 0:
+            return found
         self.data, self.position = found, count
         return found[:count]
 
