@@ -94,6 +94,7 @@ def fleet_of(settings: Settings) -> Fleet:
         settings.location,
         accounts=Accounts.from_environ(os.environ),
         placeholders=settings.placeholders,
+        environ=os.environ,
     )
 
 

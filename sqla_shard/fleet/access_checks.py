@@ -8,6 +8,7 @@ global privileges nor those of roles.
 from __future__ import annotations
 
 from sqla_shard.exc.base import shortened_list
+from sqla_shard.fleet.app_access import gaps
 from sqla_shard.fleet.clients import late_line
 from sqla_shard.fleet.facts import FleetFacts
 from sqla_shard.fleet.facts import PairFacts
@@ -74,6 +75,37 @@ def application_users(fleet: FleetFacts) -> Findings:
             f"the users {', '.join(fleet.unknown_users)} of the topology "
             "have no value, so their privileges and sessions were not checked",
             "set these environment variables as the application does",
+        )
+
+
+@pair_check
+def application_access(pair: PairFacts, fleet: FleetFacts) -> Findings:
+    """Accounts of the application that are not those of the primary."""
+    standby = pair.standby
+    if standby is None:
+        return
+    primary = pair.primary.access
+    for gap in gaps(
+        primary, standby.access, pair.databases, exempt=fleet.operators
+    ):
+        yield critical(
+            standby,
+            f"{gap.what}: after a failover it could not write",
+            gap.remedy,
+        )
+    user, is_tried, error = primary.attempt
+    if error:
+        yield info(
+            pair.primary,
+            f"does not let {user!r} in from here with the password of this "
+            f"environment (error {error}), so its login on the standby says "
+            "nothing",
+        )
+    elif user and not is_tried:
+        yield info(
+            pair.primary,
+            f"was not logged in to as {user!r}: its password is not known "
+            "here; only accounts and grants were compared",
         )
 
 

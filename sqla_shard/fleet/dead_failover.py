@@ -37,6 +37,8 @@ from typing import Any
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import Problem
 from sqla_shard.fleet.admin import marked
+from sqla_shard.fleet.app_access import access_problems
+from sqla_shard.fleet.app_access import gaps_alone
 from sqla_shard.fleet.clients import late_note
 from sqla_shard.fleet.events import enable_events
 from sqla_shard.fleet.events import replicated_events_of
@@ -149,6 +151,7 @@ class DeadFailover(Promotion):
             found += setting_problems(new)
             found += form_problems(new)
             found += bypass_problems(self.fleet.accounts, new)
+            found += self._access_problems(new)
             status = new.status()
             found += self._still_receives(status)
             undrained = _not_drainable(new, status)
@@ -241,6 +244,19 @@ class DeadFailover(Promotion):
                 f"sqla-shard fleet reopen {self.server}; otherwise stop it",
             )
         ]
+
+    def _access_problems(self, new: Replication) -> list[Problem]:
+        pair = pair_named(self.fleet.topology(), self.server)
+        me = str(new.admin.value("SELECT USER()"))
+        return access_problems(
+            new.admin.name,
+            gaps_alone(
+                self.access("new"),
+                pair.databases(),
+                exempt=self.fleet.accounts.users,
+                here=me.rpartition("@")[2],
+            ),
+        )
 
     def _still_receives(
         self, status: ReplicationStatus | None

@@ -28,6 +28,7 @@ from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import TopologyError
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.admin import SYSTEM
+from sqla_shard.fleet.app_access import attempt
 from sqla_shard.fleet.facts import Event
 from sqla_shard.fleet.facts import FleetFacts
 from sqla_shard.fleet.facts import OpenTransaction
@@ -92,11 +93,11 @@ def read_facts(
     for pair in pairs:
         names = pair.databases() if compare else []
         jobs[pair.primary] = _ServerReading(
-            fleet, pair.primary, pair.name, "primary", names
+            fleet, pair.primary, pair.name, "primary", names, environ
         )
         if pair.standby is not None and compare:
             jobs[pair.standby] = _ServerReading(
-                fleet, pair.standby, pair.name, "standby", names
+                fleet, pair.standby, pair.name, "standby", names, environ
             )
     elsewhere = {}
     for text in others:
@@ -193,11 +194,16 @@ class _ServerReading:
     name: str
     role: Role
     databases: Sequence[str]
+    #: Values of the placeholders of a URL of the topology.
+    environ: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         self._parts = _Parts()
         self._lanes: list[dict[tuple[str, ...], _Read]] = [
-            _STATE,
+            # Last: not a session of the application for the part of sessions.
+            _STATE
+            if self.environ is None
+            else {**_STATE, ("attempt",): self._attempt},
             _REPLICATION,
             _CONTENT if self.role == "primary" else {},
             _DEFINITIONS if self.databases else {},
@@ -227,6 +233,18 @@ class _ServerReading:
                 if part in unread
             },
         )
+
+    def _attempt(
+        self, server: Replication, _: Sequence[str]
+    ) -> Mapping[str, Any]:
+        return {
+            "attempt": attempt(
+                self.url,
+                self.environ or {},
+                name=server.admin.name,
+                timeout=self.fleet.timeout,
+            )
+        }
 
     def _read(
         self, lane: Mapping[tuple[str, ...], _Read], deadline: float

@@ -19,6 +19,8 @@ from typing import Literal
 from typing import NamedTuple
 from typing import TypeVar
 
+from sqla_shard.fleet.app_access import Access
+from sqla_shard.fleet.app_access import Attempt
 from sqla_shard.fleet.fences import GrantRow
 from sqla_shard.fleet.fleet import shard_of
 from sqla_shard.fleet.fleet_status import FleetStatus
@@ -196,6 +198,9 @@ class ServerFacts:
     grants = _Part[tuple[GrantRow, ...]]()
     """Its grants on databases."""
 
+    attempt = _Part[Attempt]()
+    """The login of the application; read on servers of the topology only."""
+
     configured = _Part[Mapping[str, bool]]()
     """Whether variables are set in its configuration."""
 
@@ -219,6 +224,20 @@ class ServerFacts:
 
     semi_sync = _Part[SemiSync | None]()
     """State of semi-synchronous replication; None if it is missing."""
+
+    @property
+    def access(self) -> Access:
+        """The rights of applications on it.
+
+        :raises NotReadError: if that could not be read.
+        """
+        return Access(
+            name=str(self),
+            address=self.address,
+            logins=self.logins,
+            grants=self.grants,
+            attempt=self.attempt,
+        )
 
     @property
     def server_id(self) -> int:

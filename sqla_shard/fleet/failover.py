@@ -36,6 +36,8 @@ from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import OperationRefusedError
 from sqla_shard.exc import Problem
 from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.app_access import access_problems
+from sqla_shard.fleet.app_access import gaps
 from sqla_shard.fleet.clients import late_note
 from sqla_shard.fleet.cutover_contents import CutoverContents
 from sqla_shard.fleet.cutover_contents import fault_of
@@ -148,6 +150,15 @@ class Failover(Promotion):
         found += standby_problems(old, new, lag=_LAG)
         found += fence_problems(old, new)
         found += account_problems(accounts, old, new)
+        found += access_problems(
+            new.admin.name,
+            gaps(
+                self.access("old"),
+                self.access("new"),
+                pair_named(self.fleet.topology(), self.server).databases(),
+                exempt=accounts.users,
+            ),
+        )
         found += bypass_problems(accounts, old)
         found += bypass_problems(accounts, new)
         self.warnings += long_work(old)

@@ -39,11 +39,13 @@ from sqla_shard.fleet.sessions import sessions_of
 
 __all__ = [
     "SYSTEM_USERS",
+    "WILDCARD",
     "Fence",
     "GrantRow",
     "carry_fences",
     "escaped",
     "grant_rows",
+    "is_like",
     "usable",
 ]
 
@@ -64,8 +66,12 @@ _WRITES = frozenset(
         *("READ_ONLY ADMIN", "SUPER", "CONNECTION_ADMIN"),
     )
 )
-# The row of a fence has none: it matches its own database only.
-_WILDCARD = re.compile(r"(?<!\\)[%_]")
+WILDCARD = re.compile(r"(?<!\\)[%_]")
+"""Wildcards of a pattern.
+
+The row of a fence has none: it matches its own database only.
+"""
+
 _CHUNK = 500
 _KILL_SECONDS = 30.0
 
@@ -154,7 +160,7 @@ def carry_fences(source: Admin, target: Admin) -> int:
 
 
 def _is_fence(row: GrantRow) -> bool:
-    return not row.privileges and _WILDCARD.search(row.pattern) is None
+    return not row.privileges and WILDCARD.search(row.pattern) is None
 
 
 def _matching(
@@ -162,7 +168,7 @@ def _matching(
 ) -> Iterator[tuple[str, str]]:
     """Yield the accounts that could use a database without the fence."""
     for row in rows:
-        if _WILDCARD.search(row.pattern) and _like(row.pattern, name):
+        if WILDCARD.search(row.pattern) and is_like(row.pattern, name):
             yield row.account
 
 
@@ -394,8 +400,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(f"{first}{atoms}{last}", re.DOTALL | re.IGNORECASE)
 
 
-def _like(pattern: str, name: str) -> bool:
-    """Return whether a pattern of ``mysql.db`` matches a name."""
+def is_like(pattern: str, name: str) -> bool:
+    """Return whether a pattern of an account or a grant matches a name."""
     return _compiled(pattern).fullmatch(name) is not None
 
 

@@ -17,7 +17,9 @@ import os
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from sqla_shard.exc import FleetSetupError
@@ -110,6 +112,8 @@ class Fleet:
     :param location: path of a JSON file, or the URL of a ZooKeeper.
     :param accounts: accounts of the operator.
     :param placeholders: allowed names in ``${NAME}`` in the topology.
+    :param environ: values of placeholders, such as ``os.environ``: with those
+        of the topology, operations try whether the application can log in.
     :param timeout: seconds to wait for a server.
     :param session_timeout: seconds after which ZooKeeper gives up the lock of
         a process that is gone; not used for a file.
@@ -122,12 +126,14 @@ class Fleet:
         *,
         accounts: Accounts,
         placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
+        environ: Mapping[str, str] = MappingProxyType({}),
         timeout: float = 10.0,
         session_timeout: float = 10.0,
     ) -> None:
         self.location = os.fspath(location)
         self.accounts = accounts
         self.placeholders = placeholders
+        self.environ = environ
         self.timeout = timeout
         self.session_timeout = session_timeout
         self._environ = dict.fromkeys(placeholders, "")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import field
 from typing import Any
 
 from sqla_shard.exc import FleetServerError
@@ -16,6 +18,10 @@ __all__ = [
     "Login",
     "logins_of",
 ]
+
+_UNRESOLVED = {"skip_name_resolve": "ON"}
+#: Hosts of accounts that such a server ignores.
+_NAME = re.compile(r"(?!localhost$).*[^0-9.%_/].*", re.IGNORECASE)
 
 #: The role of MariaDB that everybody has, from 10.11.
 PUBLIC = "PUBLIC"
@@ -30,6 +36,9 @@ class Login:
     :ivar privileges: its global privileges, with those of its roles.
     :ivar roles: its roles, and the roles of these.
     :ivar needs_no_password: whether anyone can connect with its name.
+    :ivar is_locked: whether nobody can.
+    :ivar proof: plugin and digest of its password, by which those of two
+        servers are compared; None if the server adds a salt to it.
     """
 
     user: str
@@ -37,6 +46,8 @@ class Login:
     privileges: frozenset[str]
     roles: frozenset[str] = frozenset()
     needs_no_password: bool = False
+    is_locked: bool = False
+    proof: str | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return f"'{self.user}'@'{self.host}'"
@@ -50,7 +61,8 @@ def logins_of(
 ) -> list[Login]:
     """Return the accounts and roles of a server.
 
-    :param accounts: user and host of each, and whether anyone can use it.
+    :param accounts: user and host of each, whether anyone can use it, whether
+        it is locked, and the proof of its password.
     :param granted: user, host and role of each account that has a role.
     :param of_roles: the global privileges of each role, unless
         ``information_schema.user_privileges`` has them.
@@ -66,7 +78,17 @@ def logins_of(
     ):
         own.setdefault(grantee, set()).add(privilege)
     # Without privileges an account has USAGE.
-    if any(f"'{u}'@'{host}'" not in own for u, host, _ in accounts if host):
+    unseen = {
+        (user, host)
+        for user, host, *_ in accounts
+        if host and f"'{user}'@'{host}'" not in own
+    }
+    if unseen and admin.variables("skip_name_resolve") == _UNRESOLVED:
+        # The server has not loaded them, so nobody can use them.
+        ignored = {one for one in unseen if _NAME.fullmatch(one[1])}
+        accounts = [one for one in accounts if (one[0], one[1]) not in ignored]
+        unseen -= ignored
+    if unseen:
         raise FleetServerError(
             server=str(admin),
             number=1142,
@@ -81,7 +103,7 @@ def logins_of(
         }
     of_all = of_roles.get(PUBLIC, set())
     found = []
-    for user, host, is_open in accounts:
+    for user, host, is_open, is_locked, proof in accounts:
         all_roles = _closure(user, roles)
         mine = {*own.get(f"'{user}'@'{host}'", ()), *of_all}
         mine.update(*(of_roles.get(role, ()) for role in all_roles))
@@ -92,6 +114,8 @@ def logins_of(
                 privileges=frozenset(mine - {"USAGE"}),
                 roles=frozenset(all_roles),
                 needs_no_password=bool(is_open),
+                is_locked=bool(is_locked),
+                proof=proof,
             )
         )
     return found

@@ -98,7 +98,11 @@ class MariaDBReplication(Replication):
         "SELECT u.user, u.host,"
         " u.is_role = 'N' AND u.authentication_string = ''"
         " AND u.plugin IN ('', 'mysql_native_password', 'ed25519')"
-        " AND COALESCE(JSON_VALUE(g.priv, '$.account_locked'), 0) = 0"
+        " AND COALESCE(JSON_VALUE(g.priv, '$.account_locked'), 0) = 0,"
+        " COALESCE(JSON_VALUE(g.priv, '$.account_locked'), 0) <> 0,"
+        " IF(u.plugin IN ('', 'mysql_native_password', 'ed25519')"
+        " AND JSON_EXTRACT(g.priv, '$.auth_or') IS NULL,"
+        " CONCAT(u.plugin, ':', SHA2(u.authentication_string, 256)), NULL)"
         " FROM mysql.user AS u JOIN mysql.global_priv AS g"
         " ON g.user = u.user AND g.host = u.host"
     )
@@ -339,7 +343,10 @@ class MySQLReplication(Replication):
         "SELECT user, host, authentication_string = ''"
         " AND account_locked = 'N' AND plugin IN"
         " ('mysql_native_password', 'caching_sha2_password',"
-        " 'sha256_password') FROM mysql.user"
+        " 'sha256_password'), account_locked = 'Y',"
+        " IF(plugin = 'mysql_native_password',"
+        " CONCAT(plugin, ':', SHA2(authentication_string, 256)), NULL)"
+        " FROM mysql.user"
     )
     ORIGINS = (
         (

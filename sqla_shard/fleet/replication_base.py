@@ -97,7 +97,7 @@ class Replication(ABC):
     #: Query for user, host and role of each account that has a role.
     ROLE_MEMBERS: ClassVar[str]
 
-    #: Query for user and host of each account, and whether anyone can use it.
+    #: Query for the accounts of :func:`~sqla_shard.fleet.logins.logins_of`.
     ACCOUNTS: ClassVar[str]
 
     #: Query for the origins of variables; then the origin of a default, and

@@ -122,19 +122,6 @@ def copy_problems(
         yield from replicating
         return
     yield from schema_problems(source, target, databases)
-    place = target.admin.name
-    has = set(Fence(target.admin, databases).accounts())
-    lacks = [
-        f"{user}@{host}"
-        for user, host in Fence(source.admin, databases).accounts()
-        if (user, host) not in has
-    ]
-    if lacks:
-        yield Problem(
-            place,
-            f"it lacks the grants of {shortened_list(lacks, 5)} on the "
-            "databases that move; create the accounts there",
-        )
 
 
 @as_list

@@ -39,6 +39,8 @@ from sqla_shard.exc import FleetServerError
 from sqla_shard.exc import ShardError
 from sqla_shard.exc import TopologyUnavailableError
 from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.app_access import access_of
+from sqla_shard.fleet.app_access import gaps
 from sqla_shard.fleet.dead_failover import DeadFailover
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.fleet import all_pairs
@@ -81,6 +83,8 @@ _RETRY = 60.0
 _HISTORY = 100
 #: Seconds between two looks at former primaries, which often do not respond.
 _FORMER = 5.0
+#: Seconds between two comparisons of the accounts of a pair.
+_ACCESS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -443,6 +447,9 @@ class _View:
         self._seen: float | None = None
         self._lost: float | None = None
         self._acks = Acknowledgements(doubt="nobody has looked")
+        #: When accounts are compared again, and what was found.
+        self._next = 0.0
+        self._gaps: list[str] = []
         #: URLs of the servers that could be written at the last look.
         self._writable: set[str] = set()
 
@@ -477,7 +484,8 @@ class _View:
                 f"replica build {name} HOST"
             )
             return lines
-        return [*lines, *self._look_at_standby(self.pair.standby)]
+        lines += self._look_at_standby(self.pair.standby)
+        return [*lines, *self._look_at_accounts(self.pair.standby)]
 
     def _look_at_primary(self) -> Iterator[str]:
         name = self.pair.name
@@ -546,6 +554,33 @@ class _View:
                 f"{name}: the state of {error.server} is unknown: error "
                 f"{error.number}"
             )
+
+    def _look_at_accounts(self, url: str) -> list[str]:
+        """Return what applications could not do on the standby."""
+        both = {self.pair.primary: "primary", url: "standby"}
+        if self._lost is None and time.monotonic() >= self._next:
+            # Later again, also after an error: a look must not wait for it.
+            self._next = time.monotonic() + _ACCESS
+            with suppress(FleetServerError):
+                one, other = (
+                    access_of(
+                        replication_of(self._admin(where, role)),
+                        self._fleet,
+                        where,
+                        timeout=self._patience,
+                    )
+                    for where, role in both.items()
+                )
+                self._gaps = [
+                    f"{self.pair.name}: {other.name} {gap.what}; {gap.remedy}"
+                    for gap in gaps(
+                        one,
+                        other,
+                        self.pair.databases(),
+                        exempt=self._fleet.accounts.users,
+                    )
+                ]
+        return self._gaps
 
     def _admin(self, url: str, role: str) -> Admin:
         if url not in self._admins:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
 from contextlib import contextmanager
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,9 +12,13 @@ from typing import NamedTuple
 import pytest
 
 from sqla_shard.fleet import Account
+from sqla_shard.fleet.dead_failover import DeadFailover
+from sqla_shard.fleet.doctor import examine
 from sqla_shard.fleet.failover import Failover
+from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.fleet.pair_checks import standby_problems
 from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.watcher import _View
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.server_statements import change_source
@@ -221,6 +226,82 @@ def test_a_replication_account_that_is_missing(pairs, pair):
             )
     finally:
         pairs.accounts = accounts
+
+
+class Shut(NamedTuple):
+    """A change on the standby after which the application cannot write.
+
+    :ivar text: what plans, the doctor and watchers say.
+    :ivar dead: what is said if the primary is lost.
+    :ivar remedy: the statement that puts it right.
+    """
+
+    change: str
+    text: str
+    dead: str
+    remedy: str
+
+
+#: ``{app}`` is the account of the application.
+SHUT = {
+    "privileges": Shut(
+        "REVOKE INSERT, UPDATE ON `db%`.* FROM {app}",
+        "does not allow {app} INSERT, UPDATE in db00000, db00001, as server1",
+        "does not allow the user 'app' SELECT and INSERT in any database",
+        "GRANT INSERT, UPDATE ON `db%`.* TO {app}",
+    ),
+    "password": Shut(
+        "ALTER USER {app} IDENTIFIED BY 'another'",
+        "does not let 'app' of the topology in (error 1045), as server1",
+        "does not let 'app' of the topology in (error 1045)",
+        "ALTER USER {app} IDENTIFIED BY '{password}'",
+    ),
+    "account": Shut(
+        "RENAME USER {app} TO 'gone'@'127.0.0.1'",
+        "has no account {app}, with which the application writes to server1",
+        "has no account of the user 'app'",
+        "RENAME USER 'gone'@'127.0.0.1' TO {app}",
+    ),
+}
+
+
+def test_an_application_that_could_not_write(pairs, pair):
+    words = {"app": "'app'@'127.0.0.1'", "password": pair.standby.password}
+    fleet = pairs.fleet()
+
+    def run(statement):
+        with pair.standby.root_connect() as connection:
+            for one in ("SET SESSION sql_log_bin = 0", statement):
+                connection.cursor().execute(one.format(**words))
+
+    def said():
+        """Return what plans, the doctor and a watcher say."""
+        dead = DeadFailover.planned(fleet, "server1").problems
+        doctor = [
+            f"{one.what} {one.remedy}"
+            for one in examine(fleet).findings
+            if one.check == "application-access"
+        ]
+        first = all_pairs(fleet.topology())[0]
+        with closing(_View(fleet, first, 5.0)) as view:
+            found = doctor, view.look(), map(str, dead)
+        return problems(pairs), *map("\n".join, found)
+
+    for fault in SHUT.values():
+        run(fault.change)
+        try:
+            *alive, dead = said()
+        finally:
+            run(fault.remedy)
+        for text in alive:
+            assert fault.text.format(**words) in text
+            assert "SET SESSION sql_log_bin = 0; " in text
+        assert fault.dead in dead
+        if fault is SHUT["privileges"]:
+            assert fault.remedy.format(**words) in alive[0]
+    *alive, dead = said()
+    assert alive == ["", "", ""]
+    assert "'app'" not in dead
 
 
 @pytest.mark.thorough

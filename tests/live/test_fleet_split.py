@@ -405,6 +405,32 @@ def test_a_copy_with_other_rows_is_refused(fleet, pairs):
     assert apply(fleet, plan).problems == ()
 
 
+def test_a_target_where_the_application_cannot_write(fleet, pairs):
+    target = pairs["server2"].primary
+    app, gone = "'app'@'127.0.0.1'", "'gone'@'127.0.0.1'"
+    text = f"it has no account {app}, with which the application writes to"
+
+    def rename(one, other):
+        with target.root_connect() as connection:
+            connection.cursor().execute("SET SESSION sql_log_bin = 0")
+            connection.cursor().execute(f"RENAME USER {one} TO {other}")
+
+    rename(app, gone)
+    try:
+        plan = planned(fleet, pairs)
+        # It is empty: the accounts may come by replication.
+        assert plan.problems == ()
+        assert text in "\n".join(plan.warnings)
+        with pytest.raises(OperationFailedError) as info:
+            apply(fleet, plan)
+        assert (info.value.step, info.value.undone) == ("compare", True)
+        assert text in str(info.value)
+        assert text in "\n".join(map(str, planned(fleet, pairs).problems))
+    finally:
+        rename(gone, app)
+    assert planned(fleet, pairs).problems == ()
+
+
 @pytest.mark.thorough
 def test_rows_that_differ_at_the_cutover_are_reported(fleet, pairs):
     with_a_row(pairs, fleet)

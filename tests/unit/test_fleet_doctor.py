@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sqla_shard.exc import FleetServerError
+from sqla_shard.fleet.app_access import Attempt
 from sqla_shard.fleet.doctor import CHECKS
 from sqla_shard.fleet.doctor import diagnose
 from sqla_shard.fleet.doctor import DoctorReport
@@ -74,6 +75,7 @@ def server(role, address, **changes):
         "transactions": (),
         "grants": (),
         "logins": (),
+        "attempt": Attempt("app", is_tried=True),
         "configured": {"read_only": True, "event_scheduler": True},
         "events": (),
         "databases": names,
@@ -601,7 +603,11 @@ def test_a_report_counts():
 def test_logins_of_mysql():
     admin = ScriptedAdmin(
         {
-            "mysql.user": [("app", "%", 0), ("old", "%", 1), ("r", "%", 0)],
+            "mysql.user": [
+                ("app", "%", 0, 0, None),
+                ("old", "%", 1, 0, "mysql_native_password:e3b0"),
+                ("r", "%", 0, 1, None),
+            ],
             "role_edges": [("app", "%", "r")],
             "user_privileges": [
                 ("'app'@'%'", "USAGE"),
@@ -610,7 +616,7 @@ def test_logins_of_mysql():
             ],
         }
     )
-    app, old, _ = MySQLReplication(admin).logins()
+    app, old, role = MySQLReplication(admin).logins()
     assert app == Login(
         user="app",
         host="%",
@@ -618,18 +624,43 @@ def test_logins_of_mysql():
         roles=frozenset(["r"]),
     )
     assert old.needs_no_password
+    assert role.is_locked
 
 
 def test_hidden_privileges_are_not_taken_for_none():
     admin = ScriptedAdmin(
         {
             "role_edges": [],
-            "mysql.user": [("app", "%", 0), ("operator", "%", 0)],
+            "mysql.user": [
+                ("app", "%", 0, 0, None),
+                ("operator", "%", 0, 0, None),
+            ],
             "user_privileges": [("'operator'@'%'", "USAGE")],
         }
     )
     with pytest.raises(FleetServerError, match="are hidden"):
         MySQLReplication(admin).logins()
+
+
+@pytest.mark.parametrize("resolves", ["OFF", "ON"])
+def test_an_account_that_the_server_ignores(resolves):
+    admin = ScriptedAdmin(
+        {
+            "role_edges": [],
+            "mysql.user": [
+                ("backup", "backuphost", 0, 0, None),
+                ("operator", "%", 0, 0, None),
+            ],
+            "user_privileges": [("'operator'@'%'", "USAGE")],
+        },
+        variables={"skip_name_resolve": resolves},
+    )
+    if resolves == "OFF":
+        with pytest.raises(FleetServerError, match="are hidden"):
+            MySQLReplication(admin).logins()
+    else:
+        (login,) = MySQLReplication(admin).logins()
+        assert login.user == "operator"
 
 
 def test_the_configuration_of_mysql():

@@ -20,7 +20,7 @@ from sqla_shard.dialects.sqlite.catalogue import _words
 from sqla_shard.exc import SchemaOptionError
 from sqla_shard.fleet.addresses import bare_url
 from sqla_shard.fleet.binlog_statements import qualifiers
-from sqla_shard.fleet.fences import _like
+from sqla_shard.fleet.fences import is_like
 from sqla_shard.fleet.replication_base import _NAMED
 from sqla_shard.fleet.watcher import WatchReport
 from sqla_shard.models.codecs import _DECIMAL
@@ -104,4 +104,4 @@ def test_odd_texts() -> None:
     ],
 )
 def test_patterns_of_grants(pattern: str, name: str, expected: bool) -> None:
-    assert _like(pattern, name) == expected
+    assert is_like(pattern, name) == expected
