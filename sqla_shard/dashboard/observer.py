@@ -486,6 +486,7 @@ def _of_rollouts(observer: Observer) -> tuple[Any, ...]:
 
 #: Values of the digest of a page: only displayed values are read.
 _TOPICS = {
+    "fleet": _of_load,
     "fleet-size": _of_sizes,
     "fleet-rows": _of_sizes,
     "fleet-load": _of_load,

@@ -25,6 +25,8 @@ from sqla_shard.dashboard.drawing import FleetMaps
 from sqla_shard.dashboard.drawing import sizes_of
 from sqla_shard.dashboard.live import Streams
 from sqla_shard.dashboard.observer import Observer
+from sqla_shard.dashboard.observer import PATIENCE
+from sqla_shard.dashboard.readings import waiting
 from sqla_shard.dashboard.security import check_form
 from sqla_shard.dashboard.servers import PairState
 from sqla_shard.dashboard.sql_text import is_sql
@@ -86,7 +88,7 @@ class Pages:
         if self._observer.fleet is not None:
             get = {**get, "/operations": self.operations}
         for rule, view in get.items():
-            blueprint.add_url_rule(rule, view.__name__, view)
+            blueprint.add_url_rule(rule, view.__name__, self._patient(view))
         if self.changes:
             for change in (self.retry, self.delete):
                 blueprint.add_url_rule(
@@ -95,6 +97,20 @@ class Pages:
                     change,
                     methods=["POST"],
                 )
+
+    def _patient(
+        self, view: Callable[..., ResponseReturnValue]
+    ) -> Callable[..., ResponseReturnValue]:
+        """Return a view that waits no longer than one value may take."""
+
+        def patient(**values: Any) -> ResponseReturnValue:
+            with waiting(PATIENCE):
+                # Begin to read all values that it shows at the same time.
+                self._observer.states(0.0)
+                self._observer.digest(view.__name__)
+                return view(**values)
+
+        return patient
 
     def _page(
         self, page: str, *, topic: str | None = None, **values: Any
@@ -202,6 +218,8 @@ class Pages:
             server = space.server_for(shard_id)
         except UnknownShardError as error:
             abort(404, str(error))
+        # Before all others: it is what the page is about.
+        tables = self._observer.tables(space, shard_id)
         rollouts = self._observer.rollouts().value or ()
         status = next(
             (
@@ -224,7 +242,7 @@ class Pages:
                 None,
             ),
             database=space.database_for(shard_id),
-            tables=self._observer.tables(space, shard_id),
+            tables=tables,
             has_load=self._observer.has_load,
             load=self._observer.load_of(keyspace, shard_id),
             status=status,
@@ -315,13 +333,14 @@ class Pages:
         state = request.args.get("state", "failed")
         if state not in states:
             abort(404, f"{state!r} is not a state of jobs.")
+        jobs = self._observer.jobs(queue, states[state])
         tasks = self._observer.tasks(queue)
         return self._page(
             "queue",
             queue=queue,
             state=state,
             job_states=list(states),
-            jobs=self._observer.jobs(queue, states[state]),
+            jobs=jobs,
             tasks=tasks,
             unread=describe_unread(tasks.value[1] if tasks.value else ()),
         )

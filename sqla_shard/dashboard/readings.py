@@ -11,7 +11,11 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 from typing import Any
 from typing import Generic
@@ -22,11 +26,27 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqla_shard.engine.unread import short
 from sqla_shard.util.forking import in_children
 
-__all__ = ["CachedReading", "Reading", "digest_of"]
+__all__ = ["CachedReading", "Reading", "digest_of", "waiting"]
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+#: When a page stops waiting, by the monotonic clock.
+_END = ContextVar("sqla_shard_dashboard_end", default=inf)
+
+
+@contextmanager
+def waiting(seconds: float) -> Iterator[None]:
+    """Limit the seconds for which one page waits for all its values together.
+
+    Each of them is late while a server hangs.
+    """
+    token = _END.set(monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _END.reset(token)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +107,10 @@ class CachedReading(Generic[T]):
     def get(self, wait: float) -> Reading[T]:
         """Return the value; start to read it again if it is old.
 
-        :param wait: seconds to wait if the value is old.
+        :param wait: seconds to wait if the value is old; see
+            :func:`waiting`.
         """
-        end = monotonic() + wait
+        end = min(monotonic() + wait, _END.get())
         with self._changed:
             if not self._is_fresh() and not self._is_running:
                 self._is_running = True

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -23,8 +26,10 @@ from sqla_shard.dashboard import create_app
 from sqla_shard.dashboard import dashboard_blueprint
 from sqla_shard.dashboard import DashboardServer
 from sqla_shard.dashboard import Observer
+from sqla_shard.dashboard import readings
 from sqla_shard.dashboard.expressions import _METHODS
 from sqla_shard.dashboard.live import Streams
+from sqla_shard.dashboard.observer import PATIENCE
 from sqla_shard.exc import ExtensionSetupError
 from sqla_shard.exc import StatementTextError
 from sqla_shard.fleet import Account
@@ -136,6 +141,29 @@ class TestReading:
             page = text_of(client, path)
             assert "<b>server2</b>, primary" in page
             assert "<b>server1</b>, primary" not in page
+
+    def test_a_page_waits_once_for_servers_that_hang(self, scene, monkeypatch):
+        # No time passes but that which a page waits.
+        now, goes_on = [0.0], Event()
+        monkeypatch.setattr(readings, "monotonic", lambda: now[0])
+
+        def wait_for(is_done: Callable[[], bool], timeout: float) -> bool:
+            now[0] += timeout
+            return is_done()
+
+        for one in vars(scene.observer).values():
+            if isinstance(one, readings.CachedReading):
+                monkeypatch.setattr(one, "_read", partial(goes_on.wait, 60))
+                monkeypatch.setattr(one._changed, "wait_for", wait_for)
+        client = scene.client()
+        try:
+            for path in PAGES:
+                begun = now[0]
+                status = 503 if path.startswith("/servers") else 200
+                text_of(client, path, status)
+                assert now[0] - begun <= PATIENCE, path
+        finally:
+            goes_on.set()
 
     def test_a_moved_range_is_drawn(self, scene):
         new = json.loads(json.dumps(scene.document))
