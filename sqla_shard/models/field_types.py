@@ -52,7 +52,6 @@ from sqlalchemy.sql.operators import OperatorType
 from sqlalchemy.types import TypeDecorator
 from sqlalchemy.types import TypeEngine
 
-from sqla_shard.dialects.coding import Encoded
 from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.models.codecs import BooleanCodec
@@ -75,6 +74,7 @@ from sqla_shard.models.container_codecs import JsonCodec
 from sqla_shard.models.container_codecs import RecordCodec
 from sqla_shard.models.container_codecs import RecordType
 from sqla_shard.types.blob import decode_json
+from sqla_shard.types.encoded import Encoded
 from sqla_shard.types.tracking import track
 from sqla_shard.types.value_checks import shown
 

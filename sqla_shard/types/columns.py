@@ -23,6 +23,7 @@ from sqla_shard.exc import BlobValueError
 from sqla_shard.exc import InvalidKeyError
 from sqla_shard.exc import InvalidSequenceError
 from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.types.encoded import Encoded
 from sqla_shard.types.shard_bound import ShardBound
 
 __all__ = [
@@ -33,7 +34,17 @@ __all__ = [
 ]
 
 
-class LookupKey(TypeDecorator[str]):
+class _Whole(Encoded):
+    """A type that converts every value, which SQLite would not find."""
+
+    takes_plain = False
+
+    def encodes(self, value: Any, *, is_own: bool) -> bool:
+        """Return whether a value is one of the column."""
+        return is_own and value is not None
+
+
+class LookupKey(_Whole, TypeDecorator[str]):
     """Text in Python, its UTF-8 in the table: VARBINARY(255), or BLOB.
 
     Two keys are equal if their bytes are equal.  In a text column "a" and
@@ -124,7 +135,7 @@ _ARITHMETIC = frozenset(
 )
 
 
-class Sequence38(TypeDecorator[int]):
+class Sequence38(_Whole, TypeDecorator[int]):
     """An integer from 0 to ``10**38 - 1``, exact on every server.
 
     ``Decimal`` arithmetic rounds to 28 digits, and SQLite's NUMERIC to 15:
@@ -194,7 +205,7 @@ class Sequence38(TypeDecorator[int]):
     comparator_factory = Comparator
 
 
-class UTCTimestamp(TypeDecorator[datetime]):
+class UTCTimestamp(Encoded, TypeDecorator[datetime]):
     """A time with microseconds; an aware datetime in UTC in Python.
 
     TIMESTAMP on MySQL and MariaDB, whose connections use UTC; its range
@@ -204,6 +215,13 @@ class UTCTimestamp(TypeDecorator[datetime]):
 
     impl = DateTime
     cache_ok = True
+    takes_plain = True
+
+    def encodes(self, value: Any, *, is_own: bool) -> bool:
+        """Return whether a value beside the column is a time."""
+        return isinstance(value, datetime) and (
+            is_own or value.tzinfo is not None
+        )
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         """Return TIMESTAMP(6), or text on SQLite."""
@@ -237,5 +255,8 @@ class UTCTimestamp(TypeDecorator[datetime]):
         return lambda value: _in_utc(parse(value))
 
 
-def _in_utc(value: datetime | None) -> datetime | None:
+def _in_utc(value: datetime | str | None) -> datetime | None:
+    if isinstance(value, str):
+        # Servers return a text from a function of a time and a parameter.
+        value = datetime.fromisoformat(value)
     return None if value is None else value.replace(tzinfo=UTC)

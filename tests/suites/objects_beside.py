@@ -293,3 +293,19 @@ class BesideSuite(Suite):
         for column, expected in columns:
             statement = select(column).where(Thing.id == one)
             assert session.scalar(statement) == expected, str(column)
+
+    def test_times_of_columns(self, cluster, session):
+        """A driver drops the zone of a time that has no type."""
+        one = stored(cluster, Thing, shard_id=1)
+        found = session.get(Thing, one).ts
+        there = found.astimezone(T0.tzinfo)
+        later = found + timedelta(days=1)
+        for column, expected in (
+            (func.ifnull(Thing.ts, there), found),
+            (func.coalesce(there, Thing.ts), found),
+            (func.nullif(Thing.ts, there), None),
+            (case((Thing.id == 0, Thing.ts), else_=there), found),
+            (case((literal(there) == Thing.ts, later), else_=Thing.ts), later),
+        ):
+            statement = select(column).where(Thing.id == one)
+            assert session.scalar(statement) == expected, str(column)

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Column
 from sqlalchemy import create_engine
+from sqlalchemy import func
 from sqlalchemy import insert
+from sqlalchemy import literal
 from sqlalchemy import MetaData
 from sqlalchemy import select
 from sqlalchemy import Table
@@ -18,6 +20,8 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.dialects import sqlite
 
 from sqla_shard import exc
+from sqla_shard.dialects.coding import code_values
+from sqla_shard.types import LookupKey
 from sqla_shard.types import Sequence38
 from sqla_shard.types.columns import MAX_SEQUENCE
 
@@ -127,3 +131,24 @@ def test_on_sqlite(values):
 def test_arithmetic_is_refused(make):
     with pytest.raises(exc.UnsupportedStatementError):
         make(TABLE.c.at)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [(Sequence38, 5), (LookupKey, "key")]
+)
+def test_values_beside_a_column(kind, value):
+    """SQLite would not find a number or a text without its type."""
+    engine = create_engine("sqlite://")
+    code_values(engine)
+    table = Table("rows", MetaData(), Column("at", kind()))
+    column = func.coalesce(literal(value), table.c.at)
+    with engine.begin() as connection:
+        table.create(connection)
+        connection.execute(insert(table), {"at": value})
+        for condition in (
+            literal(value) == table.c.at,
+            func.ifnull(table.c.at, value) == value,
+            func.nullif(table.c.at, value).is_(None),
+        ):
+            statement = select(column).where(condition)
+            assert connection.scalars(statement).all() == [value]
