@@ -28,6 +28,7 @@ from sqla_shard.dashboard.observer import Observer
 from sqla_shard.dashboard.pages import FOLDER
 from sqla_shard.dashboard.pages import Pages
 from sqla_shard.dashboard.security import add_headers
+from sqla_shard.dashboard.security import check_site
 from sqla_shard.dashboard.security import form_token
 from sqla_shard.exc import ExtensionSetupError
 from sqla_shard.util.addresses import host_and_port
@@ -79,6 +80,7 @@ def dashboard_blueprint(
     blueprint.streams = Streams(observer)
     pages = Pages(observer, blueprint.streams, changes=allow_changes)
     pages.add_to(blueprint)
+    blueprint.before_request(check_site)
     blueprint.after_request(add_headers)
     blueprint.register_error_handler(HTTPException, _show_error)
     blueprint.add_app_template_filter(_when, "sqla_shard_when")

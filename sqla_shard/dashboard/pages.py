@@ -28,6 +28,7 @@ from sqla_shard.dashboard.observer import Observer
 from sqla_shard.dashboard.observer import PATIENCE
 from sqla_shard.dashboard.readings import waiting
 from sqla_shard.dashboard.security import check_form
+from sqla_shard.dashboard.security import check_site
 from sqla_shard.dashboard.servers import PairState
 from sqla_shard.dashboard.sql_text import is_sql
 from sqla_shard.engine.unread import describe_unread
@@ -289,6 +290,8 @@ class Pages:
         keyspace = request.args.get("keyspace") or None
         found, error = None, None
         if text:
+            # It may take seconds.
+            check_site(links=False)
             try:
                 found = self._observer.explain(text, keyspace)
             except ShardError as raised:

@@ -15,7 +15,7 @@ from flask import request
 from flask import Response
 from flask import session
 
-__all__ = ["add_headers", "check_form", "form_token"]
+__all__ = ["add_headers", "check_form", "check_site", "form_token"]
 
 _TOKEN = "sqla_shard_dashboard"  # noqa: S105  # the name of a key
 _FIELD = "token"
@@ -54,6 +54,25 @@ def add_headers(response: Response) -> Response:
     return response
 
 
+def check_site(*, links: bool = True) -> None:
+    """End a request that a page of another site makes, as for a picture.
+
+    It cannot read the answer, but would keep this process busy.
+
+    :param links: whether a link of another site may be followed.
+    :raises werkzeug.exceptions.Forbidden: if it comes from there.
+    """
+    headers = request.headers
+    is_link = request.method == "GET" and (
+        headers.get("Sec-Fetch-Mode") == "navigate"
+        and headers.get("Sec-Fetch-Dest") == "document"
+    )
+    if headers.get("Sec-Fetch-Site") not in _SAME_SITES and not (
+        links and is_link
+    ):
+        abort(403, "The request comes from another site.")
+
+
 def form_token() -> str:
     """Return the token for forms of this session."""
     token: str | None = session.get(_TOKEN)
@@ -67,8 +86,7 @@ def check_form() -> None:
 
     :raises werkzeug.exceptions.Forbidden: if it does not.
     """
-    if request.headers.get("Sec-Fetch-Site") not in _SAME_SITES:
-        abort(403, "The request comes from another site.")
+    check_site(links=False)
     expected: str = session.get(_TOKEN, "")
     given = request.form.get(_FIELD, "")
     if not expected or not secrets.compare_digest(

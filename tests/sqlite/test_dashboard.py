@@ -374,6 +374,24 @@ class TestServing:
             answer = client.get("/", headers={"Host": host})
             assert answer.status_code == 200
 
+    def test_requests_of_another_site_are_refused(self, scene):
+        client = scene.client()
+
+        def status(path: str, site: str, mode: str, dest: str) -> int:
+            given = {"Site": site, "Mode": mode, "Dest": dest}
+            headers = {f"Sec-Fetch-{k}": v for k, v in given.items()}
+            return client.get(path, headers=headers).status_code
+
+        link = "navigate", "document"
+        for site in ("cross-site", "same-site"):
+            assert status("/", site, "no-cors", "image") == 403
+            assert status("/", site, "navigate", "iframe") == 403
+            assert status("/events?topic=jobs", site, "cors", "empty") == 403
+            assert status("/explain?q=7", site, *link) == 403
+            assert status("/pools", site, *link) == 200
+        assert status("/explain?q=7", "same-origin", *link) == 200
+        assert status("/explain?q=7", "none", *link) == 200
+
     @pytest.mark.parametrize("host", ["192.0.2.1", "::"])
     def test_it_is_served_on_the_loopback_interface_only(self, scene, host):
         with pytest.raises(ExtensionSetupError, match="without a login"):
