@@ -430,10 +430,11 @@ def _check_union(columns: Iterable[Any], keyword: Any) -> None:
 
     :raises UnsupportedStatementError: if there is one.
     """
-    values = list(_each(columns))
+    values = list(_selected(columns))
     found = _encoded(values)
     for value in values if found is not None else ():
         if isinstance(value, BindParameter) and not (
-            isinstance(value.type, Encoded) or _may_be_stored(value, found)
+            isinstance(value.type, (Beside, Encoded))
+            or _may_be_stored(value, found)
         ):
             raise _unreachable(keyword.value, found)

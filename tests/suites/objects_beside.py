@@ -255,7 +255,9 @@ class BesideSuite(Suite):
         ):
             session.scalars(union_all(field, mine))
         mine = select(literal(T1, Thing.at.type)).where(Thing.id == one)
-        assert session.scalars(union_all(field, mine)).all() == [T0, T1]
+        filled = select(func.ifnull(Thing.at, T1)).where(Thing.id == one)
+        found = session.scalars(union_all(filled, field, mine))
+        assert found.all() == [T0, T0, T1]
 
     def test_several_shards(self, cluster, session):
         for shard, at in enumerate((T1, None, T0)):
