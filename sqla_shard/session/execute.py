@@ -285,6 +285,7 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
             decision.spread,
             keeps_order=context.is_relationship_load,
             max_offset=0 if limits is None else limits.max_offset,
+            most_rows=None if limits is None else limits.max_rows,
         )
         statement = planned.statement
         merge = planned.merge

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import bindparam
 from sqlalchemy import desc
 from sqlalchemy import distinct
+from sqlalchemy import event
 from sqlalchemy import exists
 from sqlalchemy import func
 from sqlalchemy import Integer
@@ -621,6 +622,26 @@ class Merging:
 
     # -- limits
 
+    def _reads_no_more(self, session, made):
+        seen = []
+
+        def see(cluster, report):
+            seen.append(report)
+
+        event.listen(session.cluster, "after_statement", see)
+        try:
+            for each in made, made.order_by(Ware.id), made.offset(1):
+                many = each.limit(bindparam("n"))
+                few = many.options(scatter(max_rows=1, max_offset=1))
+                with pytest.raises(ScatterLimitError):
+                    session.execute(few, {"n": 9})
+                read = [server.rows for server in seen[-1].servers]
+                assert max(read) <= 3
+                every = many.options(scatter(max_rows=16, max_offset=1))
+                assert len(session.execute(every, {"n": 99}).all()) >= 15
+        finally:
+            event.remove(session.cluster, "after_statement", see)
+
     def test_limits_of_scatter(self, session, data):
         made = select(Ware.id).where(Ware.id.in_(data.wares))
         with pytest.raises(ScatterLimitError):
@@ -630,6 +651,7 @@ class Merging:
             session.execute(made.options(scatter(max_rows=15)))
         few = made.order_by(Ware.id).limit(2).options(scatter(max_rows=2))
         assert session.scalars(few).all() == data.wares[:2]
+        self._reads_no_more(session, made)
         counted = select(func.count(Ware.id)).options(scatter(max_rows=1))
         assert session.scalar(counted) == 16
         groups = select(Ware.sold).group_by(Ware.sold)
