@@ -49,6 +49,7 @@ from sqla_shard.routing import counted_select
 from sqla_shard.routing.aggregates import may_aggregate
 from sqla_shard.routing.clauses import is_select
 from sqla_shard.routing.clauses import unlabelled
+from sqla_shard.routing.clauses import walk
 from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = [
@@ -163,24 +164,53 @@ _EXACT = frozenset(["count", "sum", "min", "max"])
 
 
 def of_groups(statement: Any) -> Any:
-    """Return a SELECT with a HAVING that servers accept.
+    """Return a SELECT with columns and a HAVING that servers accept.
 
-    In HAVING, MySQL and MariaDB accept the columns of GROUP BY, but neither a
-    field of a blob nor any other expression that rows are grouped by.  Such an
-    expression is the same in all rows of a group, so that min() replaces it.
+    In HAVING, and as a part of a column, MySQL and MariaDB accept the columns
+    of GROUP BY, but neither a field of a blob nor any other expression that
+    rows are grouped by.  Such an expression is the same in all rows of a
+    group, so that min() replaces it.
     """
     counted = counted_select(statement)
     if counted is not None:
         made = of_groups(counted)
         return statement if made is counted else counting(statement, made)
-    if (
-        not isinstance(statement, Select)
-        or not private.having_criteria(statement)
-        or not private.group_by_clauses(statement)
+    if not isinstance(statement, Select) or not private.group_by_clauses(
+        statement
     ):
         return statement
-    common = list(_common(statement))
+    shown = {column.key: column for column in statement.selected_columns}
+    common = list(_grouped(statement, shown))
+    given = private.raw_columns(statement)
+    columns = [_of_group(column, common) for column in given]
+    if any(new is not old for new, old in zip(columns, given, strict=True)):
+        statement = private.copy_with(statement, raw_columns=columns)
+    # Determined by the columns of GROUP BY, such as a primary key.
+    others = map(unlabelled, shown.values())
+    common += [one for one in others if isinstance(one, BlobValue)]
+    if not common or not private.having_criteria(statement):
+        return statement
+    having = tuple(
+        _with_least(clause, common)
+        for clause in private.having_criteria(statement)
+    )
+    return private.copy_with(statement, having_criteria=having)
 
+
+def _of_group(column: Any, common: Sequence[Any]) -> Any:
+    """Return a column that computes with the expressions of a group."""
+    inside = unlabelled(column)
+    if (
+        not isinstance(inside, ColumnElement)
+        or inside.__visit_name__ == "column"
+        or not any(same(part, one) for part in walk(inside) for one in common)
+        or any(same(inside, one) for one in common)
+    ):
+        return column
+    return _with_least(column, common)
+
+
+def _with_least(clause: Any, common: Sequence[Any]) -> Any:
     def least(element: Any, **kw: Any) -> Any:
         if is_select(element) or (
             isinstance(element, FunctionElement) and may_aggregate(element)
@@ -189,18 +219,14 @@ def of_groups(statement: Any) -> Any:
         found = any(same(element, one) for one in common)
         return func.min(element) if found else None
 
-    if not common:
-        return statement
-    having = tuple(
-        replacement_traverse(clause, {}, least)
-        for clause in private.having_criteria(statement)
-    )
-    return private.copy_with(statement, having_criteria=having)
+    return replacement_traverse(clause, {}, least)
 
 
-def _common(statement: Any) -> Iterator[Any]:
-    """Yield the expressions other than columns that are equal in a group."""
-    shown = {column.key: column for column in statement.selected_columns}
+def _grouped(statement: Any, shown: Mapping[Any, Any]) -> Iterator[Any]:
+    """Yield the expressions of GROUP BY other than columns.
+
+    :param shown: the columns by their names.
+    """
     for element in group_elements(statement):
         if element.__visit_name__ == "textual_label_reference":
             named = shown.get(element.element)
@@ -213,10 +239,6 @@ def _common(statement: Any) -> Iterator[Any]:
             found.__visit_name__ != "column"
         ):
             yield found
-    # Determined by the columns of GROUP BY, such as a primary key.
-    for column in map(unlabelled, shown.values()):
-        if isinstance(column, BlobValue):
-            yield column
 
 
 class Having:

@@ -607,6 +607,32 @@ class MergedCorners:
             _comparable(row[:1]) for row in want
         )
 
+    @pytest.mark.parametrize("where", ["one shard", "all shards"])
+    def test_columns_that_compute_with_what_groups_have_in_common(
+        self, compared, where
+    ):
+        ids = compared.rows.ids["Gem"]
+        if where == "one shard":
+            shard = unpack(ids[0]).shard_id
+            ids = [i for i in ids if unpack(i).shard_id == shard]
+
+        def made(gem, key, *shown):
+            found = select(*shown, func.count()).where(gem.id.in_(ids))
+            return found.group_by(key).options(*more)
+
+        for by, shown in (
+            (lambda g: g.number, lambda g: (g.number + 1).label("n")),
+            (lambda g: g.number, lambda g: func.sum(g.number) + g.number),
+            (lambda g: g.word, lambda g: func.lower(g.word)),
+            (lambda g: g.number, lambda g: case((g.number > 1, 2), else_=3)),
+        ):
+            gem, more = PLAIN.Gem, []
+            want = compared.plain.execute(made(gem, by(gem), shown(gem))).all()
+            gem, more = SHARDED.Gem, [scatter()]
+            with compared.cluster.session() as session:
+                statement = made(gem, by(gem), shown(gem))
+                assert Counter(session.execute(statement)) == Counter(want)
+
     @pytest.mark.parametrize("name", _NO_HAVING)
     def test_having_that_is_not_exact(self, compared, name):
         condition = _NO_HAVING[name](SHARDED.Ware)
