@@ -90,7 +90,7 @@ def application_access(pair: PairFacts, fleet: FleetFacts) -> Findings:
     ):
         yield critical(
             standby,
-            f"{gap.what}: after a failover it could not write",
+            f"{gap.what}: a failover is refused",
             gap.remedy,
         )
     user, is_tried, error = primary.attempt

@@ -251,8 +251,8 @@ def gaps(
 ) -> Iterator[Gap]:
     """Return what applications may do on one server, and not on another.
 
-    Compared are the account of the topology, and all others that may insert
-    rows by a grant on databases.
+    Compared are the account of the topology, and all others with a grant on
+    these databases: the programs of an application may have their own.
 
     :param databases: names of the databases that they use.
     :param exempt: users of the operator and of replication.
@@ -265,9 +265,9 @@ def gaps(
         if login.user in skipped or login.host == _LOCAL or login.is_locked:
             continue
         allowed = {name: primary.may(login, name) for name in databases}
-        if login.user in known or (
-            "INSERT" not in login.privileges
-            and any("INSERT" in names for names in allowed.values())
+        # What an administrator may do everywhere is no grant on databases.
+        if login.user in known or any(
+            names - login.privileges for names in allowed.values()
         ):
             yield from _gaps_of(login, allowed, primary, standby)
     refusal = standby.attempt.error
@@ -291,8 +291,8 @@ def _gaps_of(
     there = standby.matching(login)
     if not there:
         yield Gap(
-            f"has no account {login}, with which the application writes to "
-            f"{primary.name}",
+            f"has no account {login}, which may use databases of its shards "
+            f"on {primary.name}",
             f"on {standby.address}: {_UNLOGGED}; create it as SHOW CREATE "
             f"USER {login} and SHOW GRANTS FOR {login} print it on "
             f"{primary.address}",
@@ -314,7 +314,7 @@ def _gaps_of(
     )
     if twin.is_locked:
         yield Gap(
-            f"has locked {twin}, with which the application writes to "
+            f"has locked {twin}, which may use databases of its shards on "
             f"{primary.name}",
             f"on {standby.address}: {_UNLOGGED}; ALTER USER {twin} ACCOUNT "
             "UNLOCK",
@@ -325,8 +325,8 @@ def _gaps_of(
         and _differ(login.proof, twin.proof)
     ):
         yield Gap(
-            f"has another password of {twin} than {primary.name}, so the "
-            "application could not log in",
+            f"has another password of {twin} than {primary.name}, so its "
+            "programs could not log in",
             f"on {standby.address}: {_UNLOGGED}; ALTER USER {twin}, with the "
             f"password that SHOW CREATE USER {login} prints on "
             f"{primary.address}",

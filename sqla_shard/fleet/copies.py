@@ -202,7 +202,6 @@ class Copy:
         if self._way == "rows":
             databases = databases_of(self._source)
             problems += not_tables(self._source, databases)
-            problems += _missing_accounts(self._source, self._target)
         if self._source.version[:2] > self._target.version[:2] or (
             self._source.is_mariadb != self._target.is_mariadb
         ):
@@ -424,30 +423,6 @@ class Copy:
 
     def _failed(self, reason: str) -> CopyFailedError:
         return CopyFailedError(target=str(self._target), reason=reason)
-
-
-_APPLICATION = (
-    "SELECT DISTINCT user, host FROM mysql.db WHERE user <> ''"
-    " UNION SELECT user, host FROM mysql.user WHERE insert_priv = 'Y'"
-)
-
-
-def _missing_accounts(source: Admin, target: Admin) -> list[Problem]:
-    """Return the accounts that may write, and are not the same there."""
-    problems = []
-    known = set(target.rows("SELECT user, host FROM mysql.user"))
-    for user, host in source.rows(_APPLICATION):
-        name = f"'{user}'@'{host}'"
-        if (user, host) not in known:
-            problems.append(
-                Problem(
-                    str(target),
-                    f"it does not have the account {name} of {source}; "
-                    "create it there with SET sql_log_bin = 0, as SHOW CREATE "
-                    f"USER {name} and SHOW GRANTS FOR {name} say",
-                )
-            )
-    return problems
 
 
 def _version(admin: Admin) -> str:

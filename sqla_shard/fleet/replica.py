@@ -43,6 +43,9 @@ from sqla_shard.fleet.addresses import roles_in
 from sqla_shard.fleet.addresses import url_at
 from sqla_shard.fleet.addresses import with_port
 from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.app_access import access_of
+from sqla_shard.fleet.app_access import access_problems
+from sqla_shard.fleet.app_access import gaps
 from sqla_shard.fleet.common_point import Opener
 from sqla_shard.fleet.compare import compare_servers
 from sqla_shard.fleet.compare import CompareOptions
@@ -217,6 +220,19 @@ class Replica(Operation):
         found += account_problems(accounts, primary, target)
         found += bypass_problems(accounts, target)
         found += self._copy().check()
+        if self.plan.arguments["way"] == "rows":
+            # The other ways copy the accounts, too.
+            found += access_problems(
+                target.admin.name,
+                gaps(
+                    access_of(
+                        primary, self.fleet, self._url(primary.admin.address)
+                    ),
+                    access_of(target, self.fleet, self._url(self._target)),
+                    databases_of(primary.admin),
+                    exempt=accounts.users,
+                ),
+            )
         if self.plan.arguments["source"] != self.plan.arguments["primary"]:
             found += standby_problems(primary, source, lag=_LAG)
         else:

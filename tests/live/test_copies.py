@@ -256,8 +256,6 @@ def test_reasons_against_a_copy_are_given_at_once(servers, ends):
         "CREATE VIEW db00000.seen AS SELECT 1",
         "CREATE TABLE db00000.old (a INT) ENGINE=MyISAM",
         TRIGGER,
-        "CREATE USER somebody@'192.0.2.1'",
-        "GRANT SELECT ON db00000.* TO somebody@'192.0.2.1'",
     ):
         primary.root_execute(sql)
     servers["server1"].wait_caught_up()
@@ -268,18 +266,16 @@ def test_reasons_against_a_copy_are_given_at_once(servers, ends):
             "DROP VIEW db00000.seen",
             "DROP TABLE db00000.old",
             "DROP TRIGGER db00000.fires",
-            "DROP USER somebody@'192.0.2.1'",
         ):
             primary.root_execute(sql)
         servers["server1"].wait_caught_up()
     text = "\n".join(map(str, problems))
-    assert len(problems) == 5
+    assert len(problems) == 4
     for part in (
         "it has 1 databases (db00000); a copy needs an empty server",
         "views or other objects (db00000.seen)",
         "tables without transactions (db00000.old)",
         "triggers (db00000.fires)",
-        "does not have the account 'somebody'@'192.0.2.1'",
     ):
         assert part in text
 

@@ -258,7 +258,7 @@ SHUT = {
     ),
     "account": Shut(
         "RENAME USER {app} TO 'gone'@'127.0.0.1'",
-        "has no account {app}, with which the application writes to server1",
+        "has no account {app}, which may use databases of its shards on",
         "has no account of the user 'app'",
         "RENAME USER 'gone'@'127.0.0.1' TO {app}",
     ),

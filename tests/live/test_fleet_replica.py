@@ -476,7 +476,7 @@ def test_everything_wrong_is_listed_at_once(scene):
         "it is writable",
         "its server_id",
         "it has 1 databases (db00000)",
-        "does not have the account 'app'@'127.0.0.1'",
+        "it has no account 'app'@'127.0.0.1'",
         "it has no user 'replica'",
         "lacks RELOAD",
     ):

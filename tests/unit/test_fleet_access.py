@@ -59,8 +59,8 @@ def found(primary, standby):
 
 #: Accounts that need not be on the standby.
 OTHERS = access(
-    [APP, login("reader"), login("operator"), login("root")],
-    [MAY, grant("Select", user="reader"), may("operator"), may("root")],
+    [APP, login("dba", privileges=ALL), login("operator"), login("root")],
+    [MAY, may("dba"), may("operator"), may("root")],
 )
 FENCED = access(grants=[MAY, grant(pattern="db1")])
 LOCAL = access([login(host="localhost")], [may(host="localhost")])
@@ -119,6 +119,13 @@ def test_nothing_is_missing(primary, standby):
             "has no account 'app'@'%'",
         ),
         (access(), NEAR, "has no account 'app'@'%'"),
+        (
+            access(
+                [APP, login("reader")], [MAY, grant("Select", user="reader")]
+            ),
+            access(),
+            "has no account 'reader'@'%'",
+        ),
         (
             access(),
             access(grants=[grant("Select")]),
