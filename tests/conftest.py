@@ -170,7 +170,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _use_memory()
     hypothesis.settings.load_profile(_profile(config))
     # A tenth of the processor time was for collections at each 700 new
-    # objects.  The tests of `all` have them, for errors that come at such
+    # objects.  One process of `all` has them, for errors that come at such
     # moments.
     gc.set_threshold(10_000)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -237,7 +237,8 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if session.config.getoption("--tier") == "all":
+    process = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    if session.config.getoption("--tier") == "all" and process == "gw0":
         gc.set_threshold(*_THRESHOLDS)
     # Or each collection looks at all of the modules and tests again, which
     # takes longer than most of the tests that ask for one.
