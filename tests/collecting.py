@@ -100,9 +100,9 @@ def backends_of(name: str, tier: str) -> Sequence[On]:
 
     ``all`` has each that the table lists, and the same of MySQL for each of
     MariaDB, except that an asynchronous driver has one of the two: MySQL for
-    the core.  The core suites run on MariaDB 11.8, too.  ``test`` takes the one
-    that matters, and MySQL for the core.  Those of ``check`` and ``pythons``
-    need no server.
+    the core.  The core suites run on MariaDB 11.8, too.  ``test`` takes the
+    one that matters, and MySQL for the core.  Those of ``check`` and
+    ``pythons`` need no server.
     """
     ons = SUITES[name]
     live = [on for on in ons if on.live]
