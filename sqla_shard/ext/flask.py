@@ -46,6 +46,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -56,11 +57,14 @@ from typing import TYPE_CHECKING
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
+from sqlalchemy import Connection
+from sqlalchemy import event
 from sqlalchemy import MetaData
 from sqlalchemy import Select
 from sqlalchemy.exc import MultipleResultsFound
 from sqlalchemy.exc import NoResultFound
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Mapper
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.exc import ExtensionSetupError
@@ -73,7 +77,9 @@ from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.ids import IdLayout
 from sqla_shard.ids import TypeRegistry
 from sqla_shard.session import ShardSession
+from sqla_shard.session.commit import CommitReport
 from sqla_shard.topology import Topology
+from sqla_shard.util import sqlalchemy_private as private
 
 try:
     from flask import abort
@@ -112,8 +118,72 @@ _log = logging.getLogger(__name__)
 _SESSION = "_sqla_shard_session"
 
 
+#: Options of statements whose rows are read while others are executed.
+_STREAMS = frozenset(["stream_results", "yield_per"])
+
+
 class ContextSession(ShardSession):
-    """The session of an application context."""
+    """The session of an application context.
+
+    A transaction of a server reads a snapshot, which does not have what
+    ``run()``, ``sign_up()`` or another session commits in the meantime.  If
+    such a one has committed in this context, the next statement of this
+    session ends its transaction, unless that has more than read: it has
+    changes, locks, a savepoint, a connection of the application, textual SQL,
+    or rows that are still being read.
+
+    :ivar is_outdated: whether another session of the context has committed.
+    """
+
+    is_outdated = False
+    _has_only_read = True
+
+    def _reset_transaction(self) -> None:
+        super()._reset_transaction()
+        self._has_only_read = True
+
+    def _end_outdated(self) -> None:
+        self.is_outdated = False
+        if (
+            self.has_connections
+            and self._has_only_read
+            and self.log.first is None
+            and not self.in_nested_transaction()
+            and not (self.new or self.dirty or self.deleted)
+        ):
+            self.commit()
+
+    def _execute_internal(
+        self, statement: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.is_outdated:
+            self._end_outdated()
+        if not _only_reads(statement, kwargs.get("execution_options")):
+            self._has_only_read = False
+        return super()._execute_internal(statement, *args, **kwargs)
+
+    def get(
+        self, entity: type[T] | Mapper[T], ident: Any, **kwargs: Any
+    ) -> T | None:
+        """Return the object of an id; see :meth:`.ShardSession.get`."""
+        if self.is_outdated:
+            self._end_outdated()
+        return super().get(entity, ident, **kwargs)
+
+    def get_many(
+        self, entity: type[T], ids: Iterable[int], **kwargs: Any
+    ) -> list[T | None]:
+        """Return the objects of ids; see :meth:`.ShardSession.get_many`."""
+        if self.is_outdated:
+            self._end_outdated()
+        return super().get_many(entity, ids, **kwargs)
+
+    def connection(
+        self, bind_arguments: Any = None, execution_options: Any = None
+    ) -> Connection:
+        """Return the connection to one shard; see ``Session.connection``."""
+        self._has_only_read = False
+        return super().connection(bind_arguments, execution_options)
 
     def remove(self) -> None:
         """Close this session; the context opens a new one on next use.
@@ -123,6 +193,27 @@ class ContextSession(ShardSession):
         if has_app_context() and g.get(_SESSION) is self:
             g.pop(_SESSION)
         self.close()
+
+
+def _only_reads(statement: Any, options: Any) -> bool:
+    """Return whether a statement leaves neither locks nor unread rows.
+
+    A SELECT without FROM may be one of GET_LOCK().
+    """
+    return (
+        isinstance(statement, Select)
+        and bool(statement.get_final_froms())
+        and private.for_update_arg(statement) is None
+        and _STREAMS.isdisjoint(statement.get_execution_options())
+        and _STREAMS.isdisjoint(options or ())
+    )
+
+
+def _note_commit(cluster: Cluster, report: CommitReport) -> None:
+    """Handle ``commit_ended``."""
+    session: Any = g.get(_SESSION) if has_app_context() else None
+    if session is not None and report.outcome != "read":
+        session.is_outdated = True
 
 
 class FlaskCluster:
@@ -215,6 +306,7 @@ class FlaskCluster:
             cluster = given or stack.enter_context(_configured_cluster(app))
             self._configure_cache(app, cluster)
             stack.pop_all()
+        event.listen(cluster, "commit_ended", _note_commit)
         app.teardown_appcontext(_close_session)
         # A converter of the application takes precedence.
         app.url_map.converters.setdefault("object_id", _converter_for(cluster))
@@ -444,7 +536,8 @@ class FlaskCluster:
 
         It has its own session, is committed, and is repeated if that is
         safe.  :attr:`session` is not used: commit its writes to the same rows
-        first; objects that it has already loaded do not show the changes.
+        first.  Its next statement reads what was committed, if it has only
+        read so far; objects that it has already loaded do not change.
 
         :returns: what ``fn`` returns.
         :raises ExtensionSetupError: see :attr:`cluster`.

@@ -8,8 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from flask import Flask
+from sqlalchemy import select
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster
+from sqla_shard import scatter
 from sqla_shard.ext.flask import FlaskCluster
 from tests.models.flask_app import add_board
 from tests.models.flask_app import Base
@@ -155,3 +159,118 @@ def test_requests_that_deadlock_are_repeated_by_run(app, db, cluster):
     one, two = (title_of(cluster, key) for key in keys)
     assert one == two
     assert one in {"by 0", "by 1"}
+
+
+# -- what run() has committed in the same request --------------------------
+
+EVERY = select(Board).options(scatter())
+
+
+@pytest.fixture
+def boards(cluster):
+    """A board on each shard."""
+    return [cluster.run(add_board, shard) for shard in range(4)]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda session, key: session.get(Board, key),
+        lambda session, key: session.get_many(Board, [key])[0],
+        lambda session, key: session.scalar(
+            select(Board).where(Board.id == key)
+        ),
+        lambda session, key: {
+            one.id: one for one in session.scalars(EVERY)
+        }.get(key),
+    ],
+    ids=["get", "get_many", "select", "scatter"],
+)
+def test_what_run_has_committed_is_read(app, db, boards, read):
+    with app.app_context():
+        for shard, key in enumerate(boards):
+            assert len(db.session.scalars(EVERY).all()) >= len(boards)
+            assert read(db.session, key).id == key
+            new = db.run(add_board, shard)
+            assert read(db.session, new).id == new
+
+
+def _lock(session, key):
+    session.get(Board, key, with_for_update=True)
+
+
+def _lock_by_text(session, key):
+    session.execute(
+        text("SELECT 1 FROM boards FOR UPDATE"),
+        bind_arguments={"shard_id": 1},
+    )
+
+
+def _lock_in_connection(session, key):
+    session.connection({"shard_id": 1}).execute(
+        select(Board.__table__).where(Board.id == key).with_for_update()
+    )
+
+
+def _write(session, key):
+    session.get(Board, key).title = "mine"
+    session.flush()
+
+
+def _savepoint(session, key):
+    session.begin_nested()
+    session.get(Board, key, with_for_update=True)
+
+
+@pytest.mark.parametrize(
+    "hold", [_lock, _lock_by_text, _lock_in_connection, _write, _savepoint]
+)
+def test_a_transaction_that_has_more_than_read_stays(app, db, boards, hold):
+    def locked(session):
+        session.get(Board, boards[1], with_for_update={"nowait": True})
+
+    with app.app_context():
+        hold(db.session, boards[1])
+        db.run(add_board, 0)
+        assert db.session.get(Board, boards[2]).title == "Boats"
+        with pytest.raises(OperationalError), db.cluster.begin() as other:
+            locked(other)
+        db.session.rollback()
+        db.run(locked)
+
+
+def test_a_change_that_is_not_flushed_stays(app, db, cluster, boards):
+    with app.app_context(), db.session.no_autoflush:
+        board = db.session.get(Board, boards[1])
+        board.title = "mine"
+        db.run(add_board, 0)
+        db.session.get(Board, boards[2])
+        assert title_of(cluster, boards[1]) == "Boats"
+        db.session.commit()
+    assert title_of(cluster, boards[1]) == "mine"
+
+
+def test_rows_are_read_to_the_end_while_others_are_written(app, db, cluster):
+    """More rows than the driver has received when the first one is read."""
+
+    def fill(session):
+        session.add_all(
+            Board(title="x" * 10_000, shard_id=1) for _ in range(500)
+        )
+
+    cluster.run(fill)
+    here, there = ({"shard_id": shard} for shard in (1, 3))
+    with app.app_context():
+        # A row of another server is read before: its snapshot could end.
+        db.session.scalars(select(Board), bind_arguments=there).all()
+        rows = db.session.scalars(
+            select(Board.id),
+            execution_options={"yield_per": 100},
+            bind_arguments=here,
+        )
+        found = 0
+        for part in rows.partitions():
+            found += len(part)
+            db.run(add_board, 1)
+            db.session.scalars(select(Board.id), bind_arguments=there).all()
+    assert found >= 500
