@@ -23,6 +23,7 @@ from sqla_shard.outbox.tables import OF_TRANSACTIONS
 from sqla_shard.routing import name_of
 from sqla_shard.routing import spec_of
 from sqla_shard.topology import Keyspace
+from sqla_shard.util.tables import sorted_tables
 
 __all__ = ["create_all"]
 
@@ -45,7 +46,7 @@ def create_all(
     tables: dict[str, tuple[Keyspace, list[Table]]] = {}
     if keyspace:
         places.topology.keyspace(keyspace)  # raises UnknownKeyspaceError
-    for table in metadata.sorted_tables:
+    for table in sorted_tables(metadata):
         spec = spec_of(table)
         if keyspace and name_of(spec, places.topology) != keyspace:
             continue  # the keyspace of the table may be in another topology

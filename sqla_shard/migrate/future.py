@@ -40,6 +40,7 @@ from sqla_shard.routing.clauses import unlabelled
 from sqla_shard.types import IdType
 from sqla_shard.types import ObjectRef
 from sqla_shard.types import ShardedId
+from sqla_shard.util.tables import sorted_tables
 
 __all__ = ["ForeignKeyFinding", "Future", "FutureTable"]
 
@@ -209,7 +210,7 @@ class Future:
                 target=f"{key.column.table.key}.{key.column.name}",
                 reason=reason,
             )
-            for table in self.metadata.sorted_tables
+            for table in sorted_tables(self.metadata)
             for column in table.columns
             for key in column.foreign_keys
             if (reason := self._lost(table, column, key.column))

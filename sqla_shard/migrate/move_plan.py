@@ -27,6 +27,7 @@ from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.switching import Switch
 from sqla_shard.migrate.tables import MovedRows
 from sqla_shard.migrate.tables import MovedTable
+from sqla_shard.util.tables import sorted_tables
 
 __all__ = ["MovePlan", "MoveStatus", "PlannedTable", "plan", "status"]
 
@@ -146,7 +147,7 @@ def _problems(move: Move) -> Iterator[str]:
                     "Moved(revert=...)"
                 )
         yield from _problems_of_rows(move, one)
-    for table in move.metadata.sorted_tables:
+    for table in sorted_tables(move.metadata):
         yield from _problems_of_keys(move, table)
     yield from Switch(move).missing_tables()
 

@@ -25,6 +25,7 @@ import atexit
 import logging
 import os
 import random
+import re
 import socket
 import sysconfig
 from collections.abc import Collection
@@ -86,6 +87,13 @@ _NO_ROWS = (
     ReleaseSavepointClause,
     RollbackToSavepointClause,
     SavepointClause,
+)
+# The same as texts.  Applications create tables with them, and SQLAlchemy
+# looks for those of SQLite with PRAGMA.
+_NO_ROWS_TEXT = re.compile(
+    r"\s*(ALTER|ANALYZE|BEGIN|COMMIT|CREATE|DROP|PRAGMA|RELEASE|RENAME|"
+    r"ROLLBACK|SAVEPOINT|SET|SHOW|START|TRUNCATE|USE|VACUUM)\b",
+    re.IGNORECASE,
 )
 
 
@@ -324,6 +332,8 @@ class Shadow:
         if isinstance(statement, _NO_ROWS):
             return
         compiled = context.compiled
+        if _NO_ROWS_TEXT.match(context.statement or ""):
+            return
         known = None if compiled is None else self._forms.get(compiled)
         if known is None:
             known = self._read(

@@ -35,6 +35,7 @@ from sqla_shard.migrate.report import Count
 from sqla_shard.migrate.report import Traffic
 from sqla_shard.migrate.traffic import statement_of
 from sqla_shard.migrate.verdicts import Outcome
+from sqla_shard.util.tables import sorted_tables
 
 __all__ = ["Suggestion", "suggest"]
 
@@ -133,7 +134,7 @@ def _with_more(
 def _assumed(metadata: MetaData) -> Iterator[Traffic]:
     """Yield a statement for each primary key and each foreign key."""
     once = Count(statements=1)
-    for table in metadata.sorted_tables:
+    for table in sorted_tables(metadata):
         name = str(table.key)
         keys = tuple(f"{name}.{one.name}" for one in table.primary_key)
         yield Traffic(kind="select", tables=(name,), equal=keys, count=once)
@@ -160,7 +161,7 @@ class _Draft:
     def __init__(self, metadata: MetaData, forms: Sequence[Traffic]) -> None:
         self._metadata = metadata
         self._forms = forms
-        self._tables = metadata.sorted_tables
+        self._tables = sorted_tables(metadata)
         #: Statements that name a column, or write a table.
         self._uses: Counter[str] = Counter()
         self._filters: Counter[str] = Counter()

@@ -69,6 +69,7 @@ from sqla_shard.models.reference_rows import with_retries
 from sqla_shard.models.reference_rows import write
 from sqla_shard.routing import spec_of
 from sqla_shard.util.json_values import json_value
+from sqla_shard.util.tables import sorted_tables
 
 __all__ = [
     "Deviation",
@@ -317,7 +318,7 @@ def verify_references(
     if isinstance(classes, MetaData):
         tables = [
             table
-            for table in classes.sorted_tables
+            for table in sorted_tables(classes)
             if spec_of(table).reference is not None
         ]
     else:

@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Column
 from sqlalchemy import Connection
 from sqlalchemy import create_engine
 from sqlalchemy import Engine
 from sqlalchemy import event
+from sqlalchemy import ForeignKey
 from sqlalchemy import insert
+from sqlalchemy import Integer
+from sqlalchemy import MetaData
 from sqlalchemy import select
+from sqlalchemy import Table
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import async_sessionmaker
@@ -34,6 +39,7 @@ from sqla_shard.migrate import Owned
 from sqla_shard.migrate import Report
 from sqla_shard.migrate import Shadow
 from sqla_shard.migrate import suggest
+from sqla_shard.util.tables import sorted_tables
 from tests.models.shadow_apps import accounts
 from tests.models.shadow_apps import BANK
 from tests.models.shadow_apps import bank
@@ -232,6 +238,42 @@ def test_owners_are_suggested_before_anything_is_declared(
     (best,) = suggest(bank, report.traffic)
     assert best.is_recorded
     assert best.declaration == BANK
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TABLE years (n INT)",
+        "  drop table if exists years",
+        "PRAGMA main.table_info('accounts')",
+    ],
+)
+def test_ddl_and_pragma_are_no_statements_of_the_application(
+    engine: Engine, statement: str
+) -> None:
+    with Shadow(BANK, bank, budget=None) as shadow:
+        shadow.watch(engine)
+        with engine.begin() as connection:
+            connection.exec_driver_sql(statement)
+            connection.execute(text(statement.replace("years", "decades")))
+            bank.create_all(connection)  # looks for the tables
+        assert shadow.report().total.statements == 0
+        select_often(engine, 1)
+        assert shadow.report().total.statements == 1
+
+
+def test_foreign_keys_in_a_circle_are_no_warning() -> None:
+    people = MetaData()
+    for name, other in (("users", "teams"), ("teams", "users")):
+        Table(
+            name,
+            people,
+            Column("id", Integer, primary_key=True),
+            Column(f"{other}_id", ForeignKey(f"{other}.id")),
+        )
+    # Warnings are errors in tests.
+    assert len(sorted_tables(people)) == 2
+    assert suggest(people)
 
 
 def test_threads_share_a_report(engine: Engine, tmp_path: Path) -> None:
