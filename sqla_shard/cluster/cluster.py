@@ -15,8 +15,12 @@ from functools import partial
 from time import monotonic
 from time import time_ns
 from typing import Any
+from typing import Concatenate
+from typing import overload
+from typing import ParamSpec
 from typing import TYPE_CHECKING
 from typing import TypeVar
+from typing import TypeVarTuple
 
 from sqlalchemy import MetaData
 from sqlalchemy.event import dispatcher
@@ -84,7 +88,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster", "all_caches"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _log = logging.getLogger(__name__)
 
@@ -333,7 +339,28 @@ class Cluster(FromSources, EventTarget):
         """
         return SessionContext(self.session(cross_shard=cross_shard, **kwargs))
 
+    # With the options of run() a type checker knows only the positional
+    # arguments of fn: it cannot tell the others from options.
+    @overload
     def run(
+        self,
+        fn: Callable[Concatenate[ShardSession, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T: ...
+
+    @overload
+    def run(
+        self,
+        fn: Callable[[ShardSession, *Ts], T],
+        *args: *Ts,
+        attempts: int | None = ...,
+        timeout: float = ...,
+        key: str | None = ...,
+        cross_shard: CrossShard = ...,
+    ) -> T: ...
+
+    def run(  # type: ignore[misc]  # its options are not those of fn
         self,
         fn: Callable[..., T],
         *args: Any,
@@ -350,6 +377,9 @@ class Cluster(FromSources, EventTarget):
         become read-only, a shard that has moved, or a connection lost before
         COMMIT was sent.  So ``fn`` should do nothing that cannot be
         repeated, and return no object that needs the session.
+
+        Type checkers check the arguments of ``fn``.  They refuse keyword
+        arguments of it beside options; use :func:`functools.partial`.
 
         :param attempts: maximum number of attempts; None for no limit
             except ``timeout``.
@@ -415,7 +445,26 @@ class Cluster(FromSources, EventTarget):
             self.async_session(cross_shard=cross_shard, **kwargs)
         )
 
+    @overload
     async def async_run(
+        self,
+        fn: Callable[Concatenate[AsyncShardSession, P], Awaitable[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T: ...
+
+    @overload
+    async def async_run(
+        self,
+        fn: Callable[[AsyncShardSession, *Ts], Awaitable[T]],
+        *args: *Ts,
+        attempts: int | None = ...,
+        timeout: float = ...,
+        key: str | None = ...,
+        cross_shard: CrossShard = ...,
+    ) -> T: ...
+
+    async def async_run(  # type: ignore[misc]  # see run()
         self,
         fn: Callable[..., Awaitable[T]],
         *args: Any,

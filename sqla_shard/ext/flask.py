@@ -52,9 +52,12 @@ from contextlib import ExitStack
 from functools import partial
 from functools import wraps
 from typing import Any
+from typing import Concatenate
+from typing import overload
 from typing import ParamSpec
 from typing import TYPE_CHECKING
 from typing import TypeVar
+from typing import TypeVarTuple
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection
@@ -78,6 +81,7 @@ from sqla_shard.ids import IdLayout
 from sqla_shard.ids import TypeRegistry
 from sqla_shard.session import ShardSession
 from sqla_shard.session.commit import CommitReport
+from sqla_shard.session.transaction import CrossShard
 from sqla_shard.topology import Topology
 from sqla_shard.util import sqlalchemy_private as private
 
@@ -112,6 +116,7 @@ __all__ = ["ContextSession", "FlaskCluster", "ObjectIdConverter"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _log = logging.getLogger(__name__)
 
@@ -531,7 +536,28 @@ class FlaskCluster:
 
         return repeated
 
-    def run(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    @overload
+    def run(
+        self,
+        fn: Callable[Concatenate[ShardSession, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T: ...
+
+    @overload
+    def run(
+        self,
+        fn: Callable[[ShardSession, *Ts], T],
+        *args: *Ts,
+        attempts: int | None = ...,
+        timeout: float = ...,
+        key: str | None = ...,
+        cross_shard: CrossShard = ...,
+    ) -> T: ...
+
+    def run(  # type: ignore[misc]  # its options are not those of fn
+        self, fn: Callable[..., T], *args: Any, **kwargs: Any
+    ) -> T:
         """Run ``fn(session, *args)`` in a transaction, as :meth:`Cluster.run`.
 
         It has its own session, is committed, and is repeated if that is

@@ -88,6 +88,8 @@ async def awaiting(cluster: Cluster, object_id: int) -> None:
         return user is not None
 
     assert_type(await cluster.async_run(rename, 5, name="maker"), bool)
+    assert_type(await cluster.async_run(rename, 5, "maker", key="k"), bool)
+    await cluster.async_run(rename, "5", "maker")  # type: ignore[arg-type, call-arg]
     async with cluster.async_begin(cross_shard="unordered") as begun:
         begun.add(User(name="maker"))
     assert_type(await cluster.aclose(), bool)
@@ -116,5 +118,10 @@ def writing(cluster: Cluster) -> None:
         return True
 
     assert_type(cluster.run(rename, 5, name="maker"), bool)
+    assert_type(cluster.run(rename, 5, "maker", cross_shard="logged"), bool)
+    cluster.run(rename, "5", "maker")  # type: ignore[arg-type, call-arg]
+    cluster.run(rename, 5, "maker", 1)  # type: ignore[call-arg, arg-type]
+    cluster.run(rename, 5, names="maker")  # type: ignore[call-arg]
+    cluster.run(rename, 5, None, key="k")  # type: ignore[arg-type, call-arg]
     with cluster.begin(cross_shard="unordered") as session:
         session.add(User(name="maker", shard_id=3))
