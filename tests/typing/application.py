@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from datetime import timedelta
 from typing import assert_type
@@ -17,6 +18,7 @@ from sqla_shard import Cluster
 from sqla_shard import full_id
 from sqla_shard import KeyspaceMixin
 from sqla_shard import LookupMixin
+from sqla_shard import MappingMixin
 from sqla_shard import ObjectId
 from sqla_shard import ObjectMixin
 from sqla_shard import ShardSession
@@ -93,6 +95,25 @@ async def awaiting(cluster: Cluster, object_id: int) -> None:
     async with cluster.async_begin(cross_shard="unordered") as begun:
         begun.add(User(name="maker"))
     assert_type(await cluster.aclose(), bool)
+
+
+class UserFollowsUser(
+    MappingMixin,
+    Base,
+    source=User,
+    target=User,
+    source_column="follower_id",
+    target_column="followee_id",
+):
+    followee_id: Mapped[int]
+
+
+def listing(session: ShardSession, user_id: int) -> None:
+    UserFollowsUser.append(session, user_id, user_id)
+    followed = select(UserFollowsUser.followee_id).order_by(
+        UserFollowsUser.sequence
+    )
+    assert_type(session.scalars(followed).all(), Sequence[int])
 
 
 class UserEmail(LookupMixin, Base, target=User, normalize=normalization.email):
