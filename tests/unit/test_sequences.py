@@ -152,3 +152,4 @@ def test_values_beside_a_column(kind, value):
         ):
             statement = select(column).where(condition)
             assert connection.scalars(statement).all() == [value]
+    engine.dispose()
