@@ -55,6 +55,11 @@ __all__ = [
     "sqlite_topology",
 ]
 
+#: The tables of alembic, and of this package, that name revisions.
+_REVISIONS = ("alembic_version", "sqla_shard_ledger", "sqla_shard_version")
+#: Number of tables that one statement looks at.
+_TOGETHER = 200
+
 _Server = TypeVar("_Server", bound=DatabaseServer)
 _Fleet = TypeVar("_Fleet", bound="ServerFleet[Any]")
 
@@ -381,16 +386,35 @@ class ServerFleet(Startable, Generic[_Server]):
         """
         self._run("DROP DATABASE IF EXISTS `{}`", document)
 
+    def empty(self, document: Mapping[str, Any] | None = None) -> int:
+        """Delete the rows of the databases of virtual shards.
+
+        The tables stay, as do the rows that name their revisions.  It takes
+        a fraction of the time of dropping and creating them.
+
+        :param document: document of :meth:`topology_mapping`; by default
+            with ``objects`` only.
+        :returns: number of the rows.
+        """
+        names = self._databases(document)
+        counts: list[int] = []
+
+        def action(server: _Server | ExternalServer) -> None:
+            with server.connect() as connection:
+                counts.append(
+                    _delete_rows(connection.cursor(), names[server.name])
+                )
+                connection.commit()
+
+        in_parallel([one for one in self.servers if one.name in names], action)
+        return sum(counts)
+
     def _placeholder(self, number: int) -> str:
         shared = len({server.password for server in self.servers}) == 1
         return _PASSWORD if shared else f"{_PASSWORD}_{number}"
 
     def _run(self, sql: str, document: Mapping[str, Any] | None) -> None:
-        if document is None:
-            document = self.topology_mapping()
-        names: dict[str, list[str]] = {}
-        for server, database in databases(document):
-            names.setdefault(server, []).append(database)
+        names = self._databases(document)
 
         def action(server: _Server | ExternalServer) -> None:
             with server.connect(autocommit=True) as connection:
@@ -399,6 +423,47 @@ class ServerFleet(Startable, Generic[_Server]):
                     cursor.execute(sql.format(name))
 
         in_parallel(self.servers, action)
+
+    def _databases(
+        self, document: Mapping[str, Any] | None
+    ) -> dict[str, list[str]]:
+        """Return the names of the databases by that of their server."""
+        names: dict[str, list[str]] = {}
+        for server, database in databases(
+            self.topology_mapping() if document is None else document
+        ):
+            names.setdefault(server, []).append(database)
+        return names
+
+
+def _delete_rows(cursor: Any, schemas: Sequence[str]) -> int:
+    """Delete the rows of some databases; return their number."""
+    cursor.execute(
+        "SELECT table_schema, table_name FROM information_schema.tables"
+        " WHERE table_type = 'BASE TABLE' AND table_schema IN %s",
+        (schemas,),
+    )
+    tables = [
+        ".".join(f"`{one.replace('`', '``')}`" for one in (schema, name))
+        for schema, name in cursor.fetchall()
+        if not name.startswith(_REVISIONS)
+    ]
+    # Most of them are empty: a DELETE for each would take longer.
+    full: list[str] = []
+    for start in range(0, len(tables), _TOGETHER):
+        part = tables[start : start + _TOGETHER]
+        cursor.execute(
+            " UNION ALL ".join(
+                f"(SELECT {start + n} FROM {table} LIMIT 1)"  # noqa: S608 - quoted
+                for n, table in enumerate(part)
+            )
+        )
+        full += [tables[n] for (n,) in cursor.fetchall()]
+    cursor.execute("SET foreign_key_checks = 0")
+    return sum(
+        cursor.execute(f"DELETE FROM {table}")  # noqa: S608 - quoted
+        for table in full
+    )
 
 
 class MariaDBFleet(ServerFleet[MariaDBServer]):

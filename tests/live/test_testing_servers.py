@@ -525,6 +525,40 @@ def test_databases_are_where_the_topology_says(small_fleet):
     assert [names(server) for server in small_fleet.servers] == [set()] * 3
 
 
+def test_databases_are_emptied(small_fleet):
+    other = small_fleet.topology_mapping(
+        shards=8, database="db_e{shard}", main="main_e"
+    )
+    small_fleet.create_databases(other)
+    small_fleet.create_databases()
+    first, *_, last = small_fleet.servers
+    for server, schema in ((first, "db_e0"), (last, "db_e7")):
+        for statement in (
+            "CREATE TABLE `own``ers` (id INT KEY)",
+            "CREATE TABLE cats (id INT KEY, owner INT)",
+            "ALTER TABLE cats ADD FOREIGN KEY (id) REFERENCES `own``ers` (id)",
+            "CREATE TABLE alembic_version (version_num VARCHAR(32))",
+            "CREATE VIEW old AS SELECT * FROM cats",
+            "INSERT INTO `own``ers` VALUES (1), (2)",
+            "INSERT INTO cats VALUES (1, 1)",
+            "INSERT INTO alembic_version VALUES ('0001')",
+        ):
+            with server.connect(database=schema, autocommit=True) as one:
+                one.cursor().execute(statement)
+    with first.connect(database="db00000", autocommit=True) as one:
+        one.cursor().execute("CREATE TABLE cats (id INT PRIMARY KEY)")
+        one.cursor().execute("INSERT INTO cats VALUES (1)")
+    assert small_fleet.empty(other) == 6
+    assert small_fleet.empty(other) == 0
+    assert ask(last, "SELECT COUNT(*) FROM db_e7.cats") == ((0,),)
+    assert ask(last, "SELECT * FROM db_e7.alembic_version") == (("0001",),)
+    # Of another topology.
+    assert ask(first, "SELECT COUNT(*) FROM db00000.cats") == ((1,),)
+    assert small_fleet.empty() == 1
+    small_fleet.drop_databases(other)
+    small_fleet.drop_databases()
+
+
 def test_topology_has_passwords_or_placeholders(small_fleet):
     def primaries(document):
         servers = document["keyspaces"]["objects"]["servers"]
