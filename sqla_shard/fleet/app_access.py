@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -112,6 +113,12 @@ class Access:
     logins: Sequence[Login]
     grants: Sequence[GrantRow]
     attempt: Attempt
+
+    def without_fences(self) -> Access:
+        """Return the same with no grants that withhold a database."""
+        return replace(
+            self, grants=[one for one in self.grants if one.privileges]
+        )
 
     def matching(self, login: Login) -> list[Login]:
         """Return the accounts that do for one of another server."""

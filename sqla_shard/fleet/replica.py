@@ -222,13 +222,14 @@ class Replica(Operation):
         found += self._copy().check()
         if self.plan.arguments["way"] == "rows":
             # The other ways copy the accounts, too.
+            there = access_of(target, self.fleet, self._url(self._target))
             found += access_problems(
                 target.admin.name,
                 gaps(
                     access_of(
                         primary, self.fleet, self._url(primary.admin.address)
                     ),
-                    access_of(target, self.fleet, self._url(self._target)),
+                    there.without_fences(),
                     databases_of(primary.admin),
                     exempt=accounts.users,
                 ),

@@ -486,8 +486,13 @@ def test_semi_sync_that_has_fallen_back(doctor, pair, pairs):
         assert "after 0.05 s" in whats
         assert "does not acknowledge" in whats
         follow(finding, pairs.servers)
+
+    def is_healthy():
+        # A write switches it on, once the standby has connected again.
         run(pair.primary, f"INSERT INTO {table} (v) VALUES (5)")
-    wait_healthy(doctor)
+        return doctor().ok
+
+    assert wait_until(is_healthy, seconds=60), str(doctor())
 
 
 # -- settings, accounts, content: one statement each --------------------------
