@@ -159,7 +159,7 @@ interpreters: $(VENV)/.dev
 	    sh -c "$$APT_GET; $$FIND_PYTHON; $$UNPACK_PYTHON";)
 
 soak: $(VENV)/.dev servers ## test for hours, with many random examples
-	@SQLA_SHARD_SOAK=1 $(PYTEST) --timeout=7200 $(ARGS)
+	@SQLA_SHARD_SOAK=1 $(PYTEST) --timeout=7200 --every-server $(ARGS)
 
 bench: $(VENV)/.dev servers spider ## print the figures of docs and README
 	@$(BIN)/python -m tests.benchmarks $(ARGS)

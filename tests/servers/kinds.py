@@ -63,17 +63,69 @@ KINDS = {
 }
 
 
+#: The kind of server of modules that take long and whose subject is another
+#: one, such as a cache, a command or an example.
+_ONE = {
+    **dict.fromkeys(
+        (
+            "test_blobs_kill",
+            "test_cached_promises",
+            "test_cli_servers",
+            "test_feeds_redis",
+            "test_fleet_start",
+            "test_follows_redis",
+            "test_hostile_fuzz_servers",
+            "test_jobs_rounds",
+            "test_mappings_rows",
+            "test_other_layout_servers",
+            "test_pinboard_tables_servers",
+            "test_schema_many",
+            "test_sign_ups",
+            "test_tickets",
+        ),
+        "mariadb",
+    ),
+    **dict.fromkeys(
+        (
+            "test_cache_protocol",
+            "test_cli_unread_servers",
+            "test_following_zookeeper",
+            "test_follows_killed",
+            "test_frozen_commands",
+            "test_logged_fuzz",
+            "test_microblog_servers",
+            "test_moving_lag",
+            "test_moving_servers",
+            "test_ordered_fuzz",
+            "test_pinboard",
+            "test_pinboard_lab_servers",
+            "test_quickstart",
+            "test_random_edits_zookeeper",
+            "test_spread_moves",
+        ),
+        "mysql",
+    ),
+}
+
+
 def kinds_of(test: pytest.Function) -> list[str]:
     """Return the kinds of servers that a test runs on.
 
-    The marker ``only_on`` names the one whose own behaviour is tested.  With
-    ``slow_on_servers`` a test that takes long, and depends little on the
-    server, runs on one of them, unless ``--every-server`` is given.
+    The marker ``only_on`` names the one whose own behaviour is tested.  Tests
+    that take long and depend little on the server, those of ``_ONE`` and with
+    ``slow_on_servers``, run on one of them, unless ``--every-server`` is
+    given.
     """
     option = test.config.getoption
     marker = test.get_closest_marker("only_on")
-    names = list(KINDS) if marker is None else [marker.args[0]]
-    is_slow = test.get_closest_marker("slow_on_servers") is not None
-    if option("--tier") != "all" or (is_slow and not option("--every-server")):
+    if marker is not None:
+        return [marker.args[0]]
+    names = list(KINDS)
+    if option("--tier") != "all":
         return names[:1]
-    return names
+    if option("--every-server"):
+        return names
+    if test.get_closest_marker("slow_on_servers") is not None:
+        return names[:1]
+    one = _ONE.get(test.path.stem)
+    return names if one is None else [one]
