@@ -148,15 +148,15 @@ def test_the_exporter(cluster, exporter):
 
 def test_scrapes_do_not_wait_for_each_other(cluster):
     metrics = FleetMetrics(cluster, timeout=60, interval=0)
-    begun, goes_on = Semaphore(0), Event()
+    started, resumed = Semaphore(0), Event()
     probes, read = metrics._probes, metrics._ping
 
     def probed():
-        begun.release()
+        started.release()
         return probes()
 
     def held(name, role):
-        goes_on.wait(60)
+        resumed.wait(60)
         return read(name, role)
 
     metrics._probes, metrics._ping = probed, held
@@ -164,9 +164,9 @@ def test_scrapes_do_not_wait_for_each_other(cluster):
         scrapes = [pool.submit(metrics.collect) for _ in range(4)]
         try:
             for _ in scrapes:
-                assert begun.acquire(timeout=30)
+                assert started.acquire(timeout=30)
         finally:
-            goes_on.set()
+            resumed.set()
         for scrape in scrapes:
             up = [
                 o for o in scrape.result() if o.metric is metric("server.up")

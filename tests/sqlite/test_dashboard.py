@@ -144,7 +144,7 @@ class TestReading:
 
     def test_a_page_waits_once_for_servers_that_hang(self, scene, monkeypatch):
         # No time passes but that which a page waits.
-        now, goes_on = [0.0], Event()
+        now, resumed = [0.0], Event()
         monkeypatch.setattr(readings, "monotonic", lambda: now[0])
 
         def wait_for(is_done: Callable[[], bool], timeout: float) -> bool:
@@ -153,7 +153,7 @@ class TestReading:
 
         for one in vars(scene.observer).values():
             if isinstance(one, readings.CachedReading):
-                monkeypatch.setattr(one, "_read", partial(goes_on.wait, 60))
+                monkeypatch.setattr(one, "_read", partial(resumed.wait, 60))
                 monkeypatch.setattr(one._changed, "wait_for", wait_for)
         client = scene.client()
         try:
@@ -163,7 +163,7 @@ class TestReading:
                 text_of(client, path, status)
                 assert now[0] - begun <= PATIENCE, path
         finally:
-            goes_on.set()
+            resumed.set()
 
     def test_a_moved_range_is_drawn(self, scene):
         new = json.loads(json.dumps(scene.document))
