@@ -86,15 +86,10 @@ CHARTS = {
         "transaction",
     ),
     "job-queues": Chart(
-        "Jobs of a task that does nothing, a second",
-        (2,),
-        "",
-        "Redis",
+        "Jobs of a task that does nothing, a second", (2,), "", "Redis"
     ),
     "row-cache": Chart(
-        "Fifty rows from memcached, times HashClient and json.loads()",
-        (1, 2),
-        "x",
+        "Fifty rows from memcached, times HashClient and json.loads()", (1, 2), "x"
     ),
 }
 

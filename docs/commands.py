@@ -68,10 +68,7 @@ class Command(SphinxDirective):
                 raise self.error(f"there is no command {self.arguments[0]!r}")
             command = found
             context = click.Context(
-                found,
-                info_name=word,
-                parent=context,
-                **found.context_settings,
+                found, info_name=word, parent=context, **found.context_settings
             )
         return context
 

@@ -34,12 +34,7 @@ version = release = version_of("sqla-shard")
 
 # The directive of docs/commands.py.
 sys.path.insert(0, str(Path(__file__).parent))
-extensions = [
-    "commands",
-    "sphinx.ext.autodoc",
-    "sphinx_copybutton",
-    "sphinx_design",
-]
+extensions = ["commands", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design"]
 exclude_patterns = ["_build"]
 highlight_language = "none"
 nitpicky = True
@@ -71,9 +66,7 @@ copybutton_selector = "div:not(.output) > div.highlight > pre"
 # The pages are built without these where they are not installed: only the
 # servers for tests need them.
 autodoc_mock_imports = [
-    name
-    for name in ("pymysql", "pytest")
-    if importlib.util.find_spec(name) is None
+    name for name in ("pymysql", "pytest") if importlib.util.find_spec(name) is None
 ]
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}
@@ -131,9 +124,7 @@ def _unreleased(app: Any, docname: str, source: list[str]) -> None:
         return
     command = [sys.executable, "-m", "towncrier", "build", "--draft"]
     command += ["--version", "Not released yet", "--date", "changelog.d"]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     mark = ".. towncrier release notes start\n"
     source[0] = source[0].replace(mark, done.stdout)
 

@@ -19,8 +19,6 @@ sys.path.insert(0, str(ROOT))
 
 from tests.servers.dashboard_scene import DashboardScene  # noqa: E402
 
-__all__ = ["take_picture"]
-
 
 def take_picture(address: str, path: Path) -> None:
     """Store what the page of the fleet looks like."""
@@ -44,9 +42,6 @@ def take_picture(address: str, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        DashboardScene(Path(folder)) as scene,
-    ):
+    with tempfile.TemporaryDirectory() as folder, DashboardScene(Path(folder)) as scene:
         scene.make_hot(304)
         take_picture(scene.site.address, ROOT / "docs" / "dashboard.png")

@@ -48,11 +48,7 @@ DIAGRAMS: dict[str, list[Step]] = {
     ],
     "get_many": [
         (0, 1, "session.get_many(Pin, ids)"),
-        (
-            1,
-            1,
-            "get.py: ids by shard; cached rows first; shards",
-        ),
+        (1, 1, "get.py: ids by shard; cached rows first; shards"),
         (1, 3, "connections.py: one connection per server"),
         (3, 3, "rendering.py: UNION ALL of a branch per shard"),
         (3, 4, "send to all servers"),
@@ -355,9 +351,7 @@ def _arrow(
     )
 
 
-def _labelled(
-    kind: str, x: float, y: int, wide: int, lines: list[str]
-) -> list[str]:
+def _labelled(kind: str, x: float, y: int, wide: int, lines: list[str]) -> list[str]:
     """Return a box with lines of text."""
     high = 16 + 19 * len(lines)
     return [
@@ -373,11 +367,7 @@ def draw_union() -> str:
     """Return how one statement is sent to servers, and merged."""
     title = "One statement becomes a UNION ALL for each server, and is merged"
     parts = _labelled(
-        "part shard",
-        250,
-        8,
-        500,
-        ["the newest ten pins of all shards, with scatter()"],
+        "part shard", 250, 8, 500, ["the newest ten pins of all shards, with scatter()"]
     )
     for number, first in enumerate((0, 1024, 2048, 3072)):
         x = 14 + number * 246
@@ -433,10 +423,7 @@ def draw_pools() -> str:
         parts += [
             _box("server", x, 160, 420, 92),
             _text(x + 210, 186, f"server{number + 1}: at most 30 connections"),
-            *(
-                _box("cell", x + 20 + cell * 24, 202, 20, 34)
-                for cell in range(16)
-            ),
+            *(_box("cell", x + 20 + cell * 24, 202, 20, 34) for cell in range(16)),
         ]
     return _picture(262, title, parts)
 
@@ -468,9 +455,7 @@ def draw_growth() -> str:
                 _box(kind, left, 76 + row * 50, 38, 38),
                 _text(left + 19, 100 + row * 50, str(shard), "small"),
             ]
-    parts.append(
-        _text(500, 212, "a pin of shard 11 has the same id on both sides")
-    )
+    parts.append(_text(500, 212, "a pin of shard 11 has the same id on both sides"))
     return _picture(224, title, parts)
 
 
@@ -489,18 +474,14 @@ def draw_waves() -> str:
         for shard in range(32):
             row, column = divmod(shard, 8)
             kind = "part local" if shard in done else "cell"
-            parts.append(
-                _box(kind, x + 14 + column * 35, 48 + row * 36, 30, 30)
-            )
+            parts.append(_box(kind, x + 14 + column * 35, 48 + row * 36, 30, 30))
         if step:
             parts += [
                 f'<path class="way" d="M{x - 24} 103 H{x - 9}"/>',
                 f'<path class="head" d="M{x} 103 l-9 -5 v10 z"/>',
             ]
     parts.append(
-        _text(
-            500, 222, "a failure stops here: the shards after it are as before"
-        )
+        _text(500, 222, "a failure stops here: the shards after it are as before")
     )
     return _picture(234, title, parts)
 
@@ -534,10 +515,7 @@ def draw_tree() -> str:
                 *_labelled("server", left, y, 276, [question]),
                 *_labelled("part shard", left + 310, y, 170, [answer]),
                 f'<path class="way" d="M{left + 276} {y + 17} h25"/>',
-                (
-                    '<path class="head" '
-                    f'd="M{left + 310} {y + 17} l-9 -5 v10 z"/>'
-                ),
+                (f'<path class="head" d="M{left + 310} {y + 17} l-9 -5 v10 z"/>'),
                 _text(left + 293, y + 10, "yes", "small"),
             ]
             if number + 1 < len(rows):

@@ -25,28 +25,11 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sqlalchemy import create_engine
-from sqlalchemy import ForeignKey
-from sqlalchemy import func
-from sqlalchemy import Index
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import update
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
-from sqlalchemy.orm import Session
+from sqlalchemy import create_engine, ForeignKey, func, Index, select, String, update
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship, Session
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import pack
-from sqla_shard import ShardedId
-from sqla_shard import ShardSession
-from sqla_shard.exc import CrossShardWriteError
-from sqla_shard.exc import KeyspaceMismatchError
-from sqla_shard.exc import ShardError
+from sqla_shard import blob_field, Cluster, ObjectMixin, pack, ShardedId, ShardSession
+from sqla_shard.exc import CrossShardWriteError, KeyspaceMismatchError, ShardError
 from sqla_shard.testing import sqlite_topology
 
 CUSTOMERS = 40
@@ -94,9 +77,7 @@ def fill_old_database(directory: Path) -> None:
             customer = Customer(
                 email=f"{number}@example.com", name=f"Customer {number}"
             )
-            customer.invoices = [
-                Invoice(cents=100 * number + n) for n in range(2)
-            ]
+            customer.invoices = [Invoice(cents=100 * number + n) for n in range(2)]
             session.add(customer)
     engine.dispose()
 
@@ -244,22 +225,14 @@ def show_columns(cluster: Cluster) -> None:
         )
     with cluster.session() as session:
         # An index serves this within a shard; the id names the shard.
-        visit = session.scalars(
-            select(Visit).where(Visit.profile_id == nine)
-        ).one()
+        visit = session.scalars(select(Visit).where(Visit.profile_id == nine)).one()
         profile = visit.profile
-        assert (profile.name, profile.visits, profile.tier) == (
-            "Nine",
-            1,
-            "paid",
-        )
+        assert (profile.name, profile.visits, profile.tier) == ("Nine", 1, "paid")
         print("\nBeside the document, ordinary columns:")
         print(f"  {profile.name}: {profile.tier}, {profile.visits} visit")
 
 
-def refusal(
-    cluster: Cluster, attempt: Callable[[ShardSession], object]
-) -> ShardError:
+def refusal(cluster: Cluster, attempt: Callable[[ShardSession], object]) -> ShardError:
     """Return the error of a call that must not succeed."""
     try:
         cluster.run(attempt)
@@ -300,9 +273,7 @@ def main() -> None:
     with TemporaryDirectory() as name:
         directory = Path(name)
         # The global keyspace is the existing database.
-        topology = sqlite_topology(
-            directory, servers=2, shards=SHARDS, main="shop"
-        )
+        topology = sqlite_topology(directory, servers=2, shards=SHARDS, main="shop")
         fill_old_database(directory / "server1")
         with Cluster.from_topology(topology) as cluster:
             cluster.create_all(Objects.metadata)

@@ -21,18 +21,11 @@ from collections.abc import Callable
 from tempfile import TemporaryDirectory
 
 from sqlalchemy import select
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import ShardSession
-from sqla_shard.exc import ColocationError
-from sqla_shard.exc import CrossShardWriteError
-from sqla_shard.exc import ShardError
-from sqla_shard.testing import sqlite_topology
-from sqla_shard.testing import StatementLog
+from sqla_shard import blob_field, Cluster, ObjectMixin, ShardSession
+from sqla_shard.exc import ColocationError, CrossShardWriteError, ShardError
+from sqla_shard.testing import sqlite_topology, StatementLog
 
 
 class Base(DeclarativeBase):
@@ -77,9 +70,7 @@ def add_user(session: ShardSession, name: str, shard_id: int) -> int:
     return user.id
 
 
-def add_board(
-    session: ShardSession, user_id: int, title: str, links: list[str]
-) -> int:
+def add_board(session: ShardSession, user_id: int, title: str, links: list[str]) -> int:
     """Write a board with its pins, and count it in its user."""
     board = Board(user_id=user_id, title=title)
     session.add(board)
@@ -105,10 +96,7 @@ def show_one_transaction(cluster: Cluster, user_id: int) -> int:
         mine = select(Pin).where(Pin.board_id == board_id)
         pins = session.scalars(mine).all()
     assert len(pins) == 3
-    shards = {
-        cluster.explain(user_id).shards,
-        cluster.explain(board_id).shards,
-    }
+    shards = {cluster.explain(user_id).shards, cluster.explain(board_id).shards}
     shards |= {cluster.explain(pin.id).shards for pin in pins}
     ((shard_id,),) = shards
     print("A user, a board and three pins have one shard:", shard_id)
@@ -145,26 +133,18 @@ def rename(session: ShardSession, user_id: int, name: str) -> None:
     user.name = name
 
 
-def refusal(
-    cluster: Cluster, change: Callable[[ShardSession], None]
-) -> ShardError:
+def refusal(cluster: Cluster, change: Callable[[ShardSession], None]) -> ShardError:
     """Return the error of a change that must not succeed."""
     try:
         cluster.run(change)
     except ShardError as error:
         text = f"{type(error).__name__}: {error}"
-        print(
-            textwrap.indent(
-                textwrap.fill(text, 74, break_on_hyphens=False), "  "
-            )
-        )
+        print(textwrap.indent(textwrap.fill(text, 74, break_on_hyphens=False), "  "))
         return error
     raise AssertionError("it was not refused")
 
 
-def show_refusals(
-    cluster: Cluster, ada_id: int, grace_id: int, board_id: int
-) -> None:
+def show_refusals(cluster: Cluster, ada_id: int, grace_id: int, board_id: int) -> None:
     """Try to write two shards as one, and to move an object."""
 
     # Two shards of one server are refused too: one of them may be moved to
@@ -205,10 +185,7 @@ def show_instead(cluster: Cluster, ada_id: int, grace_id: int) -> None:
     # The second: both are written, or neither, unless a server fails between
     # the first COMMIT and the last.  That raises PartialCommitError, with
     # the outcome on each shard.
-    with (
-        StatementLog() as log,
-        cluster.begin(cross_shard="unordered") as session,
-    ):
+    with StatementLog() as log, cluster.begin(cross_shard="unordered") as session:
         rename(session, ada_id, "Ada Lovelace")
         rename(session, grace_id, "Grace Hopper")
     assert log.count("commit") == 2

@@ -18,22 +18,15 @@ stays.
 
 from __future__ import annotations
 
-from itertools import count
-from itertools import cycle
+from itertools import count, cycle
 from tempfile import TemporaryDirectory
 
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import ShardSession
+from sqla_shard import blob_field, Cluster, MappingMixin, ObjectMixin, ShardSession
 from sqla_shard.exc import StaleNeighbourError
 from sqla_shard.models import NarrowGap
-from sqla_shard.testing import sqlite_topology
-from sqla_shard.testing import StatementLog
+from sqla_shard.testing import sqlite_topology, StatementLog
 
 NAMES = "abcdefghijkl"
 MILLISECOND = 10**25

@@ -23,24 +23,23 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import DeclarativeBase, Mapped
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from sqla_shard import AsyncShardSession
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import pack
-from sqla_shard import unpack
-from sqla_shard.exc import InvalidBookmarkError
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import UnknownShardError
+from sqla_shard import (
+    AsyncShardSession,
+    blob_field,
+    Cluster,
+    MappingMixin,
+    ObjectMixin,
+    pack,
+    unpack,
+)
+from sqla_shard.exc import InvalidBookmarkError, InvalidIdError, UnknownShardError
 from sqla_shard.testing import sqlite_topology
 
 
@@ -87,9 +86,7 @@ async def new_pin(session: AsyncShardSession, link: str) -> int:
     return pin.id
 
 
-async def put_on_board(
-    session: AsyncShardSession, board_id: int, pin_id: int
-) -> None:
+async def put_on_board(session: AsyncShardSession, board_id: int, pin_id: int) -> None:
     """Put a pin on top of a board."""
     await session.run_sync(BoardHasPins.append, board_id, pin_id)
 
@@ -194,8 +191,7 @@ async def show(cluster: Cluster) -> None:
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=app),
-            base_url="http://pins.example",
+            transport=httpx.ASGITransport(app=app), base_url="http://pins.example"
         ) as client,
     ):
         answer = await client.post("/boards", json={"title": "Boats"})

@@ -20,15 +20,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sqlalchemy import event
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import operation
-from sqla_shard import ShardSession
+from sqla_shard import blob_field, Cluster, ObjectMixin, operation, ShardSession
 from sqla_shard.testing import sqlite_topology
 
 
@@ -57,9 +51,7 @@ def give_points(session: ShardSession, user_id: int, points: int) -> None:
         user.points += points
 
 
-def transfer(
-    session: ShardSession, giver_id: int, taker_id: int, points: int
-) -> None:
+def transfer(session: ShardSession, giver_id: int, taker_id: int, points: int) -> None:
     """Take points from one user, and schedule giving them to another.
 
     Conditions are checked here, on the shard of the sender: an operation runs
@@ -72,9 +64,7 @@ def transfer(
     give_points.intend(session, taker_id, points)
 
 
-def add_user(
-    session: ShardSession, name: str, points: int, shard_id: int
-) -> int:
+def add_user(session: ShardSession, name: str, points: int, shard_id: int) -> int:
     """Write a user on a shard of our choice, to know what will happen."""
     user = User(name=name, points=points, shard_id=shard_id)
     session.add(user)

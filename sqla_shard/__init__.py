@@ -43,8 +43,7 @@ is on the virtual shard of its 64-bit id.
 from __future__ import annotations
 
 import importlib
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 from sqla_shard.util import former
 
@@ -108,9 +107,7 @@ def _submodule(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != path:
             raise
-        raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}"
-        ) from None
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
 
 
 def __dir__() -> list[str]:

@@ -9,32 +9,22 @@ from sqla_shard.cluster.async_session import AsyncShardSession
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.cluster.cluster_events import ClusterEvents
 from sqla_shard.dialects.passwords import ServerLogin
-from sqla_shard.engine import scatter
-from sqla_shard.engine import scatter_errors
+from sqla_shard.engine import scatter, scatter_errors
 from sqla_shard.engine.rendering import SCHEMA
-from sqla_shard.ids import IdLayout
-from sqla_shard.ids import ObjectId
-from sqla_shard.ids import pack
-from sqla_shard.ids import TimeLayout
-from sqla_shard.ids import unpack
-from sqla_shard.models import blob_field
-from sqla_shard.models import KeyspaceMixin
-from sqla_shard.models import LookupMixin
-from sqla_shard.models import MappingMixin
-from sqla_shard.models import ObjectMixin
+from sqla_shard.ids import IdLayout, ObjectId, pack, TimeLayout, unpack
+from sqla_shard.models import (
+    blob_field,
+    KeyspaceMixin,
+    LookupMixin,
+    MappingMixin,
+    ObjectMixin,
+)
 from sqla_shard.models.reference import ReferenceMixin
-from sqla_shard.outbox import Operation
-from sqla_shard.outbox import operation
-from sqla_shard.session import no_cache
-from sqla_shard.session import ShardSession
+from sqla_shard.outbox import Operation, operation
+from sqla_shard.session import no_cache, ShardSession
 from sqla_shard.session.paging import Page
-from sqla_shard.topology import FileSource
-from sqla_shard.topology import Topology
-from sqla_shard.types import full_id
-from sqla_shard.types import JSONBlob
-from sqla_shard.types import ObjectRef
-from sqla_shard.types import Sequence38
-from sqla_shard.types import ShardedId
+from sqla_shard.topology import FileSource, Topology
+from sqla_shard.types import full_id, JSONBlob, ObjectRef, Sequence38, ShardedId
 
 __all__ = [
     "SCHEMA",

@@ -9,10 +9,7 @@ from sqla_shard.models import normalization
 from sqla_shard.models.lookup_claims import Claim
 from sqla_shard.models.lookup_mixin import LookupMixin
 from sqla_shard.models.normalization import Normalization
-from sqla_shard.models.registration import async_change
-from sqla_shard.models.registration import async_sign_up
-from sqla_shard.models.registration import change
-from sqla_shard.models.registration import sign_up
+from sqla_shard.models.registration import async_change, async_sign_up, change, sign_up
 
 __all__ = [
     "Claim",

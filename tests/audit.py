@@ -18,19 +18,14 @@ from typing import Any
 
 OSV = "https://api.osv.dev/v1/query"
 #: Flask of 2016, of which CVE-2018-1000656 and CVE-2023-30861 are known.
-VULNERABLE = {
-    "package": {"name": "flask", "ecosystem": "PyPI"},
-    "version": "0.12",
-}
+VULNERABLE = {"package": {"name": "flask", "ecosystem": "PyPI"}, "version": "0.12"}
 TIMEOUT = 15.0
 
 
 def find_silence(url: str) -> str | None:
     """Return why a service says nothing, or nothing if it answers."""
     request = urllib.request.Request(  # noqa: S310  # a URL of ours
-        url,
-        json.dumps(VULNERABLE).encode(),
-        {"Content-Type": "application/json"},
+        url, json.dumps(VULNERABLE).encode(), {"Content-Type": "application/json"}
     )
     try:
         with urllib.request.urlopen(  # noqa: S310  # see above

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,18 +19,7 @@ import pytest
 from tests.models.backends import On
 from tests.servers.in_loop import InLoop
 from tests.servers.kinds import KINDS
-from tests.suite_table import CORE
-from tests.suite_table import SUITES
-
-__all__ = [
-    "SERVERS",
-    "OnBackend",
-    "SuiteFile",
-    "is_suite",
-    "run_in_loop",
-    "server_of",
-]
-
+from tests.suite_table import CORE, SUITES
 
 #: Kinds of servers, in the order of a summary.
 SERVERS = (*KINDS, "mariadb11")
@@ -46,11 +34,7 @@ class SuiteFile(pytest.File):
         self.session._fixturemanager.parsefactories(self)
         tier = self.config.getoption("--tier")
         for on in backends_of(self.path.stem, tier):
-            node = OnBackend.from_parent(
-                self,
-                path=self.path,
-                name=on.name,
-            )
+            node = OnBackend.from_parent(self, path=self.path, name=on.name)
             node.on = on
             if on.live:
                 node.add_marker("live")
@@ -111,9 +95,7 @@ def backends_of(name: str, tier: str) -> Sequence[On]:
         without = "mariadb" if name in CORE else "mysql"
         newer = [on.on_kind("mariadb11") for on in live[:1] if name in CORE]
         return tuple(
-            on
-            for on in (*ons, *mysql, *newer)
-            if not on.in_loop or on.kind != without
+            on for on in (*ons, *mysql, *newer) if not on.in_loop or on.kind != without
         )
     plain = [on for on in ons if on.name == "sqlite"]
     if tier == "test":

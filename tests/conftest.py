@@ -11,9 +11,7 @@ import signal
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,23 +22,13 @@ from sqlalchemy import event
 
 from sqla_shard import Cluster
 from sqla_shard.testing import MariaDBFleet
-from sqla_shard.testing.plugin import proxies_of
-from sqla_shard.testing.plugin import skip_or_fail
+from sqla_shard.testing.plugin import proxies_of, skip_or_fail
 from sqla_shard.testing.proxy import Proxy
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.collecting import is_suite
-from tests.collecting import run_in_loop
-from tests.collecting import server_of
-from tests.collecting import SERVERS
-from tests.collecting import SuiteFile
+from tests.collecting import is_suite, run_in_loop, server_of, SERVERS, SuiteFile
 from tests.models.backends import On
-from tests.servers.kinds import Kind
-from tests.servers.kinds import KINDS
-from tests.servers.kinds import kinds_of
-from tests.tiers import ignores
-from tests.tiers import mark
-from tests.tiers import select
-from tests.tiers import TIERS
+from tests.servers.kinds import Kind, KINDS, kinds_of
+from tests.tiers import ignores, mark, select, TIERS
 
 # Hypothesis chooses a profile of its own where CI is set, with one fixed
 # seed for all time; we want a new one for each change, printed.
@@ -96,9 +84,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_ignore_collect(
-    collection_path: Path, config: pytest.Config
-) -> bool | None:
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     return ignores(collection_path, config) or None
 
 
@@ -122,9 +108,7 @@ def pytest_pycollect_makemodule(
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "server_kind" in metafunc.fixturenames:
         names = kinds_of(metafunc.definition)
-        metafunc.parametrize(
-            "server_kind", names, indirect=True, scope="module"
-        )
+        metafunc.parametrize("server_kind", names, indirect=True, scope="module")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -319,9 +303,7 @@ def pytest_terminal_summary(
 
 # Not beside the browser's tests: where processes of pytest-xdist run them,
 # the one that writes the summary does not load their conftest.py.
-@pytest.hookimpl(
-    wrapper=True, tryfirst=True, specname="pytest_terminal_summary"
-)
+@pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_terminal_summary")
 def pytest_count_tests_without_browser(
     terminalreporter: pytest.TerminalReporter,
 ) -> Iterator[None]:
@@ -356,9 +338,7 @@ def server_kind(request: pytest.FixtureRequest) -> Kind:
 
 
 @pytest.fixture(scope="module")
-def fleet(
-    request: pytest.FixtureRequest, server_kind: Kind
-) -> ServerFleet[Any]:
+def fleet(request: pytest.FixtureRequest, server_kind: Kind) -> ServerFleet[Any]:
     """Return the fleet of the session, of one kind."""
     return request.getfixturevalue(f"{server_kind.name}_fleet")
 
@@ -373,9 +353,7 @@ def proxies(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
 @pytest.fixture(scope="session")
 def mariadb11_fleet() -> Iterator[MariaDBFleet]:
     """Run servers of MariaDB 11.8, whose transactions see snapshots."""
-    base = Path(
-        os.environ.get("SQLA_SHARD_MARIADB_11", _SERVERS / "mariadb-11")
-    )
+    base = Path(os.environ.get("SQLA_SHARD_MARIADB_11", _SERVERS / "mariadb-11"))
     if not base.is_dir():
         skip_or_fail("MariaDB 11 is not unpacked: run `make mariadb-11`")
     with MariaDBFleet(4, 256, fast=True, base=base) as fleet:

@@ -54,9 +54,7 @@ class _Passed:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self._failed.add(report.nodeid)
-        elif report.when == "call" and (
-            report.passed or hasattr(report, "wasxfail")
-        ):
+        elif report.when == "call" and (report.passed or hasattr(report, "wasxfail")):
             self._called.add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
@@ -72,9 +70,7 @@ class _Rerun:
 
     # When the processes of pytest-xdist have ended, and before the summary.
     @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(
-        self, session: pytest.Session, exitstatus: int
-    ) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
         if exitstatus != pytest.ExitCode.TESTS_FAILED or session.shouldfail:
             return
@@ -92,9 +88,7 @@ class _Rerun:
         terminal.write_line(f"{count}: once more, alone")
         passed = self._run(list(failed))
         self._flaky = {
-            nodeid: reports
-            for nodeid, reports in failed.items()
-            if nodeid in passed
+            nodeid: reports for nodeid, reports in failed.items() if nodeid in passed
         }
         for category in ("failed", "error"):
             left = [

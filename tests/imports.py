@@ -16,22 +16,21 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-__all__ = ["main", "missing"]
-
 ROOT = Path(__file__).resolve().parents[1]
 _FOLDERS = ("examples", "tests")
-#: One name for each import, as ruff has it.
+#: The names of an import are on its line, or in brackets.
 _IMPORT = re.compile(
     r"""
     ^[ ]*
     (?:
         from[ ](?P<dots>\.*)(?P<module>[\w.]*)
-        [ ]import[ ](?:\(\s+)?(?P<name>\w+)
+        [ ]import[ ](?:\((?P<block>[^)]*)\)|(?P<line>\w[\w, ]*))
         | import[ ](?P<whole>[\w.]+)
     )
     """,
     re.MULTILINE | re.VERBOSE,
 )
+_COMMENT = re.compile("#.*")
 
 
 def missing(root: Path, path: Path) -> Iterator[str]:
@@ -45,14 +44,21 @@ def missing(root: Path, path: Path) -> Iterator[str]:
     """
     text = path.read_text("utf-8")
     for found in _IMPORT.finditer(text):
-        module, name = found["module"] or found["whole"] or "", found["name"]
+        module = found["module"] or found["whole"] or ""
         if dots := found["dots"]:
             parents = path.relative_to(root).parts[: -len(dots)]
             module = ".".join([*parents, *filter(None, [module])])
-        if not _exists(root, module, name):
-            what = module if name is None else f"{name} of {module}"
-            line = text.count("\n", 0, found.end()) + 1
-            yield f"{path.relative_to(root)}:{line}: no {what}"
+        for name in [None] if found["whole"] else _imported(found):
+            if not _exists(root, module, name):
+                what = module if name is None else f"{name} of {module}"
+                line = text.count("\n", 0, found.end()) + 1
+                yield f"{path.relative_to(root)}:{line}: no {what}"
+
+
+def _imported(found: re.Match[str]) -> list[str]:
+    """Return the names of an import, each without its alias."""
+    names = _COMMENT.sub("", found["line"] or found["block"])
+    return [name.split()[0] for name in names.split(",") if name.strip()]
 
 
 @cache
@@ -100,9 +106,7 @@ def _names(file: Path) -> frozenset[str]:
 def _bound(body: list[ast.stmt]) -> Iterator[str]:
     """Yield the names that statements bind, but for those of functions."""
     for one in body:
-        if isinstance(
-            one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        ):
+        if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield one.name
             continue
         if isinstance(one, (ast.Import, ast.ImportFrom)):

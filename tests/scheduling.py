@@ -13,8 +13,6 @@ from xdist.workermanage import WorkerController
 
 from tests.tiers import measures_time
 
-__all__ = ["TimedLast"]
-
 _TIMED = "tests that measure time"
 #: Files that take longer than what comes after them in the order of collection
 #: takes the other processes.

@@ -7,18 +7,11 @@ MySQL, see ``tests/collecting.py``.
 
 from __future__ import annotations
 
-from tests.models.backends import BOTH
-from tests.models.backends import EVERYWHERE
-from tests.models.backends import MYSQLCLIENT
-from tests.models.backends import On
+from tests.models.backends import BOTH, EVERYWHERE, MYSQLCLIENT, On
 from tests.suites.cache_mutations import MANY
 
-__all__ = ["CORE", "SUITES", "WITH_ANOTHER_LAYOUT", "WITH_TIME_IDS"]
-
 _MANY_CONNECTIONS = {"engine_options": {"pool_size": 30}}
-_COMMITTED = {
-    "engine_options": {"pool_size": 30, "isolation_level": "READ COMMITTED"}
-}
+_COMMITTED = {"engine_options": {"pool_size": 30, "isolation_level": "READ COMMITTED"}}
 
 _FEW_CHANGES = {"History.changes": 10}
 _FEW_DIFFERENT = {"Differential.selects": 200, "Differential.changes": 60}
@@ -69,11 +62,7 @@ SUITES: dict[str, tuple[On, ...]] = {
     # Merged rows.
     "merged": (
         On("sqlite", few=_FEW_MERGED),
-        On(
-            "mariadb",
-            values={"MergedDifferential.statements": 350},
-            few=_FEW_MERGED,
-        ),
+        On("mariadb", values={"MergedDifferential.statements": 350}, few=_FEW_MERGED),
     ),
     "merged_computed": BOTH,
     "merged_corners": (
@@ -85,36 +74,19 @@ SUITES: dict[str, tuple[On, ...]] = {
         On("mariadb", few=_FEW_NUMBERS),
         MYSQLCLIENT._replace(values=_FEW_NUMBERS),
     ),
-    "merged_pages": (
-        On("sqlite", few=_LONG_PAGES),
-        On("mariadb", few=_LONG_PAGES),
-    ),
-    "merged_types": (
-        On("sqlite", only="MergedTypes"),
-        On("mariadb"),
-        MYSQLCLIENT,
-    ),
+    "merged_pages": (On("sqlite", few=_LONG_PAGES), On("mariadb", few=_LONG_PAGES)),
+    "merged_types": (On("sqlite", only="MergedTypes"), On("mariadb"), MYSQLCLIENT),
     "merging": (
         # Each shard is a file.
-        On(
-            "sqlite",
-            values={"Merging.named": 4, "Merging.everywhere": 32},
-        ),
+        On("sqlite", values={"Merging.named": 4, "Merging.everywhere": 32}),
         On("mariadb", values={"Merging.named": 3, "Merging.everywhere": 4}),
     ),
     "web_forms": BOTH,
     # Lists, lookups, references, relationships.
     "awaited_lists": BOTH,
-    "deleting": (
-        On("sqlite"),
-        On("mariadb"),
-        On("sqlite-cached"),
-    ),
+    "deleting": (On("sqlite"), On("mariadb"), On("sqlite-cached")),
     "lookup_awaited": BOTH,
-    "lookup_claiming": (
-        On("sqlite"),
-        On("mariadb", options=_MANY_CONNECTIONS),
-    ),
+    "lookup_claiming": (On("sqlite"), On("mariadb", options=_MANY_CONNECTIONS)),
     "lookup_reading": BOTH,
     "lookup_registration": BOTH,
     "many_to_many": BOTH,
@@ -135,27 +107,13 @@ SUITES: dict[str, tuple[On, ...]] = {
     "mapping_inverse": BOTH,
     "mapping_machine": (
         On("sqlite", few={"Models.examples": 8}),
-        On(
-            "mariadb",
-            values={"Models.examples": 20},
-            few={"Models.examples": 8},
-        ),
+        On("mariadb", values={"Models.examples": 20}, few={"Models.examples": 8}),
     ),
     "mapping_racing": (
+        On("sqlite", values={"Racing.rounds": 10}, few={"Racing.rounds": 4}),
+        On("mariadb", options=_MANY_CONNECTIONS, few={"Racing.rounds": 8}),
         On(
-            "sqlite",
-            values={"Racing.rounds": 10},
-            few={"Racing.rounds": 4},
-        ),
-        On(
-            "mariadb",
-            options=_MANY_CONNECTIONS,
-            few={"Racing.rounds": 8},
-        ),
-        On(
-            "mariadb-committed",
-            options=_COMMITTED,
-            values={"Racing.locks_gaps": False},
+            "mariadb-committed", options=_COMMITTED, values={"Racing.locks_gaps": False}
         ),
     ),
     "mapping_reading": EVERYWHERE,
@@ -173,10 +131,7 @@ SUITES: dict[str, tuple[On, ...]] = {
         On("sqlite", few={"Racing.seconds": 0.5}),
         On("mariadb", few={"Racing.seconds": 0.5}),
     ),
-    "verify_relations": (
-        On("sqlite", only="Damage ConcurrentWriters"),
-        On("mariadb"),
-    ),
+    "verify_relations": (On("sqlite", only="Damage ConcurrentWriters"), On("mariadb")),
     # The cache.
     "cache_functions": BOTH,
     "cache_mutations": (
@@ -198,10 +153,7 @@ SUITES: dict[str, tuple[On, ...]] = {
         On("sqlite-loop", only="Equal State Many Absent"),
         On("mariadb-loop", only="Equal State Many Absent"),
     ),
-    "cached_poison": (
-        On("sqlite"),
-        On("mariadb", only="Damage Versions"),
-    ),
+    "cached_poison": (On("sqlite"), On("mariadb", only="Damage Versions")),
     "cached_writes": EVERYWHERE,
     # Operations on other shards.
     "operations": BOTH,
@@ -213,11 +165,7 @@ SUITES: dict[str, tuple[On, ...]] = {
             only="Deletions Histories Lists Repairs Rules",
             few={"Histories.histories": 2},
         ),
-        On(
-            "mariadb",
-            options=_MANY_CONNECTIONS,
-            values={"Histories.histories": 1},
-        ),
+        On("mariadb", options=_MANY_CONNECTIONS, values={"Histories.histories": 1}),
     ),
     "feeds": BOTH,
     # Jobs.
@@ -268,10 +216,7 @@ SUITES: dict[str, tuple[On, ...]] = {
     ),
     "objects_sizes": BOTH,
     "objects_values": BOTH,
-    "objects_versions": (
-        On("sqlite"),
-        On("mariadb", only="VersionSuite"),
-    ),
+    "objects_versions": (On("sqlite"), On("mariadb", only="VersionSuite")),
     "objects_writers": BOTH,
 }
 

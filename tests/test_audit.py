@@ -44,9 +44,7 @@ class Service:
             def log_message(self, *arguments: Any) -> None:
                 """Log nothing; requests are recorded."""
 
-        self.server = http.server.ThreadingHTTPServer(
-            ("127.0.0.1", 0), Handler
-        )
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}/v1/query"
 
     def answer(self, query: Any) -> Any:
@@ -86,8 +84,7 @@ def requirements(tmp_path: Path) -> Path:
     path = tmp_path / "requirements.txt"
     path.write_text(
         "".join(
-            f"{pin} --hash=sha256:{'0' * 64}\n"
-            for pin in ("one==1.0", "other==2.0")
+            f"{pin} --hash=sha256:{'0' * 64}\n" for pin in ("one==1.0", "other==2.0")
         )
     )
     return path
@@ -111,9 +108,7 @@ def test_asks_for_each_package(service: Service, requirements: Path) -> None:
     assert "no known vulnerabilities" in done.stdout
 
 
-def test_a_vulnerability_is_a_failure(
-    service: Service, requirements: Path
-) -> None:
+def test_a_vulnerability_is_a_failure(service: Service, requirements: Path) -> None:
     service.vulnerable.add("other==2.0")
     done = audit(requirements, service.url)
     assert done.returncode == 1

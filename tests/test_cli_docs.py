@@ -16,9 +16,7 @@ import click
 import pytest
 
 from sqla_shard.cli.groups import LazyGroup
-from sqla_shard.cli.output import end
-from sqla_shard.cli.output import FAILED
-from sqla_shard.cli.output import NOT_READ
+from sqla_shard.cli.output import end, FAILED, NOT_READ
 from sqla_shard.cli.program import program
 from tests.servers.command_line import commands
 
@@ -45,9 +43,7 @@ def test_every_option_has_a_help(path):
     assert [one.opts for one in options if not one.help] == []
 
 
-def lines_of_help(
-    group: LazyGroup, path: str
-) -> Iterator[tuple[str, str, str]]:
+def lines_of_help(group: LazyGroup, path: str) -> Iterator[tuple[str, str, str]]:
     """Yield each command, its line in the group, and its own line."""
     context = click.Context(group)
     for name, lazy in group.commands_by_name.items():
@@ -62,9 +58,7 @@ def test_each_group_shows_the_first_sentence_of_the_help():
     # A group knows it without importing the command.
     lines = list(lines_of_help(program, "sqla-shard"))
     assert len(lines) > 50
-    assert [
-        line for line in lines if line[1] != line[2].rstrip(".") + "."
-    ] == []
+    assert [line for line in lines if line[1] != line[2].rstrip(".") + "."] == []
 
 
 @pytest.mark.parametrize(
@@ -85,9 +79,7 @@ def test_help_and_completion_import_no_sqlalchemy(arguments):
         "finally:\n    sys.exit('sqlalchemy' in sys.modules)\n"
     )
     subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        check=True,
-        capture_output=True,
+        [sys.executable, "-c", code, *arguments], check=True, capture_output=True
     )
 
 

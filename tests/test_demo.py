@@ -13,10 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlencode
-from urllib.request import build_opener
-from urllib.request import HTTPCookieProcessor
-from urllib.request import OpenerDirector
-from urllib.request import Request
+from urllib.request import build_opener, HTTPCookieProcessor, OpenerDirector, Request
 
 import pytest
 

@@ -38,10 +38,8 @@ import textwrap
 import tomllib
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import replace
-from datetime import datetime
-from datetime import timezone
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +48,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 import sqla_shard
-from sqla_shard import Cluster
-from sqla_shard import exc
+from sqla_shard import Cluster, exc
 from sqla_shard.jobs import tasks
 from sqla_shard.outbox import apply
 from sqla_shard.topology import Topology
@@ -63,9 +60,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 TUTORIAL = DOCS / "tutorial.rst"
 #: Pages that go on with the files of another than that.
-BEFORE = {
-    DOCS / "tutorial-migrations.rst": DOCS / "tutorial-pinboard.rst",
-}
+BEFORE = {DOCS / "tutorial-migrations.rst": DOCS / "tutorial-pinboard.rst"}
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.rst"))]
 
 #: Values for the placeholders of topologies that are shown.
@@ -161,9 +156,7 @@ def _markdown(page: Path, lines: list[str]) -> Iterator[Block]:
             language=match[1],
             code="\n".join(lines[number:last]),
             file=_comment(lines, start, "<!-- file: (.*) -->"),
-            classes=frozenset(
-                ["output"] * bool(shown) + ["not-run"] * bool(reason)
-            ),
+            classes=frozenset(["output"] * bool(shown) + ["not-run"] * bool(reason)),
             reason=reason,
         )
         number = last + 1
@@ -222,9 +215,7 @@ class Runner:
             exec(code, self.module.__dict__)  # noqa: S102  # pages of ours
         self.printed += stdout.getvalue()
         self.clusters |= {
-            value
-            for value in vars(self.module).values()
-            if isinstance(value, Cluster)
+            value for value in vars(self.module).values() if isinstance(value, Cluster)
         }
 
     def console(self, block: Block) -> None:
@@ -308,9 +299,7 @@ def output(tmp_path_factory):
 
 def check_topology(block: Block) -> None:
     loads: Any = tomllib.loads if block.language == "toml" else json.loads
-    Topology.from_mapping(
-        loads(block.code), source=block.where, environ=ENVIRON
-    )
+    Topology.from_mapping(loads(block.code), source=block.where, environ=ENVIRON)
 
 
 def graphs_of(registry: dict[str, Any]) -> dict[str, Any]:
@@ -365,11 +354,7 @@ def _as_mariadb(match: re.Match[str]) -> str:
 
 
 def run_page(
-    page: Path,
-    *,
-    python: WarmPython,
-    output: Path,
-    live: Kind | None = None,
+    page: Path, *, python: WarmPython, output: Path, live: Kind | None = None
 ) -> None:
     blocks = blocks_of(page)
     if live:
@@ -464,16 +449,12 @@ def documented(path: Path) -> set[str]:
         match = _AUTO.match(line)
         if match:
             name = match[2]
-            names.add(
-                name if name.startswith("sqla_") else f"{current}.{name}"
-            )
+            names.add(name if name.startswith("sqla_") else f"{current}.{name}")
     return names
 
 
 REFERENCE = {
-    name
-    for page in (DOCS / "reference").glob("*.rst")
-    for name in documented(page)
+    name for page in (DOCS / "reference").glob("*.rst") for name in documented(page)
 }
 
 
@@ -542,9 +523,7 @@ def test_code_that_is_not_run_is_rare_and_has_a_reason():
 def test_code_is_in_blocks_that_are_found(page):
     # Other ways to show code would go past the tests.
     text = page.read_text("utf-8")
-    assert not re.search(
-        r"^ *(>>> |\.\. (code|sourcecode|doctest)::)", text, re.M
-    )
+    assert not re.search(r"^ *(>>> |\.\. (code|sourcecode|doctest)::)", text, re.M)
     assert not re.search(r"^(?! *\.\. ).*::$", text, re.M)
     for block in blocks_of(page):
         assert max(map(len, block.code.splitlines())) <= 79 or (
@@ -657,8 +636,7 @@ def _make_certificates(program, directory):
     new = "-newkey rsa:2048 -nodes -days 2"
     for name in ("ca", "other"):
         openssl(
-            f"req -x509 {new} -keyout {name}.key -out {name}.pem "
-            f"-subj '/CN={name}'"
+            f"req -x509 {new} -keyout {name}.key -out {name}.pem -subj '/CN={name}'"
         )
     openssl(f"req {new} -keyout server.key -out server.csr -subj /CN=db")
     (directory / "names").write_text("subjectAltName=DNS:localhost")
@@ -728,18 +706,11 @@ def test_tls_settings_do_what_their_page_says(certificates, server_kind):
         # Arguments of PyMySQL's own.
         assert cipher(server, "localhost", ssl_ca=str(other))
         with pytest.raises(OperationalError, match="CERTIFICATE_VERIFY"):
-            cipher(
-                server,
-                "localhost",
-                ssl_ca=str(other),
-                ssl_verify_identity=True,
-            )
+            cipher(server, "localhost", ssl_ca=str(other), ssl_verify_identity=True)
 
 
 def drawings(name: str = "drawings") -> Any:
-    spec = importlib.util.spec_from_file_location(
-        name, ROOT / "docs" / f"{name}.py"
-    )
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -769,12 +740,9 @@ def test_the_modules_in_the_diagrams_exist() -> None:
     for steps in source.DIAGRAMS.values():
         for start, end, label in steps:
             for module in re.findall(r"\w+\.py", label):
-                rooms = re.findall(
-                    r"\w+(?=/)", source.LANES[start] + source.LANES[end]
-                )
+                rooms = re.findall(r"\w+(?=/)", source.LANES[start] + source.LANES[end])
                 assert any(
-                    (ROOT / "sqla_shard" / room / module).exists()
-                    for room in rooms
+                    (ROOT / "sqla_shard" / room / module).exists() for room in rooms
                 ), f"{module} in {label!r}"
                 named += 1
     assert named > 15

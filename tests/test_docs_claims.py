@@ -47,9 +47,7 @@ UNTRUE: dict[str, Fact] = {
     r"only PyMySQL is tested": (
         lambda: PYPROJECT["project"]["optional-dependencies"]["asyncmy"]
     ),
-    r"not there yet:[^.]*writes to several shards": (
-        lambda: sqla_shard.operation
-    ),
+    r"not there yet:[^.]*writes to several shards": (lambda: sqla_shard.operation),
     r"many-to-many[^.]* (is|are) (refused|not there yet)": (
         lambda: ROOT.joinpath("docs/howto/many-to-many.rst").stat()
     ),
@@ -69,9 +67,7 @@ def test_exceptions_to_a_statement_exist(pattern: str) -> None:
     assert UNTRUE[pattern]()
 
 
-@pytest.mark.parametrize(
-    "page", PAGES, ids=lambda page: str(page.relative_to(ROOT))
-)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_page_says_what_is_untrue(page: Path) -> None:
     text = sentences(page)
     for pattern in UNTRUE:
@@ -114,9 +110,7 @@ def test_every_extra_is_listed() -> None:
 
 #: Features that the pages call missing, by the words of the README's table and
 #: of the landing page; each with the name that it would have.
-MISSING = {
-    "online schema changes": "schema/online",
-}
+MISSING = {"online schema changes": "schema/online"}
 
 
 def test_features_that_are_called_missing_are_missing() -> None:
@@ -179,15 +173,10 @@ def about_the_future(page: str, text: str) -> list[str]:
     for sentence in ALLOWED.get(page, ()):
         text = text.replace(sentence, "")
     text = re.sub(r"[\w.]+\.planned\b", "", text)  # names of methods
-    return [
-        text[max(0, m.start() - 40) : m.end() + 20]
-        for m in FUTURE.finditer(text)
-    ]
+    return [text[max(0, m.start() - 40) : m.end() + 20] for m in FUTURE.finditer(text)]
 
 
-@pytest.mark.parametrize(
-    "page", PAGES, ids=lambda page: str(page.relative_to(ROOT))
-)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_missing_features_are_named_in_one_place(page: Path) -> None:
     name = str(page.relative_to(ROOT))
     assert about_the_future(name, sentences(page)) == []

@@ -107,9 +107,7 @@ def rules() -> dict[str, tuple[str, str, str]]:
             for line in rule.splitlines()
             if not line.strip().startswith("#")
         ]
-        expression = re.search(
-            r"expr: (?:>-)?(.*?) (?:for|labels):", " ".join(lines)
-        )
+        expression = re.search(r"expr: (?:>-)?(.*?) (?:for|labels):", " ".join(lines))
         duration = re.search(r"for: (\w+)", rule)
         severity = re.search(r"severity: (\w+)", rule)
         found[lines[0]] = (

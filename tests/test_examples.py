@@ -15,15 +15,11 @@ from typing import Any
 import pytest
 
 from examples.quickstart.__main__ import store
-from examples.quickstart.bookmarks import Folder
-from examples.quickstart.bookmarks import Link
+from examples.quickstart.bookmarks import Folder, Link
 from examples.quickstart.models import User
 from examples.quickstart.pinboard import Deal
 from examples.quickstart.progress import Progress
-from sqla_shard import Cluster
-from sqla_shard import FileSource
-from sqla_shard import Topology
-from sqla_shard import unpack
+from sqla_shard import Cluster, FileSource, Topology, unpack
 from sqla_shard.exc import BlobTooLargeError
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.testing.topology_documents import topology_document
@@ -89,10 +85,7 @@ def counts(data: Path) -> Counter[str]:
         ("colocation", ["CrossShardWriteError", "ColocationError"]),
         ("ordering", ["83 moves into this gap", "Move 84 finds no room"]),
         ("adopting", ["40 customers copied", "KeyspaceMismatchError"]),
-        (
-            "transfers",
-            ["It has left 'examples.give_points'", "nothing is done"],
-        ),
+        ("transfers", ["It has left 'examples.give_points'", "nothing is done"]),
         ("starlette_app", ["30 pins were saved at once", "No connection"]),
     ],
 )
@@ -114,11 +107,7 @@ def test_small_examples(tmp_path: Path, name: str, said: list[str]) -> None:
 
 
 def files(directory: Path) -> dict[Path, bytes]:
-    return {
-        path: path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file()
-    }
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(
@@ -147,11 +136,7 @@ def test_quickstart(tmp_path: Path) -> None:
     assert "line 11, place: is no web page" in output
     assert "line 35, javascript: is no web page" in output
     found = OBJECT.findall(output)
-    assert Counter(kind for kind, *_ in found) == {
-        "user": 4,
-        "board": 6,
-        "pin": 12,
-    }
+    assert Counter(kind for kind, *_ in found) == {"user": 4, "board": 6, "pin": 12}
     # The boards are dealt in the order of the file.
     ada = output[output.index(" user ada") :].split("\n\n")[0]
     assert re.findall(r"board (\S+)", ada) == ["Unsorted", "Sky"]
@@ -185,11 +170,7 @@ def test_second_run_adds_an_import(tmp_path: Path) -> None:
     first = succeeds(tmp_path, "--data", "elsewhere")
     second = succeeds(tmp_path, "--data", tmp_path / "elsewhere")
     assert not (tmp_path / "data").exists()
-    assert counts(tmp_path / "elsewhere") == {
-        "users": 8,
-        "boards": 12,
-        "pins": 50,
-    }
+    assert counts(tmp_path / "elsewhere") == {"users": 8, "boards": 12, "pins": 50}
     ids = [
         object_id
         for output in (first, second)

@@ -12,8 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
-from graphlib import CycleError
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -130,9 +129,7 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {
-    module_name(path): path for path in sorted((ROOT / PACKAGE).rglob("*.py"))
-}
+MODULES = {module_name(path): path for path in sorted((ROOT / PACKAGE).rglob("*.py"))}
 
 
 def layer_of(module: str) -> str:
@@ -162,9 +159,7 @@ def _imports_of(module: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, (
-                f"{module}:{node.lineno}: a relative import"
-            )
+            assert node.level == 0, f"{module}:{node.lineno}: a relative import"
             for alias in node.names:
                 submodule = f"{node.module}.{alias.name}"
                 yield submodule if submodule in MODULES else str(node.module)
@@ -172,10 +167,7 @@ def _imports_of(module: str) -> Iterator[str]:
 
 ORDER = list(LAYERS)
 RULES = {
-    name: (
-        {*ORDER[: index + 1]} - APART.get(name, set()),
-        set(third_parties.split()),
-    )
+    name: ({*ORDER[: index + 1]} - APART.get(name, set()), set(third_parties.split()))
     for index, (name, third_parties) in enumerate(LAYERS.items())
 }
 
@@ -220,9 +212,7 @@ def test_imports_only_what_its_layer_may(module):
 def test_modules_do_not_import_each_other_in_a_circle():
     graph = {
         module: {
-            name
-            for name in imports_of(module)
-            if name in MODULES and name != module
+            name for name in imports_of(module) if name in MODULES and name != module
         }
         for module in MODULES
     }
@@ -287,10 +277,7 @@ def test_each_room_can_be_imported_first():
 
 def _printed(program):
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     return done.stdout.strip()
 

@@ -18,15 +18,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "explanation" / "refusals.rst"
 
 #: Where statements are refused.
-_FOLDERS = (
-    "dialects",
-    "engine",
-    "merging",
-    "models",
-    "routing",
-    "session",
-    "types",
-)
+_FOLDERS = ("dialects", "engine", "merging", "models", "routing", "session", "types")
 
 #: Callables that take the name of a construct as their first argument.
 _CALLS = {"Cut", "Problem", "_refuse", "_refused"}
@@ -57,9 +49,7 @@ def _of_call(node: ast.Call) -> Iterator[str]:
 
 def _of_loop(node: ast.For) -> Iterator[str]:
     """Read ``for name, used in (("LIMIT", ...), ...)``."""
-    if ast.unparse(node.target).endswith("used)") and isinstance(
-        node.iter, ast.Tuple
-    ):
+    if ast.unparse(node.target).endswith("used)") and isinstance(node.iter, ast.Tuple):
         for item in node.iter.elts:
             first: Any = item.elts[0]  # type: ignore[attr-defined]  # a tuple, or the loop could not unpack it
             yield first.value

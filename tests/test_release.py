@@ -82,9 +82,7 @@ def release(
     )
 
 
-def test_a_tag_of_another_version_is_refused(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_a_tag_of_another_version_is_refused(repository: Path, tmp_path: Path) -> None:
     done = release(repository, "v0.0.1", tmp_path / "dist")
     assert done.returncode == 1
     assert "v0.0.1 names version " in done.stderr
@@ -111,9 +109,7 @@ def test_no_tag_is_refused(repository: Path, tmp_path: Path) -> None:
     assert "make release TAG=v1.0" in done.stderr
 
 
-def test_a_tag_is_built_and_installed(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_a_tag_is_built_and_installed(repository: Path, tmp_path: Path) -> None:
     (repository / ".env").unlink()
     git(repository, "add", "--all")
     git(repository, "commit", "--quiet", "--message", "release")
@@ -132,9 +128,7 @@ def test_a_tag_is_built_and_installed(
     assert names == [f"sqla_shard-{VERSION}-py3-none-any.whl", source]
     with tarfile.open(tmp_path / "dist" / source) as archive:
         files = archive.getnames()
-        changelog = archive.extractfile(
-            f"sqla_shard-{VERSION}/docs/changelog.rst"
-        )
+        changelog = archive.extractfile(f"sqla_shard-{VERSION}/docs/changelog.rst")
         assert changelog
         assert f"{VERSION} (" in changelog.read().decode()
     assert f"sqla_shard-{VERSION}/.env" not in files

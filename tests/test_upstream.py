@@ -22,10 +22,7 @@ import sqlalchemy
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".upstream"
 MODULE = "test/ext/test_horizontal_shard.py"
-MINORS = {
-    "2.0": "SQLAlchemy>=2.0.45,<2.1",
-    "2.1": "SQLAlchemy>=2.1,<2.2",
-}
+MINORS = {"2.0": "SQLAlchemy>=2.0.45,<2.1", "2.1": "SQLAlchemy>=2.1,<2.2"}
 #: How many tests the module had, and calls they made of drivers in lanes,
 #: when this was written.
 TESTS = 190
@@ -93,10 +90,7 @@ def test_passes_whole(minor: str, tmp_path: Path) -> None:
     with tarfile.open(sources(version)) as archive:
         archive.extractall(tmp_path)  # noqa: S202  # SQLAlchemy's, as what we run
     paths = [place, ROOT] if place else [ROOT]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, paths)),
-    }
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     environment.pop("PYTEST_ADDOPTS", None)
     report = tmp_path / "report.xml"
     done = subprocess.run(

@@ -41,8 +41,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["TIERS", "ignores", "mark", "measures_time", "select"]
-
 TIERS = ("check", "test", "all", "pythons")
 
 #: Fixtures of ``sqla_shard.testing`` that start servers.
@@ -184,10 +182,7 @@ _THOROUGH = frozenset(
         "test_fleet_compare_servers.test_no_false_difference_under_writes",
         "test_fleet_doctor_servers.test_a_fault_is_found_and_put_right",
         "test_fleet_journal_zookeeper.test_a_running_operation_is_not_taken_over",
-        (
-            "test_fleet_journal_zookeeper."
-            "test_of_many_that_take_over_at_once_one_wins"
-        ),
+        ("test_fleet_journal_zookeeper.test_of_many_that_take_over_at_once_one_wins"),
         "test_fleet_journal_zookeeper.test_resume",
         "test_fleet_split",
         "test_fleet_start",
@@ -214,10 +209,7 @@ _THOROUGH = frozenset(
         "test_moving_lag",
         "test_moving_servers",
         "test_moving_model",
-        (
-            "test_moving_rows_servers."
-            "test_every_write_is_on_the_side_that_is_the_truth"
-        ),
+        ("test_moving_rows_servers.test_every_write_is_on_the_side_that_is_the_truth"),
         "test_ordered_fuzz",
         "test_other_layout",
         "test_other_layout_servers",
@@ -282,10 +274,7 @@ _TIMED = frozenset(
         ("test_load_servers.test_sampling_costs_less_than_1_percent_of_a_get"),
         "test_primary.test_a_shard_that_moves_is_followed",
         "test_primary.test_others_are_not_delayed",
-        (
-            "test_testing_proxy."
-            "test_connection_reaches_the_server_after_one_and_a_half"
-        ),
+        ("test_testing_proxy.test_connection_reaches_the_server_after_one_and_a_half"),
         "test_testing_proxy.test_half_of_it_is_on_each_way",
         "test_testing_proxy.test_a_request_without_a_response_waits_once",
         "test_testing_proxy.test_without_delay_answers_come_at_once",

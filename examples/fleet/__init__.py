@@ -23,17 +23,13 @@ import os
 import pwd
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextlib import ExitStack
+from contextlib import contextmanager, ExitStack
 from pathlib import Path
 from string import Template
 
-from sqla_shard.testing import MariaDBServer
-from sqla_shard.testing import MySQLServer
+from sqla_shard.testing import MariaDBServer, MySQLServer
 from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import in_parallel
-
-__all__ = ["KINDS", "NAMES", "local_servers"]
 
 NAMES = tuple(f"mysql00{pair}{role}" for pair in (1, 2, 3) for role in "ab")
 """Names of the servers on the page: primaries end with a, standbys with b."""
@@ -89,8 +85,7 @@ def local_servers(
         # As on MariaDB, root is who has started the servers.
         user = pwd.getpwuid(os.geteuid()).pw_name
         statements.append(
-            "ALTER USER 'root'@'localhost' IDENTIFIED WITH auth_socket"
-            f" AS '{user}'"
+            f"ALTER USER 'root'@'localhost' IDENTIFIED WITH auth_socket AS '{user}'"
         )
     else:
         statements = _statements("accounts.sql", passwords)
@@ -135,9 +130,7 @@ def _write_files(
 ) -> None:
     text = (_HERE / "topology.json").read_text("utf-8")
     for server in servers:
-        text = text.replace(
-            f"@{server.name}:3306", f"@{server.host}:{server.port}"
-        )
+        text = text.replace(f"@{server.name}:3306", f"@{server.host}:{server.port}")
     topology = directory / "topology.json"
     topology.write_text(text, "utf-8")
     values = {

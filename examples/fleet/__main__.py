@@ -9,8 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from examples.fleet import KINDS
-from examples.fleet import local_servers
+from examples.fleet import KINDS, local_servers
 from sqla_shard.exc import ServerProcessError
 
 
@@ -25,9 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=Path,
         help="gets topology.json, and the accounts in environment",
     )
-    parser.add_argument(
-        "--server", choices=KINDS, default="mariadb", help="their kind"
-    )
+    parser.add_argument("--server", choices=KINDS, default="mariadb", help="their kind")
     given = parser.parse_args(arguments)
     directory = given.directory
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -7,10 +7,8 @@ import signal
 import sys
 import threading
 import webbrowser
-from collections.abc import Iterator
-from collections.abc import Sequence
-from contextlib import contextmanager
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, ExitStack
 from pathlib import Path
 from types import FrameType
 
@@ -20,12 +18,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from werkzeug.serving import make_server
 
 from examples.pinboard.app import create_app
-from examples.pinboard.caching import keep
-from examples.pinboard.caching import MEMORY
-from examples.pinboard.clusters import fleet_cluster
-from examples.pinboard.clusters import local_fleet
-from examples.pinboard.clusters import sqlite_cluster
-from examples.pinboard.clusters import topology_cluster
+from examples.pinboard.caching import keep, MEMORY
+from examples.pinboard.clusters import (
+    fleet_cluster,
+    local_fleet,
+    sqlite_cluster,
+    topology_cluster,
+)
 from examples.pinboard.lab.bench import Bench
 from examples.pinboard.lab.lab import Lab
 from examples.pinboard.samples import add_samples
@@ -74,15 +73,10 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
             help=f"start two {name} servers, and remove them at the end",
         )
     parser.add_argument(
-        "--port",
-        type=port,
-        default=5000,
-        help="0 for any that is free (default: 5000)",
+        "--port", type=port, default=5000, help="0 for any that is free (default: 5000)"
     )
     parser.add_argument(
-        "--no-browser",
-        action="store_true",
-        help="do not open the browser",
+        "--no-browser", action="store_true", help="do not open the browser"
     )
     parser.add_argument(
         "--cache",
@@ -105,9 +99,7 @@ _OTHERS = (
 
 
 @contextmanager
-def opened(
-    chosen: argparse.Namespace,
-) -> Iterator[tuple[Cluster, Bench, str]]:
+def opened(chosen: argparse.Namespace) -> Iterator[tuple[Cluster, Bench, str]]:
     """Open the cluster that the command line asks for.
 
     :returns: the cluster, its faults for the lab, and the cache's nodes.
@@ -118,9 +110,7 @@ def opened(
             fleet = stack.enter_context(local_fleet(chosen.kind))
             bench: Bench = fleet
             cache = fleet.cache_address or MEMORY
-            with Cluster(
-                fleet.direct_topology(), environ=fleet.environ
-            ) as direct:
+            with Cluster(fleet.direct_topology(), environ=fleet.environ) as direct:
                 bring_up_to_date(direct)
             cluster = stack.enter_context(fleet_cluster(fleet))
         elif chosen.topology is not None:
@@ -148,9 +138,7 @@ def serve(app: Flask, port: int, *, browse: bool) -> None:
     address = f"http://{_HOST}:{server.server_port}/"
     print(f"{address}  (Ctrl-C ends it)", flush=True)
     if browse:
-        threading.Thread(
-            target=webbrowser.open, args=(address,), daemon=True
-        ).start()
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
     try:
         server.serve_forever()
     finally:

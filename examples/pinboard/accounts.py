@@ -7,13 +7,9 @@ nobody but the user.
 from __future__ import annotations
 
 from examples.pinboard.errors import InvalidInputError
-from examples.pinboard.inputs import read_email
-from examples.pinboard.inputs import UserInput
-from examples.pinboard.models import User
-from examples.pinboard.models import UserEmail
+from examples.pinboard.inputs import read_email, UserInput
+from examples.pinboard.models import User, UserEmail
 from sqla_shard import ShardSession
-
-__all__ = ["add_user", "sign_in"]
 
 
 def sign_in(session: ShardSession, email: str) -> User:

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import logging
 
-from flask import Flask
-from flask import jsonify
-from flask import redirect
-from flask import render_template
-from flask import request
-from flask import url_for
+from flask import Flask, jsonify, redirect, render_template, request, url_for
 from flask.typing import ResponseReturnValue
 from flask_wtf.csrf import CSRFError  # type: ignore[import-untyped]  # no stubs
 from sqlalchemy.exc import OperationalError
-from werkzeug.exceptions import HTTPException
-from werkzeug.exceptions import SecurityError
+from werkzeug.exceptions import HTTPException, SecurityError
 
-from examples.pinboard.errors import InvalidInputError
-from examples.pinboard.errors import PinboardError
-from examples.pinboard.errors import SignedOutError
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import InvalidBookmarkError
-from sqla_shard.exc import RetriesExhaustedError
-
-__all__ = ["register"]
+from examples.pinboard.errors import InvalidInputError, PinboardError, SignedOutError
+from sqla_shard.exc import (
+    CommitUnknownError,
+    InvalidBookmarkError,
+    RetriesExhaustedError,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -86,17 +78,11 @@ def _looks_at_page() -> bool:
 def _bad_token(error: CSRFError) -> ResponseReturnValue:
     # Not only of an attack: also after a restart of the server, or a sign-in
     # as another user in another tab.
-    return _answer(
-        400,
-        "csrf",
-        "This page has expired. Reload it and try again.",
-    )
+    return _answer(400, "csrf", "This page has expired. Reload it and try again.")
 
 
 def _bad_bookmark(error: InvalidBookmarkError) -> ResponseReturnValue:
-    return _answer(
-        400, "bad_bookmark", "This bookmark does not belong to this board."
-    )
+    return _answer(400, "bad_bookmark", "This bookmark does not belong to this board.")
 
 
 def _http(error: HTTPException) -> ResponseReturnValue:

@@ -13,37 +13,19 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from flask import Blueprint
-from flask import jsonify
-from flask import request
-from flask import Response
-from flask import url_for
+from flask import Blueprint, jsonify, request, Response, url_for
 from flask.typing import ResponseReturnValue
 
-from examples.pinboard import boards
-from examples.pinboard import importing
-from examples.pinboard import relations
+from examples.pinboard import boards, importing, relations
 from examples.pinboard.database import db
-from examples.pinboard.errors import ForbiddenError
-from examples.pinboard.errors import InvalidInputError
-from examples.pinboard.errors import MalformedError
-from examples.pinboard.import_jobs import progress_of
-from examples.pinboard.import_jobs import start_import
-from examples.pinboard.inputs import read_board
-from examples.pinboard.inputs import read_pin
-from examples.pinboard.inputs import read_user
-from examples.pinboard.models import Board
-from examples.pinboard.models import Pin
-from examples.pinboard.models import User
+from examples.pinboard.errors import ForbiddenError, InvalidInputError, MalformedError
+from examples.pinboard.import_jobs import progress_of, start_import
+from examples.pinboard.inputs import read_board, read_pin, read_user
+from examples.pinboard.models import Board, Pin, User
 from examples.pinboard.security import require_user
-from examples.pinboard.showing import board_json
-from examples.pinboard.showing import owned_json
-from examples.pinboard.showing import pin_json
-from examples.pinboard.showing import user_json
+from examples.pinboard.showing import board_json, owned_json, pin_json, user_json
 from examples.pinboard.signing_up import sign_up
 from examples.pinboard.where import where_is
-
-__all__ = ["blueprint"]
 
 blueprint = Blueprint("api", __name__, url_prefix="/api")
 
@@ -127,15 +109,9 @@ def unfollow_user(user_id: int) -> ResponseReturnValue:
 @blueprint.get("/home")
 def list_home() -> ResponseReturnValue:
     """Return new pins of all that the user follows, a page at a time."""
-    found = relations.home_page(
-        db.session, require_user(), request.args.get("after")
-    )
+    found = relations.home_page(db.session, require_user(), request.args.get("after"))
     pins = [
-        {
-            **pin_json(one.pin),
-            "board": one.board.title,
-            "user": user_json(one.owner),
-        }
+        {**pin_json(one.pin), "board": one.board.title, "user": user_json(one.owner)}
         for one in found.pins
     ]
     return jsonify(pins=pins, next=found.next, hidden=found.hidden)
@@ -181,10 +157,7 @@ def _board(board_id: int) -> Response:
     session = db.session
     found = boards.find(session, Board, board_id)
     count, removed = boards.pin_counts(session, board_id)
-    more = {
-        "removed": removed,
-        "followers": relations.followers(session, found),
-    }
+    more = {"removed": removed, "followers": relations.followers(session, found)}
     return jsonify({**board_json(found, count), **more})
 
 
@@ -222,9 +195,7 @@ def save_pin(board_id: int, pin_id: int) -> ResponseReturnValue:
     return "", 204
 
 
-@blueprint.delete(
-    "/boards/<object_id(2):board_id>/saved/<object_id(1):pin_id>"
-)
+@blueprint.delete("/boards/<object_id(2):board_id>/saved/<object_id(1):pin_id>")
 def take_off(board_id: int, pin_id: int) -> ResponseReturnValue:
     """Remove a saved pin from a board of the user."""
     db.run(relations.take_off, require_user(), board_id, pin_id)
@@ -258,9 +229,7 @@ def move(board_id: int) -> ResponseReturnValue:
     before, after = _id(body, "before"), _id(body, "after")
     if pin_id is None or (before is None and after is None):
         raise MalformedError("A move needs a pin and a neighbour.")
-    sequence = db.run(
-        boards.move_pin, user_id, board_id, pin_id, before, after
-    )
+    sequence = db.run(boards.move_pin, user_id, board_id, pin_id, before, after)
     return jsonify(id=str(pin_id), sequence=str(sequence))
 
 
@@ -309,9 +278,7 @@ def restore_pin(pin_id: int) -> ResponseReturnValue:
 @blueprint.get("/pins/<object_id(1):pin_id>/boards")
 def list_holders(pin_id: int) -> ResponseReturnValue:
     """Return the boards that hold a pin, its own first."""
-    found = relations.boards_that_hold(
-        db.session, boards.find(db.session, Pin, pin_id)
-    )
+    found = relations.boards_that_hold(db.session, boards.find(db.session, Pin, pin_id))
     return jsonify(boards=[owned_json(one) for one in found])
 
 

@@ -7,17 +7,10 @@ from collections.abc import Sequence
 
 from flask import Flask
 
-from examples.pinboard import answers
-from examples.pinboard import api
-from examples.pinboard import pages
-from examples.pinboard import panel
-from examples.pinboard import security
-from examples.pinboard import showing
+from examples.pinboard import answers, api, pages, panel, security, showing
 from examples.pinboard.database import db
 from examples.pinboard.lab.lab import Lab
 from sqla_shard import Cluster
-
-__all__ = ["create_app"]
 
 
 def create_app(

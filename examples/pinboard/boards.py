@@ -11,58 +11,32 @@ and the pins that were its neighbours can be moved meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import func
-from sqlalchemy import select
+from sqlalchemy import func, select
 
-from examples.pinboard.errors import ConflictError
-from examples.pinboard.errors import ForbiddenError
-from examples.pinboard.errors import NotFoundError
-from examples.pinboard.inputs import BoardInput
-from examples.pinboard.inputs import PinInput
-from examples.pinboard.inputs import read_board
-from examples.pinboard.inputs import read_pin
-from examples.pinboard.models import Board
-from examples.pinboard.models import BoardHasPins
-from examples.pinboard.models import BoardHasRemovedPins
-from examples.pinboard.models import home
-from examples.pinboard.models import Import
-from examples.pinboard.models import Pin
-from examples.pinboard.models import User
-from examples.pinboard.models import UserHasBoards
+from examples.pinboard.errors import ConflictError, ForbiddenError, NotFoundError
+from examples.pinboard.inputs import BoardInput, PinInput, read_board, read_pin
+from examples.pinboard.models import (
+    Board,
+    BoardHasPins,
+    BoardHasRemovedPins,
+    home,
+    Import,
+    Pin,
+    User,
+    UserHasBoards,
+)
 from examples.pinboard.titles import enqueue_title
 from sqla_shard import ShardSession
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import InvalidMoveError
-from sqla_shard.exc import StaleListError
-from sqla_shard.exc import UnknownShardError
-
-__all__ = [
-    "PAGE",
-    "BoardTile",
-    "PinPage",
-    "add_board",
-    "add_pin",
-    "add_pins",
-    "board_tiles",
-    "edit_board",
-    "edit_pin",
-    "find",
-    "move_pin",
-    "own_board",
-    "pin_counts",
-    "pin_page",
-    "position_of",
-    "remove_pin",
-    "removed_pins",
-    "restore_pin",
-]
+from sqla_shard.exc import (
+    InvalidIdError,
+    InvalidMoveError,
+    StaleListError,
+    UnknownShardError,
+)
 
 PAGE = 24
 """Pins of a page; a multiple of 2, 3 and 4, so that rows are full."""
@@ -96,9 +70,7 @@ class BoardTile:
 # -- reading
 
 
-def find(
-    session: ShardSession, cls: type[T], object_id: int, **options: Any
-) -> T:
+def find(session: ShardSession, cls: type[T], object_id: int, **options: Any) -> T:
     """Return an object.
 
     :param options: for :meth:`sqlalchemy.orm.Session.get`.
@@ -115,9 +87,7 @@ def find(
     return found
 
 
-def pin_page(
-    session: ShardSession, board_id: int, after: str | None = None
-) -> PinPage:
+def pin_page(session: ShardSession, board_id: int, after: str | None = None) -> PinPage:
     """Return a page of the pins of a board.
 
     Removed pins leave gaps in the pages of the mapping; so it reads on,
@@ -142,9 +112,7 @@ def removed_pins(session: ShardSession, board_id: int) -> list[Pin]:
     """Return the pins that were removed from a board, the latest first."""
     page = BoardHasRemovedPins.page(session, board_id, limit=MAX_REMOVED)
     ids = [row.pin_id for row in page]
-    found = session.get_many(
-        Pin, ids, execution_options={"include_inactive": True}
-    )
+    found = session.get_many(Pin, ids, execution_options={"include_inactive": True})
     return [pin for pin in found if pin is not None and not pin.active]
 
 
@@ -173,9 +141,7 @@ def board_tiles(
 
     :raises InvalidBookmarkError: when ``after`` belongs to another list.
     """
-    page = UserHasBoards.page(
-        session, user_id, limit=PAGE, after=after, targets=True
-    )
+    page = UserHasBoards.page(session, user_id, limit=PAGE, after=after, targets=True)
     boards = [row.target for row in page if row.target is not None]
     ids = [board.id for board in boards]
     pages = BoardHasPins.pages(session, ids, limit=6, targets=True)
@@ -213,9 +179,7 @@ def own_board(session: ShardSession, user_id: int, board_id: int) -> Board:
     return board
 
 
-def _own_pin(
-    session: ShardSession, user_id: int, pin_id: int, **options: Any
-) -> Pin:
+def _own_pin(session: ShardSession, user_id: int, pin_id: int, **options: Any) -> Pin:
     pin = find(session, Pin, pin_id, **options)
     own_board(session, user_id, pin.board_id)
     return pin
@@ -224,9 +188,7 @@ def _own_pin(
 def add_board(session: ShardSession, user_id: int, entered: BoardInput) -> int:
     """Write a board, on top of the others, and return its id."""
     user = find(session, User, user_id)
-    board = Board(
-        user_id=user.id, title=entered.title, details=entered.details
-    )
+    board = Board(user_id=user.id, title=entered.title, details=entered.details)
     session.add(board)
     session.flush()  # assigns its id
     UserHasBoards.append(session, user.id, board.id)
@@ -234,10 +196,7 @@ def add_board(session: ShardSession, user_id: int, entered: BoardInput) -> int:
 
 
 def edit_board(
-    session: ShardSession,
-    user_id: int,
-    board_id: int,
-    changes: Mapping[str, str],
+    session: ShardSession, user_id: int, board_id: int, changes: Mapping[str, str]
 ) -> None:
     """Change title or description of a board.
 
@@ -245,9 +204,7 @@ def edit_board(
     :raises InvalidInputError: when it cannot be stored.
     """
     board = own_board(session, user_id, board_id)
-    entered = read_board(
-        **{"title": board.title, "details": board.details, **changes}
-    )
+    entered = read_board(**{"title": board.title, "details": board.details, **changes})
     _set(board, entered, changes)
 
 
@@ -270,29 +227,18 @@ def add_pin(
 
 
 def add_pins(
-    session: ShardSession,
-    user_id: int,
-    board_id: int,
-    entered: Iterable[PinInput],
+    session: ShardSession, user_id: int, board_id: int, entered: Iterable[PinInput]
 ) -> Sequence[int]:
     """Write pins and return their ids; the last one ends on top."""
     return [pin.id for pin in _add_pins(session, user_id, board_id, entered)]
 
 
 def _add_pins(
-    session: ShardSession,
-    user_id: int,
-    board_id: int,
-    entered: Iterable[PinInput],
+    session: ShardSession, user_id: int, board_id: int, entered: Iterable[PinInput]
 ) -> Sequence[Pin]:
     board = own_board(session, user_id, board_id)
     pins = [
-        Pin(
-            board_id=board.id,
-            link=one.link,
-            title=one.title,
-            details=one.details,
-        )
+        Pin(board_id=board.id, link=one.link, title=one.title, details=one.details)
         for one in entered
     ]
     session.add_all(pins)
@@ -304,10 +250,7 @@ def _add_pins(
 
 
 def edit_pin(
-    session: ShardSession,
-    user_id: int,
-    pin_id: int,
-    changes: Mapping[str, str],
+    session: ShardSession, user_id: int, pin_id: int, changes: Mapping[str, str]
 ) -> int:
     """Change a pin and return the id of its board.
 
@@ -375,12 +318,8 @@ def move_pin(
     if None in found:
         raise ConflictError("A pin was removed meanwhile.")
     try:
-        return BoardHasPins.move(
-            session, board_id, pin_id, before=before, after=after
-        )
+        return BoardHasPins.move(session, board_id, pin_id, before=before, after=after)
     except StaleListError as error:
-        raise ConflictError(
-            "These pins were moved in the meantime."
-        ) from error
+        raise ConflictError("These pins were moved in the meantime.") from error
     except InvalidMoveError as error:
         raise ConflictError("A pin cannot be moved next to itself.") from error

@@ -9,20 +9,20 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from examples.pinboard.models import Board
-from examples.pinboard.models import BoardHasFollowers
-from examples.pinboard.models import BoardHasPins
-from examples.pinboard.models import BoardHasRemovedPins
-from examples.pinboard.models import BoardHasSavedPins
-from examples.pinboard.models import Pin
-from examples.pinboard.models import PinInBoards
-from examples.pinboard.models import User
-from examples.pinboard.models import UserFollowsBoards
-from examples.pinboard.models import UserHasBoards
+from examples.pinboard.models import (
+    Board,
+    BoardHasFollowers,
+    BoardHasPins,
+    BoardHasRemovedPins,
+    BoardHasSavedPins,
+    Pin,
+    PinInBoards,
+    User,
+    UserFollowsBoards,
+    UserHasBoards,
+)
 from sqla_shard import Cluster
 from sqla_shard.cache import Cached
-
-__all__ = ["MEMORY", "NONE", "keep"]
 
 MEMORY = "memory"
 """The region for a single process."""
@@ -54,12 +54,7 @@ def keep(cluster: Cluster, where: str) -> None:
     region: dict[str, Any] = {"backend": "dogpile.cache.memory"}
     if where != MEMORY:
         servers = re.split(r"[,\s]+", where.strip(", "))
-        region = {
-            "backend": "sqla_shard.memcached",
-            "arguments": {"servers": servers},
-        }
+        region = {"backend": "sqla_shard.memcached", "arguments": {"servers": servers}}
     cluster.configure_cache(
-        {"objects": region, "lists": region},
-        classes=_CLASSES,
-        prefix="pinboard",
+        {"objects": region, "lists": region}, classes=_CLASSES, prefix="pinboard"
     )

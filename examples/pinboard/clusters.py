@@ -13,13 +13,6 @@ from sqla_shard.testing import sqlite_topology
 if TYPE_CHECKING:
     from examples.pinboard.lab.local_fleet import LocalFleet
 
-__all__ = [
-    "fleet_cluster",
-    "local_fleet",
-    "sqlite_cluster",
-    "topology_cluster",
-]
-
 _SERVERS = 2
 _SHARDS = 64
 _LOOKUP = 16
@@ -53,8 +46,7 @@ def local_fleet(kind: str) -> LocalFleet:
     """
     # They need PyMySQL, which SQLite does not.
     from examples.pinboard.lab.local_fleet import LocalFleet
-    from sqla_shard.testing import MariaDBServer
-    from sqla_shard.testing import MySQLServer
+    from sqla_shard.testing import MariaDBServer, MySQLServer
 
     servers = {"mariadb": MariaDBServer, "mysql": MySQLServer}
     return LocalFleet(servers[kind], _SHARDS, _LOOKUP)

@@ -5,17 +5,6 @@ The services raise these; :mod:`.answers` turns them into a page or JSON.
 
 from __future__ import annotations
 
-__all__ = [
-    "ConflictError",
-    "ForbiddenError",
-    "InvalidInputError",
-    "MalformedError",
-    "NotFoundError",
-    "PinboardError",
-    "SignedOutError",
-    "TakenError",
-]
-
 
 class PinboardError(Exception):
     """Base; the message is for the user.

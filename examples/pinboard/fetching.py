@@ -11,30 +11,16 @@ from __future__ import annotations
 import re
 import socket
 import ssl
-from collections.abc import Collection
-from collections.abc import Iterator
-from contextlib import closing
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
 from html.parser import HTMLParser
-from http.client import HTTPConnection
-from http.client import HTTPException
-from http.client import HTTPResponse
-from ipaddress import ip_address
-from ipaddress import ip_network
-from ipaddress import IPv4Address
-from ipaddress import IPv6Address
-from threading import Event
-from threading import Timer
-from urllib.parse import quote
-from urllib.parse import SplitResult
-from urllib.parse import urldefrag
-from urllib.parse import urljoin
-from urllib.parse import urlsplit
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from ipaddress import ip_address, ip_network, IPv4Address, IPv6Address
+from threading import Event, Timer
+from urllib.parse import quote, SplitResult, urldefrag, urljoin, urlsplit
 
 from examples.pinboard.errors import InvalidInputError
 from examples.pinboard.inputs import read_link
-
-__all__ = ["PageError", "is_public", "page_title"]
 
 MAX_BYTES = 64 * 1024
 """Bytes of a page that are read; its title is in its first lines."""
@@ -51,9 +37,7 @@ _KINDS = frozenset(["text/html", "application/xhtml+xml"])
 _INTERNET = ip_network("2000::/3")
 #: What older versions of Python do not know to be reserved: documentation,
 #: relays of 6to4, and assignments of protocols.
-_RESERVED = tuple(
-    map(ip_network, ("3fff::/20", "192.88.99.0/24", "192.0.0.0/24"))
-)
+_RESERVED = tuple(map(ip_network, ("3fff::/20", "192.88.99.0/24", "192.0.0.0/24")))
 #: Python decodes more than encodings of text, such as "punycode".
 _CHARSET = re.compile(
     r"utf-?8|us-ascii|(iso-8859|windows-125|koi8)-\w+|shift_jis|euc-(jp|kr)"
@@ -252,9 +236,7 @@ class _TitleParser(HTMLParser):
         self.title = ""
         self._parts: list[str] | None = None
 
-    def handle_starttag(
-        self, tag: str, attrs: list[tuple[str, str | None]]
-    ) -> None:
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Begin a title, unless there is one."""
         if tag == "title" and not self.title:
             self._parts = []

@@ -12,32 +12,19 @@ goes on top: in the end everything is in the order of the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import delete
 
-from examples.pinboard.boards import add_board
-from examples.pinboard.boards import add_pins
-from examples.pinboard.boards import find
-from examples.pinboard.errors import ConflictError
-from examples.pinboard.errors import NotFoundError
+from examples.pinboard.boards import add_board, add_pins, find
+from examples.pinboard.errors import ConflictError, NotFoundError
 from examples.pinboard.importing import Upload
-from examples.pinboard.inputs import BoardInput
-from examples.pinboard.inputs import PinInput
-from examples.pinboard.models import Import
-from examples.pinboard.models import ImportPart
-from examples.pinboard.models import User
+from examples.pinboard.inputs import BoardInput, PinInput
+from examples.pinboard.models import Import, ImportPart, User
 from sqla_shard import ShardSession
-from sqla_shard.jobs import current_job
-from sqla_shard.jobs import JobState
-from sqla_shard.jobs import RunningJob
-from sqla_shard.jobs import stored_job
-from sqla_shard.jobs import task
-
-__all__ = ["QUEUE", "Progress", "progress_of", "run_import", "start_import"]
+from sqla_shard.jobs import current_job, JobState, RunningJob, stored_job, task
 
 QUEUE = "imports"
 _BATCH = 50
@@ -102,9 +89,7 @@ def start_import(session: ShardSession, user_id: int, upload: Upload) -> int:
         session, made.id, near=made.id, unique_key=f"import {user.id}"
     )
     if not job.is_new:
-        raise ConflictError(
-            "Your last import is still running; wait until it is done."
-        )
+        raise ConflictError("Your last import is still running; wait until it is done.")
     parts = [
         ImportPart(import_id=made.id, board=board, pins=pins)
         for board, pins in _parts(upload)
@@ -116,9 +101,7 @@ def start_import(session: ShardSession, user_id: int, upload: Upload) -> int:
     return made.id
 
 
-def _parts(
-    upload: Upload,
-) -> Iterator[tuple[BoardInput | None, list[PinInput]]]:
+def _parts(upload: Upload) -> Iterator[tuple[BoardInput | None, list[PinInput]]]:
     """Yield the part of each transaction; a board with its first pins."""
     for board, pins in reversed(upload.boards):
         rest = list(reversed(pins))
@@ -127,9 +110,7 @@ def _parts(
             yield None, rest[first : first + _BATCH]
 
 
-def progress_of(
-    session: ShardSession, user_id: int, import_id: int
-) -> Progress:
+def progress_of(session: ShardSession, user_id: int, import_id: int) -> Progress:
     """Return the progress of an import of a user.
 
     :raises NotFoundError: when the user has none with that id.
@@ -142,10 +123,7 @@ def progress_of(
         job = stored_job(session.cluster, found.job)
         if job is None or job.state is JobState.FAILED:
             state = "failed"
-            message = (
-                "The import could not be finished. The counted pins are "
-                "stored."
-            )
+            message = "The import could not be finished. The counted pins are stored."
     return Progress(
         import_id=found.id,
         state=state,
@@ -166,9 +144,7 @@ def run_import(import_id: int) -> None:
     number, board_id = job.checkpoint or (0, None)
     while number is not None:
         job.check()
-        number, board_id = job.cluster.run(
-            _write, job, import_id, number, board_id
-        )
+        number, board_id = job.cluster.run(_write, job, import_id, number, board_id)
 
 
 def _write(

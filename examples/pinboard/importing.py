@@ -9,24 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import BinaryIO
-from typing import cast
-from typing import IO
+from typing import BinaryIO, cast, IO
 
 from examples.pinboard.errors import InvalidInputError
-from examples.pinboard.inputs import BoardInput
-from examples.pinboard.inputs import host_of
-from examples.pinboard.inputs import MAX_DETAILS
-from examples.pinboard.inputs import MAX_TITLE
-from examples.pinboard.inputs import PinInput
-from examples.pinboard.inputs import read_link
-from examples.pinboard.inputs import shorten
-from examples.quickstart.bookmarks import BookmarkError
-from examples.quickstart.bookmarks import Folder
-from examples.quickstart.bookmarks import Link
-from examples.quickstart.bookmarks import read_folders
-
-__all__ = ["MAX_PINS", "Upload", "read_folder", "read_upload"]
+from examples.pinboard.inputs import (
+    BoardInput,
+    host_of,
+    MAX_DETAILS,
+    MAX_TITLE,
+    PinInput,
+    read_link,
+    shorten,
+)
+from examples.quickstart.bookmarks import BookmarkError, Folder, Link, read_folders
 
 MAX_PINS = 10_000
 MAX_BOARDS = 500
@@ -93,14 +88,11 @@ def _bad_file(message: str) -> InvalidInputError:
 def _board(folder: Folder) -> BoardInput:
     title = shorten(" / ".join(folder.path), MAX_TITLE).strip()
     return BoardInput(
-        title=title or _UNSORTED,
-        details=shorten(folder.details, MAX_DETAILS),
+        title=title or _UNSORTED, details=shorten(folder.details, MAX_DETAILS)
     )
 
 
-def read_folder(
-    folder: Folder,
-) -> tuple[list[PinInput], list[tuple[int, str]]]:
+def read_folder(folder: Folder) -> tuple[list[PinInput], list[tuple[int, str]]]:
     """Return the pins of a folder, and line and reason of invalid ones."""
     pins = []
     skipped = [(one.line, one.reason) for one in folder.skipped]

@@ -8,30 +8,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from urllib.parse import SplitResult
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from examples.pinboard.errors import InvalidInputError
 from sqla_shard.exc import InvalidKeyError
 from sqla_shard.models import normalization
-
-__all__ = [
-    "MAX_DETAILS",
-    "MAX_EMAIL",
-    "MAX_LINK",
-    "MAX_NAME",
-    "MAX_TITLE",
-    "BoardInput",
-    "PinInput",
-    "UserInput",
-    "host_of",
-    "read_board",
-    "read_email",
-    "read_link",
-    "read_pin",
-    "read_user",
-    "shorten",
-]
 
 MAX_LINK = 2000
 MAX_TITLE = 200
@@ -93,8 +74,7 @@ def read_link(text: str) -> str:
     if parts.scheme not in ("http", "https"):
         what = f"{parts.scheme[:20]}: is" if parts.scheme else "This is"
         raise _bad_link(
-            f"{what} no web page. Only links with http:// or https:// can "
-            "be pinned."
+            f"{what} no web page. Only links with http:// or https:// can be pinned."
         )
     if not parts.hostname:
         raise _bad_link("The link has no host name.")
@@ -128,9 +108,7 @@ def read_pin(link: str, title: str, details: str) -> PinInput:
     """
     checked = read_link(link)
     return PinInput(
-        link=checked,
-        title=_line(title, "title"),
-        details=_text(details, "details"),
+        link=checked, title=_line(title, "title"), details=_text(details, "details")
     )
 
 
@@ -164,9 +142,7 @@ def read_email(text: str) -> str:
     except InvalidKeyError:
         email = ""
     if not email or len(email) > MAX_EMAIL:
-        raise InvalidInputError(
-            "This is not a valid mail address.", field="email"
-        )
+        raise InvalidInputError("This is not a valid mail address.", field="email")
     return email
 
 
@@ -180,8 +156,7 @@ def _name(text: str) -> str:
         name = ""
     if not name or len(name) > MAX_NAME:
         raise InvalidInputError(
-            f"A name has at most {MAX_NAME} characters, which others can "
-            "read.",
+            f"A name has at most {MAX_NAME} characters, which others can read.",
             field="name",
         )
     return name
@@ -209,8 +184,7 @@ def _text(text: str, field: str) -> str:
     clean = _clean(text.replace("\r\n", "\n")).strip()
     if len(clean) > MAX_DETAILS:
         raise InvalidInputError(
-            f"A description has at most {MAX_DETAILS:,} characters.",
-            field=field,
+            f"A description has at most {MAX_DETAILS:,} characters.", field=field
         )
     return clean
 

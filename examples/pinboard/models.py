@@ -12,40 +12,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from examples.pinboard.inputs import BoardInput
-from examples.pinboard.inputs import PinInput
-from sqla_shard import blob_field
-from sqla_shard import LookupMixin
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard.contrib import Feed
-from sqla_shard.contrib import Follows
+from examples.pinboard.inputs import BoardInput, PinInput
+from sqla_shard import blob_field, LookupMixin, MappingMixin, ObjectMixin
+from sqla_shard.contrib import Feed, Follows
 from sqla_shard.jobs import respace_by_job
 from sqla_shard.models import normalization
-
-__all__ = [
-    "LISTS",
-    "Base",
-    "Board",
-    "BoardHasFollowers",
-    "BoardHasPins",
-    "BoardHasRemovedPins",
-    "BoardHasSavedPins",
-    "Import",
-    "ImportPart",
-    "Pin",
-    "PinInBoards",
-    "User",
-    "UserEmail",
-    "UserFollowsBoards",
-    "UserHasBoards",
-    "UserName",
-    "graph",
-    "home",
-]
 
 LISTS = "lists"
 """The queue of jobs that re-space lists."""
@@ -193,21 +166,13 @@ class PinInBoards(MappingMixin, Base, source=Pin, target=Board):
 
 
 class UserEmail(
-    LookupMixin,
-    Base,
-    target=User,
-    normalize=normalization.email,
-    field="email",
+    LookupMixin, Base, target=User, normalize=normalization.email, field="email"
 ):
     """The user of a mail address."""
 
 
 class UserName(
-    LookupMixin,
-    Base,
-    target=User,
-    normalize=normalization.casefold,
-    field="name",
+    LookupMixin, Base, target=User, normalize=normalization.casefold, field="name"
 ):
     """The user of a name, regardless of case: "Ada" and "ada" are one name."""
 

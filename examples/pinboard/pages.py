@@ -6,40 +6,28 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from flask import Blueprint
-from flask import flash
-from flask import redirect
-from flask import render_template
-from flask import request
-from flask import session as cookie
-from flask import url_for
+from flask import (
+    Blueprint,
+    flash,
+    redirect,
+    render_template,
+    request,
+    session as cookie,
+    url_for,
+)
 from flask.typing import ResponseReturnValue
 
-from examples.pinboard import boards
-from examples.pinboard import importing
-from examples.pinboard import relations
-from examples.pinboard import security
+from examples.pinboard import boards, importing, relations, security
 from examples.pinboard.accounts import sign_in
 from examples.pinboard.database import db
-from examples.pinboard.errors import ForbiddenError
-from examples.pinboard.errors import InvalidInputError
-from examples.pinboard.errors import MalformedError
-from examples.pinboard.import_jobs import progress_of
-from examples.pinboard.import_jobs import start_import
-from examples.pinboard.inputs import read_board
-from examples.pinboard.inputs import read_pin
-from examples.pinboard.inputs import read_user
-from examples.pinboard.models import Board
-from examples.pinboard.models import Pin
-from examples.pinboard.models import User
-from examples.pinboard.samples import email_of
-from examples.pinboard.samples import reachable_samples
+from examples.pinboard.errors import ForbiddenError, InvalidInputError, MalformedError
+from examples.pinboard.import_jobs import progress_of, start_import
+from examples.pinboard.inputs import read_board, read_pin, read_user
+from examples.pinboard.models import Board, Pin, User
+from examples.pinboard.samples import email_of, reachable_samples
 from examples.pinboard.security import require_user
 from examples.pinboard.signing_up import sign_up
-from examples.pinboard.where import related_rows
-from examples.pinboard.where import where_is
-
-__all__ = ["blueprint"]
+from examples.pinboard.where import related_rows, where_is
 
 blueprint = Blueprint("pages", __name__)
 
@@ -130,9 +118,7 @@ def boards_of(user_id: int) -> ResponseReturnValue:
     return _boards_page(user_id)
 
 
-def _boards_page(
-    user_id: int, status: int = 200, **more: Any
-) -> ResponseReturnValue:
+def _boards_page(user_id: int, status: int = 200, **more: Any) -> ResponseReturnValue:
     session = db.session
     owner = boards.find(session, User, user_id)
     after = request.args.get("after")
@@ -174,9 +160,7 @@ def board(board_id: int) -> ResponseReturnValue:
     return _board_page(board_id)
 
 
-def _board_page(
-    board_id: int, status: int = 200, **more: Any
-) -> ResponseReturnValue:
+def _board_page(board_id: int, status: int = 200, **more: Any) -> ResponseReturnValue:
     session = db.session
     found = boards.find(session, Board, board_id)
     after = request.args.get("after")
@@ -258,8 +242,7 @@ def home() -> ResponseReturnValue:
         home=found,
         after=after,
         fresh=sum(
-            one.at.timestamp() > seen
-            for one in relations.notices(db.session, user_id)
+            one.at.timestamp() > seen for one in relations.notices(db.session, user_id)
         ),
     )
 
@@ -284,9 +267,7 @@ def _own(board_id: int, user_id: int) -> Board:
 # -- pins
 
 
-@blueprint.route(
-    "/boards/<object_id(2):board_id>/pins", methods=["GET", "POST"]
-)
+@blueprint.route("/boards/<object_id(2):board_id>/pins", methods=["GET", "POST"])
 def add_pin(board_id: int) -> ResponseReturnValue:
     """Put a pin on top of a board.
 
@@ -332,9 +313,7 @@ def save_pin(pin_id: int) -> ResponseReturnValue:
     return _to("pin", pin_id=pin_id)
 
 
-@blueprint.post(
-    "/boards/<object_id(2):board_id>/saved/<object_id(1):pin_id>/remove"
-)
+@blueprint.post("/boards/<object_id(2):board_id>/saved/<object_id(1):pin_id>/remove")
 def take_off(board_id: int, pin_id: int) -> ResponseReturnValue:
     """Remove a saved pin from a board."""
     db.run(relations.take_off, require_user(), board_id, pin_id)
@@ -454,10 +433,7 @@ def where(object_id: int) -> ResponseReturnValue:
     found = where_is(db.cluster, object_id)
     cls: Any = {"User": User, "Board": Board, "Pin": Pin}[found.kind]
     instance = boards.find(
-        db.session,
-        cls,
-        object_id,
-        execution_options={"include_inactive": True},
+        db.session, cls, object_id, execution_options={"include_inactive": True}
     )
     if isinstance(instance, Pin) and not instance.active:
         # Removed pins are shown to the owner of their board only.

@@ -6,23 +6,14 @@ may use the switches: this is a demonstration.
 
 from __future__ import annotations
 
-from flask import abort
-from flask import Blueprint
-from flask import redirect
-from flask import render_template
-from flask import request
-from flask import url_for
+from flask import abort, Blueprint, redirect, render_template, request, url_for
 from flask.typing import ResponseReturnValue
 
 from examples.pinboard.database import db
 from examples.pinboard.errors import NotFoundError
 from examples.pinboard.security import require_user
 from sqla_shard.cache import Cache
-from sqla_shard.jobs import count_queues
-from sqla_shard.jobs import jobs_of
-from sqla_shard.jobs import JobState
-
-__all__ = ["blueprint"]
+from sqla_shard.jobs import count_queues, jobs_of, JobState
 
 #: Maximum number of failed jobs of a queue that are listed.
 _SHOWN = 10
@@ -67,9 +58,7 @@ def queues() -> ResponseReturnValue:
     require_user()
     counts = count_queues(db.cluster)
     failed = {
-        one.queue: jobs_of(
-            db.cluster, one.queue, [JobState.FAILED], limit=_SHOWN
-        ).jobs
+        one.queue: jobs_of(db.cluster, one.queue, [JobState.FAILED], limit=_SHOWN).jobs
         for one in counts
         if one.failed
     }

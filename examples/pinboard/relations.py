@@ -12,56 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 from typing import TypeVar
 
-from sqlalchemy.exc import OperationalError
-from sqlalchemy.exc import PendingRollbackError
+from sqlalchemy.exc import OperationalError, PendingRollbackError
 
-from examples.pinboard.boards import find
-from examples.pinboard.boards import own_board
-from examples.pinboard.boards import PAGE
+from examples.pinboard.boards import find, own_board, PAGE
 from examples.pinboard.errors import ConflictError
-from examples.pinboard.models import Board
-from examples.pinboard.models import BoardHasSavedPins
-from examples.pinboard.models import graph
-from examples.pinboard.models import home
-from examples.pinboard.models import Pin
-from examples.pinboard.models import PinInBoards
-from examples.pinboard.models import User
-from examples.pinboard.models import UserHasBoards
-from sqla_shard import scatter
-from sqla_shard import ShardSession
-from sqla_shard import unpack
-from sqla_shard.contrib import FeedItem
-from sqla_shard.contrib import FollowKind
+from examples.pinboard.models import (
+    Board,
+    BoardHasSavedPins,
+    graph,
+    home,
+    Pin,
+    PinInBoards,
+    User,
+    UserHasBoards,
+)
+from sqla_shard import scatter, ShardSession, unpack
+from sqla_shard.contrib import FeedItem, FollowKind
 from sqla_shard.exc import ScatterFailedError
-
-__all__ = [
-    "LISTED",
-    "HomePin",
-    "Notice",
-    "OwnedBoard",
-    "boards_that_hold",
-    "boards_to_save_on",
-    "counts",
-    "follow",
-    "follow_user",
-    "followed_boards",
-    "followed_users",
-    "followers",
-    "follows",
-    "follows_user",
-    "home_page",
-    "notices",
-    "reachable",
-    "save_pin",
-    "saved_pins",
-    "take_off",
-    "unfollow",
-    "unfollow_user",
-]
 
 LISTED = 100
 """Rows of a list that are shown, newest first."""
@@ -117,9 +87,7 @@ class Notice:
     at: datetime
 
 
-def reachable(
-    session: ShardSession, cls: type[T], ids: Iterable[int]
-) -> list[T]:
+def reachable(session: ShardSession, cls: type[T], ids: Iterable[int]) -> list[T]:
     """Return the objects that exist, from servers that respond.
 
     For the parts of a page in addition to its own board: without the server of
@@ -140,9 +108,7 @@ def reachable(
     return [one for one in found if one is not None]
 
 
-def _with_owners(
-    session: ShardSession, boards: list[Board]
-) -> list[OwnedBoard]:
+def _with_owners(session: ShardSession, boards: list[Board]) -> list[OwnedBoard]:
     # All owners at once: one statement for each server.
     found = reachable(session, User, [board.user_id for board in boards])
     owners = {one.id: one for one in found}
@@ -229,9 +195,7 @@ def followed_users(session: ShardSession, user_id: int) -> list[User]:
     return reachable(session, User, [one.id for one in page])
 
 
-def home_page(
-    session: ShardSession, user_id: int, after: str | None = None
-) -> Home:
+def home_page(session: ShardSession, user_id: int, after: str | None = None) -> Home:
     """Return the newest pins of all that a user follows.
 
     Pins of users whose server does not respond are left out.
@@ -247,9 +211,7 @@ def home_page(
     return Home(pins=_home_pins(session, page), next=page.next)
 
 
-def _rest_of_home(
-    session: ShardSession, user_id: int, after: str | None
-) -> Home:
+def _rest_of_home(session: ShardSession, user_id: int, after: str | None) -> Home:
     """Return a page with the pins of users whose servers respond.
 
     :raises OperationalError: when the server of the user does not.
@@ -258,9 +220,7 @@ def _rest_of_home(
     there = {user.id for user in reachable(session, User, followed)}
     hidden = [one for one in followed if one not in there]
     page = home.page(session, user_id, PAGE, after, authors=there)
-    servers = {
-        session.place_for(User, unpack(one).shard_id).server for one in hidden
-    }
+    servers = {session.place_for(User, unpack(one).shard_id).server for one in hidden}
     return Home(
         pins=_home_pins(session, page),
         next=page.next,
@@ -269,9 +229,7 @@ def _rest_of_home(
     )
 
 
-def _home_pins(
-    session: ShardSession, page: Iterable[FeedItem]
-) -> list[HomePin]:
+def _home_pins(session: ShardSession, page: Iterable[FeedItem]) -> list[HomePin]:
     page = list(page)
     found = reachable(session, Board, [item.board_id for item in page])
     boards = {one.id: one for one in found}
@@ -279,9 +237,7 @@ def _home_pins(
     owners = {one.id: one for one in others}
     return [
         HomePin(
-            pin=item.post,
-            board=boards[item.board_id],
-            owner=owners[item.author_id],
+            pin=item.post, board=boards[item.board_id], owner=owners[item.author_id]
         )
         for item in page
         if item.author_id in owners and item.board_id in boards
@@ -307,9 +263,7 @@ def notices(session: ShardSession, user_id: int) -> list[Notice]:
 # -- saving
 
 
-def save_pin(
-    session: ShardSession, user_id: int, board_id: int, pin_id: int
-) -> None:
+def save_pin(session: ShardSession, user_id: int, board_id: int, pin_id: int) -> None:
     """Save a pin of another board on one of the user; idempotent.
 
     :raises ConflictError: when the board is the one that the pin is of.
@@ -320,9 +274,7 @@ def save_pin(
     BoardHasSavedPins.append(session, board_id, pin_id)
 
 
-def take_off(
-    session: ShardSession, user_id: int, board_id: int, pin_id: int
-) -> None:
+def take_off(session: ShardSession, user_id: int, board_id: int, pin_id: int) -> None:
     """Remove a saved pin from a board of the user; idempotent.
 
     The pin also stays on its own board.
@@ -348,9 +300,7 @@ def boards_that_hold(session: ShardSession, pin: Pin) -> list[OwnedBoard]:
     return _with_owners(session, reachable(session, Board, ids))
 
 
-def boards_to_save_on(
-    session: ShardSession, user_id: int, pin: Pin
-) -> list[Board]:
+def boards_to_save_on(session: ShardSession, user_id: int, pin: Pin) -> list[Board]:
     """Return the boards of a user that a pin is not on, the latest first."""
     page = UserHasBoards.page(session, user_id, LISTED, targets=True)
     rows = PinInBoards.contains(session, pin.id, [r.board_id for r in page])

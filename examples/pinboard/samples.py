@@ -6,45 +6,26 @@ are users, the folders in them boards.
 
 from __future__ import annotations
 
-from itertools import groupby
-from itertools import permutations
+from itertools import groupby, permutations
 from pathlib import Path
 
 from sqlalchemy import select
 
 from examples.pinboard import accounts
-from examples.pinboard.boards import add_board
-from examples.pinboard.boards import add_pins
+from examples.pinboard.boards import add_board, add_pins
 from examples.pinboard.errors import TakenError
 from examples.pinboard.importing import read_folder
-from examples.pinboard.inputs import BoardInput
-from examples.pinboard.inputs import PinInput
-from examples.pinboard.inputs import UserInput
-from examples.pinboard.models import BoardHasPins
-from examples.pinboard.models import User
-from examples.pinboard.models import UserEmail
-from examples.pinboard.models import UserHasBoards
-from examples.pinboard.relations import follow
-from examples.pinboard.relations import save_pin
+from examples.pinboard.inputs import BoardInput, PinInput, UserInput
+from examples.pinboard.models import BoardHasPins, User, UserEmail, UserHasBoards
+from examples.pinboard.relations import follow, save_pin
 from examples.pinboard.signing_up import sign_up
-from examples.quickstart.bookmarks import Folder
-from examples.quickstart.bookmarks import read_folders
-from sqla_shard import Cluster
-from sqla_shard import scatter
-from sqla_shard import scatter_errors
-from sqla_shard import ShardSession
-from sqla_shard.exc import ScatterFailedError
-from sqla_shard.exc import ScatterTimeoutError
-from sqla_shard.exc import ServerUnreachableError
-
-__all__ = [
-    "NAMES",
-    "add_samples",
-    "add_user",
-    "email_of",
-    "reachable_samples",
-    "sample_users",
-]
+from examples.quickstart.bookmarks import Folder, read_folders
+from sqla_shard import Cluster, scatter, scatter_errors, ShardSession
+from sqla_shard.exc import (
+    ScatterFailedError,
+    ScatterTimeoutError,
+    ServerUnreachableError,
+)
 
 NAMES = ("Ada", "Grace", "Mary")
 _MOMENT = 2.0
@@ -103,9 +84,7 @@ def _reachable_ids(session: ShardSession) -> tuple[list[int], set[str]]:
     emails = [email_of(name) for name in NAMES]
     by_server: dict[str, list[str]] = {}
     for email in emails:
-        place = session.place_for(
-            UserEmail, UserEmail.shard_of(session, email)
-        )
+        place = session.place_for(UserEmail, UserEmail.shard_of(session, email))
         by_server.setdefault(place.server, []).append(email)
     found: dict[str, int] = {}
     silent = set()
@@ -166,18 +145,13 @@ def _without_address(cluster: Cluster) -> dict[str, int]:
         return {user.name: user.id for user in found if user.email is None}
 
 
-def _give_address(
-    session: ShardSession, entered: UserInput, user_id: int
-) -> int:
+def _give_address(session: ShardSession, entered: UserInput, user_id: int) -> int:
     session.get_one(User, user_id).email = entered.email
     return user_id
 
 
 def _add_filled(
-    session: ShardSession,
-    entered: UserInput,
-    folders: list[Folder],
-    shard_id: int,
+    session: ShardSession, entered: UserInput, folders: list[Folder], shard_id: int
 ) -> int:
     user_id = accounts.add_user(session, entered, shard_id)
     for board, pins in map(_read, reversed(folders)):

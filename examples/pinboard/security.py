@@ -7,22 +7,10 @@ write needs a CSRF token (Flask-WTF's) and the owner.
 
 from __future__ import annotations
 
-from flask import Flask
-from flask import request
-from flask import Response
-from flask import session
+from flask import Flask, request, Response, session
 from flask_wtf import CSRFProtect  # type: ignore[import-untyped]  # no stubs
 
 from examples.pinboard.errors import SignedOutError
-
-__all__ = [
-    "MAX_UPLOAD",
-    "choose",
-    "current_user",
-    "leave",
-    "protect",
-    "require_user",
-]
 
 MAX_REQUEST = 64 * 1024
 """Bytes of a request, except for uploads."""

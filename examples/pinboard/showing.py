@@ -6,20 +6,8 @@ import zlib
 from typing import Any
 
 from examples.pinboard.inputs import host_of
-from examples.pinboard.models import Board
-from examples.pinboard.models import Pin
-from examples.pinboard.models import User
+from examples.pinboard.models import Board, Pin, User
 from examples.pinboard.relations import OwnedBoard
-
-__all__ = [
-    "HUES",
-    "board_json",
-    "hue_of",
-    "letter_of",
-    "owned_json",
-    "pin_json",
-    "user_json",
-]
 
 HUES = 24
 """Number of colours in ``hues.css``; a host has one of them."""

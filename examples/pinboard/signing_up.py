@@ -14,14 +14,9 @@ from typing import Any
 from examples.pinboard.accounts import add_user
 from examples.pinboard.errors import TakenError
 from examples.pinboard.inputs import UserInput
-from examples.pinboard.models import UserEmail
-from examples.pinboard.models import UserName
-from sqla_shard import Cluster
-from sqla_shard import models
-from sqla_shard.exc import ClaimLostError
-from sqla_shard.exc import KeyTakenError
-
-__all__ = ["LIFETIME", "sign_up"]
+from examples.pinboard.models import UserEmail, UserName
+from sqla_shard import Cluster, models
+from sqla_shard.exc import ClaimLostError, KeyTakenError
 
 LIFETIME = timedelta(minutes=15)
 """Time that a key stays claimed after an interrupted sign-up."""
@@ -41,8 +36,6 @@ def sign_up(
     """
     keys = {UserEmail: entered.email, UserName: entered.name}
     try:
-        return models.sign_up(
-            cluster, keys, create, entered, *args, lifetime=LIFETIME
-        )
+        return models.sign_up(cluster, keys, create, entered, *args, lifetime=LIFETIME)
     except (KeyTakenError, ClaimLostError) as error:
         raise TakenError(_FIELDS[error.lookup]) from error

@@ -11,35 +11,27 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy.exc import OperationalError
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy import func, select
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
-from examples.pinboard.models import Board
-from examples.pinboard.models import BoardHasPins
-from examples.pinboard.models import BoardHasRemovedPins
-from examples.pinboard.models import graph
-from examples.pinboard.models import Pin
-from examples.pinboard.models import User
-from examples.pinboard.models import UserFollowsBoards
-from examples.pinboard.models import UserHasBoards
-from sqla_shard import Cluster
-from sqla_shard import scatter
-from sqla_shard import schema
-from sqla_shard import ShardSession
+from examples.pinboard.models import (
+    Board,
+    BoardHasPins,
+    BoardHasRemovedPins,
+    graph,
+    Pin,
+    User,
+    UserFollowsBoards,
+    UserHasBoards,
+)
+from sqla_shard import Cluster, scatter, schema, ShardSession
 from sqla_shard.exc import ProvisionError
-
-__all__ = ["bring_up_to_date", "configs", "move_follows"]
 
 _INI = Path(__file__).with_name("alembic.ini")
 #: Sections of it, one for each keyspace.
 _SECTIONS = ("alembic", "lookup")
 #: Tables of a version without revisions, which are in the first of them.
-_OLD = (
-    *(User, Board, Pin),
-    *(UserHasBoards, BoardHasPins, BoardHasRemovedPins),
-)
+_OLD = (*(User, Board, Pin), *(UserHasBoards, BoardHasPins, BoardHasRemovedPins))
 _FIRST = "0001"
 _MISSING = "no such database"
 #: Forked processes per server.

@@ -10,17 +10,10 @@ from __future__ import annotations
 import os
 
 from examples.pinboard.fetching import page_title
-from examples.pinboard.inputs import MAX_TITLE
-from examples.pinboard.inputs import shorten
+from examples.pinboard.inputs import MAX_TITLE, shorten
 from examples.pinboard.models import Pin
 from sqla_shard import ShardSession
-from sqla_shard.jobs import current_job
-from sqla_shard.jobs import Exponential
-from sqla_shard.jobs import Linear
-from sqla_shard.jobs import RunningJob
-from sqla_shard.jobs import task
-
-__all__ = ["ALLOWED", "QUEUE", "enqueue_title", "fetch_title"]
+from sqla_shard.jobs import current_job, Exponential, Linear, RunningJob, task
 
 ALLOWED = "PINBOARD_TITLE_SERVERS"
 """Environment variable with the internal servers whose pages are fetched, as
@@ -63,6 +56,4 @@ def enqueue_title(session: ShardSession, pin: Pin) -> None:
     :param pin: has its id; the transaction of the session writes it.
     """
     if not pin.title:
-        fetch_title.enqueue(
-            session, pin.id, near=pin.id, unique_key=f"title {pin.id}"
-        )
+        fetch_title.enqueue(session, pin.id, near=pin.id, unique_key=f"title {pin.id}")

@@ -12,23 +12,10 @@ from pathlib import PurePath
 from typing import Any
 
 from examples.pinboard.errors import NotFoundError
-from examples.pinboard.models import Base
-from examples.pinboard.models import Board
-from examples.pinboard.models import Pin
-from examples.pinboard.models import User
-from examples.pinboard.models import UserEmail
-from examples.pinboard.models import UserName
-from sqla_shard import Cluster
-from sqla_shard import MappingMixin
-from sqla_shard import ShardSession
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import UnknownShardError
-from sqla_shard.ids import LOCAL_BITS
-from sqla_shard.ids import SHARD_SHIFT
-from sqla_shard.ids import TYPE_SHIFT
-from sqla_shard.ids import unpack
-
-__all__ = ["Bits", "Row", "Where", "related_rows", "where_is"]
+from examples.pinboard.models import Base, Board, Pin, User, UserEmail, UserName
+from sqla_shard import Cluster, MappingMixin, ShardSession
+from sqla_shard.exc import InvalidIdError, UnknownShardError
+from sqla_shard.ids import LOCAL_BITS, SHARD_SHIFT, TYPE_SHIFT, unpack
 
 #: Classes that have a page; uploaded files are for their users only.
 _CLASSES: dict[int, Any] = {
@@ -185,9 +172,7 @@ def related_rows(
             keys.append((UserEmail, instance.email, "e-mail"))
         for lookup, key, what in keys:
             shard_id = lookup.shard_of(session, key)
-            found.append(
-                _row(session, lookup, shard_id, f"hash of the {what}")
-            )
+            found.append(_row(session, lookup, shard_id, f"hash of the {what}"))
     shard_id = unpack(instance.id).shard_id
     for mapping in _LISTS[type(instance)]:
         found.append(_row(session, mapping, shard_id, "shard of the id"))

@@ -10,18 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from concurrent.futures import Future
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
-from examples.pinboard import import_jobs
-from examples.pinboard import models
-from examples.pinboard import titles
+from examples.pinboard import import_jobs, models, titles
 from sqla_shard import Cluster
-from sqla_shard.jobs import RunReport
-from sqla_shard.jobs import Worker
-
-__all__ = ["QUEUES", "working"]
+from sqla_shard.jobs import RunReport, Worker
 
 QUEUES = (models.LISTS, titles.QUEUE, import_jobs.QUEUE)
 _STOP = 5.0

@@ -25,15 +25,9 @@ from __future__ import annotations
 import os
 
 from examples.pinboard.app import create_app
-from examples.pinboard.caching import keep
-from examples.pinboard.caching import NONE
+from examples.pinboard.caching import keep, NONE
 from sqla_shard import Cluster
-
-__all__ = ["app"]
 
 _cluster = Cluster.from_file(os.environ["SQLA_SHARD_TOPOLOGY"])
 keep(_cluster, os.environ.get("PINBOARD_CACHE", NONE))
-app = create_app(
-    _cluster,
-    secret_key=os.environ.get("PINBOARD_SECRET_KEY"),
-)
+app = create_app(_cluster, secret_key=os.environ.get("PINBOARD_SECRET_KEY"))

@@ -11,21 +11,12 @@ from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from examples.quickstart.bookmarks import BookmarkError
-from examples.quickstart.bookmarks import Folder
-from examples.quickstart.bookmarks import read_folders
+from examples.quickstart.bookmarks import BookmarkError, Folder, read_folders
 from examples.quickstart.models import Base
-from examples.quickstart.pinboard import check
-from examples.quickstart.pinboard import Deal
-from examples.quickstart.pinboard import import_folders
-from examples.quickstart.pinboard import Stored
+from examples.quickstart.pinboard import check, Deal, import_folders, Stored
 from examples.quickstart.progress import Progress
-from examples.quickstart.showing import show_explanation
-from examples.quickstart.showing import show_objects
-from examples.quickstart.showing import show_topology
-from sqla_shard import Cluster
-from sqla_shard import FileSource
-from sqla_shard import Topology
+from examples.quickstart.showing import show_explanation, show_objects, show_topology
+from sqla_shard import Cluster, FileSource, Topology
 
 EXAMPLES = Path(__file__).parents[1]
 NAMES = ("ada", "barbara", "edsger", "grace")
@@ -39,8 +30,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the parsed command line."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.quickstart",
-        description="Import a browser's bookmarks, and see where each "
-        "object lives.",
+        description="Import a browser's bookmarks, and see where each object lives.",
     )
     parser.add_argument(
         "bookmarks",
@@ -54,8 +44,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--data",
         type=Path,
         default=Path("data"),
-        help="directory for SQLite files (default: data); a further run "
-        "adds to it",
+        help="directory for SQLite files (default: data); a further run adds to it",
     )
     where.add_argument(
         "--topology",

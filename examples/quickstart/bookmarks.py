@@ -22,13 +22,10 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from examples.quickstart.links import Link
-from examples.quickstart.links import read_link
-from examples.quickstart.links import Skipped
+from examples.quickstart.links import Link, read_link, Skipped
 from examples.quickstart.tags import TagParser
 
 __all__ = ["BookmarkError", "Folder", "Link", "Skipped", "read_folders"]
@@ -168,9 +165,7 @@ class _Parser(TagParser):
             self._text.append(text)
             self._size += len(text)
             if self._size > self._limit:
-                raise self.error(
-                    f"more than {self._limit:,} characters of text"
-                )
+                raise self.error(f"more than {self._limit:,} characters of text")
 
     def start(self, name: str, tag: str) -> None:
         self._require_doctype()

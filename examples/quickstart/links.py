@@ -9,20 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 from urllib.parse import urlsplit
 
 from examples.quickstart.tags import unescape
 
-__all__ = ["Link", "Skipped", "read_link"]
-
 MAX_ADDRESS = 500_000
 """Characters of a link and its tags; browsers stop at 2,000,000."""
 
-_ATTRIBUTE = re.compile(
-    r"""([^\s"'>/=]+)(?:\s*=\s*("[^"]*"|'[^']*'|[^\s>]*))?"""
-)
+_ATTRIBUTE = re.compile(r"""([^\s"'>/=]+)(?:\s*=\s*("[^"]*"|'[^']*'|[^\s>]*))?""")
 _NAMES = frozenset(["href", "tags", "feedurl", "add_date"])
 _REFERENCE = re.compile(r"&(?:#[0-9]+|#[xX][0-9A-Fa-f]+|[A-Za-z0-9]+);")
 

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from sqla_shard import blob_field
-from sqla_shard import ObjectMixin
-
-__all__ = ["Base", "Board", "Pin", "User"]
+from sqla_shard import blob_field, ObjectMixin
 
 
 class Base(DeclarativeBase):

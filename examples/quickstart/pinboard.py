@@ -8,22 +8,15 @@ or read from.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
-from itertools import cycle
+from itertools import count, cycle
 from typing import Any
 
 from examples.quickstart.bookmarks import Folder
-from examples.quickstart.models import Board
-from examples.quickstart.models import Pin
-from examples.quickstart.models import User
-from sqla_shard import Cluster
-from sqla_shard import ShardSession
+from examples.quickstart.models import Board, Pin, User
+from sqla_shard import Cluster, ShardSession
 from sqla_shard.topology import Keyspace
-
-__all__ = ["Deal", "Stored", "check", "import_folders"]
 
 DEFAULT_BOARD = "Unsorted"
 
@@ -126,9 +119,7 @@ class Deal:
     def __init__(self) -> None:
         self._turn = count()
 
-    def __call__(
-        self, *, keyspace: Keyspace, cls: type[Any], **context: Any
-    ) -> int:
+    def __call__(self, *, keyspace: Keyspace, cls: type[Any], **context: Any) -> int:
         """Return a random shard of the next server that takes users."""
         servers = [one for one in keyspace.servers if one.weight > 0]
         server = servers[next(self._turn) % len(servers)]

@@ -6,8 +6,6 @@ import sys
 from types import TracebackType
 from typing import TextIO
 
-__all__ = ["Progress"]
-
 _WIDTH = 30
 
 
@@ -19,9 +17,7 @@ class Progress:
     :param stream: stderr by default.
     """
 
-    def __init__(
-        self, label: str, total: int, stream: TextIO | None = None
-    ) -> None:
+    def __init__(self, label: str, total: int, stream: TextIO | None = None) -> None:
         self._label = label
         self._total = total
         self._stream = stream or sys.stderr

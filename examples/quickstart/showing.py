@@ -6,16 +6,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from examples.quickstart.models import Board
-from examples.quickstart.models import Pin
-from examples.quickstart.models import User
+from examples.quickstart.models import Board, Pin, User
 from examples.quickstart.pinboard import Stored
-from sqla_shard import Cluster
-from sqla_shard import ShardSession
-from sqla_shard import Topology
-from sqla_shard import unpack
-
-__all__ = ["show_explanation", "show_objects", "show_topology"]
+from sqla_shard import Cluster, ShardSession, Topology, unpack
 
 _BOARDS = 3
 _PINS = 2
@@ -24,9 +17,7 @@ _PINS = 2
 def show_topology(topology: Topology) -> None:
     """Print which server holds which shards."""
     keyspace = topology.sole("objects")
-    print(
-        f"{keyspace.shards} virtual shards on {len(keyspace.servers)} servers:"
-    )
+    print(f"{keyspace.shards} virtual shards on {len(keyspace.servers)} servers:")
     for server in keyspace.servers:
         print(f"  {server.name} has {' and '.join(map(str, server.shards))}")
 
@@ -38,15 +29,12 @@ def show_objects(cluster: Cluster, imported: Sequence[Stored]) -> None:
         for user_id, group in groupby(sorted(imported, key=by_user), by_user):
             (target,) = cluster.explain(user_id).targets
             print(
-                f"\nshard {target.shard_id}, on {target.server}, in "
-                f"{target.database}"
+                f"\nshard {target.shard_id}, on {target.server}, in {target.database}"
             )
             _show_user(session, user_id, list(group))
 
 
-def _show_user(
-    session: ShardSession, user_id: int, imported: Sequence[Stored]
-) -> None:
+def _show_user(session: ShardSession, user_id: int, imported: Sequence[Stored]) -> None:
     user = session.get(User, user_id)
     assert user is not None
     _line(0, "user", user.name, user_id)

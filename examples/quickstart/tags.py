@@ -11,8 +11,6 @@ from __future__ import annotations
 import html
 import re
 
-__all__ = ["MAX_TAG", "TagParser", "unescape"]
-
 MAX_TAG = 1 << 20
 """Maximum size of a tag or a comment; some contain an icon."""
 

@@ -25,19 +25,16 @@ dictionary cannot be separated.
 
 from __future__ import annotations
 
-from sqla_shard.blobs.counting import BlobStatus
-from sqla_shard.blobs.counting import status
-from sqla_shard.blobs.counting import VersionCount
-from sqla_shard.blobs.rewriting import check
-from sqla_shard.blobs.rewriting import rewrite
-from sqla_shard.blobs.rewriting import RewriteProgress
-from sqla_shard.blobs.rewriting import RewriteReport
-from sqla_shard.blobs.rewriting import UnreadableRow
-from sqla_shard.blobs.stored import activate
-from sqla_shard.blobs.stored import ActivationReport
-from sqla_shard.blobs.stored import deactivate
-from sqla_shard.blobs.training import train
-from sqla_shard.blobs.training import TrainingReport
+from sqla_shard.blobs.counting import BlobStatus, status, VersionCount
+from sqla_shard.blobs.rewriting import (
+    check,
+    rewrite,
+    RewriteProgress,
+    RewriteReport,
+    UnreadableRow,
+)
+from sqla_shard.blobs.stored import activate, ActivationReport, deactivate
+from sqla_shard.blobs.training import train, TrainingReport
 
 __all__ = [
     "ActivationReport",

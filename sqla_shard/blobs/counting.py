@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import case
-from sqlalchemy import cast
-from sqlalchemy import func
-from sqlalchemy import LargeBinary
-from sqlalchemy import literal
-from sqlalchemy import select
+from sqlalchemy import case, cast, func, LargeBinary, literal, select
 
-from sqla_shard.blobs.stored import Blobs
-from sqla_shard.blobs.stored import Stored
-from sqla_shard.blobs.stored import stored_on_all
-from sqla_shard.blobs.stored import visit
+from sqla_shard.blobs.stored import Blobs, Stored, stored_on_all, visit
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import describe_unread
-from sqla_shard.engine.unread import UnreadServer
-from sqla_shard.types.compression import MARKER
-from sqla_shard.types.compression import PREFIX_BYTES
-
-__all__ = ["BlobStatus", "VersionCount", "status"]
+from sqla_shard.engine.unread import describe_unread, UnreadServer
+from sqla_shard.types.compression import MARKER, PREFIX_BYTES
 
 
 @dataclass(kw_only=True)
@@ -120,14 +107,9 @@ def status(cluster: Cluster, cls: Any, *, rows: bool = False) -> BlobStatus:
         failed = _count_rows(cluster, blobs, list(stored), counts)
         unread = [*unread, *failed]
     # A dictionary that no shard has is last: its version is unknown.
-    order = sorted(
-        counts.values(), key=lambda one: (one.version is None, one.version)
-    )
+    order = sorted(counts.values(), key=lambda one: (one.version is None, one.version))
     return BlobStatus(
-        name=blobs.name,
-        shards=len(stored),
-        versions=tuple(order),
-        unread=tuple(unread),
+        name=blobs.name, shards=len(stored), versions=tuple(order), unread=tuple(unread)
     )
 
 
@@ -156,16 +138,11 @@ def _count_rows(
     data = cast(blobs.table.c.data, LargeBinary)
     marker = literal(MARKER, LargeBinary)
     form = case(
-        (
-            func.substr(data, 1, 1) == marker,
-            func.substr(data, 1, PREFIX_BYTES),
-        ),
+        (func.substr(data, 1, 1) == marker, func.substr(data, 1, PREFIX_BYTES)),
         else_=literal(b"", LargeBinary),
     )
     # Servers reject parameters in an expression of GROUP BY.
-    blob = select(
-        form.label("form"), func.length(data).label("size")
-    ).subquery()
+    blob = select(form.label("form"), func.length(data).label("size")).subquery()
     statement = select(
         func.hex(blob.c.form).label("form"),
         func.count().label("rows"),
@@ -174,9 +151,7 @@ def _count_rows(
 
     def read(place: Place) -> list[Any]:
         with cluster.session() as session:
-            return list(
-                session.execute(statement, bind_arguments={"place": place})
-            )
+            return list(session.execute(statement, bind_arguments={"place": place}))
 
     found, unread = visit(cluster, places, read)
     for rows in found.values():
@@ -184,8 +159,7 @@ def _count_rows(
             prefix = bytes.fromhex(form_)[1:]
             key = int.from_bytes(prefix, "big") if prefix else None
             count = counts.setdefault(
-                key,
-                VersionCount(version=None, dictionary_id=key, rows=0, bytes=0),
+                key, VersionCount(version=None, dictionary_id=key, rows=0, bytes=0)
             )
             count.rows = (count.rows or 0) + number
             count.bytes = (count.bytes or 0) + int(size)

@@ -15,51 +15,33 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import bindparam
-from sqlalchemy import select
-from sqlalchemy import type_coerce
-from sqlalchemy import update
+from sqlalchemy import bindparam, select, type_coerce, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.types import NullType
 
-from sqla_shard.blobs.stored import active_id
-from sqla_shard.blobs.stored import Blobs
+from sqla_shard.blobs.stored import active_id, Blobs
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import describe_unread
-from sqla_shard.engine.unread import reason
-from sqla_shard.engine.unread import UnreadServer
-from sqla_shard.exc import BlobError
-from sqla_shard.exc import DamagedBlobError
-from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.exc import VerifyPositionError
+from sqla_shard.engine.unread import describe_unread, reason, UnreadServer
+from sqla_shard.exc import (
+    BlobError,
+    DamagedBlobError,
+    ServerUnreachableError,
+    VerifyPositionError,
+)
 from sqla_shard.session import ShardSession
 from sqla_shard.session.connections import bulk_on
 from sqla_shard.types import Blob
-from sqla_shard.types.blob import decode_stored
-from sqla_shard.types.blob import pack_blob
-from sqla_shard.types.compression import DICTIONARIES
-from sqla_shard.types.compression import MARKER
-from sqla_shard.types.compression import PREFIX_BYTES
-from sqla_shard.types.compression import unpack
+from sqla_shard.types.blob import decode_stored, pack_blob
+from sqla_shard.types.compression import DICTIONARIES, MARKER, PREFIX_BYTES, unpack
 from sqla_shard.util.files import replace_file
 from sqla_shard.util.json_values import parsed_json
 from sqla_shard.util.pace import Pace
-
-__all__ = [
-    "RewriteProgress",
-    "RewriteReport",
-    "UnreadableRow",
-    "check",
-    "rewrite",
-]
 
 #: Seconds to retry the first failed transaction: a run waits for a failover
 #: once, not for each shard of a server.
@@ -141,10 +123,7 @@ class RewriteReport:
             f"{len(self.unreadable):,} unreadable"
         )
         if self.rewritten:
-            first += (
-                f"; {self.bytes_before:,} bytes before, "
-                f"{self.bytes_after:,} after"
-            )
+            first += f"; {self.bytes_before:,} bytes before, {self.bytes_after:,} after"
         rows = [f"{one.object_id}: {one.reason}" for one in self.unreadable]
         return "\n".join([first, *rows, *describe_unread(self.unread)])
 
@@ -216,8 +195,7 @@ class _Position:
             return 0, 0
         except (ValueError, TypeError, LookupError) as error:
             raise VerifyPositionError(
-                path=str(self._path),
-                reason=f"it is not the file of this run: {error}",
+                path=str(self._path), reason=f"it is not the file of this run: {error}"
             ) from error
 
     def save(self, shard: int, after: int) -> None:
@@ -353,9 +331,7 @@ class _Statements:
         self.write = (
             update(table)
             .where(here, value == bindparam("old", type_=raw))
-            .values(
-                {data: type_coerce(bindparam("new", type_=raw), raw), ts: ts}
-            )
+            .values({data: type_coerce(bindparam("new", type_=raw), raw), ts: ts})
         )
         self.restore_time = (
             update(table)
@@ -415,9 +391,7 @@ class _Work:
                     blob.dictionary = dictionary
                     new = self._packed(blob)
                     if new != value:
-                        self._replace(
-                            statements, object_id, value, new, moment
-                        )
+                        self._replace(statements, object_id, value, new, moment)
 
     def _packed(self, blob: Blob) -> str | bytes:
         text: Any = blob.source
@@ -427,8 +401,7 @@ class _Work:
         if unpack(packed, self._blobs.type.limit) != text:
             raise DamagedBlobError(
                 table=self._blobs.table.name,
-                reason="its text differs after compression; nothing was "
-                "written",
+                reason="its text differs after compression; nothing was written",
             )
         return packed
 

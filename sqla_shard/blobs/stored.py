@@ -2,56 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import bindparam
-from sqlalchemy import false
-from sqlalchemy import inspect
-from sqlalchemy import select
-from sqlalchemy import update
+from sqlalchemy import bindparam, false, inspect, select, update
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.dialects.sql import InsertMissing
-from sqla_shard.dialects.sql import IsBinary
-from sqla_shard.dialects.sql import ServerTime
-from sqla_shard.engine import by_server
-from sqla_shard.engine import Places
+from sqla_shard.dialects.sql import InsertMissing, IsBinary, ServerTime
+from sqla_shard.engine import by_server, Places
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import describe_unread
-from sqla_shard.engine.unread import for_each_shard
-from sqla_shard.engine.unread import UnreadServer
-from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.exc import DictionaryConflictError
-from sqla_shard.exc import DictionaryRefusedError
+from sqla_shard.engine.unread import describe_unread, for_each_shard, UnreadServer
+from sqla_shard.exc import (
+    ClassDefinitionError,
+    DictionaryConflictError,
+    DictionaryRefusedError,
+)
 from sqla_shard.models import ObjectMixin
-from sqla_shard.models.blob_dictionaries import name_of
-from sqla_shard.models.blob_dictionaries import SECONDS
+from sqla_shard.models.blob_dictionaries import name_of, SECONDS
 from sqla_shard.outbox.tables import DICTIONARIES
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.topology import Keyspace
 from sqla_shard.types import JSONBlob
 from sqla_shard.types.compression import Dictionary
-
-__all__ = [
-    "ActivationReport",
-    "Blobs",
-    "Stored",
-    "activate",
-    "active_id",
-    "deactivate",
-    "not_read",
-    "store",
-    "stored_on_all",
-    "visit",
-]
 
 T = TypeVar("T")
 
@@ -62,13 +37,11 @@ _PARALLEL = 8
 
 _dictionary = DICTIONARIES.c
 _named = _dictionary.name == bindparam("the_name")
-_STORED = select(
-    _dictionary.id, _dictionary.version, _dictionary.is_active
-).where(_named)
-_ACTIVE = select(_dictionary.id).where(_named, _dictionary.is_active)
-_CONTENT = select(_dictionary.content).where(
-    _dictionary.id == bindparam("the_id")
+_STORED = select(_dictionary.id, _dictionary.version, _dictionary.is_active).where(
+    _named
 )
+_ACTIVE = select(_dictionary.id).where(_named, _dictionary.is_active)
+_CONTENT = select(_dictionary.content).where(_dictionary.id == bindparam("the_id"))
 _INSERT = InsertMissing(DICTIONARIES).values(
     id=bindparam("the_id"),
     name=bindparam("the_name"),
@@ -170,9 +143,7 @@ class ActivationReport:
 
 
 def visit(
-    cluster: Cluster,
-    places: Iterable[Place],
-    work: Callable[[Place], T],
+    cluster: Cluster, places: Iterable[Place], work: Callable[[Place], T]
 ) -> tuple[dict[Place, T], list[UnreadServer]]:
     """Call a function for each shard, for several servers in parallel.
 
@@ -180,9 +151,7 @@ def visit(
         read or written.
     """
 
-    def on_server(
-        group: Sequence[Place],
-    ) -> tuple[dict[Place, T], list[UnreadServer]]:
+    def on_server(group: Sequence[Place]) -> tuple[dict[Place, T], list[UnreadServer]]:
         found: dict[Place, T] = {}
 
         def one(place: Place) -> None:
@@ -194,9 +163,7 @@ def visit(
     results: dict[Place, T] = {}
     unread: list[UnreadServer] = []
     for found, failed in cluster.places.engines.in_parallel(
-        [partial(on_server, group) for group in by_server(given)],
-        "blobs",
-        _PARALLEL,
+        [partial(on_server, group) for group in by_server(given)], "blobs", _PARALLEL
     ):
         results.update(found)
         unread += failed
@@ -219,9 +186,7 @@ def stored_on_all(
     def read(place: Place) -> list[Stored]:
         with cluster.session() as session:
             rows = session.execute(
-                _STORED,
-                {"the_name": blobs.name},
-                bind_arguments={"place": place},
+                _STORED, {"the_name": blobs.name}, bind_arguments={"place": place}
             )
             return [Stored(**row._mapping) for row in rows]
 
@@ -253,21 +218,13 @@ def store(
 
 
 def _store(
-    cluster: Cluster,
-    name: str,
-    dictionary: Dictionary,
-    version: int,
-    place: Place,
+    cluster: Cluster, name: str, dictionary: Dictionary, version: int, place: Place
 ) -> None:
     cluster.run(_insert, name, dictionary, version, place, attempts=_ATTEMPTS)
 
 
 def _insert(
-    session: ShardSession,
-    name: str,
-    dictionary: Dictionary,
-    version: int,
-    place: Place,
+    session: ShardSession, name: str, dictionary: Dictionary, version: int, place: Place
 ) -> None:
     """Store a dictionary on a shard that may have it."""
     at = {"place": place}
@@ -278,12 +235,8 @@ def _insert(
         "the_content": dictionary.content,
     }
     session.execute(_INSERT, values, bind_arguments=at)
-    found = session.execute(
-        _STORED, {"the_name": name}, bind_arguments=at
-    ).all()
-    if (dictionary.id, version) not in {
-        (one.id, one.version) for one in found
-    }:
+    found = session.execute(_STORED, {"the_name": name}, bind_arguments=at).all()
+    if (dictionary.id, version) not in {(one.id, one.version) for one in found}:
         raise DictionaryConflictError(
             name=name, version=version, shard_id=place.shard_id
         )
@@ -315,12 +268,7 @@ def activate(
 
     def write(place: Place) -> None:
         cluster.run(
-            _activate,
-            blobs.name,
-            dictionary,
-            chosen.version,
-            place,
-            attempts=_ATTEMPTS,
+            _activate, blobs.name, dictionary, chosen.version, place, attempts=_ATTEMPTS
         )
 
     done, failed = visit(cluster, stored, write)
@@ -368,16 +316,12 @@ def _holders(
 def _content(cluster: Cluster, place: Place, dictionary_id: int) -> Dictionary:
     with cluster.session() as session:
         content = session.execute(
-            _CONTENT,
-            {"the_id": dictionary_id},
-            bind_arguments={"place": place},
+            _CONTENT, {"the_id": dictionary_id}, bind_arguments={"place": place}
         ).scalar_one()
     return Dictionary(bytes(content))
 
 
-def _check_columns(
-    cluster: Cluster, blobs: Blobs, places: Iterable[Place]
-) -> None:
+def _check_columns(cluster: Cluster, blobs: Blobs, places: Iterable[Place]) -> None:
     """Refuse to write bytes to columns that contain text.
 
     :raises DictionaryRefusedError: if a column is not binary.
@@ -387,9 +331,7 @@ def _check_columns(
     def is_binary(place: Place) -> bool:
         with cluster.session() as session:
             return bool(
-                session.execute(
-                    statement, bind_arguments={"place": place}
-                ).scalar()
+                session.execute(statement, bind_arguments={"place": place}).scalar()
             )
 
     found, _ = visit(cluster, places, is_binary)
@@ -404,11 +346,7 @@ def _check_columns(
 
 
 def _activate(
-    session: ShardSession,
-    name: str,
-    dictionary: Dictionary,
-    version: int,
-    place: Place,
+    session: ShardSession, name: str, dictionary: Dictionary, version: int, place: Place
 ) -> None:
     _insert(session, name, dictionary, version, place)
     session.execute(
@@ -427,9 +365,7 @@ def deactivate(cluster: Cluster, cls: Any) -> ActivationReport:
 
     def change(session: ShardSession, place: Place) -> None:
         session.execute(
-            _DEACTIVATE,
-            {"the_name": blobs.name},
-            bind_arguments={"place": place},
+            _DEACTIVATE, {"the_name": blobs.name}, bind_arguments={"place": place}
         )
 
     def write(place: Place) -> None:
@@ -437,8 +373,5 @@ def deactivate(cluster: Cluster, cls: Any) -> ActivationReport:
 
     done, unread = visit(cluster, blobs.places(cluster), write)
     return ActivationReport(
-        name=blobs.name,
-        version=None,
-        shards=len(done),
-        unread=tuple(unread),
+        name=blobs.name, version=None, shards=len(done), unread=tuple(unread)
     )

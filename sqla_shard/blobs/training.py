@@ -10,35 +10,22 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from time import monotonic
-from time import process_time
+from time import monotonic, process_time
 from typing import Any
 
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import type_coerce
+from sqlalchemy import func, select, type_coerce
 from sqlalchemy.types import NullType
 
-from sqla_shard.blobs.stored import Blobs
-from sqla_shard.blobs.stored import not_read
-from sqla_shard.blobs.stored import store
-from sqla_shard.blobs.stored import stored_on_all
+from sqla_shard.blobs.stored import Blobs, not_read, store, stored_on_all
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import by_server
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import describe_unread
-from sqla_shard.engine.unread import for_each_shard
-from sqla_shard.engine.unread import UnreadServer
+from sqla_shard.engine.unread import describe_unread, for_each_shard, UnreadServer
 from sqla_shard.exc import DictionaryTrainingError
 from sqla_shard.types.blob import decode_stored
-from sqla_shard.types.compression import DICTIONARIES
-from sqla_shard.types.compression import Dictionary
-from sqla_shard.types.compression import train_dictionary
-
-__all__ = ["TrainingReport", "train"]
+from sqla_shard.types.compression import DICTIONARIES, Dictionary, train_dictionary
 
 #: Sizes of the dictionaries that are compared, in bytes.
 _SIZES = (8192, 16_384, 32_768, 65_536, 112_640)
@@ -157,9 +144,7 @@ def train(
     :raises ValueError: if ``rows`` or ``seconds`` is not valid.
     """
     if type(rows) is not int or rows < _LEAST_ROWS:
-        raise ValueError(
-            f"rows={rows!r} must be an integer, {_LEAST_ROWS} or more"
-        )
+        raise ValueError(f"rows={rows!r} must be an integer, {_LEAST_ROWS} or more")
     if not seconds > 0:
         raise ValueError(f"seconds={seconds!r} must be above 0")
     blobs = Blobs(cls)
@@ -185,9 +170,7 @@ def train(
         known = [one.version for found in stored.values() for one in found]
         version = max(known, default=0) + 1
         unread += store(cluster, blobs, dictionary, version)
-    return _report(
-        blobs, dictionary, version, held, len(texts), shards, unread
-    )
+    return _report(blobs, dictionary, version, held, len(texts), shards, unread)
 
 
 def _report(
@@ -229,9 +212,7 @@ def _size(dictionary: Dictionary, texts: Sequence[bytes]) -> int:
     return sum(len(dictionary.pack(text.decode()) or text) for text in texts)
 
 
-def _best(
-    blobs: Blobs, used: Sequence[bytes], held: Sequence[bytes]
-) -> Dictionary:
+def _best(blobs: Blobs, used: Sequence[bytes], held: Sequence[bytes]) -> Dictionary:
     """Return the smallest dictionary that compresses almost best.
 
     :param used: rows for training.
@@ -255,11 +236,7 @@ def _best(
 
 
 def _sample(
-    cluster: Cluster,
-    blobs: Blobs,
-    rows: int,
-    seconds: float,
-    chooser: random.Random,
+    cluster: Cluster, blobs: Blobs, rows: int, seconds: float, chooser: random.Random
 ) -> tuple[list[bytes], int, list[UnreadServer]]:
     """Return texts of random rows, and the number of their shards."""
     groups = by_server(blobs.places(cluster))
@@ -307,9 +284,7 @@ def _sample_server(
         visited += 1
         wanted = min(rows - len(texts), max(share, _PAGE))
         if wanted > 0 and monotonic() < deadline:
-            found = _sample_shard(
-                cluster, blobs, place, wanted, deadline, chooser
-            )
+            found = _sample_shard(cluster, blobs, place, wanted, deadline, chooser)
             texts.extend(found)
             shards += bool(found)
 
@@ -342,8 +317,7 @@ def _sample_shard(
         start = lowest
         for _ in range(4 * -(-wanted // _PAGE)):
             rows = session.execute(
-                page.where(key >= start).order_by(key).limit(size),
-                bind_arguments=at,
+                page.where(key >= start).order_by(key).limit(size), bind_arguments=at
             ).all()
             for row_id, value in rows:
                 blob = decode_stored(value, blobs.type)
@@ -354,9 +328,5 @@ def _sample_shard(
                 or monotonic() >= deadline
             ):
                 break
-            start = (
-                rows[-1][0] + 1
-                if is_small
-                else chooser.randint(lowest, highest)
-            )
+            start = rows[-1][0] + 1 if is_small else chooser.randint(lowest, highest)
     return list(found.values())[:wanted]

@@ -13,29 +13,23 @@ Keys that a store could not invalidate are in
 
 from __future__ import annotations
 
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 from sqla_shard.cache.cache import Cache
 from sqla_shard.cache.columns import Cached
-from sqla_shard.cache.config import load_cache
-from sqla_shard.cache.config import load_regions
-from sqla_shard.cache.decorators import cached_list
-from sqla_shard.cache.decorators import cached_objects
-from sqla_shard.cache.decorators import CachedFunction
-from sqla_shard.cache.protocol import ClassStats
-from sqla_shard.cache.protocol import counting
-from sqla_shard.cache.protocol import Counts
-from sqla_shard.cache.protocol import read_through
-from sqla_shard.cache.protocol import RegionStats
-from sqla_shard.cache.protocol import Times
-from sqla_shard.cache.protocol import Tombstones
-from sqla_shard.cache.regions import open_region
-from sqla_shard.cache.regions import Region
-from sqla_shard.cache.regions import store_of
-from sqla_shard.cache.stores import Found
-from sqla_shard.cache.stores import State
-from sqla_shard.cache.stores import Store
+from sqla_shard.cache.config import load_cache, load_regions
+from sqla_shard.cache.decorators import cached_list, cached_objects, CachedFunction
+from sqla_shard.cache.protocol import (
+    ClassStats,
+    counting,
+    Counts,
+    read_through,
+    RegionStats,
+    Times,
+    Tombstones,
+)
+from sqla_shard.cache.regions import open_region, Region, store_of
+from sqla_shard.cache.stores import Found, State, Store
 from sqla_shard.cache.stores.memory import MemoryStore
 from sqla_shard.cache.stores.redis import RedisStore
 

@@ -2,53 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqla_shard.cache.columns import Cached
-from sqla_shard.cache.columns import check_prefix
-from sqla_shard.cache.columns import check_rows
-from sqla_shard.cache.columns import Columns
-from sqla_shard.cache.columns import is_mapping
-from sqla_shard.cache.columns import mapper_of
-from sqla_shard.cache.columns import place_of
-from sqla_shard.cache.functions import functions_of
-from sqla_shard.cache.functions import with_transaction
+from sqla_shard.cache.columns import (
+    Cached,
+    check_prefix,
+    check_rows,
+    Columns,
+    is_mapping,
+    mapper_of,
+    place_of,
+)
+from sqla_shard.cache.functions import functions_of, with_transaction
 from sqla_shard.cache.lists import ListCache
 from sqla_shard.cache.objects import ObjectCache
-from sqla_shard.cache.protocol import CacheCounters
-from sqla_shard.cache.protocol import RegionStats
-from sqla_shard.cache.protocol import stats_of
-from sqla_shard.cache.protocol import Tombstones
-from sqla_shard.cache.regions import open_region
-from sqla_shard.cache.regions import Region
-from sqla_shard.cache.regions import REGION_NAME
+from sqla_shard.cache.protocol import CacheCounters, RegionStats, stats_of, Tombstones
+from sqla_shard.cache.regions import open_region, Region, REGION_NAME
 from sqla_shard.cache.rows import RowCache
-from sqla_shard.cache.stores import awaited
-from sqla_shard.cache.stores import to_its_end
+from sqla_shard.cache.stores import awaited, to_its_end
 from sqla_shard.cache.stores.memory import MemoryStore
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import CacheClassError
-from sqla_shard.exc import CacheOptionError
-from sqla_shard.outbox.invalidations import has_pending
-from sqla_shard.outbox.invalidations import write_pending
+from sqla_shard.exc import CacheClassError, CacheOptionError
+from sqla_shard.outbox.invalidations import has_pending, write_pending
 from sqla_shard.outbox.tables import LONGEST_REGION
 from sqla_shard.session import ShardSession
 from sqla_shard.session.invalidation import outbox_places
-
-__all__ = [
-    "Announcement",
-    "Cache",
-    "announce",
-]
-
 
 # -- invalidation around a COMMIT
 
@@ -144,9 +125,7 @@ def announce(
         tombstones = Tombstones(region.store, region.times)
         put.append((tombstones, tally))
         edits = {
-            key: stale[name, key].edited_value
-            for key in its
-            if stale[name, key].edits
+            key: stale[name, key].edited_value for key in its if stale[name, key].edits
         }
         work = partial(tombstones.put, its, edits)
         lost = awaited(session, partial(_timed, tally, work))
@@ -281,9 +260,7 @@ class Cache:
         """
         return self._of_class(cls).is_on
 
-    def invalidate(
-        self, session: Any, cls: Any, ids: int | Iterable[int]
-    ) -> None:
+    def invalidate(self, session: Any, cls: Any, ids: int | Iterable[int]) -> None:
         """Invalidate rows with the COMMIT of a transaction.
 
         For writes that the session does not see, such as textual SQL or the
@@ -321,8 +298,7 @@ class Cache:
         found = self._row_caches.get(mapper_of(cls).local_table)
         if found is None:
             raise CacheClassError(
-                "is not named in configure_cache(classes=...)",
-                class_name=cls.__name__,
+                "is not named in configure_cache(classes=...)", class_name=cls.__name__
             )
         return found
 
@@ -383,9 +359,7 @@ class Cache:
         key = f"{row_cache.head}{source_id}"
         return row_cache.load_objects(session, place, {key: rows}).get(key)
 
-    def record_write(
-        self, session: ShardSession, table: Any, row_id: int
-    ) -> None:
+    def record_write(self, session: ShardSession, table: Any, row_id: int) -> None:
         """Record a row that a transaction writes, for invalidation.
 
         :param row_id: the id that names its shard.
@@ -421,18 +395,12 @@ class Cache:
             self.record_write(session, table, source_id)
             return
         place = row_cache.place(session, source_id)
-        for entry, edit in row_cache.keys_of_append(
-            session, place, source_id, rows
-        ):
+        for entry, edit in row_cache.keys_of_append(session, place, source_id, rows):
             session.log.invalidate(entry, place, edit)
         self._record_results(session, table, place, source_id)
 
     def record_insert(
-        self,
-        session: ShardSession,
-        table: Any,
-        place: Place,
-        ids: Iterable[Any] = (),
+        self, session: ShardSession, table: Any, place: Place, ids: Iterable[Any] = ()
     ) -> None:
         """Record objects that a transaction inserts on a shard.
 
@@ -459,9 +427,7 @@ def _check_mappings(regions: Any, classes: Any) -> None:
     ):
         if not isinstance(value, Mapping):
             raise CacheOptionError(
-                f"must be a mapping of {what}",
-                option=option,
-                value=value,
+                f"must be a mapping of {what}", option=option, value=value
             )
     for name in regions:
         # Check it before the first write: the outbox would refuse the name in

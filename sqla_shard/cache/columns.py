@@ -12,71 +12,30 @@ from __future__ import annotations
 
 import json
 import re
-from base64 import b64decode
-from base64 import b64encode
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import date
-from datetime import datetime
-from datetime import time
-from datetime import timedelta
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from hashlib import blake2b
 from math import isfinite
-from typing import Any
-from typing import TypeAlias
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from sqlalchemy import inspect
-from sqlalchemy import Select
-from sqlalchemy import select
-from sqlalchemy import type_coerce
-from sqlalchemy import types
+from sqlalchemy import inspect, Select, select, type_coerce, types
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import Mapper
-from sqlalchemy.types import NullType
-from sqlalchemy.types import PickleType
-from sqlalchemy.types import TypeDecorator
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import NullType, PickleType, TypeDecorator, TypeEngine
 
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import CacheClassError
-from sqla_shard.exc import CacheOptionError
-from sqla_shard.routing import has_objects
-from sqla_shard.routing import routing_column
-from sqla_shard.routing import spec_of
+from sqla_shard.exc import CacheClassError, CacheOptionError
+from sqla_shard.routing import has_objects, routing_column, spec_of
 from sqla_shard.session import ShardSession
-from sqla_shard.types import JSONBlob
-from sqla_shard.types import Sequence38
-from sqla_shard.types import ShardedId
+from sqla_shard.types import JSONBlob, Sequence38, ShardedId
 from sqla_shard.types.columns import MAX_SEQUENCE
 from sqla_shard.types.object_ids import IdType
 from sqla_shard.util import sqlalchemy_private as private
-from sqla_shard.util.json_values import decode_roughly
-from sqla_shard.util.json_values import strict_decoder
-
-__all__ = [
-    "FORMAT",
-    "Cached",
-    "Columns",
-    "RowChecks",
-    "check_id",
-    "check_prefix",
-    "check_rows",
-    "digest",
-    "dump",
-    "is_mapping",
-    "mapper_of",
-    "parse",
-    "parse_json",
-    "parse_many",
-    "place_of",
-]
-
+from sqla_shard.util.json_values import decode_roughly, strict_decoder
 
 # -- Encoding: JSON, which cannot execute code.
 #
@@ -154,10 +113,7 @@ def _untag(value: dict[str, Any]) -> Any:
 
 
 _encode = json.JSONEncoder(
-    ensure_ascii=False,
-    allow_nan=False,
-    separators=(",", ":"),
-    default=_tag,
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_tag
 ).encode
 _decode = strict_decoder(_untag)
 _decode_json = strict_decoder()
@@ -372,9 +328,7 @@ class RowChecks:
         if len(kinds) != len(self._checks):
             return None
         found = []
-        for at, (kind, checks) in enumerate(
-            zip(kinds, self._checks, strict=True)
-        ):
+        for at, (kind, checks) in enumerate(zip(kinds, self._checks, strict=True)):
             if kind not in checks:
                 return None
             check = checks[kind]
@@ -419,10 +373,7 @@ def _id_check(kind: IdType) -> Callable[[int], bool]:
         return lambda value: 0 <= value <= max_id
 
     def check(value: int) -> bool:
-        return (
-            0 <= value <= max_id
-            and value >> layout.type_shift & max_type == type_id
-        )
+        return 0 <= value <= max_id and value >> layout.type_shift & max_type == type_id
 
     return check
 
@@ -469,9 +420,7 @@ def check_rows(rows: int) -> int:
     """
     if type(rows) is not int or not 1 <= rows <= 10_000:
         raise CacheOptionError(
-            "must be an integer, 1 to 10,000 rows of a list",
-            option="rows",
-            value=rows,
+            "must be an integer, 1 to 10,000 rows of a list", option="rows", value=rows
         )
     return rows
 
@@ -497,9 +446,7 @@ class Columns:
         self.select = select(mapper.class_)
         self._named = {column.name: column for column in self.table.c}
         compiled: Any = self.select.compile()
-        self.names = [
-            entry.keyname for entry in private.result_columns(compiled)
-        ]
+        self.names = [entry.keyname for entry in private.result_columns(compiled)]
         others = [name for name in self.names if name not in self._named]
         if others or len(compiled.statement.get_final_froms()) != 1:
             raise CacheClassError(
@@ -512,10 +459,7 @@ class Columns:
         self._refuse_expressions()
         self._refuse_cascades()
         # Addresses in memory differ between processes: remove them.
-        types = [
-            _ADDRESS.sub("", repr(self._named[name].type))
-            for name in self.names
-        ]
+        types = [_ADDRESS.sub("", repr(self._named[name].type)) for name in self.names]
         self._row_checks: dict[str, RowChecks] = {}
         self.digest = digest(FORMAT, version, self.names, types)
 
@@ -557,10 +501,7 @@ class Columns:
 
     def _refuse_cascades(self) -> None:
         for key in self.table.foreign_keys:
-            for what, how in (
-                ("ondelete", key.ondelete),
-                ("onupdate", key.onupdate),
-            ):
+            for what, how in (("ondelete", key.ondelete), ("onupdate", key.onupdate)):
                 if (how or "RESTRICT").upper() not in _NO_CHANGES:
                     raise CacheClassError(
                         f"has a foreign key with {what}={how!r}: the server "
@@ -574,9 +515,7 @@ class Columns:
         found = self._row_checks.get(dialect.name)
         if found is None:
             columns = [self._named[name] for name in self.names]
-            found = self._row_checks[dialect.name] = RowChecks(
-                columns, dialect
-            )
+            found = self._row_checks[dialect.name] = RowChecks(columns, dialect)
         return found
 
     def raw(self, *more: Any) -> Select[Any]:
@@ -623,9 +562,7 @@ def check_id(table: Any, name: str, row_id: Any) -> int:
     return shard_id
 
 
-def place_of(
-    session: ShardSession, table: Any, name: str, row_id: Any
-) -> Place:
+def place_of(session: ShardSession, table: Any, name: str, row_id: Any) -> Place:
     """Return the shard location of rows of a class; see :func:`check_id`.
 
     :raises UnknownShardError: if the shard is not open.

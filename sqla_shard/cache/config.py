@@ -27,36 +27,17 @@ from pathlib import Path
 from typing import Any
 
 from sqla_shard import exc
-from sqla_shard.cache.columns import Cached
-from sqla_shard.cache.columns import check_prefix
-from sqla_shard.cache.columns import check_rows
+from sqla_shard.cache.columns import Cached, check_prefix, check_rows
 from sqla_shard.cache.regions import REGION_NAME
 from sqla_shard.outbox.tables import LONGEST_REGION
 from sqla_shard.util.json_values import parsed_toml
-
-__all__ = [
-    "CacheFile",
-    "kind_of",
-    "load_cache",
-    "load_regions",
-    "read",
-    "read_cache",
-    "regions_of",
-]
-
 
 # -- regions
 #
 # The application and ``sqla-shard`` must give nodes the same names; otherwise
 # they would use two nodes for one key.
 
-_NUMBERS = (
-    "expiration_time",
-    "expire_nothing",
-    "lease",
-    "tombstone",
-    "wait",
-)
+_NUMBERS = ("expiration_time", "expire_nothing", "lease", "tombstone", "wait")
 _SETTINGS = ("backend", "arguments", *_NUMBERS)
 _TABLES = frozenset(["regions", "classes", "prefix"])
 
@@ -79,9 +60,7 @@ def load_regions(path: str | os.PathLike[str]) -> dict[str, Mapping[str, Any]]:
     return regions_of(file, read(file))
 
 
-def regions_of(
-    file: str, document: Mapping[str, Any]
-) -> dict[str, Mapping[str, Any]]:
+def regions_of(file: str, document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the regions of a document, by name.
 
     :raises CacheConfigError: if they are missing or not valid.
@@ -146,17 +125,14 @@ def _check(file: str, name: str, region: object) -> None:
     for key, value in region.items():
         if key not in _SETTINGS:
             raise refuse(
-                "is not a setting of a region; valid are "
-                f"{', '.join(_SETTINGS)}",
-                key,
+                f"is not a setting of a region; valid are {', '.join(_SETTINGS)}", key
             )
         if key in _NUMBERS and type(value) not in (int, float):
             raise refuse(f"is a {kind_of(value)}; write seconds", key)
     backend = region.get("backend")
     if not isinstance(backend, str) or not backend:
         raise refuse(
-            "is missing, or not a string; name one, such as "
-            '"sqla_shard.memcached"',
+            'is missing, or not a string; name one, such as "sqla_shard.memcached"',
             "backend",
         )
     if not isinstance(region.get("arguments", {}), dict):
@@ -226,11 +202,7 @@ def load_cache(path: str | os.PathLike[str]) -> dict[str, Any]:
             file,
             "classes",
         )
-    return {
-        "regions": found.regions,
-        "classes": found.classes,
-        "prefix": found.prefix,
-    }
+    return {"regions": found.regions, "classes": found.classes, "prefix": found.prefix}
 
 
 def read_cache(path: str | os.PathLike[str]) -> CacheFile:
@@ -253,13 +225,9 @@ def read_cache(path: str | os.PathLike[str]) -> CacheFile:
     return CacheFile(regions=regions, classes=classes, prefix=prefix)
 
 
-def _classes(
-    file: str, table: object, regions: Mapping[str, Any]
-) -> dict[Any, Cached]:
+def _classes(file: str, table: object, regions: Mapping[str, Any]) -> dict[Any, Cached]:
     if not isinstance(table, dict):
-        raise _error(
-            f"is a {kind_of(table)}; write a table [classes]", file, "classes"
-        )
+        raise _error(f"is a {kind_of(table)}; write a table [classes]", file, "classes")
     # All values are checked first: an import may have side effects.
     options = {
         name: _options_of(file, f"classes.{name}", value, regions)
@@ -292,26 +260,20 @@ def _options_of(
         value = {"region": value}
     if not isinstance(value, dict):
         raise refuse(
-            f"is a {kind_of(value)}; write the name of a region, or "
-            '{region = "NAME"}'
+            f'is a {kind_of(value)}; write the name of a region, or {{region = "NAME"}}'
         )
     for name in value.keys() - set(_OPTIONS):
         raise refuse(
-            f"is not a setting of a class; valid are {', '.join(_OPTIONS)}",
-            name,
+            f"is not a setting of a class; valid are {', '.join(_OPTIONS)}", name
         )
     region = value.get("region")
     if not isinstance(region, str) or region not in regions:
         known = ", ".join(map(repr, regions))
-        reason = (
-            "is missing" if region is None else f"{region!r} is not a region"
-        )
+        reason = "is missing" if region is None else f"{region!r} is not a region"
         raise refuse(f"{reason}; the file has {known}", "region")
     for name in ("version", "rows"):
         if type(value.get(name, 1)) is not int:
-            raise refuse(
-                f"is a {kind_of(value[name])}; write an integer", name
-            )
+            raise refuse(f"is a {kind_of(value[name])}; write an integer", name)
     if "rows" in value:
         try:
             check_rows(value["rows"])

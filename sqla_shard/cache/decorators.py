@@ -17,35 +17,28 @@ cluster has none, in a transaction that has written, and with
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from collections.abc import Sequence
-from functools import partial
-from functools import wraps
-from typing import Any
-from typing import ParamSpec
-from typing import Protocol
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any, ParamSpec, Protocol, TypeVar
 
-from sqlalchemy.ext.asyncio import async_scoped_session
-from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.util import await_only
-from sqlalchemy.util import greenlet_spawn
+from sqlalchemy.ext.asyncio import async_scoped_session, AsyncSession
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqla_shard.cache.columns import check_rows
-from sqla_shard.cache.functions import ABSENT
-from sqla_shard.cache.functions import FunctionCache
-from sqla_shard.cache.functions import ListPrefix
-from sqla_shard.cache.functions import Prefixes
-from sqla_shard.cache.functions import read
-from sqla_shard.cache.functions import register
-from sqla_shard.cache.functions import shard_session
-from sqla_shard.cache.functions import Values
-from sqla_shard.cache.functions import with_transaction
+from sqla_shard.cache.functions import (
+    ABSENT,
+    FunctionCache,
+    ListPrefix,
+    Prefixes,
+    read,
+    register,
+    shard_session,
+    Values,
+    with_transaction,
+)
 from sqla_shard.exc import CachedFunctionError
 from sqla_shard.session.row_cache import usable_cache
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = ["CachedFunction", "cached_list", "cached_objects"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -106,12 +99,7 @@ def cached_objects(
     :raises CacheClassError: if ``of`` is neither of them.
     :raises CachedFunctionError: if the function has other parameters.
     """
-    options = {
-        "format": format,
-        "version": version,
-        "expire": expire,
-        "of": of,
-    }
+    options = {"format": format, "version": version, "expire": expire, "of": of}
     make = partial(FunctionCache, region=region, parts=["objects"], **options)
     signature = 2, "a session and ids"
     return partial(_decorate, make=make, signature=signature, reader=_Objects)
@@ -140,12 +128,7 @@ def cached_list(
     :raises CacheClassError: if ``of`` cannot be cached.
     :raises CachedFunctionError: if the function has other parameters.
     """
-    options = {
-        "format": format,
-        "version": version,
-        "expire": expire,
-        "of": of,
-    }
+    options = {"format": format, "version": version, "expire": expire, "of": of}
     parts = ["list", check_rows(rows)]
     make = partial(FunctionCache, region=region, parts=parts, **options)
     signature = 4, "a session, an id, an offset and a limit"
@@ -161,9 +144,7 @@ class _Call:
     :raises CachedFunctionError: if it has other parameters.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], number: int, what: str
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], number: int, what: str) -> None:
         self.function = function
         if not inspect.isfunction(function):
             raise CachedFunctionError(
@@ -324,9 +305,7 @@ class _List:
                 lambda *arguments: self._call(session, *arguments),
             )
             source.rows = self._rows
-            prefix: ListPrefix = read(shard_session(session), cache, source)[
-                one
-            ]
+            prefix: ListPrefix = read(shard_session(session), cache, source)[one]
             if prefix.is_whole or offset + limit <= len(prefix.items):
                 return prefix.items[offset : offset + limit]
         return self._call(session, one, offset, limit)

@@ -13,59 +13,34 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from contextlib import contextmanager
-from contextlib import nullcontext
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from math import isfinite
-from typing import Any
-from typing import NamedTuple
-from typing import TYPE_CHECKING
-from weakref import ref
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple, TYPE_CHECKING
+from weakref import ref, WeakKeyDictionary
 
 from sqlalchemy.ext.asyncio import async_scoped_session
 from sqlalchemy.orm import scoped_session
 
-from sqla_shard.cache.columns import check_id
-from sqla_shard.cache.columns import digest
-from sqla_shard.cache.columns import is_mapping
-from sqla_shard.cache.columns import mapper_of
-from sqla_shard.cache.columns import parse_json
-from sqla_shard.cache.columns import place_of
+from sqla_shard.cache.columns import (
+    check_id,
+    digest,
+    is_mapping,
+    mapper_of,
+    parse_json,
+    place_of,
+)
 from sqla_shard.cache.protocol import read_through
 from sqla_shard.cache.rows import generation_of
-from sqla_shard.cache.stores import check_seconds
-from sqla_shard.cache.stores import sleep_of
-from sqla_shard.cache.stores import store_of
+from sqla_shard.cache.stores import check_seconds, sleep_of, store_of
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import CachedFunctionError
-from sqla_shard.exc import CacheKeyError
-from sqla_shard.exc import CacheOptionError
+from sqla_shard.exc import CachedFunctionError, CacheKeyError, CacheOptionError
 from sqla_shard.outbox.tables import check_keys
 from sqla_shard.session import ShardSession
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
     from sqla_shard.cache.cache import Cache
-
-__all__ = [
-    "ABSENT",
-    "FunctionCache",
-    "ListPrefix",
-    "Prefixes",
-    "Values",
-    "functions_of",
-    "read",
-    "register",
-    "shard_session",
-    "with_transaction",
-]
 
 
 #: A format: the placeholder of the id, and other characters of keys.
@@ -130,9 +105,9 @@ class FunctionCache:
                 )
             self.table = mapper_of(of).local_table
             self._of = of.__name__
-        self._digest = digest(
-            _LAYOUT, self.identity, format, version, *parts
-        ).encode("ascii")
+        self._digest = digest(_LAYOUT, self.identity, format, version, *parts).encode(
+            "ascii"
+        )
 
     def check(self, ids: Iterable[Any]) -> None:
         """Check ids, with and without a cache.
@@ -200,11 +175,7 @@ class FunctionCache:
             self.record(session, cache, one, self.place(session, one))
 
     def record(
-        self,
-        session: ShardSession,
-        cache: Cache,
-        one: Any,
-        place: Place | None,
+        self, session: ShardSession, cache: Cache, one: Any, place: Place | None
     ) -> None:
         """Record the result of an id, for invalidation with the COMMIT.
 
@@ -234,9 +205,7 @@ def _id_type(format_: Any) -> type[Any]:
 #: Weak references, as modules may be reloaded.  The tuples are replaced and
 #: never changed: other threads read them without the lock.
 _known: list[tuple[ref[FunctionCache], ...]] = [()]
-_by_table: WeakKeyDictionary[Any, tuple[ref[FunctionCache], ...]] = (
-    WeakKeyDictionary()
-)
+_by_table: WeakKeyDictionary[Any, tuple[ref[FunctionCache], ...]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -247,9 +216,7 @@ def register(cached: FunctionCache) -> None:
     """
     with _lock:
         for known in _alive_caches(_known[0]):
-            if known.format == cached.format and not _is_reloaded(
-                known, cached
-            ):
+            if known.format == cached.format and not _is_reloaded(known, cached):
                 raise CacheOptionError(
                     f"is already the format of {known.name}(): each function "
                     "would remove the other's results; use another format, "
@@ -306,8 +273,7 @@ def shard_session(session: Any) -> ShardSession:
     session = getattr(session, "sync_session", session)
     if not isinstance(session, ShardSession):
         raise TypeError(
-            f"{session!r:.100} is neither a ShardSession nor an "
-            "AsyncShardSession"
+            f"{session!r:.100} is neither a ShardSession nor an AsyncShardSession"
         )
     return session
 
@@ -347,9 +313,7 @@ class ListPrefix(NamedTuple):
     is_whole: bool
 
 
-def read(
-    session: ShardSession, cache: Cache, source: _Source
-) -> dict[Any, Any]:
+def read(session: ShardSession, cache: Cache, source: _Source) -> dict[Any, Any]:
     """Return results for the ids of a source: cached or loaded ones.
 
     :param cache: the cache; reads of the session may use it.
@@ -404,9 +368,7 @@ class _Source:
         self.cached = cached
         self._session = session
         self._call = call
-        self._expire = (
-            cached.expire or cache.region(cached.region).times.expire
-        )
+        self._expire = cached.expire or cache.region(cached.region).times.expire
         self.ids = {cached.key(cache, one): one for one in ids}
         self._tags = {k: cached.tag(session, i) for k, i in self.ids.items()}
         self._fresh: set[str] = set()
@@ -418,9 +380,7 @@ class _Source:
             if value.startswith(tag):
                 # Load values again that cannot be decoded.
                 with suppress(RecursionError, TypeError, ValueError):
-                    found[key] = self._decode_result(
-                        parse_json(value[len(tag) :])
-                    )
+                    found[key] = self._decode_result(parse_json(value[len(tag) :]))
         return found
 
     def encode(self, key: str, loaded: Any) -> tuple[bytes, int] | None:
@@ -429,9 +389,7 @@ class _Source:
             return None
         return self._tags[key] + self._encode_json(key, body), self._expire
 
-    def load(
-        self, keys: Sequence[str], leased: Collection[str]
-    ) -> Mapping[str, Any]:
+    def load(self, keys: Sequence[str], leased: Collection[str]) -> Mapping[str, Any]:
         wanted = set(keys)
         # Use the order of the caller, and not that of the nodes.
         ids = {key: one for key, one in self.ids.items() if key in wanted}
@@ -599,8 +557,7 @@ class Prefixes(_Source):
                 )
             if len(items) > self.rows:
                 raise self._function_error(
-                    f"has returned {len(items)} items, with a limit of "
-                    f"{self.rows}"
+                    f"has returned {len(items)} items, with a limit of {self.rows}"
                 )
             self._check(one, items)
             found[key] = ListPrefix(items, len(items) < self.rows)

@@ -13,36 +13,27 @@ outbox.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from functools import cached_property
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import literal
-from sqlalchemy import union_all
+from sqlalchemy import literal, union_all
 
-from sqla_shard.cache.columns import Columns
-from sqla_shard.cache.columns import parse
+from sqla_shard.cache.columns import Columns, parse
 from sqla_shard.cache.protocol import CacheCounters
 from sqla_shard.cache.regions import Region
-from sqla_shard.cache.rows import OPTIONS
-from sqla_shard.cache.rows import PartSource
-from sqla_shard.cache.rows import ReadPart
-from sqla_shard.cache.rows import RowCache
-from sqla_shard.cache.rows import split_by_reader
+from sqla_shard.cache.rows import (
+    OPTIONS,
+    PartSource,
+    ReadPart,
+    RowCache,
+    split_by_reader,
+)
 from sqla_shard.engine.rendering import Place
 from sqla_shard.session import ShardSession
-from sqla_shard.session.paging import branch
-from sqla_shard.session.paging import BRANCHES
-from sqla_shard.session.paging import sources
+from sqla_shard.session.paging import branch, BRANCHES, sources
 from sqla_shard.session.transaction import Edit
-
-__all__ = ["FirstRows", "ListCache"]
 
 #: Maximum digits of the length of a list.
 _DIGITS = 18
@@ -73,10 +64,7 @@ class FirstRows:
     @cached_property
     def keys(self) -> list[tuple[int, int]]:
         """Sequence and target of each row."""
-        return [
-            (int(row[self._sequence]), int(row[self._target]))
-            for row in self.rows
-        ]
+        return [(int(row[self._sequence]), int(row[self._target])) for row in self.rows]
 
     @cached_property
     def sequences(self) -> dict[int, int]:
@@ -95,9 +83,7 @@ def _sequence_like(value: Any, sequence: int) -> Any:
     return sequence
 
 
-def _longer(
-    tag: bytes, rows: Sequence[tuple[int, int]], value: bytes
-) -> bytes | None:
+def _longer(tag: bytes, rows: Sequence[tuple[int, int]], value: bytes) -> bytes | None:
     """Return the value of the length of a list to which rows were added."""
     length = _length(tag, value)
     return None if length is None else tag + b"%d" % (length + len(rows))
@@ -313,9 +299,7 @@ class _Lists(PartSource[ListCache]):
         body = self._cache.encode_list(place, loaded.is_whole, loaded.rows)
         if body is None:
             return None
-        return self._tags[
-            self.ids[key]
-        ] + body, self._cache.region.times.expire
+        return self._tags[self.ids[key]] + body, self._cache.region.times.expire
 
     def load(
         self, keys: Sequence[str], leased: Collection[str]
@@ -332,9 +316,7 @@ class _Lists(PartSource[ListCache]):
                 rows = self._cache.rows(session, place, ids)
                 for key, source_id in zip(its, ids, strict=True):
                     own = rows[source_id]
-                    found[key] = FirstRows(
-                        own[:most], len(own) <= most, self._cache.at
-                    )
+                    found[key] = FirstRows(own[:most], len(own) <= most, self._cache.at)
         return found
 
 
@@ -358,12 +340,8 @@ class _Count:
         return {key: one for key, one in found.items() if one is not None}
 
     def encode(self, key: str, loaded: int) -> tuple[bytes, int]:
-        return self._tag + str(
-            loaded
-        ).encode(), self._cache.region.times.expire
+        return self._tag + str(loaded).encode(), self._cache.region.times.expire
 
-    def load(
-        self, keys: Sequence[str], leased: Collection[str]
-    ) -> Mapping[str, int]:
+    def load(self, keys: Sequence[str], leased: Collection[str]) -> Mapping[str, int]:
         with self._part.reader() as session:
             return dict.fromkeys(keys, self._read_length(session))

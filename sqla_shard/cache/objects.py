@@ -9,33 +9,26 @@ that is compared when one of them is read.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
-from sqlalchemy import bindparam
-from sqlalchemy import Engine
+from sqlalchemy import bindparam, Engine
 
-from sqla_shard.cache.columns import Columns
-from sqla_shard.cache.columns import parse_many
-from sqla_shard.cache.protocol import CacheCounters
-from sqla_shard.cache.protocol import discard
+from sqla_shard.cache.columns import Columns, parse_many
+from sqla_shard.cache.protocol import CacheCounters, discard
 from sqla_shard.cache.regions import Region
-from sqla_shard.cache.rows import OPTIONS
-from sqla_shard.cache.rows import PartSource
-from sqla_shard.cache.rows import ReadPart
-from sqla_shard.cache.rows import RowCache
-from sqla_shard.cache.rows import split_by_reader
+from sqla_shard.cache.rows import (
+    OPTIONS,
+    PartSource,
+    ReadPart,
+    RowCache,
+    split_by_reader,
+)
 from sqla_shard.cache.stores import State
 from sqla_shard.engine.rendering import Place
 from sqla_shard.session import ShardSession
-
-__all__ = ["ObjectCache"]
 
 _IDS = "sqla_shard_ids"
 _NONE = b"-"
@@ -56,11 +49,7 @@ class ObjectCache(RowCache):
     """The objects of one class."""
 
     def __init__(
-        self,
-        columns: Columns,
-        region: Region,
-        tally: CacheCounters,
-        prefix: str,
+        self, columns: Columns, region: Region, tally: CacheCounters, prefix: str
     ) -> None:
         super().__init__(columns, region, tally, prefix)
         (self._key,) = columns.table.primary_key.columns
@@ -97,9 +86,7 @@ class ObjectCache(RowCache):
                 found[ids[key]] = one
         return found
 
-    def rows(
-        self, part: ReadPart[int], ids: Iterable[int]
-    ) -> dict[int, list[Any]]:
+    def rows(self, part: ReadPart[int], ids: Iterable[int]) -> dict[int, list[Any]]:
         """Read rows from the database."""
         with part.reader() as session:
             result = session.execute(
@@ -170,23 +157,17 @@ class _Objects(PartSource[ObjectCache]):
         body = _NONE + loaded.token.encode("ascii")
         return self._tags[self.ids[key]] + body, times.expire_nothing
 
-    def load(
-        self, keys: Sequence[str], leased: Collection[str]
-    ) -> Mapping[str, Any]:
+    def load(self, keys: Sequence[str], leased: Collection[str]) -> Mapping[str, Any]:
         # Read the tokens before the rows: the transaction may not see rows
         # that are inserted from now on; they change the token.
         tokens = self._tokens(leased, leases=True) if leased else {}
         rows = self._cache.rows(self._part, [self.ids[key] for key in keys])
         return {
-            key: rows.get(
-                self.ids[key], _Absent(tokens.get(self._absence(key), ""))
-            )
+            key: rows.get(self.ids[key], _Absent(tokens.get(self._absence(key), "")))
             for key in keys
         }
 
-    def _still_absent(
-        self, absent: Mapping[str, _Absent]
-    ) -> dict[str, _Absent]:
+    def _still_absent(self, absent: Mapping[str, _Absent]) -> dict[str, _Absent]:
         """Return the absent objects that are still absent.
 
         Their shards have the same absence token: no row was inserted since.

@@ -20,43 +20,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from secrets import token_bytes
-from time import monotonic
-from time import perf_counter
-from typing import Any
-from typing import Protocol
-from typing import TypeVar
+from time import monotonic, perf_counter
+from typing import Any, Protocol, TypeVar
 
-from sqla_shard.cache.stores import Found
-from sqla_shard.cache.stores import State
-from sqla_shard.cache.stores import Store
+from sqla_shard.cache.stores import Found, State, Store
 from sqla_shard.exc.base import summary
 from sqla_shard.outbox.tables import TOKEN_BYTES
-
-__all__ = [
-    "CacheCounters",
-    "ClassStats",
-    "Counts",
-    "RegionStats",
-    "Source",
-    "Times",
-    "Tombstones",
-    "counting",
-    "discard",
-    "read_through",
-    "stats_of",
-]
-
 
 # -- Statistics: each class has its own counters; those of tombstones belong to
 # the region, as the tombstones of a transaction are put together.
@@ -172,12 +146,7 @@ class CacheCounters:
                 self._counts[name] += count
 
     def count_fetch(
-        self,
-        found: Mapping[str, Found],
-        hits: int,
-        seconds: float,
-        *,
-        leases: bool,
+        self, found: Mapping[str, Found], hits: int, seconds: float, *, leases: bool
     ) -> None:
         """Count the results of the first fetch.
 
@@ -285,9 +254,7 @@ def stats_of(
         for name, count in counts.items():
             sums[name] += count
         its = {name: counts[name] for name in _ALL}
-        of_classes.append(
-            ClassStats(name=tally.name, is_enabled=is_enabled, **its)
-        )
+        of_classes.append(ClassStats(name=tally.name, is_enabled=is_enabled, **its))
     return RegionStats(name=region.name, classes=tuple(of_classes), **sums)
 
 
@@ -316,9 +283,7 @@ class Times:
 class Source(Protocol[T]):
     """Loads, encodes and decodes values."""
 
-    def load(
-        self, keys: Sequence[str], leased: Collection[str]
-    ) -> Mapping[str, T]:
+    def load(self, keys: Sequence[str], leased: Collection[str]) -> Mapping[str, T]:
         """Read keys from the database.
 
         :param leased: the keys with leases, whose values are stored; they
@@ -406,9 +371,7 @@ class _Reading:
     still: Callable[[], bool]
     loading: float = 0.0
 
-    def read_missing(
-        self, found: Mapping[str, Found], read: dict[str, Any]
-    ) -> None:
+    def read_missing(self, found: Mapping[str, Found], read: dict[str, Any]) -> None:
         """Add the values of keys that were missing or could not be decoded."""
         busy = [key for key, one in found.items() if one.state is State.BUSY]
         absent = [
@@ -421,9 +384,7 @@ class _Reading:
         if busy:
             read.update(self.wait(busy))
 
-    def _load(
-        self, keys: Sequence[str], leased: Collection[str]
-    ) -> Mapping[str, Any]:
+    def _load(self, keys: Sequence[str], leased: Collection[str]) -> Mapping[str, Any]:
         started = perf_counter()
         try:
             loaded: Mapping[str, Any] = self.source.load(keys, leased)
@@ -434,9 +395,7 @@ class _Reading:
     def decode(self, found: Mapping[str, Found]) -> dict[str, Any]:
         """Return the decoded values; remove those that cannot be decoded."""
         values = {
-            key: one.value
-            for key, one in found.items()
-            if one.state is State.VALUE
+            key: one.value for key, one in found.items() if one.state is State.VALUE
         }
         read = self._decode(values)
         if len(read) < len(values):
@@ -463,11 +422,7 @@ class _Reading:
         self, keys: Sequence[str], found: Mapping[str, Found]
     ) -> Mapping[str, Any]:
         """Read keys from the database, and fill the keys with a lease."""
-        leases = {
-            key: found[key].lease
-            for key in keys
-            if found[key].lease is not None
-        }
+        leases = {key: found[key].lease for key in keys if found[key].lease is not None}
         try:
             loaded = self._load(keys, leases)
             values: dict[int, dict[str, tuple[Any, bytes]]] = {}

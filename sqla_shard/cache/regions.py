@@ -12,26 +12,20 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 from sqla_shard import exc
 from sqla_shard.cache.protocol import Times
-from sqla_shard.cache.stores import check_seconds
-from sqla_shard.cache.stores import LONGEST
-from sqla_shard.cache.stores import Store
+from sqla_shard.cache.stores import check_seconds, LONGEST, Store
 from sqla_shard.outbox.tables import LONGEST_REGION
 from sqla_shard.util.masking import MASK
 
 if TYPE_CHECKING:
     import dogpile.cache
     from dogpile.cache import CacheRegion
-
-__all__ = ["BACKEND", "REGION_NAME", "Region", "open_region", "store_of"]
 
 BACKEND = "sqla_shard.memcached"
 """The name of the backend of this library."""
@@ -165,8 +159,7 @@ def _make_store(backend: Any, region: CacheRegion, longest: int) -> Store:
     from dogpile.cache.backends.memory import MemoryBackend
     from dogpile.cache.backends.redis import RedisBackend
 
-    from sqla_shard.cache.stores.dogpile import DogpileMemoryStore
-    from sqla_shard.cache.stores.dogpile import MemcachedBackend
+    from sqla_shard.cache.stores.dogpile import DogpileMemoryStore, MemcachedBackend
     from sqla_shard.cache.stores.redis import RedisStore
 
     if isinstance(backend, MemcachedBackend):
@@ -196,8 +189,7 @@ def _backend_error(backend: object) -> exc.CacheOptionError:
 
 def _load_dogpile() -> type[CacheRegion]:
     try:
-        from dogpile.cache import CacheRegion
-        from dogpile.cache import register_backend
+        from dogpile.cache import CacheRegion, register_backend
     except ImportError as error:
         raise exc.MissingExtraError(
             package="dogpile.cache", extra="cache", reason=str(error)
@@ -219,9 +211,7 @@ def _check_configured(name: str, region: CacheRegion) -> CacheRegion:
     return region
 
 
-def _configure(
-    name: str, given: Mapping[str, Any], times: Times
-) -> CacheRegion:
+def _configure(name: str, given: Mapping[str, Any], times: Times) -> CacheRegion:
     from dogpile.cache import CacheRegion
 
     backend = given["backend"]
@@ -277,9 +267,7 @@ def _check_arguments(backend: str, given: Any) -> dict[str, Any]:
     if backend == _REDIS and type(port) is not int:
         # The client would raise in the first transaction.
         raise exc.CacheOptionError(
-            "must be the number of a port",
-            option="arguments['port']",
-            value=port,
+            "must be the number of a port", option="arguments['port']", value=port
         )
     return arguments
 

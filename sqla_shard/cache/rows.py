@@ -8,58 +8,30 @@ import logging
 import threading
 import weakref
 from base64 import urlsafe_b64encode
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-from typing import Generic
-from typing import TypeAlias
-from typing import TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from sqlalchemy import Engine
-from sqlalchemy import event
+from sqlalchemy import Engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 from sqlalchemy.engine.interfaces import Dialect
 from sqlalchemy.pool import NullPool
 
-from sqla_shard.cache.columns import Columns
-from sqla_shard.cache.columns import dump
-from sqla_shard.cache.columns import place_of
-from sqla_shard.cache.columns import RowChecks
-from sqla_shard.cache.protocol import CacheCounters
-from sqla_shard.cache.protocol import discard
-from sqla_shard.cache.protocol import read_through
-from sqla_shard.cache.protocol import Source
+from sqla_shard.cache.columns import Columns, dump, place_of, RowChecks
+from sqla_shard.cache.protocol import CacheCounters, discard, read_through, Source
 from sqla_shard.cache.regions import Region
-from sqla_shard.cache.stores import sleep_of
-from sqla_shard.cache.stores import Store
-from sqla_shard.cache.stores import store_of
+from sqla_shard.cache.stores import sleep_of, Store, store_of
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ConcurrentUseError
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.get import INCLUDE_INACTIVE
-from sqla_shard.session.row_cache import ANSWERS
-from sqla_shard.session.row_cache import CacheMismatch
+from sqla_shard.session.row_cache import ANSWERS, CacheMismatch
 from sqla_shard.session.session import separate_session
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = [
-    "OPTIONS",
-    "ROWS",
-    "PartSource",
-    "ReadPart",
-    "RowCache",
-    "cached_rows_place",
-    "generation_of",
-    "split_by_reader",
-]
-
 
 # -- Generations of servers.
 #
@@ -101,19 +73,13 @@ def _new_generation(places: Places, place: Place) -> str:
     database = keyspace.database_for(place.shard_id)
     if server.generation is not None:
         return _digest(
-            "number",
-            keyspace.name,
-            server.name,
-            str(server.generation),
-            database,
+            "number", keyspace.name, server.name, str(server.generation), database
         )
     url = place.engine.url
     if url.host is None:
         # SQLite: each database is a file.
         return _digest("file", str(url.database), database)
-    return _digest(
-        "address", url.host.lower(), str(url.port or 3306), database
-    )
+    return _digest("address", url.host.lower(), str(url.port or 3306), database)
 
 
 def _digest(*parts: str) -> str:
@@ -199,11 +165,7 @@ def _engine_for(real: Dialect) -> Engine:
     # Share engines of dialects that process values in the same way: a thousand
     # SQLite files have a thousand dialects, and a session would have a
     # connection for each.
-    kind = (
-        type(real),
-        real.is_async,
-        *private.json_functions(real),
-    )
+    kind = (type(real), real.is_async, *private.json_functions(real))
     with _lock:
         found = _engines.get(kind)
         if found is None:
@@ -226,16 +188,12 @@ def _new_engine(real: Dialect) -> Engine:
     return engine
 
 
-def _answer(
-    cursor: Any, statement: str, parameters: Any, context: Any
-) -> bool:
+def _answer(cursor: Any, statement: str, parameters: Any, context: Any) -> bool:
     answer: Answer = context.execution_options[ROWS]
     expected, rows = answer
     if context.invoked_statement is not expected:
         raise CacheMismatch
-    names = [
-        entry.keyname for entry in private.result_columns(context.compiled)
-    ]
+    names = [entry.keyname for entry in private.result_columns(context.compiled)]
     context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(
         cursor, [(name,) + (None,) * 6 for name in names], rows
     )
@@ -263,11 +221,7 @@ class RowCache:
     """
 
     def __init__(
-        self,
-        columns: Columns,
-        region: Region,
-        tally: CacheCounters,
-        prefix: str,
+        self, columns: Columns, region: Region, tally: CacheCounters, prefix: str
     ) -> None:
         self.columns = columns
         self.region = region
@@ -334,9 +288,7 @@ class RowCache:
         generation = generation_of(session.places, place)
         return f"{self.columns.digest}:{generation}:".encode("ascii")
 
-    def tags(
-        self, session: ShardSession, places: Mapping[K, Place]
-    ) -> dict[K, bytes]:
+    def tags(self, session: ShardSession, places: Mapping[K, Place]) -> dict[K, bytes]:
         """Return the :meth:`tag` of each location, by key."""
         tags = {}
         known = session.places.generations.get
@@ -370,8 +322,7 @@ class RowCache:
             if not self._has_warned:
                 self._has_warned = True
                 _log.warning(
-                    "a row of %s cannot be cached; further ones are not "
-                    "logged: %s",
+                    "a row of %s cannot be cached; further ones are not logged: %s",
                     self.columns.name,
                     error,
                     extra={"action": "cache", "class": self.columns.name},
@@ -410,15 +361,10 @@ class RowCache:
             for key, group in rows.items():
                 found.update(self.load_objects(session, place, {key: group}))
             return found
-        return {
-            key: [next(objects) for _ in group] for key, group in rows.items()
-        }
+        return {key: [next(objects) for _ in group] for key, group in rows.items()}
 
     def _instances(
-        self,
-        session: ShardSession,
-        place: Place,
-        rows: Sequence[Sequence[Any]],
+        self, session: ShardSession, place: Place, rows: Sequence[Sequence[Any]]
     ) -> list[Any]:
         found = session.scalars(
             self.columns.select,

@@ -8,8 +8,6 @@ from os import PathLike
 import click
 from alembic.config import Config
 
-__all__ = ["configurations"]
-
 
 def configurations(path: str | PathLike[str]) -> dict[str, Config]:
     """Return the configuration of each section with scripts of alembic.
@@ -27,9 +25,7 @@ def configurations(path: str | PathLike[str]) -> dict[str, Config]:
         for name in names:
             parser.file_config.items(name)
     except (configparser.Error, UnicodeDecodeError) as error:
-        raise click.UsageError(
-            f"{path} cannot be read: {_problem(error)}"
-        ) from error
+        raise click.UsageError(f"{path} cannot be read: {_problem(error)}") from error
     return {name: Config(str(path), ini_section=name) for name in names}
 
 
@@ -56,13 +52,10 @@ def _problem(error: configparser.Error | UnicodeDecodeError) -> str:
         )
     if isinstance(error, configparser.MissingSectionHeaderError):
         return (
-            f"line {error.lineno} belongs to no section; begin the file with "
-            "[alembic]"
+            f"line {error.lineno} belongs to no section; begin the file with [alembic]"
         )
     if isinstance(error, configparser.ParsingError):
         # Some of its kinds have one line only.
         line = getattr(error, "lineno", None) or error.errors[0][0]
-        return (
-            f"line {line} is neither [section] nor option = value; correct it"
-        )
+        return f"line {line} is neither [section] nor option = value; correct it"
     return "it is not text in UTF-8; convert it"

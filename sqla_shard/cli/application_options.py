@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -23,25 +22,9 @@ from click.core import ParameterSource
 
 import sqla_shard
 from sqla_shard.cache.config import load_cache
-from sqla_shard.cli.output import CommandT
-from sqla_shard.cli.output import with_options
+from sqla_shard.cli.output import CommandT, with_options
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.exc import CacheConfigError
-from sqla_shard.exc import CacheOptionError
-
-__all__ = [
-    "IN_MEMORY",
-    "CacheOption",
-    "add_working_directory",
-    "cache_of_option",
-    "cache_option",
-    "evaluate",
-    "imported",
-    "models_option",
-    "names",
-    "regions_option",
-]
-
+from sqla_shard.exc import CacheConfigError, CacheOptionError
 
 models_option = with_options(
     click.option(
@@ -107,8 +90,7 @@ def _imported(name: str) -> ModuleType:
         return importlib.import_module(name)
     except (ImportError, TypeError, ValueError) as error:
         raise click.BadParameter(
-            f"module {name!r} cannot be imported: {error}",
-            param_hint="--models",
+            f"module {name!r} cannot be imported: {error}", param_hint="--models"
         ) from error
 
 
@@ -134,8 +116,7 @@ def evaluate(text: str, namespace: dict[str, Any]) -> Any:
         if isinstance(error, NameError):
             advice = "; import the names of a module with --models MODULE"
         raise click.UsageError(
-            f"{text!r} cannot be evaluated: "
-            f"{type(error).__name__}: {error}{advice}"
+            f"{text!r} cannot be evaluated: {type(error).__name__}: {error}{advice}"
         ) from error
 
 
@@ -160,8 +141,7 @@ def _cache_option(required: bool, text: str) -> Callable[[CommandT], CommandT]:
 regions_option = _cache_option(True, "TOML file with the cache regions.")
 cache_option = _cache_option(
     False,
-    "TOML file of the application's cache, to invalidate the rows that are "
-    "written.",
+    "TOML file of the application's cache, to invalidate the rows that are written.",
 )
 
 
@@ -207,9 +187,7 @@ class CacheOption:
             ) from error
 
 
-def cache_of_option(
-    path: str | None, unused: str | None = None
-) -> CacheOption:
+def cache_of_option(path: str | None, unused: str | None = None) -> CacheOption:
     """Return the value of ``--cache``.
 
     :param unused: reason why this run uses no cache; the environment

@@ -7,36 +7,32 @@ from typing import Any
 
 import click
 
-from sqla_shard.blobs import activate
-from sqla_shard.blobs import check
-from sqla_shard.blobs import deactivate
-from sqla_shard.blobs import rewrite
-from sqla_shard.blobs import RewriteProgress
-from sqla_shard.blobs import status
-from sqla_shard.blobs import train
-from sqla_shard.cli.application_options import models_option
-from sqla_shard.cli.application_options import names
-from sqla_shard.cli.options import FiniteRange
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import rate_option
-from sqla_shard.cli.options import resume_option
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import end
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import print_report
-from sqla_shard.cli.output import ProgressLines
-from sqla_shard.cli.output import with_options
+from sqla_shard.blobs import (
+    activate,
+    check,
+    deactivate,
+    rewrite,
+    RewriteProgress,
+    status,
+    train,
+)
+from sqla_shard.cli.application_options import models_option, names
+from sqla_shard.cli.options import (
+    FiniteRange,
+    pass_settings,
+    rate_option,
+    resume_option,
+    Settings,
+)
+from sqla_shard.cli.output import (
+    data_option,
+    end,
+    examples,
+    print_report,
+    ProgressLines,
+    with_options,
+)
 from sqla_shard.exc import ClassDefinitionError
-
-__all__ = [
-    "activate_command",
-    "check_command",
-    "deactivate_command",
-    "rewrite_command",
-    "status_command",
-    "train_command",
-]
 
 _class_option = with_options(
     models_option,
@@ -73,9 +69,7 @@ def _run(
         try:
             report = work(cluster, cls, **options)
         except ClassDefinitionError as error:
-            raise click.BadParameter(
-                str(error), param_hint="--class"
-            ) from error
+            raise click.BadParameter(str(error), param_hint="--class") from error
     print_report(report, as_data)
     return report
 
@@ -161,9 +155,7 @@ def activate_command(
 
 @click.command(
     "deactivate",
-    epilog=examples(
-        "sqla-shard blobs deactivate --models shop.models --class Pin",
-    ),
+    epilog=examples("sqla-shard blobs deactivate --models shop.models --class Pin"),
 )
 @_class_option
 @data_option
@@ -219,7 +211,7 @@ def rewrite_command(
 @click.command(
     "check",
     epilog=examples(
-        "sqla-shard blobs check --models shop.models --class Pin --rate 5000",
+        "sqla-shard blobs check --models shop.models --class Pin --rate 5000"
     ),
 )
 @_class_option
@@ -251,17 +243,11 @@ def check_command(
     ),
 )
 @_class_option
-@click.option(
-    "--rows", is_flag=True, help="Count rows and bytes; reads all rows."
-)
+@click.option("--rows", is_flag=True, help="Count rows and bytes; reads all rows.")
 @data_option
 @pass_settings
 def status_command(
-    settings: Settings,
-    models: tuple[str, ...],
-    name: str,
-    as_data: bool,
-    rows: bool,
+    settings: Settings, models: tuple[str, ...], name: str, as_data: bool, rows: bool
 ) -> None:
     """Show the dictionaries of a class, and where they are active."""
     report = _run(settings, models, name, status, as_data, rows=rows)

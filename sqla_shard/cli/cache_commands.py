@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from collections.abc import Mapping
-from contextlib import contextmanager
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, ExitStack
 from functools import partial
 from typing import Any
 
@@ -16,35 +14,33 @@ from sqla_shard.cache.config import load_regions
 from sqla_shard.cache.regions import open_region
 from sqla_shard.cache.stores import Store
 from sqla_shard.cache.stores.memcached import NodeStats
-from sqla_shard.cli.application_options import IN_MEMORY
-from sqla_shard.cli.application_options import regions_option
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import end
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import lines_option
-from sqla_shard.cli.output import print_data
-from sqla_shard.cli.service_loop import interval_option
-from sqla_shard.cli.service_loop import log_to_stderr
-from sqla_shard.cli.service_loop import make_passes
-from sqla_shard.cli.service_loop import once_option
-from sqla_shard.cli.service_loop import Passes
-from sqla_shard.cli.service_loop import StopFlag
+from sqla_shard.cli.application_options import IN_MEMORY, regions_option
+from sqla_shard.cli.options import pass_settings, Settings
+from sqla_shard.cli.output import (
+    data_option,
+    echo,
+    end,
+    examples,
+    lines_option,
+    print_data,
+)
+from sqla_shard.cli.service_loop import (
+    interval_option,
+    log_to_stderr,
+    make_passes,
+    once_option,
+    Passes,
+    StopFlag,
+)
 from sqla_shard.engine.unread import describe_unread
-from sqla_shard.exc import CacheConfigError
-from sqla_shard.exc import CacheOptionError
-from sqla_shard.outbox.invalidations import by_region
-from sqla_shard.outbox.invalidations import drain
-from sqla_shard.outbox.invalidations import DrainReport
-from sqla_shard.outbox.invalidations import outbox_size
-from sqla_shard.outbox.invalidations import Waiting
-
-__all__ = [
-    "repair_command",
-    "stats_command",
-]
+from sqla_shard.exc import CacheConfigError, CacheOptionError
+from sqla_shard.outbox.invalidations import (
+    by_region,
+    drain,
+    DrainReport,
+    outbox_size,
+    Waiting,
+)
 
 
 @click.command(
@@ -144,16 +140,12 @@ def stats_command(settings: Settings, cache: str, as_data: bool) -> None:
         print_data(_document(nodes, waiting, unread))
     else:
         _show(nodes, waiting, unread)
-    is_good = all(
-        node.answers for found in nodes.values() for node in found or ()
-    )
+    is_good = all(node.answers for found in nodes.values() for node in found or ())
     end(is_good=is_good, is_read=not unread)
 
 
 @contextmanager
-def _stores(
-    path: str, *, only_shared: bool = False
-) -> Iterator[dict[str, Store]]:
+def _stores(path: str, *, only_shared: bool = False) -> Iterator[dict[str, Store]]:
     """Open the stores of the regions of a file.
 
     :param only_shared: whether to omit regions in the memory of this process,

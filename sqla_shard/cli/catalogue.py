@@ -10,21 +10,7 @@ from pathlib import Path
 
 import click
 
-from sqla_shard.cli.groups import Lazy
-from sqla_shard.cli.groups import LazyGroup
-from sqla_shard.cli.groups import Sections
-
-__all__ = [
-    "PROGRAM",
-    "blobs_group",
-    "cache_group",
-    "dev_group",
-    "migrate_group",
-    "queue_group",
-    "schema_group",
-    "topology_group",
-    "verify_group",
-]
+from sqla_shard.cli.groups import Lazy, LazyGroup, Sections
 
 #: Commands and groups of the program.
 PROGRAM: Sections = {
@@ -57,12 +43,10 @@ PROGRAM: Sections = {
         ),
         "schema": Lazy(
             "catalogue:schema_group",
-            "Migrate and verify the tables of every virtual shard, with "
-            "alembic.",
+            "Migrate and verify the tables of every virtual shard, with alembic.",
         ),
         "fleet": Lazy(
-            "fleet_catalogue:fleet_group",
-            "Operate the servers of a topology.",
+            "fleet_catalogue:fleet_group", "Operate the servers of a topology."
         ),
         "load": Lazy(
             "load_command:load_command",
@@ -75,18 +59,15 @@ PROGRAM: Sections = {
         ),
         "exporter": Lazy(
             "exporter_command:exporter_command",
-            "Serve the metrics of the servers at /metrics, until SIGTERM or "
-            "Ctrl-C.",
+            "Serve the metrics of the servers at /metrics, until SIGTERM or Ctrl-C.",
         ),
     },
     "Rows and transactions": {
         "verify": Lazy(
-            "catalogue:verify_group",
-            "Find inconsistent rows, and repair them.",
+            "catalogue:verify_group", "Find inconsistent rows, and repair them."
         ),
         "repair": Lazy(
-            "repair_commands:repair_command",
-            "Run pending operations of transactions.",
+            "repair_commands:repair_command", "Run pending operations of transactions."
         ),
         "key": Lazy(
             "repair_commands:key_command",
@@ -94,12 +75,10 @@ PROGRAM: Sections = {
         ),
         "halves": Lazy(
             "repair_commands:halves_command",
-            "List transactions that have committed on some of their servers "
-            "only.",
+            "List transactions that have committed on some of their servers only.",
         ),
         "spread": Lazy(
-            "verify_commands:spread_command",
-            "Move rows of lists to more pieces.",
+            "verify_commands:spread_command", "Move rows of lists to more pieces."
         ),
         "blobs": Lazy(
             "catalogue:blobs_group",
@@ -113,28 +92,20 @@ PROGRAM: Sections = {
     "One database": {
         "migrate": Lazy(
             "catalogue:migrate_group",
-            "Measure what shards would mean for one database, and move its "
-            "rows.",
-        ),
+            "Measure what shards would mean for one database, and move its rows.",
+        )
     },
     "Jobs": {
-        "worker": Lazy(
-            "worker_command:worker_command",
-            "Run the jobs of queues.",
-        ),
+        "worker": Lazy("worker_command:worker_command", "Run the jobs of queues."),
         "queue": Lazy(
             "catalogue:queue_group",
             "Show, pause and limit queues; show, retry and delete jobs.",
         ),
     },
     "Development": {
-        "dev": Lazy(
-            "catalogue:dev_group",
-            "Run local servers for development.",
-        ),
+        "dev": Lazy("catalogue:dev_group", "Run local servers for development."),
         "completion": Lazy(
-            "program:completion_command",
-            "Print a shell completion script.",
+            "program:completion_command", "Print a shell completion script."
         ),
     },
 }
@@ -181,8 +152,7 @@ _TOPOLOGY: Sections = {
         ),
         "agent": Lazy(
             "follow_commands:agent_command",
-            "Copy the topology in ZooKeeper to a file, and keep it up to "
-            "date.",
+            "Copy the topology in ZooKeeper to a file, and keep it up to date.",
         ),
     },
 }
@@ -201,8 +171,7 @@ def topology_group() -> None:
 _MIGRATE: Sections = {
     "Measure": {
         "shadow": Lazy(
-            "migrate_commands:shadow_command",
-            "Show the reports of shadow mode as one.",
+            "migrate_commands:shadow_command", "Show the reports of shadow mode as one."
         ),
         "suggest": Lazy(
             "migrate_commands:suggest_command",
@@ -223,8 +192,7 @@ _MIGRATE: Sections = {
             "Go forward to STAGE, by way of those in between.",
         ),
         "rollback": Lazy(
-            "move_commands:rollback_command",
-            "Go back to the stage before.",
+            "move_commands:rollback_command", "Go back to the stage before."
         ),
         "backfill": Lazy(
             "move_commands:backfill_command",
@@ -263,8 +231,7 @@ _SCHEMA: Sections = {
         ),
         "provision": Lazy(
             "schema_commands:provision_command",
-            "Create the databases of virtual shards that a new topology "
-            "opens.",
+            "Create the databases of virtual shards that a new topology opens.",
         ),
         "upgrade": Lazy(
             "schema_commands:upgrade_command",
@@ -272,8 +239,7 @@ _SCHEMA: Sections = {
         ),
         "downgrade": Lazy(
             "schema_commands:downgrade_command",
-            "Downgrade every virtual shard to REVISION, as `alembic "
-            "downgrade`.",
+            "Downgrade every virtual shard to REVISION, as `alembic downgrade`.",
         ),
         "status": Lazy(
             "schema_commands:status_command",
@@ -287,7 +253,7 @@ _SCHEMA: Sections = {
             "schema_commands:resolve_command",
             "Resolve a SHARD whose revision is in doubt.",
         ),
-    },
+    }
 }
 
 
@@ -326,14 +292,13 @@ def schema_group(ctx: click.Context, ini: Path, name: str) -> None:
 _CACHE: Sections = {
     "Commands": {
         "repair": Lazy(
-            "cache_commands:repair_command",
-            "Run pending invalidations of the cache.",
+            "cache_commands:repair_command", "Run pending invalidations of the cache."
         ),
         "stats": Lazy(
             "cache_commands:stats_command",
             "Show the nodes and the pending invalidations of each region.",
         ),
-    },
+    }
 }
 
 
@@ -345,26 +310,19 @@ def cache_group() -> None:
 _VERIFY: Sections = {
     "Commands": {
         "lookups": Lazy(
-            "verify_commands:lookups_command",
-            "Check lookup keys against objects.",
+            "verify_commands:lookups_command", "Check lookup keys against objects."
         ),
         "claims": Lazy(
-            "verify_commands:claims_command",
-            "List open claims of lookup keys.",
+            "verify_commands:claims_command", "List open claims of lookup keys."
         ),
         "relations": Lazy(
-            "verify_commands:relations_command",
-            "Check mapping rows against objects.",
+            "verify_commands:relations_command", "Check mapping rows against objects."
         ),
         "references": Lazy(
-            "verify_commands:references_command",
-            "Compare reference tables.",
+            "verify_commands:references_command", "Compare reference tables."
         ),
-        "sizes": Lazy(
-            "verify_commands:sizes_command",
-            "Show the largest lists.",
-        ),
-    },
+        "sizes": Lazy("verify_commands:sizes_command", "Show the largest lists."),
+    }
 }
 
 
@@ -388,8 +346,7 @@ _BLOBS: Sections = {
             "Let processes write blobs with a dictionary.",
         ),
         "deactivate": Lazy(
-            "blobs_commands:deactivate_command",
-            "Let processes write blobs as JSON.",
+            "blobs_commands:deactivate_command", "Let processes write blobs as JSON."
         ),
         "rewrite": Lazy(
             "blobs_commands:rewrite_command",
@@ -403,7 +360,7 @@ _BLOBS: Sections = {
             "blobs_commands:status_command",
             "Show the dictionaries of a class, and where they are active.",
         ),
-    },
+    }
 }
 
 
@@ -442,8 +399,7 @@ _QUEUE: Sections = {
     "Jobs": {
         "scan": Lazy(
             "queue_commands:scan_command",
-            "List jobs of a QUEUE, by state, priority and the time they are "
-            "due.",
+            "List jobs of a QUEUE, by state, priority and the time they are due.",
         ),
         "show": Lazy(
             "queue_commands:show_command",
@@ -454,8 +410,7 @@ _QUEUE: Sections = {
             "Run failed jobs again, with all their attempts.",
         ),
         "delete": Lazy(
-            "queue_commands:delete_command",
-            "Delete jobs that are not running.",
+            "queue_commands:delete_command", "Delete jobs that are not running."
         ),
     },
 }
@@ -476,8 +431,8 @@ _DEV: Sections = {
             "dev_command:up_command",
             "Run local servers until Ctrl-C, and write their topology.",
             extra="testing",
-        ),
-    },
+        )
+    }
 }
 
 

@@ -11,29 +11,20 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from configparser import ConfigParser
-from configparser import Error as IniError
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from configparser import ConfigParser, Error as IniError
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import parse_qsl
 
 import click
 from click.shell_completion import CompletionItem
 
-from sqla_shard.cli.options import DEFAULT_FILE
-from sqla_shard.cli.options import Settings
-from sqla_shard.util.json_values import parsed_json
-from sqla_shard.util.json_values import parsed_toml
-
-__all__ = ["COMPLETED", "add_completion", "sketch"]
+from sqla_shard.cli.options import DEFAULT_FILE, Settings
+from sqla_shard.util.json_values import parsed_json, parsed_toml
 
 Kind = Literal["keyspace", "server", "servers", "shard", "ranges", "epoch"]
 
@@ -69,16 +60,8 @@ COMPLETED: Mapping[str, Mapping[str, Kind]] = {
     "fleet orphans rename": _SERVER,
     "fleet orphans restore": _SERVER,
     "fleet backup binlogs": _SERVER,
-    "fleet backup create": {
-        **_KEYSPACE,
-        "--server": "server",
-        "--shard": "shard",
-    },
-    "fleet restore": {
-        "keyspace": "keyspace",
-        "shard": "shard",
-        "--server": "server",
-    },
+    "fleet backup create": {**_KEYSPACE, "--server": "server", "--shard": "shard"},
+    "fleet restore": {"keyspace": "keyspace", "shard": "shard", "--server": "server"},
 }
 """Completions of options and arguments, by command."""
 
@@ -112,10 +95,7 @@ class _Sketch(click.Command):
             name,
             params=[],
             add_help_option=False,
-            context_settings={
-                "ignore_unknown_options": True,
-                "allow_extra_args": True,
-            },
+            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
         )
         self._kind = kind
         self._named = named
@@ -188,9 +168,7 @@ def _path(ctx: click.Context, name: str) -> str:
     return " ".join(names)
 
 
-def _items(
-    kind: Kind, ctx: click.Context, incomplete: str
-) -> list[CompletionItem]:
+def _items(kind: Kind, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
     """Return the values of a kind that begin with what was typed."""
     # Lists are separated by commas; the last item is completed.
     before, comma, typed = incomplete.rpartition(",")
@@ -300,19 +278,15 @@ def _client(location: str) -> Any:
     options: dict[str, Any] = dict(parse_qsl(query))
     if location.startswith(_ZOOKEEPER[1]):
         options["use_ssl"] = True
-    scheme, found, secret = os.environ.get(
-        "SQLA_SHARD_ZOOKEEPER_AUTH", ""
-    ).partition(":")
+    scheme, found, secret = os.environ.get("SQLA_SHARD_ZOOKEEPER_AUTH", "").partition(
+        ":"
+    )
     if found:
         options["auth_data"] = [(scheme, secret)]
     log = logging.Logger("completion")
     log.addHandler(logging.NullHandler())
     client = KazooClient(
-        hosts.rstrip("/"),
-        timeout=_LIMIT,
-        logger=log,
-        read_only=True,
-        **options,
+        hosts.rstrip("/"), timeout=_LIMIT, logger=log, read_only=True, **options
     )
     client.start(timeout=_LIMIT)
     return client
@@ -353,9 +327,7 @@ def _children(location: str, path: str) -> list[str]:
 _Keyspaces = Sequence[tuple[str, Mapping[str, Any]]]
 
 
-def _keyspaces(
-    document: Mapping[str, Any],
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _keyspaces(document: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the keyspaces of a document of any form, by name."""
     found = document.get("keyspaces")
     if found is None and "epoch" not in document:
@@ -396,9 +368,7 @@ def _names(keyspaces: _Keyspaces) -> Iterator[tuple[str, str]]:
     held: dict[str, list[str]] = {}
     for keyspace, name, shards in _entries(keyspaces):
         texts = [f"{first}-{last}" for first, last in _ranges(shards)]
-        held.setdefault(name, []).append(
-            " ".join([keyspace, ", ".join(texts)]).strip()
-        )
+        held.setdefault(name, []).append(" ".join([keyspace, ", ".join(texts)]).strip())
     for name, texts in held.items():
         yield name, "; ".join(texts)
 

@@ -14,27 +14,16 @@ from sqlalchemy import inspect
 from sqlalchemy.exc import NoInspectionAvailable
 
 from sqla_shard.cli.alembic_ini import configurations
-from sqla_shard.cli.application_options import cache_of_option
-from sqla_shard.cli.application_options import models_option
-from sqla_shard.cli.application_options import names
+from sqla_shard.cli.application_options import cache_of_option, models_option, names
 from sqla_shard.cli.load_command import open_load_store
-from sqla_shard.cli.options import FiniteRange
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.service_loop import log_to_stderr
-from sqla_shard.cli.service_loop import StopFlag
+from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
+from sqla_shard.cli.output import echo, examples
+from sqla_shard.cli.service_loop import log_to_stderr, StopFlag
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.dashboard import DashboardServer
-from sqla_shard.dashboard import Observer
+from sqla_shard.dashboard import DashboardServer, Observer
 from sqla_shard.exc import ExtensionSetupError
-from sqla_shard.fleet import Account
-from sqla_shard.fleet import Accounts
-from sqla_shard.fleet import Fleet
+from sqla_shard.fleet import Account, Accounts, Fleet
 from sqla_shard.topology.follow import is_zookeeper
-
-__all__ = ["dashboard_command"]
 
 _PORT = 8417
 
@@ -79,8 +68,7 @@ _PORT = 8417
 @click.option(
     "--load-directory",
     metavar="PATH",
-    help="Directory in which the processes of this machine publish their "
-    "load.",
+    help="Directory in which the processes of this machine publish their load.",
 )
 @click.option(
     "--load-region",
@@ -95,9 +83,7 @@ _PORT = 8417
     help="Seconds to wait for the state of a server.",
 )
 @click.option(
-    "--allow-changes",
-    is_flag=True,
-    help="Add buttons that retry and delete jobs.",
+    "--allow-changes", is_flag=True, help="Add buttons that retry and delete jobs."
 )
 @pass_settings
 def dashboard_command(
@@ -147,9 +133,7 @@ def dashboard_command(
                 observer, host=host, port=port, allow_changes=allow_changes
             )
         except (ExtensionSetupError, ValueError) as error:
-            raise click.BadParameter(str(error), param_hint="--host") from (
-                error
-            )
+            raise click.BadParameter(str(error), param_hint="--host") from (error)
         thread = threading.Thread(target=server.serve, daemon=True)
         thread.start()
         echo(server.address)
@@ -180,9 +164,7 @@ def _cluster(
         yield cluster
 
 
-def _engine_options(
-    settings: Settings, limits: dict[str, int]
-) -> dict[str, Any]:
+def _engine_options(settings: Settings, limits: dict[str, int]) -> dict[str, Any]:
     """Return the time limits, which the driver of SQLite does not know."""
     schemes = {
         server.primary.partition(":")[0]

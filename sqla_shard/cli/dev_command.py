@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
-from collections.abc import Sequence
-from contextlib import contextmanager
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, ExitStack
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -21,33 +19,21 @@ from typing import Any
 import click
 
 from sqla_shard.cli.options import VARIABLE
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import FAILED
-from sqla_shard.cli.output import print_data
+from sqla_shard.cli.output import data_option, echo, examples, FAILED, print_data
 from sqla_shard.cli.service_loop import StopFlag
-from sqla_shard.fleet import Account
-from sqla_shard.fleet import Accounts
+from sqla_shard.fleet import Account, Accounts
 from sqla_shard.fleet.replication import replication_kind
 from sqla_shard.testing.cache_servers import MemcachedServer
 from sqla_shard.testing.database_server import DatabaseServer
-from sqla_shard.testing.local_server import in_parallel
-from sqla_shard.testing.local_server import LocalServer
+from sqla_shard.testing.local_server import in_parallel, LocalServer
 from sqla_shard.testing.mariadb import MariaDBServer
 from sqla_shard.testing.mysql import MySQLServer
-from sqla_shard.testing.server_pair import MariaDBPair
-from sqla_shard.testing.server_pair import MySQLPair
-from sqla_shard.testing.server_pair import ServerPair
-from sqla_shard.testing.topology_documents import databases
-from sqla_shard.testing.topology_documents import topology_document
+from sqla_shard.testing.server_pair import MariaDBPair, MySQLPair, ServerPair
+from sqla_shard.testing.topology_documents import databases, topology_document
 from sqla_shard.testing.zookeeper import ZooKeeperServer
-from sqla_shard.topology import to_json
-from sqla_shard.topology import Topology
+from sqla_shard.topology import to_json, Topology
 from sqla_shard.topology.zookeeper import Publisher
 from sqla_shard.util.files import replace_file
-
-__all__ = ["FLEET_OPTIONS", "add_accounts", "up_command"]
 
 #: What the operations of a fleet ask of every server.
 FLEET_OPTIONS = ("--skip-slave-start", "--event-scheduler=OFF")
@@ -101,10 +87,7 @@ class LocalServers:
         if pairs:
             self.environ |= _operators()
             pair = partial(
-                pair_class,
-                password=password,
-                fast=True,
-                options=FLEET_OPTIONS,
+                pair_class, password=password, fast=True, options=FLEET_OPTIONS
             )
             self.pairs = list(map(pair, names))
             if spare:
@@ -112,8 +95,7 @@ class LocalServers:
             self.primaries = [pair.primary for pair in self.pairs]
         else:
             self.primaries = [
-                server_class(name, password=password, fast=True)
-                for name in names
+                server_class(name, password=password, fast=True) for name in names
             ]
         self.zookeeper = ZooKeeperServer() if zookeeper else None
         self.memcached = MemcachedServer() if memcached else None
@@ -140,9 +122,7 @@ class LocalServers:
         with ExitStack() as stack:
             stack.callback(_stop, [*units, *others])
             in_parallel([*units, *others], lambda one: one.start())
-            accounts = (
-                Accounts.from_environ(self.environ) if self.pairs else None
-            )
+            accounts = Accounts.from_environ(self.environ) if self.pairs else None
             for server in self.processes:
                 if accounts and isinstance(server, DatabaseServer):
                     add_accounts(server, accounts)
@@ -189,10 +169,7 @@ def _operators() -> dict[str, str]:
     """Return the accounts of an operator, those of the environment first."""
     found = {}
     for kind, user in (("OPERATOR", "operator"), ("REPLICATION", "replica")):
-        for part, default in (
-            ("USER", user),
-            ("PASSWORD", secrets.token_urlsafe(12)),
-        ):
+        for part, default in (("USER", user), ("PASSWORD", secrets.token_urlsafe(12))):
             name = f"SQLA_SHARD_{kind}_{part}"
             found[name] = os.environ.get(name) or default
     return found
@@ -227,9 +204,7 @@ def add_accounts(server: DatabaseServer, accounts: Accounts) -> None:
         cursor.execute("SET SESSION sql_log_bin = 0")
         for account, allowed in grants:
             name = f"'{account.user}'@'{server.host}'"
-            cursor.execute(
-                f"CREATE USER {name} IDENTIFIED BY %s", (account.password,)
-            )
+            cursor.execute(f"CREATE USER {name} IDENTIFIED BY %s", (account.password,))
             cursor.execute(f"GRANT {allowed} ON *.* TO {name}")
 
 
@@ -280,9 +255,7 @@ def add_accounts(server: DatabaseServer, accounts: Accounts) -> None:
     help="With --pairs: another pair, without shards, for sqla-shard fleet "
     "split and move.",
 )
-@click.option(
-    "--zookeeper", is_flag=True, help="A ZooKeeper with the topology."
-)
+@click.option("--zookeeper", is_flag=True, help="A ZooKeeper with the topology.")
 @click.option("--memcached", is_flag=True, help="A memcached.")
 @click.option(
     "--file",
@@ -315,9 +288,7 @@ def up_command(path: Path, as_data: bool, **options: Any) -> None:
         )
     servers = LocalServers(**options)
     with StopFlag() as end, servers.running():
-        topology = Topology.from_mapping(
-            servers.document(), environ=servers.environ
-        )
+        topology = Topology.from_mapping(servers.document(), environ=servers.environ)
         replace_file(path, to_json(topology), 0o600)
         try:
             url = _publish(servers, topology)
@@ -337,9 +308,7 @@ def _publish(servers: LocalServers, topology: Topology) -> str | None:
     return url
 
 
-def _show(
-    servers: LocalServers, path: Path, url: str | None, as_data: bool
-) -> None:
+def _show(servers: LocalServers, path: Path, url: str | None, as_data: bool) -> None:
     memcached, spare = servers.memcached, servers.spare
     if as_data:
         print_data(

@@ -8,19 +8,12 @@ import threading
 
 import click
 
-from sqla_shard.cli.load_command import load_options
-from sqla_shard.cli.load_command import open_load_store
-from sqla_shard.cli.options import FiniteRange
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.service_loop import log_to_stderr
-from sqla_shard.cli.service_loop import StopFlag
+from sqla_shard.cli.load_command import load_options, open_load_store
+from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
+from sqla_shard.cli.output import echo, examples
+from sqla_shard.cli.service_loop import log_to_stderr, StopFlag
 from sqla_shard.metrics.exporter import Exporter
 from sqla_shard.metrics.fleet_metrics import FleetMetrics
-
-__all__ = ["exporter_command"]
 
 
 @click.command(
@@ -31,10 +24,7 @@ __all__ = ["exporter_command"]
     ),
 )
 @click.option(
-    "--host",
-    metavar="ADDRESS",
-    default="127.0.0.1",
-    help="Address to listen on.",
+    "--host", metavar="ADDRESS", default="127.0.0.1", help="Address to listen on."
 )
 @click.option(
     "--port",
@@ -84,9 +74,7 @@ def exporter_command(
             engine_options=FleetMetrics.options(settings.topology(), timeout)
         ) as cluster,
     ):
-        metrics = FleetMetrics(
-            cluster, timeout=timeout, interval=interval, load=load
-        )
+        metrics = FleetMetrics(cluster, timeout=timeout, interval=interval, load=load)
         with Exporter(metrics, host, port) as exporter:
             thread = threading.Thread(target=exporter.serve_forever)
             thread.start()

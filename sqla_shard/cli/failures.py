@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Any
-from typing import IO
+from typing import Any, IO
 
 import click
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import FAILED
-from sqla_shard.cli.output import NOT_READ
+from sqla_shard.cli.output import echo, FAILED, NOT_READ
 from sqla_shard.engine.unread import reason
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import TopologyError
-
-__all__ = ["REPORTED", "FailureLine", "one_line"]
+from sqla_shard.exc import FleetServerError, TopologyError
 
 REPORTED = (click.ClickException, OSError, SQLAlchemyError)
 """Errors that are shown on one line; others are defects, with a traceback."""
 
 # Lines that SQLAlchemy appends to the message of a driver.
-_APPENDED = re.compile(
-    r"\n(?:\[SQL: |\[parameters: |\(Background on ).*", re.S
-)
+_APPENDED = re.compile(r"\n(?:\[SQL: |\[parameters: |\(Background on ).*", re.S)
 
 
 class FailureLine(click.ClickException):
@@ -69,6 +61,4 @@ def _status_of(error: BaseException) -> int:
 
 
 def _joined(text: str) -> str:
-    return " ".join(
-        line for part in text.splitlines() if (line := part.strip())
-    )
+    return " ".join(line for part in text.splitlines() if (line := part.strip()))

@@ -3,49 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from collections.abc import Sequence
-from datetime import datetime
-from datetime import UTC
-from typing import Any
-from typing import get_args
+from collections.abc import Callable, Sequence
+from datetime import datetime, UTC
+from typing import Any, get_args
 
 import click
 
-from sqla_shard.cli.fleet_plans import fleet_of
-from sqla_shard.cli.fleet_plans import plan_and_run
-from sqla_shard.cli.fleet_plans import plan_options
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import CommandT
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import end
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import print_data
-from sqla_shard.cli.output import print_report
-from sqla_shard.cli.output import with_options
+from sqla_shard.cli.fleet_plans import fleet_of, plan_and_run, plan_options
+from sqla_shard.cli.options import pass_settings, Settings
+from sqla_shard.cli.output import (
+    CommandT,
+    data_option,
+    echo,
+    end,
+    examples,
+    print_data,
+    print_report,
+    with_options,
+)
 from sqla_shard.exc import Problem
-from sqla_shard.fleet.backup import create_backups
-from sqla_shard.fleet.backup import plan_backups
-from sqla_shard.fleet.backup import Scope
-from sqla_shard.fleet.backup import Source
-from sqla_shard.fleet.binlog_archive import archives_of
-from sqla_shard.fleet.binlog_archive import copy_binlogs
-from sqla_shard.fleet.binlog_archive import plan_binlogs
+from sqla_shard.fleet.backup import create_backups, plan_backups, Scope, Source
+from sqla_shard.fleet.binlog_archive import archives_of, copy_binlogs, plan_binlogs
 from sqla_shard.fleet.replay import Moment
 from sqla_shard.fleet.restore import Restore
-from sqla_shard.fleet.storage import Backup
-from sqla_shard.fleet.storage import Storage
-
-__all__ = [
-    "binlogs_command",
-    "create_command",
-    "list_command",
-    "prune_command",
-    "restore_command",
-    "verify_command",
-]
+from sqla_shard.fleet.storage import Backup, Storage
 
 _folder = with_options(click.argument("folder"))
 _dry_run_option = with_options(
@@ -57,9 +38,7 @@ _dry_run_option = with_options(
 )
 
 
-def _source_option(
-    default: Source,
-) -> Callable[[CommandT], CommandT]:
+def _source_option(default: Source) -> Callable[[CommandT], CommandT]:
     return click.option(
         "--from",
         "source",
@@ -126,8 +105,7 @@ def create_command(
 
 
 @click.command(
-    "binlogs",
-    epilog=examples("sqla-shard fleet backup binlogs /backups sharddb001"),
+    "binlogs", epilog=examples("sqla-shard fleet backup binlogs /backups sharddb001")
 )
 @_folder
 @click.argument("server")
@@ -162,9 +140,7 @@ def binlogs_command(
         echo(f"{archive}; copied now: {', '.join(new) or 'none'}")
 
 
-@click.command(
-    "list", epilog=examples("sqla-shard fleet backup list /backups")
-)
+@click.command("list", epilog=examples("sqla-shard fleet backup list /backups"))
 @_folder
 @data_option
 def list_command(folder: str, as_data: bool) -> None:
@@ -177,9 +153,7 @@ def list_command(folder: str, as_data: bool) -> None:
     _end_read(listing.problems)
 
 
-@click.command(
-    "verify", epilog=examples("sqla-shard fleet backup verify /backups")
-)
+@click.command("verify", epilog=examples("sqla-shard fleet backup verify /backups"))
 @_folder
 @click.argument("name", required=False)
 @data_option
@@ -207,8 +181,7 @@ def verify_command(folder: str, name: str | None, as_data: bool) -> None:
             {
                 "backups": [backup.name for backup in backups],
                 "problems": [
-                    {"place": one.place, "message": one.message}
-                    for one in problems
+                    {"place": one.place, "message": one.message} for one in problems
                 ],
             }
         )
@@ -253,10 +226,7 @@ def prune_command(
     """
     storage = Storage(folder)
     removed = storage.prune(
-        keep_last=keep_last,
-        keep_days=keep_days,
-        now=time.time(),
-        dry_run=dry_run,
+        keep_last=keep_last, keep_days=keep_days, now=time.time(), dry_run=dry_run
     )
     if as_data:
         print_data({"removed": removed, "dry_run": dry_run})
@@ -296,11 +266,7 @@ def prune_command(
 @plan_options
 @pass_settings
 def restore_command(
-    settings: Settings,
-    /,
-    to_gtid: str | None,
-    to_time: datetime | None,
-    **options: Any,
+    settings: Settings, /, to_gtid: str | None, to_time: datetime | None, **options: Any
 ) -> None:
     """Restore SHARD of KEYSPACE from FOLDER into a new database.
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import click
 
-from sqla_shard.cli.groups import Lazy
-from sqla_shard.cli.groups import LazyGroup
-from sqla_shard.cli.groups import Sections
-
-__all__ = ["backup_group", "fleet_group", "orphans_group", "replica_group"]
+from sqla_shard.cli.groups import Lazy, LazyGroup, Sections
 
 _FLEET: Sections = {
     "Look": {
@@ -26,8 +22,7 @@ _FLEET: Sections = {
         ),
         "verify": Lazy(
             "fleet_verify:verify_command",
-            "Compare the content of SERVER with its standby, while both "
-            "serve.",
+            "Compare the content of SERVER with its standby, while both serve.",
         ),
         "history": Lazy(
             "fleet_commands:history_command",
@@ -37,8 +32,7 @@ _FLEET: Sections = {
     "Primary and standby": {
         "failover": Lazy(
             "fleet_failover:failover_command",
-            "Make the standby of SERVER its primary, and the primary its "
-            "standby.",
+            "Make the standby of SERVER its primary, and the primary its standby.",
         ),
         "watch": Lazy(
             "fleet_watch:watch_command",
@@ -59,12 +53,10 @@ _FLEET: Sections = {
     },
     "Shards": {
         "split": Lazy(
-            "fleet_split:split_command",
-            "Move some shards of SERVER to a new pair.",
+            "fleet_split:split_command", "Move some shards of SERVER to a new pair."
         ),
         "move": Lazy(
-            "fleet_split:move_command",
-            "Move all shards of SERVER to a new pair.",
+            "fleet_split:move_command", "Move all shards of SERVER to a new pair."
         ),
         "orphans": Lazy(
             "fleet_catalogue:orphans_group",
@@ -73,8 +65,7 @@ _FLEET: Sections = {
     },
     "Backups": {
         "backup": Lazy(
-            "fleet_catalogue:backup_group",
-            "Back up virtual shards into a folder.",
+            "fleet_catalogue:backup_group", "Back up virtual shards into a folder."
         ),
         "restore": Lazy(
             "fleet_backup:restore_command",
@@ -121,10 +112,9 @@ _REPLICA: Sections = {
         ),
         "replace": Lazy(
             "fleet_replica:replace_command",
-            "Make the empty server TARGET the standby of SERVER in place of "
-            "another.",
+            "Make the empty server TARGET the standby of SERVER in place of another.",
         ),
-    },
+    }
 }
 
 
@@ -149,8 +139,7 @@ _ORPHANS: Sections = {
         ),
         "rename": Lazy(
             "fleet_orphans:rename_command",
-            "Rename DATABASES of SERVER, by default all orphans, to "
-            "moved_NAME.",
+            "Rename DATABASES of SERVER, by default all orphans, to moved_NAME.",
         ),
         "restore": Lazy(
             "fleet_orphans:restore_command",
@@ -160,7 +149,7 @@ _ORPHANS: Sections = {
             "fleet_orphans:drop_command",
             "Drop renamed DATABASES of SERVER, by default all old enough.",
         ),
-    },
+    }
 }
 
 
@@ -194,7 +183,7 @@ _BACKUP: Sections = {
             "fleet_backup:prune_command",
             "Remove old backups from FOLDER, and unfinished ones after a day.",
         ),
-    },
+    }
 }
 
 

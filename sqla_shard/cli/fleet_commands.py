@@ -11,38 +11,29 @@ from pathlib import Path
 
 import click
 
-from sqla_shard.cli.fleet_plans import blank_fleet_of
-from sqla_shard.cli.fleet_plans import confirm
-from sqla_shard.cli.fleet_plans import fleet_of
-from sqla_shard.cli.fleet_plans import interruptible
-from sqla_shard.cli.fleet_plans import plan_options
-from sqla_shard.cli.fleet_plans import print_result
-from sqla_shard.cli.fleet_plans import progress_of
-from sqla_shard.cli.fleet_plans import run_plan
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import FAILED
-from sqla_shard.cli.output import print_data
-from sqla_shard.cli.output import print_report
+from sqla_shard.cli.fleet_plans import (
+    blank_fleet_of,
+    confirm,
+    fleet_of,
+    interruptible,
+    plan_options,
+    print_result,
+    progress_of,
+    run_plan,
+)
+from sqla_shard.cli.options import pass_settings, Settings
+from sqla_shard.cli.output import (
+    data_option,
+    echo,
+    examples,
+    FAILED,
+    print_data,
+    print_report,
+)
 from sqla_shard.exc import FleetSetupError
-from sqla_shard.fleet import FleetStatus
-from sqla_shard.fleet import Plan
-from sqla_shard.fleet import resume
-from sqla_shard.fleet import status
-from sqla_shard.fleet import undo
+from sqla_shard.fleet import FleetStatus, Plan, resume, status, undo
 from sqla_shard.fleet.journal import paused
 from sqla_shard.util.json_values import parsed_json
-
-__all__ = [
-    "apply_command",
-    "history_command",
-    "resume_command",
-    "status_command",
-    "undo_command",
-]
 
 
 @click.command(
@@ -65,10 +56,7 @@ def status_command(settings: Settings, as_data: bool) -> None:
         sys.exit(FAILED)
 
 
-@click.command(
-    "history",
-    epilog=examples("sqla-shard fleet history --most 5"),
-)
+@click.command("history", epilog=examples("sqla-shard fleet history --most 5"))
 @click.option(
     "--most",
     metavar="N",
@@ -106,8 +94,7 @@ def apply_command(
         document = parsed_json(Path(file).read_bytes())
     except ValueError as error:
         raise FleetSetupError(
-            f"{file} is not JSON ({error}); make a plan with --plan-only "
-            "--json"
+            f"{file} is not JSON ({error}); make a plan with --plan-only --json"
         ) from error
     run_plan(
         fleet_of(settings),
@@ -139,9 +126,7 @@ def resume_command(
 @click.command("undo", epilog=examples("sqla-shard fleet undo"))
 @plan_options
 @pass_settings
-def undo_command(
-    settings: Settings, plan_only: bool, yes: bool, as_data: bool
-) -> None:
+def undo_command(settings: Settings, plan_only: bool, yes: bool, as_data: bool) -> None:
     """Undo an operation whose process has died or failed.
 
     It is refused after the operation has published its topology.

@@ -9,25 +9,21 @@ from pathlib import Path
 import click
 
 from sqla_shard.cli.fleet_plans import fleet_of
-from sqla_shard.cli.options import FiniteRange
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import end
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import FAILED
-from sqla_shard.cli.output import NOT_READ
-from sqla_shard.cli.output import print_data
-from sqla_shard.cli.output import print_report
+from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
+from sqla_shard.cli.output import (
+    data_option,
+    echo,
+    end,
+    examples,
+    FAILED,
+    NOT_READ,
+    print_data,
+    print_report,
+)
 from sqla_shard.exc import FleetSetupError
-from sqla_shard.fleet.capacity import measure
-from sqla_shard.fleet.capacity import suggest
-from sqla_shard.fleet.doctor import check_names
-from sqla_shard.fleet.doctor import examine
+from sqla_shard.fleet.capacity import measure, suggest
+from sqla_shard.fleet.doctor import check_names, examine
 from sqla_shard.util.json_values import parsed_json
-
-__all__ = ["capacity_command", "doctor_command"]
 
 
 @click.command(
@@ -50,8 +46,7 @@ __all__ = ["capacity_command", "doctor_command"]
     "others",
     metavar="HOST:PORT",
     multiple=True,
-    help="A server outside of the topology, such as a former primary; "
-    "repeatable.",
+    help="A server outside of the topology, such as a former primary; repeatable.",
 )
 @click.option(
     "--timeout",

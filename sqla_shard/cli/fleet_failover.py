@@ -6,19 +6,12 @@ from typing import Any
 
 import click
 
-from sqla_shard.cli.fleet_plans import plan_and_run
-from sqla_shard.cli.fleet_plans import plan_options
-from sqla_shard.cli.options import FiniteRange
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
+from sqla_shard.cli.fleet_plans import plan_and_run, plan_options
+from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
 from sqla_shard.cli.output import examples
-from sqla_shard.fleet.dead_failover import DeadFailover
-from sqla_shard.fleet.dead_failover import DRAIN
-from sqla_shard.fleet.failover import COMPARE_LIMIT
-from sqla_shard.fleet.failover import Failover
+from sqla_shard.fleet.dead_failover import DeadFailover, DRAIN
+from sqla_shard.fleet.failover import COMPARE_LIMIT, Failover
 from sqla_shard.fleet.reopen import Reopen
-
-__all__ = ["failover_command", "reopen_command"]
 
 
 @click.command(
@@ -56,11 +49,7 @@ __all__ = ["failover_command", "reopen_command"]
     help="Time for the comparison of all rows, before the failover and "
     f"after it.  [default: {COMPARE_LIMIT:g}]",
 )
-@click.option(
-    "--skip-compare",
-    is_flag=True,
-    help="Compare no rows.",
-)
+@click.option("--skip-compare", is_flag=True, help="Compare no rows.")
 @plan_options
 @pass_settings
 def failover_command(
@@ -86,9 +75,7 @@ def failover_command(
     if drain_timeout is not None and not dead:
         raise click.UsageError("--drain-timeout needs --dead")
     if dead and (skip_compare or compare_limit is not None):
-        raise click.UsageError(
-            "--dead compares no rows: there is one server only"
-        )
+        raise click.UsageError("--dead compares no rows: there is one server only")
     if dead:
         plan_and_run(
             settings,
@@ -107,10 +94,7 @@ def failover_command(
         )
 
 
-@click.command(
-    "reopen",
-    epilog=examples("sqla-shard fleet reopen sharddb001"),
-)
+@click.command("reopen", epilog=examples("sqla-shard fleet reopen sharddb001"))
 @click.argument("server")
 @plan_options
 @pass_settings

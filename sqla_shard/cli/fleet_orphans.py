@@ -6,28 +6,15 @@ from typing import Any
 
 import click
 
-from sqla_shard.cli.fleet_plans import allow_user_option
-from sqla_shard.cli.fleet_plans import fleet_of
-from sqla_shard.cli.fleet_plans import plan_and_run
-from sqla_shard.cli.fleet_plans import plan_options
-from sqla_shard.cli.options import FiniteRange
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import print_data
-from sqla_shard.cli.output import with_options
-from sqla_shard.fleet.orphans import OrphanChange
-from sqla_shard.fleet.orphans import orphans_of
-
-__all__ = [
-    "drop_command",
-    "fence_command",
-    "list_command",
-    "rename_command",
-    "restore_command",
-]
+from sqla_shard.cli.fleet_plans import (
+    allow_user_option,
+    fleet_of,
+    plan_and_run,
+    plan_options,
+)
+from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
+from sqla_shard.cli.output import data_option, echo, examples, print_data, with_options
+from sqla_shard.fleet.orphans import OrphanChange, orphans_of
 
 _DAY = 86400.0
 
@@ -46,15 +33,11 @@ _arguments = with_options(
 )
 
 
-@click.command(
-    "list", epilog=examples("sqla-shard fleet orphans list sharddb001")
-)
+@click.command("list", epilog=examples("sqla-shard fleet orphans list sharddb001"))
 @click.argument("server", required=False)
 @data_option
 @pass_settings
-def list_command(
-    settings: Settings, /, server: str | None, as_data: bool
-) -> None:
+def list_command(settings: Settings, /, server: str | None, as_data: bool) -> None:
     """List the orphans of SERVER, or of all servers."""
     found = orphans_of(fleet_of(settings), server)
     if as_data:
@@ -64,9 +47,7 @@ def list_command(
         echo(orphan)
 
 
-@click.command(
-    "fence", epilog=examples("sqla-shard fleet orphans fence sharddb001")
-)
+@click.command("fence", epilog=examples("sqla-shard fleet orphans fence sharddb001"))
 @_arguments
 @pass_settings
 def fence_command(settings: Settings, /, **options: Any) -> None:
@@ -78,9 +59,7 @@ def fence_command(settings: Settings, /, **options: Any) -> None:
     plan_and_run(settings, OrphanChange.planned, action="fence", **options)
 
 
-@click.command(
-    "rename", epilog=examples("sqla-shard fleet orphans rename sharddb001")
-)
+@click.command("rename", epilog=examples("sqla-shard fleet orphans rename sharddb001"))
 @_accept_option
 @_arguments
 @pass_settings
@@ -90,8 +69,7 @@ def rename_command(settings: Settings, /, **options: Any) -> None:
 
 
 @click.command(
-    "restore",
-    epilog=examples("sqla-shard fleet orphans restore sharddb001"),
+    "restore", epilog=examples("sqla-shard fleet orphans restore sharddb001")
 )
 @_arguments
 @pass_settings
@@ -100,9 +78,7 @@ def restore_command(settings: Settings, /, **options: Any) -> None:
     plan_and_run(settings, OrphanChange.planned, action="restore", **options)
 
 
-@click.command(
-    "drop", epilog=examples("sqla-shard fleet orphans drop sharddb001")
-)
+@click.command("drop", epilog=examples("sqla-shard fleet orphans drop sharddb001"))
 @click.option(
     "--older-than",
     "days",
@@ -117,9 +93,5 @@ def restore_command(settings: Settings, /, **options: Any) -> None:
 def drop_command(settings: Settings, /, days: float, **options: Any) -> None:
     """Drop renamed DATABASES of SERVER, by default all old enough."""
     plan_and_run(
-        settings,
-        OrphanChange.planned,
-        action="drop",
-        older_than=days * _DAY,
-        **options,
+        settings, OrphanChange.planned, action="drop", older_than=days * _DAY, **options
     )

@@ -15,43 +15,23 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import FAILED
-from sqla_shard.cli.output import print_data
-from sqla_shard.cli.output import print_report
-from sqla_shard.cli.output import with_options
-from sqla_shard.fleet import Account
-from sqla_shard.fleet import Accounts
-from sqla_shard.fleet import apply
-from sqla_shard.fleet import Fleet
-from sqla_shard.fleet import Plan
-from sqla_shard.fleet import Result
-from sqla_shard.fleet.operation import Progress
-from sqla_shard.fleet.operation import StepEvent
-
-__all__ = [
-    "allow_user_option",
-    "blank_fleet_of",
-    "confirm",
-    "fleet_of",
-    "interruptible",
-    "plan_and_run",
-    "plan_options",
-    "print_result",
-    "progress_of",
-    "run_plan",
-    "terminable",
-    "yes_option",
-]
+from sqla_shard.cli.output import (
+    data_option,
+    echo,
+    FAILED,
+    print_data,
+    print_report,
+    with_options,
+)
+from sqla_shard.fleet import Account, Accounts, apply, Fleet, Plan, Result
+from sqla_shard.fleet.operation import Progress, StepEvent
 
 yes_option = with_options(
     click.option(

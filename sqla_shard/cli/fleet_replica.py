@@ -6,22 +6,12 @@ from typing import Any
 
 import click
 
-from sqla_shard.cli.fleet_plans import plan_and_run
-from sqla_shard.cli.fleet_plans import plan_options
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import with_options
+from sqla_shard.cli.fleet_plans import plan_and_run, plan_options
+from sqla_shard.cli.options import pass_settings, Settings
+from sqla_shard.cli.output import examples, with_options
 from sqla_shard.fleet.copies import WAYS
 from sqla_shard.fleet.replica import Replica
 from sqla_shard.fleet.retire import Retire
-
-__all__ = [
-    "build_command",
-    "rebuild_command",
-    "replace_command",
-    "retire_command",
-]
 
 _copy_options = with_options(
     click.option(
@@ -63,8 +53,7 @@ def build_command(settings: Settings, /, **options: Any) -> None:
 
 
 @click.command(
-    "rebuild",
-    epilog=examples("sqla-shard fleet replica rebuild sharddb001"),
+    "rebuild", epilog=examples("sqla-shard fleet replica rebuild sharddb001")
 )
 @click.argument("server")
 @click.option(
@@ -81,10 +70,7 @@ def rebuild_command(settings: Settings, /, **options: Any) -> None:
 
 
 @click.command(
-    "replace",
-    epilog=examples(
-        "sqla-shard fleet replica replace sharddb001 mysql001c",
-    ),
+    "replace", epilog=examples("sqla-shard fleet replica replace sharddb001 mysql001c")
 )
 @click.argument("server")
 @click.argument("target")
@@ -99,10 +85,7 @@ def replace_command(settings: Settings, /, **options: Any) -> None:
     _run(settings, action="replace", **options)
 
 
-@click.command(
-    "retire",
-    epilog=examples("sqla-shard fleet retire mysql001b"),
-)
+@click.command("retire", epilog=examples("sqla-shard fleet retire mysql001b"))
 @click.argument("target")
 @plan_options
 @pass_settings

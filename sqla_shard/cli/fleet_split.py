@@ -6,17 +6,10 @@ from typing import Any
 
 import click
 
-from sqla_shard.cli.fleet_plans import allow_user_option
-from sqla_shard.cli.fleet_plans import plan_and_run
-from sqla_shard.cli.fleet_plans import plan_options
-from sqla_shard.cli.options import FiniteRange
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import with_options
+from sqla_shard.cli.fleet_plans import allow_user_option, plan_and_run, plan_options
+from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
+from sqla_shard.cli.output import examples, with_options
 from sqla_shard.fleet.split import Split
-
-__all__ = ["move_command", "split_command"]
 
 _target_options = with_options(
     click.option(
@@ -57,9 +50,7 @@ _target_options = with_options(
         "is over.",
     ),
     click.option(
-        "--skip-compare",
-        is_flag=True,
-        help="Compare no rows, only definitions.",
+        "--skip-compare", is_flag=True, help="Compare no rows, only definitions."
     ),
 )
 
@@ -68,7 +59,7 @@ _target_options = with_options(
     "split",
     epilog=examples(
         "sqla-shard fleet split sharddb001 --shards 256-511"
-        " --to sharddb009 --primary mysql009a --standby mysql009b --plan-only",
+        " --to sharddb009 --primary mysql009a --standby mysql009b --plan-only"
     ),
 )
 @click.argument("server")
@@ -77,8 +68,7 @@ _target_options = with_options(
     metavar="RANGE",
     multiple=True,
     required=True,
-    help="Shards that move, such as 8-15, 8, or objects:8-15. May be "
-    "repeated.",
+    help="Shards that move, such as 8-15, 8, or objects:8-15. May be repeated.",
 )
 @_target_options
 @plan_options
@@ -99,7 +89,7 @@ def split_command(
     "move",
     epilog=examples(
         "sqla-shard fleet move sharddb001"
-        " --to sharddb009 --primary mysql009a --standby mysql009b",
+        " --to sharddb009 --primary mysql009a --standby mysql009b"
     ),
 )
 @click.argument("server")
@@ -115,11 +105,7 @@ def move_command(settings: Settings, /, **options: Any) -> None:
 
 
 def _run(
-    settings: Settings,
-    *,
-    compare_limit: float,
-    skip_compare: bool,
-    **options: Any,
+    settings: Settings, *, compare_limit: float, skip_compare: bool, **options: Any
 ) -> None:
     limit = None if skip_compare else compare_limit
     plan_and_run(settings, Split.planned, compare_limit=limit, **options)

@@ -10,29 +10,26 @@ from time import monotonic
 import click
 
 from sqla_shard.cli.failures import one_line
-from sqla_shard.cli.fleet_plans import fleet_of
-from sqla_shard.cli.fleet_plans import terminable
-from sqla_shard.cli.options import FiniteRange
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import end
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import NOT_READ
-from sqla_shard.cli.output import print_data
-from sqla_shard.cli.output import ProgressLines
-from sqla_shard.exc import ApplierStoppedError
-from sqla_shard.exc import FleetLockedError
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import OperationRefusedError
-from sqla_shard.fleet.compare import CompareOptions
-from sqla_shard.fleet.compare import verify_data
+from sqla_shard.cli.fleet_plans import fleet_of, terminable
+from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
+from sqla_shard.cli.output import (
+    data_option,
+    echo,
+    end,
+    examples,
+    NOT_READ,
+    print_data,
+    ProgressLines,
+)
+from sqla_shard.exc import (
+    ApplierStoppedError,
+    FleetLockedError,
+    FleetServerError,
+    OperationRefusedError,
+)
+from sqla_shard.fleet.compare import CompareOptions, verify_data
 from sqla_shard.fleet.differences import Difference
-from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.fleet import pair_named
-
-__all__ = ["verify_command"]
+from sqla_shard.fleet.fleet import Fleet, pair_named
 
 
 @click.command(
@@ -57,14 +54,10 @@ __all__ = ["verify_command"]
     "written.  Default for a server that does not replicate from SERVER.",
 )
 @click.option(
-    "--databases",
-    metavar="NAMES",
-    help="Only these databases, comma-separated.",
+    "--databases", metavar="NAMES", help="Only these databases, comma-separated."
 )
 @click.option(
-    "--shards",
-    metavar="RANGES",
-    help="Only these virtual shards, such as 0-511,600.",
+    "--shards", metavar="RANGES", help="Only these virtual shards, such as 0-511,600."
 )
 @click.option(
     "--threads",
@@ -95,12 +88,8 @@ __all__ = ["verify_command"]
     help="Differences in the JSON document, and rows to compare again; "
     "otherwise all differences are printed.",
 )
-@click.option(
-    "--values", is_flag=True, help="Print the values of rows that differ."
-)
-@click.option(
-    "--no-counters", is_flag=True, help="Do not compare AUTO_INCREMENT."
-)
+@click.option("--values", is_flag=True, help="Print the values of rows that differ.")
+@click.option("--no-counters", is_flag=True, help="Do not compare AUTO_INCREMENT.")
 @data_option
 @pass_settings
 def verify_command(
@@ -182,8 +171,7 @@ def _databases_of(fleet: Fleet, server: str, shards: str) -> list[str]:
     ]
     if not found:
         raise click.BadParameter(
-            f"{server} has none of the shards {shards}",
-            param_hint="--shards",
+            f"{server} has none of the shards {shards}", param_hint="--shards"
         )
     return found
 

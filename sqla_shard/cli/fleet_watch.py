@@ -9,19 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from sqla_shard.cli.fleet_plans import fleet_of
-from sqla_shard.cli.options import FiniteRange
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.service_loop import make_passes
-from sqla_shard.cli.service_loop import Passes
-from sqla_shard.cli.service_loop import StopFlag
+from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
+from sqla_shard.cli.output import data_option, examples
+from sqla_shard.cli.service_loop import make_passes, Passes, StopFlag
 
 if TYPE_CHECKING:
     from sqla_shard.fleet.watcher import WatchReport
-
-__all__ = ["watch_command"]
 
 
 @click.command(
@@ -60,9 +53,7 @@ __all__ = ["watch_command"]
     help="Seconds after a failover of a server before the next.",
 )
 @click.option(
-    "--allow-loss",
-    is_flag=True,
-    help="Act even if acknowledged writes may be lost.",
+    "--allow-loss", is_flag=True, help="Act even if acknowledged writes may be lost."
 )
 @click.option("--dry-run", is_flag=True, help="Report only; change nothing.")
 @click.option(
@@ -94,8 +85,7 @@ def watch_command(
     topology must be in ZooKeeper.
     """
     # kazoo is needed for this command alone.
-    from sqla_shard.fleet.watcher import Watcher
-    from sqla_shard.fleet.watcher import WatchPolicy
+    from sqla_shard.fleet.watcher import Watcher, WatchPolicy
 
     policy = WatchPolicy(
         watchers=watchers,
@@ -122,8 +112,7 @@ def _words(hook: str) -> list[str]:
         return shlex.split(hook)
     except ValueError as error:
         raise click.BadParameter(
-            f"{hook!r} cannot be split into words: {error}",
-            param_hint="--hook",
+            f"{hook!r} cannot be split into words: {error}", param_hint="--hook"
         ) from error
 
 

@@ -9,34 +9,26 @@ from __future__ import annotations
 import logging
 import queue
 import sys
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 from pathlib import Path
 from typing import Any
 
 import click
 
 from sqla_shard.cli.failures import one_line
-from sqla_shard.cli.options import FiniteRange
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import lines_option
-from sqla_shard.cli.output import print_data
-from sqla_shard.cli.service_loop import log_to_stderr
-from sqla_shard.cli.service_loop import StopFlag
+from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
+from sqla_shard.cli.output import echo, examples, lines_option, print_data
+from sqla_shard.cli.service_loop import log_to_stderr, StopFlag
 from sqla_shard.exc import ShardError
-from sqla_shard.topology import diff
-from sqla_shard.topology import Topology
-from sqla_shard.topology.follow import FollowedSource
-from sqla_shard.topology.follow import Follower
-from sqla_shard.topology.follow import Snapshot
-from sqla_shard.topology.follow import source_at
-from sqla_shard.topology.follow import SourceReport
+from sqla_shard.topology import diff, Topology
+from sqla_shard.topology.follow import (
+    FollowedSource,
+    Follower,
+    Snapshot,
+    source_at,
+    SourceReport,
+)
 from sqla_shard.util.jitter import jittered
-
-__all__ = ["agent_command", "watch_command"]
 
 _log = logging.getLogger("sqla_shard.agent")
 
@@ -55,16 +47,11 @@ _LONGEST_PAUSE = 30.0
     ),
 )
 @click.option(
-    "--count",
-    metavar="N",
-    type=click.IntRange(min=1),
-    help="Exit after N changes.",
+    "--count", metavar="N", type=click.IntRange(min=1), help="Exit after N changes."
 )
 @lines_option
 @pass_settings
-def watch_command(
-    settings: Settings, count: int | None, as_data: bool
-) -> None:
+def watch_command(settings: Settings, count: int | None, as_data: bool) -> None:
     """Print each change of the topology when it happens.
 
     Also print when the source becomes unavailable or contains a topology
@@ -164,7 +151,7 @@ def _mode(ctx: click.Context, param: click.Parameter, value: str) -> int:
     "agent",
     epilog=examples(
         "sqla-shard -t zookeeper://zk1,zk2,zk3/prod topology agent --out "
-        "/run/sqla-shard/topology.json",
+        "/run/sqla-shard/topology.json"
     ),
 )
 @click.option(
@@ -208,18 +195,13 @@ def agent_command(
     """
     location = settings.zookeeper()
     snapshot = Snapshot(
-        out,
-        mode=mode,
-        placeholders=settings.placeholders,
-        environ=settings.blank,
+        out, mode=mode, placeholders=settings.placeholders, environ=settings.blank
     )
     source = source_at(
         location,
         placeholders=settings.placeholders,
         environ=settings.blank,
-        register={"role": "agent", "file": str(out.absolute())}
-        if register
-        else None,
+        register={"role": "agent", "file": str(out.absolute())} if register else None,
     )
     with log_to_stderr(), StopFlag() as end:
         follower = _open_follower(source, snapshot, reread, end)
@@ -240,10 +222,7 @@ def agent_command(
 
 
 def _open_follower(
-    source: FollowedSource,
-    snapshot: Snapshot,
-    reread: float,
-    end: StopFlag,
+    source: FollowedSource, snapshot: Snapshot, reread: float, end: StopFlag
 ) -> Follower | None:
     """Return a follower with a topology, or None if terminated before."""
     pause = _FIRST_PAUSE

@@ -10,17 +10,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
-from typing import NamedTuple
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple, TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     from sqla_shard.exc import MissingExtraError
-
-__all__ = ["Lazy", "LazyGroup", "Sections"]
 
 
 class Lazy(NamedTuple):
@@ -85,14 +81,10 @@ class LazyGroup(click.Group):
         """Return the names of the commands, in the order of the help."""
         return list(self.commands_by_name)
 
-    def get_command(
-        self, ctx: click.Context, cmd_name: str
-    ) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command, which is imported on first use."""
         if cmd_name in self.commands_by_name.keys() - self.commands.keys():
-            self.add_command(
-                self.commands_by_name[cmd_name].load(cmd_name), cmd_name
-            )
+            self.add_command(self.commands_by_name[cmd_name].load(cmd_name), cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(
@@ -104,8 +96,7 @@ class LazyGroup(click.Group):
                 self._suggest(ctx, args[0])
             return super().resolve_command(ctx, args)
         # Only completion needs it.
-        from sqla_shard.cli.completion import add_completion
-        from sqla_shard.cli.completion import sketch
+        from sqla_shard.cli.completion import add_completion, sketch
 
         def load() -> click.Command:
             command = self.get_command(ctx, args[0])
@@ -135,10 +126,7 @@ class LazyGroup(click.Group):
         for title, commands in self._sections.items():
             with formatter.section(title):
                 formatter.write_dl(
-                    [
-                        (name.ljust(widest), lazy.help)
-                        for name, lazy in commands.items()
-                    ]
+                    [(name.ljust(widest), lazy.help) for name, lazy in commands.items()]
                 )
 
     def shell_complete(
@@ -156,9 +144,7 @@ class LazyGroup(click.Group):
         ]
 
 
-def _unavailable_command(
-    name: str, missing: MissingExtraError
-) -> click.Command:
+def _unavailable_command(name: str, missing: MissingExtraError) -> click.Command:
     """Return a placeholder for a command whose packages are not installed.
 
     It fails with any arguments.

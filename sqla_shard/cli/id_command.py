@@ -6,19 +6,9 @@ from typing import Any
 
 import click
 
-from sqla_shard.cli.options import keyspace_option
-from sqla_shard.cli.options import number
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import print_data
-from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.ids import IdLayout
-from sqla_shard.ids import ObjectId
-
-__all__ = ["id_command"]
+from sqla_shard.cli.options import keyspace_option, number, pass_settings, Settings
+from sqla_shard.cli.output import data_option, echo, examples, print_data
+from sqla_shard.ids import DEFAULT_LAYOUT, IdLayout, ObjectId
 
 
 @click.command(
@@ -31,9 +21,7 @@ __all__ = ["id_command"]
     ),
 )
 @click.argument("ids", metavar="[ID]...", nargs=-1, type=number)
-@click.option(
-    "--shard", metavar="N", type=number, help="Shard of the id to compose."
-)
+@click.option("--shard", metavar="N", type=number, help="Shard of the id to compose.")
 @click.option("--type", "type_", metavar="N", type=number, help="Its type.")
 @click.option("--local", metavar="N", type=number, help="Its local id.")
 @keyspace_option

@@ -7,25 +7,14 @@ from contextlib import contextmanager
 
 import click
 
-from sqla_shard.cache.config import read
-from sqla_shard.cache.config import regions_of
+from sqla_shard.cache.config import read, regions_of
 from sqla_shard.cache.regions import open_region
 from sqla_shard.cli.application_options import IN_MEMORY
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import end
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import print_report
-from sqla_shard.cli.output import with_options
-from sqla_shard.exc import CacheConfigError
-from sqla_shard.exc import CacheOptionError
+from sqla_shard.cli.options import pass_settings, Settings
+from sqla_shard.cli.output import data_option, end, examples, print_report, with_options
+from sqla_shard.exc import CacheConfigError, CacheOptionError
 from sqla_shard.metrics.load import report_load
-from sqla_shard.metrics.load_stores import LoadCache
-from sqla_shard.metrics.load_stores import LoadDirectory
-from sqla_shard.metrics.load_stores import LoadStore
-
-__all__ = ["load_command", "load_options", "open_load_store"]
+from sqla_shard.metrics.load_stores import LoadCache, LoadDirectory, LoadStore
 
 _PUBLISH = "call publish_load(measure_load(cluster), ...) in the application"
 
@@ -69,8 +58,7 @@ def open_load_store(
     regions = {
         name: config
         for name, config in regions_of(cache, document).items()
-        if not config["backend"].startswith(IN_MEMORY)
-        and region in (None, name)
+        if not config["backend"].startswith(IN_MEMORY) and region in (None, name)
     }
     prefix = document.get("prefix")
     if not regions or not isinstance(prefix, str):
@@ -85,9 +73,7 @@ def open_load_store(
     try:
         store = open_region(name, config).store
     except CacheOptionError as error:
-        raise CacheConfigError(
-            str(error), path=cache, key=f"regions.{name}"
-        ) from error
+        raise CacheConfigError(str(error), path=cache, key=f"regions.{name}") from error
     try:
         yield LoadCache(store, prefix)
     finally:
@@ -142,8 +128,7 @@ def load_command(
             ) from error
     if not snapshots:
         raise click.ClickException(
-            f"no process has published its load in the last 10 seconds; "
-            f"{_PUBLISH}"
+            f"no process has published its load in the last 10 seconds; {_PUBLISH}"
         )
     report = report_load(snapshots, settings.topology(), top=top)
     print_report(report, as_data)

@@ -9,18 +9,15 @@ import click
 from sqlalchemy import MetaData
 
 from sqla_shard.cli.application_options import imported
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import end
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import print_data
-from sqla_shard.cli.output import print_report
-from sqla_shard.migrate import load
-from sqla_shard.migrate import merge
-from sqla_shard.migrate import suggest
-from sqla_shard.migrate import Suggestion
-
-__all__ = ["shadow_command", "suggest_command"]
+from sqla_shard.cli.output import (
+    data_option,
+    echo,
+    end,
+    examples,
+    print_data,
+    print_report,
+)
+from sqla_shard.migrate import load, merge, suggest, Suggestion
 
 
 def _files(paths: tuple[str, ...]) -> Iterator[Path]:
@@ -35,8 +32,7 @@ def _files(paths: tuple[str, ...]) -> Iterator[Path]:
         found = sorted(path.glob("shadow-*.json"))
         if not found:
             raise click.BadParameter(
-                f"there is no report of shadow mode in {path}",
-                param_hint="REPORT",
+                f"there is no report of shadow mode in {path}", param_hint="REPORT"
             )
         yield from found
 
@@ -60,8 +56,7 @@ def _files(paths: tuple[str, ...]) -> Iterator[Path]:
     "--fail-under",
     type=click.FloatRange(0, 100),
     metavar="PERCENT",
-    help="Exit with status 1 if fewer statements would be executed as they "
-    "are.",
+    help="Exit with status 1 if fewer statements would be executed as they are.",
 )
 @data_option
 def shadow_command(
@@ -94,10 +89,7 @@ def shadow_command(
     "reports", metavar="[REPORT]...", nargs=-1, type=click.Path(exists=True)
 )
 @click.option(
-    "--toml",
-    "as_toml",
-    is_flag=True,
-    help="Print the best declaration, as a file.",
+    "--toml", "as_toml", is_flag=True, help="Print the best declaration, as a file."
 )
 @data_option
 def suggest_command(

@@ -12,38 +12,23 @@ from typing import Any
 import click
 
 from sqla_shard.cli.application_options import imported
-from sqla_shard.cli.options import FiniteRange
-from sqla_shard.cli.options import rate_option
-from sqla_shard.cli.options import resume_option
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import end
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import print_report
-from sqla_shard.cli.output import ProgressLines
-from sqla_shard.cli.output import with_options
-from sqla_shard.cli.service_loop import log_to_stderr
-from sqla_shard.cli.service_loop import StopFlag
+from sqla_shard.cli.options import FiniteRange, rate_option, resume_option
+from sqla_shard.cli.output import (
+    data_option,
+    echo,
+    end,
+    examples,
+    print_report,
+    ProgressLines,
+    with_options,
+)
+from sqla_shard.cli.service_loop import log_to_stderr, StopFlag
 from sqla_shard.migrate.mark_tables import KeyPart
 from sqla_shard.migrate.move import Move
-from sqla_shard.migrate.move_plan import plan
-from sqla_shard.migrate.move_plan import status
-from sqla_shard.migrate.passes import backfill
-from sqla_shard.migrate.passes import reconcile
-from sqla_shard.migrate.passes import verify
+from sqla_shard.migrate.move_plan import plan, status
+from sqla_shard.migrate.passes import backfill, reconcile, verify
 from sqla_shard.migrate.stages import STAGES
-from sqla_shard.migrate.switching import copy_waiting
-from sqla_shard.migrate.switching import Switch
-
-__all__ = [
-    "backfill_command",
-    "plan_command",
-    "reconcile_command",
-    "rollback_command",
-    "status_command",
-    "switch_command",
-    "verify_command",
-]
+from sqla_shard.migrate.switching import copy_waiting, Switch
 
 #: Seconds between two looks at what waits.
 _PAUSE = 1.0
@@ -164,8 +149,7 @@ def _share(text: str) -> tuple[str, int]:
     table, _, percent = text.partition("=")
     if not percent.isdecimal() or int(percent) > 100:
         raise click.BadParameter(
-            f"{text!r} must be TABLE=PERCENT, from 0 to 100",
-            param_hint="--share",
+            f"{text!r} must be TABLE=PERCENT, from 0 to 100", param_hint="--share"
         )
     return table, int(percent)
 
@@ -212,9 +196,7 @@ def switch_command(
         echo(f"the stage is {now.stage}")
 
 
-@click.command(
-    "rollback", epilog=examples("sqla-shard migrate rollback shop.moving")
-)
+@click.command("rollback", epilog=examples("sqla-shard migrate rollback shop.moving"))
 @_move_argument
 @_timeout_option
 def rollback_command(name: str, timeout: float) -> None:
@@ -250,8 +232,7 @@ def rollback_command(name: str, timeout: float) -> None:
     "--part",
     metavar="K/N",
     callback=_part,
-    help="Copy the K-th of N equal parts, beside a process for each other "
-    "part.",
+    help="Copy the K-th of N equal parts, beside a process for each other part.",
 )
 @click.option(
     "--follow",
@@ -272,9 +253,7 @@ def backfill_command(
     The exit status is 1 if rows could not be copied.
     """
     if follow and (rate, max_lag, part) != (None, None, None):
-        raise click.UsageError(
-            "--follow has none of --rate, --max-lag and --part"
-        )
+        raise click.UsageError("--follow has none of --rate, --max-lag and --part")
     with _opened(name) as move:
         if follow:
             _follow(move)
@@ -303,9 +282,7 @@ def _follow(move: Move) -> None:
 
 @click.command(
     "reconcile",
-    epilog=examples(
-        "sqla-shard migrate reconcile shop.moving --resume pass.json"
-    ),
+    epilog=examples("sqla-shard migrate reconcile shop.moving --resume pass.json"),
 )
 @_move_argument
 @rate_option
@@ -360,10 +337,7 @@ def verify_command(
     """
     with _opened(name) as move:
         found = verify(
-            move,
-            rate=rate,
-            position=position,
-            on_progress=_Rows("compared"),
+            move, rate=rate, position=position, on_progress=_Rows("compared")
         )
     print_report(found, as_data)
     end(is_good=found.is_equal, is_read=True)

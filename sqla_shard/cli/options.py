@@ -10,17 +10,10 @@ from __future__ import annotations
 import math
 import re
 import reprlib
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-from typing import Concatenate
-from typing import ParamSpec
-from typing import TYPE_CHECKING
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, TYPE_CHECKING, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -31,20 +24,6 @@ from sqla_shard.util.masking import masked
 if TYPE_CHECKING:
     from sqla_shard.cluster.cluster import Cluster
     from sqla_shard.topology import Topology
-
-__all__ = [
-    "DEFAULT_FILE",
-    "LOCATION",
-    "VARIABLE",
-    "FiniteRange",
-    "Settings",
-    "keyspace_option",
-    "number",
-    "pass_global_settings",
-    "pass_settings",
-    "rate_option",
-    "resume_option",
-]
 
 DEFAULT_FILE = "topology.toml"
 """Name of the topology file in the current directory, the default."""
@@ -65,10 +44,7 @@ class _Location(click.ParamType):  # type: ignore[type-arg]  # generic in the ne
     name = "location"
 
     def convert(
-        self,
-        value: Any,
-        param: click.Parameter | None,
-        ctx: click.Context | None,
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> str:
         """Return the value unchanged; fail if it is empty."""
         if not str(value):
@@ -99,10 +75,7 @@ class FiniteRange(click.FloatRange):
         super().__init__(least, most, min_open=is_open)
 
     def convert(
-        self,
-        value: Any,
-        param: click.Parameter | None,
-        ctx: click.Context | None,
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """Return the value as a float."""
         converted: float = super().convert(value, param, ctx)
@@ -127,8 +100,7 @@ resume_option = with_options(
         "position",
         metavar="FILE",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="Save the progress in FILE, and resume from there after an "
-        "interruption.",
+        help="Save the progress in FILE, and resume from there after an interruption.",
     )
 )
 """Option of commands that can be interrupted."""
@@ -260,9 +232,7 @@ def pass_global_settings(
     return click.make_pass_decorator(Settings)(command)
 
 
-def pass_settings(
-    command: Callable[Concatenate[Settings, P], T],
-) -> Callable[P, T]:
+def pass_settings(command: Callable[Concatenate[Settings, P], T]) -> Callable[P, T]:
     """Pass the settings to a command, as its first argument.
 
     The command takes the option ``--topology``, as the program does.

@@ -10,38 +10,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from shutil import get_terminal_size
 from time import monotonic
-from typing import Any
-from typing import Generic
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import click
 
 from sqla_shard.util.printable import printable
-
-__all__ = [
-    "FAILED",
-    "NOT_READ",
-    "CommandT",
-    "ProgressLines",
-    "coloured",
-    "data_option",
-    "echo",
-    "end",
-    "examples",
-    "has_colours",
-    "lines_option",
-    "print_data",
-    "print_report",
-    "print_table",
-    "with_options",
-    "yaml_lines",
-]
 
 FAILED = 1
 """Exit status if the command failed or found a problem."""
@@ -85,9 +61,7 @@ def _store_format(
         ctx.meta[_FORMAT] = value
 
 
-def _is_data(
-    ctx: click.Context, param: click.Parameter, is_json: bool
-) -> bool:
+def _is_data(ctx: click.Context, param: click.Parameter, is_json: bool) -> bool:
     chosen = ctx.meta.get(_FORMAT)
     if is_json and chosen not in (None, "json"):
         raise click.UsageError(f"--json excludes --output {chosen}", ctx)
@@ -103,12 +77,9 @@ def _data_option(text: str) -> Callable[[CommandT], CommandT]:
             # Before --json, which depends on it.
             is_eager=True,
             callback=_store_format,
-            help="Format of the output; table is text, with tables on a "
-            "terminal.",
+            help="Format of the output; table is text, with tables on a terminal.",
         ),
-        click.option(
-            "--json", "as_data", is_flag=True, callback=_is_data, help=text
-        ),
+        click.option("--json", "as_data", is_flag=True, callback=_is_data, help=text),
     )
 
 
@@ -152,9 +123,7 @@ def print_data(document: Any, *, is_line: bool = False) -> None:
 # Text that YAML reads as a string without quotes, and the words that it does
 # not, in one of its versions.
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
-_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false"}) | {
-    "null"
-}
+_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false"}) | {"null"}
 # Characters that quoted strings of YAML must not contain; half of a surrogate
 # pair cannot be encoded either.
 _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
@@ -218,9 +187,7 @@ _COLOURED = (
     ),
     (
         "yellow",
-        re.compile(
-            r"\s*(?:warning|unknown|not read)(?=:)|\s*\d+ not attempted"
-        ),
+        re.compile(r"\s*(?:warning|unknown|not read)(?=:)|\s*\d+ not attempted"),
     ),
     ("green", re.compile(r"\s+\+(?= )")),
 )
@@ -245,8 +212,7 @@ def coloured(line: str) -> str:
             return f"{head}{line[found.end() :]}"
     return _CHANGED.sub(
         lambda found: (
-            f"{click.style(found[1], fg='red')} -> "
-            f"{click.style(found[2], fg='green')}"
+            f"{click.style(found[1], fg='red')} -> {click.style(found[2], fg='green')}"
         ),
         line,
     )
@@ -283,14 +249,11 @@ def print_table(
     if not sys.stdout.isatty() or not rows:
         return False
     # Imported here: it takes longer than `sqla-shard id` may take.
-    from rich.cells import cell_len
-    from rich.cells import set_cell_size
+    from rich.cells import cell_len, set_cell_size
 
     shown = [n for n in range(len(titles)) if any(row[n] for row in rows)]
     table = [[printable(row[n]) for n in shown] for row in (titles, *rows)]
-    widths = [
-        max(map(cell_len, column)) for column in zip(*table, strict=True)
-    ]
+    widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
     if sum(widths) + 2 * len(widths) > get_terminal_size().columns:
         return False
     for number, row in enumerate(table, -1):

@@ -10,29 +10,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
-from typing import Any
-from typing import IO
+from typing import Any, IO
 
 import click
-from click.exceptions import Abort
-from click.exceptions import Exit
-from click.exceptions import NoArgsIsHelpError
+from click.exceptions import Abort, Exit, NoArgsIsHelpError
 from click.shell_completion import get_completion_class
 
 from sqla_shard.cli.catalogue import PROGRAM
 from sqla_shard.cli.groups import LazyGroup
-from sqla_shard.cli.options import LOCATION
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.options import VARIABLE
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import examples
+from sqla_shard.cli.options import LOCATION, Settings, VARIABLE
+from sqla_shard.cli.output import echo, examples
 from sqla_shard.util.printable import printable
-
-__all__ = [
-    "completion_command",
-    "program",
-]
-
 
 _SHELLS = ("bash", "zsh", "fish")
 _VARIABLE = "_SQLA_SHARD_COMPLETE"
@@ -117,8 +105,7 @@ class _Program(LazyGroup):
             sys.exit(_INTERRUPTED)
         except Exception as error:
             # Imported for an error only: SQLAlchemy takes longer than `id`.
-            from sqla_shard.cli.failures import FailureLine
-            from sqla_shard.cli.failures import REPORTED
+            from sqla_shard.cli.failures import FailureLine, REPORTED
 
             if not isinstance(error, REPORTED):
                 raise
@@ -156,9 +143,7 @@ class _Program(LazyGroup):
     "${MYSQL_USER} and ${MYSQL_PASSWORD}; repeatable.",
 )
 @click.version_option(
-    package_name="sqla-shard",
-    prog_name="sqla-shard",
-    message="%(prog)s %(version)s",
+    package_name="sqla-shard", prog_name="sqla-shard", message="%(prog)s %(version)s"
 )
 @click.pass_context
 def program(

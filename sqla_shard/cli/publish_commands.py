@@ -5,40 +5,31 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import click
 
-from sqla_shard.cli.options import LOCATION
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import end
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import print_data
-from sqla_shard.cli.output import with_options
+from sqla_shard.cli.options import LOCATION, pass_settings, Settings
+from sqla_shard.cli.output import (
+    data_option,
+    echo,
+    end,
+    examples,
+    print_data,
+    with_options,
+)
 from sqla_shard.exc.base import shortened_list
-from sqla_shard.topology import describe
-from sqla_shard.topology import Topology
+from sqla_shard.topology import describe, Topology
 from sqla_shard.topology.generations import cautions
-from sqla_shard.topology.publication_notes import current_author
-from sqla_shard.topology.publication_notes import LONGEST_NOTE
-from sqla_shard.topology.publication_notes import PublicationNote
-from sqla_shard.topology.zookeeper.publications import NOT_PUBLISHED
-from sqla_shard.topology.zookeeper.publications import Publication
+from sqla_shard.topology.publication_notes import (
+    current_author,
+    LONGEST_NOTE,
+    PublicationNote,
+)
+from sqla_shard.topology.zookeeper.publications import NOT_PUBLISHED, Publication
 from sqla_shard.topology.zookeeper.publisher import Publisher
-
-__all__ = [
-    "protect_command",
-    "push_command",
-    "reset_command",
-    "rollback_command",
-]
 
 
 def _checked_note(
@@ -118,8 +109,7 @@ _Publish: TypeAlias = Callable[..., Publication]
     "push",
     epilog=examples(
         "sqla-shard -t zookeeper://zk1,zk2,zk3/prod topology push next.toml",
-        "sqla-shard topology push next.toml --to zookeeper://zk1/prod "
-        "--dry-run",
+        "sqla-shard topology push next.toml --to zookeeper://zk1/prod --dry-run",
         "sqla-shard topology push next.toml --check-servers -m 'server 3'",
     ),
 )
@@ -145,12 +135,7 @@ _Publish: TypeAlias = Callable[..., Publication]
 @_publish_options
 @pass_settings
 def push_command(
-    settings: Settings,
-    /,
-    file: str,
-    to: str | None,
-    next_epoch: bool,
-    **options: Any,
+    settings: Settings, /, file: str, to: str | None, next_epoch: bool, **options: Any
 ) -> None:
     """Publish the topology in FILE in ZooKeeper.
 
@@ -188,9 +173,7 @@ def push_command(
 )
 @_publish_options
 @pass_settings
-def rollback_command(
-    settings: Settings, /, epoch: int, **options: Any
-) -> None:
+def rollback_command(settings: Settings, /, epoch: int, **options: Any) -> None:
     """Publish an older topology again, with a new epoch.
 
     It is checked as by push; so it cannot close shards that were opened
@@ -198,9 +181,7 @@ def rollback_command(
     since remain on the newer servers.
     """
     _publish(
-        settings,
-        lambda publisher: partial(publisher.rollback, to=epoch),
-        **options,
+        settings, lambda publisher: partial(publisher.rollback, to=epoch), **options
     )
 
 
@@ -223,24 +204,17 @@ def reset_command(settings: Settings, /, file: str, **options: Any) -> None:
     with this epoch or a higher one are deleted from the history.
     """
     topology = settings.topology(file)
-    _publish(
-        settings,
-        lambda publisher: partial(publisher.reset, topology),
-        **options,
-    )
+    _publish(settings, lambda publisher: partial(publisher.reset, topology), **options)
 
 
 @click.command(
     "protect",
     epilog=examples(
         "sqla-shard topology protect --dry-run",
-        "sqla-shard topology protect --acl auth::cdrwa --acl "
-        "digest:reader:HASH:r",
+        "sqla-shard topology protect --acl auth::cdrwa --acl digest:reader:HASH:r",
     ),
 )
-@click.option(
-    "--dry-run", is_flag=True, help="Show the changes; write nothing."
-)
+@click.option("--dry-run", is_flag=True, help="Show the changes; write nothing.")
 @_acl_option
 @data_option
 @pass_settings
@@ -263,11 +237,7 @@ def protect_command(
         left = [] if dry_run else publisher.open_nodes()
     if as_data:
         print_data(
-            {
-                "dry_run": dry_run,
-                "nodes": [asdict(one) for one in done],
-                "open": left,
-            }
+            {"dry_run": dry_run, "nodes": [asdict(one) for one in done], "open": left}
         )
     else:
         for one in done:
@@ -313,17 +283,13 @@ def _publish(
     :param method: returns a method of the publisher, bound to its topology.
     """
     with Publisher(
-        location or settings.zookeeper(),
-        acl=acl,
-        placeholders=settings.placeholders,
+        location or settings.zookeeper(), acl=acl, placeholders=settings.placeholders
     ) as publisher:
         publish = partial(
             method(publisher),
             renamed=renamed,
             force=force,
-            note=PublicationNote(
-                author=author or current_author(), message=message
-            ),
+            note=PublicationNote(author=author or current_author(), message=message),
         )
         planned = publish(expected_epoch=expected, dry_run=True)
         if not as_data:
@@ -373,9 +339,7 @@ def _changes_text(publisher: Publisher, planned: Publication) -> str:
     """Return the changes, and a line for each raised generation."""
     changes = str(planned.diff)
     if planned.diff is None:
-        changes = (
-            f"first topology at {publisher.name}\n{describe(planned.new)}"
-        )
+        changes = f"first topology at {publisher.name}\n{describe(planned.new)}"
     return "\n".join([changes, *map(str, planned.generations)])
 
 
@@ -409,9 +373,7 @@ def _warn_of_open_nodes(publisher: Publisher) -> None:
         )
 
 
-def _confirm(
-    publisher: Publisher, planned: Publication, as_data: bool
-) -> None:
+def _confirm(publisher: Publisher, planned: Publication, as_data: bool) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError(
             "cannot ask for confirmation without a terminal; add --yes, or "
@@ -420,15 +382,11 @@ def _confirm(
     if as_data:
         echo(_changes_text(publisher, planned), err=True)
     click.confirm(
-        f"publish epoch {planned.new.epoch} at {publisher.name}?",
-        abort=True,
-        err=True,
+        f"publish epoch {planned.new.epoch} at {publisher.name}?", abort=True, err=True
     )
 
 
-def _document(
-    publisher: Publisher, done: Publication, dry_run: bool
-) -> dict[str, Any]:
+def _document(publisher: Publisher, done: Publication, dry_run: bool) -> dict[str, Any]:
     return {
         "location": publisher.name,
         "old_epoch": None if done.old is None else done.old.epoch,

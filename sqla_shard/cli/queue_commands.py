@@ -4,53 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from sqla_shard.cli.application_options import models_option
-from sqla_shard.cli.application_options import names
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import CommandT
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import end
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import print_data
-from sqla_shard.cli.output import with_options
+from sqla_shard.cli.application_options import models_option, names
+from sqla_shard.cli.options import pass_settings, Settings
+from sqla_shard.cli.output import (
+    CommandT,
+    data_option,
+    echo,
+    end,
+    examples,
+    print_data,
+    with_options,
+)
 from sqla_shard.engine.unread import describe_unread
 from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs.claims import JobState
-from sqla_shard.jobs.queue_counts import queue_counts
-from sqla_shard.jobs.queue_counts import task_counts
-from sqla_shard.jobs.queue_limits import limits
-from sqla_shard.jobs.queue_limits import pause
-from sqla_shard.jobs.queue_limits import QueueLimit
-from sqla_shard.jobs.queue_limits import resume
-from sqla_shard.jobs.queue_limits import set_limit
-from sqla_shard.jobs.stored_changes import ChangeReport
-from sqla_shard.jobs.stored_changes import DELETABLE
-from sqla_shard.jobs.stored_changes import delete_jobs
-from sqla_shard.jobs.stored_changes import delete_of
-from sqla_shard.jobs.stored_changes import retry_failed
-from sqla_shard.jobs.stored_changes import retry_jobs
-from sqla_shard.jobs.stored_jobs import jobs_by_key
-from sqla_shard.jobs.stored_jobs import jobs_of
-from sqla_shard.jobs.stored_jobs import stored_job
-
-__all__ = [
-    "delete_command",
-    "limit_command",
-    "list_command",
-    "pause_command",
-    "resume_command",
-    "retry_command",
-    "scan_command",
-    "show_command",
-    "stats_command",
-]
+from sqla_shard.jobs.queue_counts import queue_counts, task_counts
+from sqla_shard.jobs.queue_limits import limits, pause, QueueLimit, resume, set_limit
+from sqla_shard.jobs.stored_changes import (
+    ChangeReport,
+    DELETABLE,
+    delete_jobs,
+    delete_of,
+    retry_failed,
+    retry_jobs,
+)
+from sqla_shard.jobs.stored_jobs import jobs_by_key, jobs_of, stored_job
 
 _UNKNOWN = "not defined in the modules of --models"
 
@@ -84,15 +66,12 @@ task_option = with_options(
     click.option("--task", metavar="NAME", help="Only jobs of this task.")
 )
 dry_run_option = with_options(
-    click.option(
-        "--dry-run", is_flag=True, help="Print the number; write nothing."
-    )
+    click.option("--dry-run", is_flag=True, help="Print the number; write nothing.")
 )
 
 
 @click.command(
-    "list",
-    epilog=examples("sqla-shard queue list", "sqla-shard queue list --json"),
+    "list", epilog=examples("sqla-shard queue list", "sqla-shard queue list --json")
 )
 @data_option
 @pass_settings
@@ -166,9 +145,7 @@ def stats_command(
 )
 @click.argument("queue", required=False)
 @_state_option(
-    tuple(JobState),
-    required=False,
-    text="Only jobs with this state; repeatable.",
+    tuple(JobState), required=False, text="Only jobs with this state; repeatable."
 )
 @task_option
 @click.option(
@@ -220,11 +197,7 @@ def scan_command(
     unread = describe_unread(page.unread)
     if as_data:
         print_data(
-            {
-                "jobs": page.jobs,
-                "is_complete": page.is_complete,
-                "troubles": unread,
-            }
+            {"jobs": page.jobs, "is_complete": page.is_complete, "troubles": unread}
         )
     else:
         for one in page.jobs:
@@ -238,16 +211,11 @@ def scan_command(
     end(is_good=True, is_read=not unread)
 
 
-@click.command(
-    "show",
-    epilog=examples("sqla-shard queue show objects/7/1234"),
-)
+@click.command("show", epilog=examples("sqla-shard queue show objects/7/1234"))
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
 @data_option
 @pass_settings
-def show_command(
-    settings: Settings, job_ids: tuple[str, ...], as_data: bool
-) -> None:
+def show_command(settings: Settings, job_ids: tuple[str, ...], as_data: bool) -> None:
     """Show jobs with their arguments and progress.
 
     Jobs that have succeeded are deleted after a day, failed ones after a
@@ -305,9 +273,7 @@ def retry_command(
         if queue is None:
             report = _checked(retry_jobs, cluster, job_ids, dry_run=dry_run)
         else:
-            report = _checked(
-                retry_failed, cluster, queue, task=task, dry_run=dry_run
-            )
+            report = _checked(retry_failed, cluster, queue, task=task, dry_run=dry_run)
     _end(report, "to be run again" if dry_run else "made pending", as_data)
 
 
@@ -316,8 +282,7 @@ def retry_command(
     epilog=examples(
         "sqla-shard queue delete objects/7/1234",
         "sqla-shard queue delete --queue titles --state failed --dry-run",
-        "sqla-shard queue delete --queue titles --state pending "
-        "--task pins.old",
+        "sqla-shard queue delete --queue titles --state pending --task pins.old",
     ),
 )
 @click.argument("job_ids", metavar="[ID...]", nargs=-1)
@@ -354,12 +319,7 @@ def delete_command(
             report = _checked(delete_jobs, cluster, job_ids, dry_run=dry_run)
         else:
             report = _checked(
-                delete_of,
-                cluster,
-                queue,
-                _states(states),
-                task=task,
-                dry_run=dry_run,
+                delete_of, cluster, queue, _states(states), task=task, dry_run=dry_run
             )
     _end(report, "to be deleted" if dry_run else "deleted", as_data)
 
@@ -397,10 +357,7 @@ def resume_command(settings: Settings, queue: str, as_data: bool) -> None:
 @data_option
 @pass_settings
 def limit_command(
-    settings: Settings,
-    queue: str | None,
-    per_second: str | None,
-    as_data: bool,
+    settings: Settings, queue: str | None, per_second: str | None, as_data: bool
 ) -> None:
     """Limit the jobs that all workers of a QUEUE claim in a second.
 

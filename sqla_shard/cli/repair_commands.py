@@ -5,51 +5,40 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from datetime import datetime
-from datetime import timedelta
-from datetime import UTC
+from datetime import datetime, timedelta, UTC
 from functools import partial
 from typing import Any
 
 import click
 
-from sqla_shard.cli.application_options import cache_of_option
-from sqla_shard.cli.application_options import cache_option
-from sqla_shard.cli.application_options import models_option
-from sqla_shard.cli.application_options import names
-from sqla_shard.cli.options import FiniteRange
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import end
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import lines_option
-from sqla_shard.cli.output import print_data
-from sqla_shard.cli.service_loop import interval_option
-from sqla_shard.cli.service_loop import log_to_stderr
-from sqla_shard.cli.service_loop import make_passes
-from sqla_shard.cli.service_loop import once_option
-from sqla_shard.cli.service_loop import Passes
-from sqla_shard.cli.service_loop import StopFlag
+from sqla_shard.cli.application_options import (
+    cache_of_option,
+    cache_option,
+    models_option,
+    names,
+)
+from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
+from sqla_shard.cli.output import (
+    data_option,
+    echo,
+    end,
+    examples,
+    lines_option,
+    print_data,
+)
+from sqla_shard.cli.service_loop import (
+    interval_option,
+    log_to_stderr,
+    make_passes,
+    once_option,
+    Passes,
+    StopFlag,
+)
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.unread import describe_unread
-from sqla_shard.outbox import discard
-from sqla_shard.outbox import Pending
-from sqla_shard.outbox import RepairReport
-from sqla_shard.outbox.pending_operations import counts
-from sqla_shard.outbox.pending_operations import everything
-from sqla_shard.outbox.pending_operations import KEEP
-from sqla_shard.outbox.transaction_keys import halves_on_all
-from sqla_shard.outbox.transaction_keys import key_on_all
-from sqla_shard.outbox.transaction_keys import MINUTE
-
-__all__ = [
-    "halves_command",
-    "key_command",
-    "repair_command",
-]
-
+from sqla_shard.outbox import discard, Pending, RepairReport
+from sqla_shard.outbox.pending_operations import counts, everything, KEEP
+from sqla_shard.outbox.transaction_keys import halves_on_all, key_on_all, MINUTE
 
 _HOUR = timedelta(hours=1)
 
@@ -82,11 +71,7 @@ _HOUR = timedelta(hours=1)
     type=FiniteRange(least=0, most=24 * 3650),
     help="Hours for which applied operations are remembered.",
 )
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="List pending operations; write nothing.",
-)
+@click.option("--dry-run", is_flag=True, help="List pending operations; write nothing.")
 @click.option(
     "--count",
     is_flag=True,
@@ -180,9 +165,7 @@ def _count(cluster: Cluster, as_data: bool) -> None:
     total = sum(one.count for one in found)
     if as_data:
         operations = [one.as_dict() for one in found]
-        print_data(
-            {"operations": operations, "total": total, "troubles": wrong}
-        )
+        print_data({"operations": operations, "total": total, "troubles": wrong})
     else:
         for line in (*map(str, found), *wrong):
             echo(line)
@@ -203,13 +186,7 @@ def _list(cluster: Cluster, as_data: bool) -> None:
     counted = sum(one.count for one in counts(cluster)[0])
     total = max(counted, len(found))
     if as_data:
-        print_data(
-            {
-                "pending": _documents(found),
-                "total": total,
-                "troubles": wrong,
-            }
-        )
+        print_data({"pending": _documents(found), "total": total, "troubles": wrong})
     else:
         now = datetime.now(UTC)
         for one in found:
@@ -252,11 +229,7 @@ def _documents(found: Sequence[Pending]) -> list[dict[str, Any]]:
 
 
 @click.command(
-    "key",
-    epilog=examples(
-        "sqla-shard key order-17",
-        "sqla-shard key order-17 --json",
-    ),
+    "key", epilog=examples("sqla-shard key order-17", "sqla-shard key order-17 --json")
 )
 @click.argument("key")
 @data_option
@@ -288,10 +261,7 @@ def key_command(settings: Settings, key: str, as_data: bool) -> None:
 
 @click.command(
     "halves",
-    epilog=examples(
-        "sqla-shard halves",
-        "sqla-shard halves --older-than 600 --json",
-    ),
+    epilog=examples("sqla-shard halves", "sqla-shard halves --older-than 600 --json"),
 )
 @click.option(
     "--older-than",
@@ -302,9 +272,7 @@ def key_command(settings: Settings, key: str, as_data: bool) -> None:
 )
 @data_option
 @pass_settings
-def halves_command(
-    settings: Settings, older_than: float, as_data: bool
-) -> None:
+def halves_command(settings: Settings, older_than: float, as_data: bool) -> None:
     """List transactions that have committed on some of their servers only.
 
     They remain when a process is killed between two COMMITs of

@@ -9,35 +9,20 @@ from typing import Any
 import click
 from sqlalchemy import event
 
-from sqla_shard.cli.application_options import evaluate
-from sqla_shard.cli.application_options import models_option
-from sqla_shard.cli.application_options import names
-from sqla_shard.cli.options import keyspace_option
-from sqla_shard.cli.options import number
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import end
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import print_data
+from sqla_shard.cli.application_options import evaluate, models_option, names
+from sqla_shard.cli.options import keyspace_option, number, pass_settings, Settings
+from sqla_shard.cli.output import data_option, echo, end, examples, print_data
 from sqla_shard.cli.shell_command import refuse_writes
 from sqla_shard.engine import StatementReport
 from sqla_shard.topology import find_object
 from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.util import sqlalchemy_private as private
 
-__all__ = [
-    "explain_command",
-    "where_command",
-]
-
 
 @click.command(
     "where",
     epilog=examples(
-        "sqla-shard where 241294492511762325",
-        "sqla-shard where 0x1401000000007 --json",
+        "sqla-shard where 241294492511762325", "sqla-shard where 0x1401000000007 --json"
     ),
 )
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=number)
@@ -45,10 +30,7 @@ __all__ = [
 @data_option
 @pass_settings
 def where_command(
-    settings: Settings,
-    ids: tuple[int, ...],
-    keyspace: str | None,
-    as_data: bool,
+    settings: Settings, ids: tuple[int, ...], keyspace: str | None, as_data: bool
 ) -> None:
     """Show the server and the database of objects.
 
@@ -155,9 +137,7 @@ def _executed(settings: Settings, statement: Any) -> list[StatementReport]:
         # The time to connect is not that of the statement.
         cluster.warm()
         event.listen(
-            cluster,
-            "after_statement",
-            lambda cluster, report: reports.append(report),
+            cluster, "after_statement", lambda cluster, report: reports.append(report)
         )
         with cluster.session() as session:
             session.execute(statement).all()

@@ -15,40 +15,34 @@ from alembic.util import CommandError
 
 from sqla_shard import schema
 from sqla_shard.cli.alembic_ini import configurations
-from sqla_shard.cli.options import FiniteRange
-from sqla_shard.cli.options import LOCATION
-from sqla_shard.cli.options import pass_global_settings
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import end
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import print_data
-from sqla_shard.cli.output import print_report
-from sqla_shard.cli.output import with_options
+from sqla_shard.cli.options import (
+    FiniteRange,
+    LOCATION,
+    pass_global_settings,
+    pass_settings,
+    Settings,
+)
+from sqla_shard.cli.output import (
+    data_option,
+    echo,
+    end,
+    examples,
+    print_data,
+    print_report,
+    with_options,
+)
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.exc import DivergedRevisionsError
-from sqla_shard.exc import MigrationFailedError
-from sqla_shard.exc import ProvisionError
-from sqla_shard.exc import SchemaOptionError
-from sqla_shard.exc import UnknownKeyspaceError
-from sqla_shard.exc import UnknownServerError
-from sqla_shard.exc import UnknownShardError
+from sqla_shard.exc import (
+    DivergedRevisionsError,
+    MigrationFailedError,
+    ProvisionError,
+    SchemaOptionError,
+    UnknownKeyspaceError,
+    UnknownServerError,
+    UnknownShardError,
+)
 from sqla_shard.schema.reports import NOT_READ
 from sqla_shard.topology import Topology
-
-__all__ = [
-    "downgrade_command",
-    "init_command",
-    "provision_command",
-    "resolve_command",
-    "status_command",
-    "template_command",
-    "upgrade_command",
-    "verify_command",
-]
-
 
 # Not a docstring, which would have to be raw: \b must be a backspace here, so
 # that click does not rewrap the lines below it.
@@ -172,8 +166,7 @@ _migration_options = with_options(
         "--runner-wait",
         metavar="SECONDS",
         type=FiniteRange(least=0),
-        help="Timeout for a shard that another runner has locked; 10 by "
-        "default.",
+        help="Timeout for a shard that another runner has locked; 10 by default.",
     ),
     click.option(
         "--continue-on-error/--stop-on-error",
@@ -275,9 +268,7 @@ def _run(
 @click.command(
     "template",
     cls=_Command,
-    epilog=examples(
-        'alembic init -t "$(sqla-shard schema template)" migrations'
-    ),
+    epilog=examples('alembic init -t "$(sqla-shard schema template)" migrations'),
 )
 def template_command() -> None:
     """Print the path of the template for `alembic init -t`."""
@@ -287,9 +278,7 @@ def template_command() -> None:
 @click.command(
     "init",
     cls=_Command,
-    epilog=examples(
-        "sqla-shard schema init migrations --models myapp.models:Base"
-    ),
+    epilog=examples("sqla-shard schema init migrations --models myapp.models:Base"),
 )
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option(
@@ -298,9 +287,7 @@ def template_command() -> None:
     help="Declarative base or metadata of the application.",
 )
 @pass_settings
-def init_command(
-    settings: Settings, directory: Path, models: str | None
-) -> None:
+def init_command(settings: Settings, directory: Path, models: str | None) -> None:
     """Create a DIRECTORY for revisions, and alembic.ini.
 
     Each keyspace of the topology has its own revisions.  Existing files are
@@ -333,9 +320,7 @@ def init_command(
 @_migration_options
 @data_option
 @pass_settings
-def upgrade_command(
-    settings: Settings, /, revision: str, **options: Any
-) -> None:
+def upgrade_command(settings: Settings, /, revision: str, **options: Any) -> None:
     """Upgrade every virtual shard to REVISION, `head` by default.
 
     Like `alembic upgrade`, it upgrades one shard first, then a wave, then
@@ -359,9 +344,7 @@ def upgrade_command(
 @_migration_options
 @data_option
 @pass_settings
-def downgrade_command(
-    settings: Settings, /, revision: str, **options: Any
-) -> None:
+def downgrade_command(settings: Settings, /, revision: str, **options: Any) -> None:
     """Downgrade every virtual shard to REVISION, as `alembic downgrade`."""
     _run(settings, schema.downgrade, revision, **options)
 
@@ -406,12 +389,7 @@ def provision_command(
         )
     topology = settings.topology(new, connects=True) if new else None
     try:
-        _run(
-            settings,
-            partial(schema.provision, initial=initial),
-            topology,
-            **options,
-        )
+        _run(settings, partial(schema.provision, initial=initial), topology, **options)
     except ProvisionError as error:
         echo(f"sqla-shard: error: {error}", err=True)
         end(is_good=False, is_read=not error.unread)
@@ -421,8 +399,7 @@ def provision_command(
     "status",
     cls=_Command,
     epilog=examples(
-        "sqla-shard schema status",
-        "sqla-shard schema status --exit-code --json",
+        "sqla-shard schema status", "sqla-shard schema status --exit-code --json"
     ),
 )
 @_shard_options
@@ -442,9 +419,7 @@ def status_command(
     3 if a database is missing or its server cannot be reached.
     """
     found = schema.status(
-        _config(),
-        options=_run_options(given),
-        cluster=_cluster(settings),
+        _config(), options=_run_options(given), cluster=_cluster(settings)
     )
     print_report(found, as_data)
     end(is_good=found.ok or not exit_code, is_read=not found.unread)
@@ -469,15 +444,9 @@ def status_command(
 def resolve_command(settings: Settings, shard: int, answer: str) -> None:
     """Resolve a revision in doubt; its help is _RESOLVE_HELP."""
     done = schema.resolve(
-        _config(),
-        shard,
-        schema.Answer(answer),
-        cluster=_cluster(settings),
+        _config(), shard, schema.Answer(answer), cluster=_cluster(settings)
     )
-    echo(
-        f"shard {done.shard_id} ({done.database}): {done.step}: "
-        f"{done.answer.value}"
-    )
+    echo(f"shard {done.shard_id} ({done.database}): {done.step}: {done.answer.value}")
 
 
 @click.command(
@@ -501,19 +470,11 @@ def resolve_command(settings: Settings, shard: int, answer: str) -> None:
     type=int,
     help="Shard to compare with; the lowest by default.",
 )
-@click.option(
-    "--primaries-only",
-    is_flag=True,
-    help="Skip standbys.",
-)
+@click.option("--primaries-only", is_flag=True, help="Skip standbys.")
 @data_option
 @pass_settings
 def verify_command(
-    settings: Settings,
-    /,
-    primaries_only: bool,
-    as_data: bool,
-    **given: Any,
+    settings: Settings, /, primaries_only: bool, as_data: bool, **given: Any
 ) -> None:
     """Compare the tables of every shard with those of one shard.
 

@@ -7,38 +7,18 @@ import logging
 import os
 import select
 import sys
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 from time import monotonic
-from typing import Any
-from typing import Generic
-from typing import Protocol
-from typing import TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import click
 
 from sqla_shard.cli.options import FiniteRange
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import end
-from sqla_shard.cli.output import print_data
-from sqla_shard.cli.output import with_options
+from sqla_shard.cli.output import echo, end, print_data, with_options
 from sqla_shard.util.printable import printable
-from sqla_shard.util.signals import ENDING
-from sqla_shard.util.signals import waking
-
-__all__ = [
-    "LineFormatter",
-    "Passes",
-    "StopFlag",
-    "interval_option",
-    "log_to_stderr",
-    "make_passes",
-    "once_option",
-]
+from sqla_shard.util.signals import ENDING, waking
 
 
 class StopFlag:
@@ -103,9 +83,7 @@ def log_to_stderr(
     :param without: name of a logger to omit.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        LineFormatter("%(asctime)s %(levelname)s %(message)s")
-    )
+    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s"))
     if without is not None:
         left_out = logging.Filter(without)
         handler.addFilter(lambda record: not left_out.filter(record))
@@ -182,9 +160,7 @@ def make_passes(
         end(is_good=is_clean, is_read=is_read)
 
 
-def _print_pass(
-    report: _Report, problems: Sequence[str], as_data: bool
-) -> None:
+def _print_pass(report: _Report, problems: Sequence[str], as_data: bool) -> None:
     """Print the report of a pass, and flush it for readers of a pipe."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     if as_data:
@@ -206,7 +182,5 @@ interval_option = with_options(
     )
 )
 once_option = with_options(
-    click.option(
-        "--once", is_flag=True, help="Exit when there is nothing left to do."
-    )
+    click.option("--once", is_flag=True, help="Exit when there is nothing left to do.")
 )

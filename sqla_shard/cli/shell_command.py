@@ -10,51 +10,41 @@ from __future__ import annotations
 import code
 import contextlib
 import os
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import click
-from sqlalchemy import Connection
-from sqlalchemy import Engine
-from sqlalchemy import event
-from sqlalchemy import Table
+from sqlalchemy import Connection, Engine, event, Table
 from sqlalchemy.ext.horizontal_shard import set_shard_id
 from sqlalchemy.orm import ORMExecuteState
 from sqlalchemy.sql import visitors
 from sqlalchemy.sql.lambdas import LambdaElement
 
-from sqla_shard.cli.application_options import cache_of_option
-from sqla_shard.cli.application_options import cache_option
-from sqla_shard.cli.application_options import CacheOption
-from sqla_shard.cli.application_options import models_option
-from sqla_shard.cli.application_options import names
-from sqla_shard.cli.options import number
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
+from sqla_shard.cli.application_options import (
+    cache_of_option,
+    cache_option,
+    CacheOption,
+    models_option,
+    names,
+)
+from sqla_shard.cli.options import number, pass_settings, Settings
 from sqla_shard.cli.output import examples
 from sqla_shard.cli.sql_clients import client_for
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import Scatter
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.session import ShardSession
-from sqla_shard.topology import find_object
-from sqla_shard.topology import find_shard
-from sqla_shard.topology import Location
-from sqla_shard.topology import redact
-from sqla_shard.topology import Server
-from sqla_shard.topology import ShardRange
-from sqla_shard.topology import Topology
+from sqla_shard.topology import (
+    find_object,
+    find_shard,
+    Location,
+    redact,
+    Server,
+    ShardRange,
+    Topology,
+)
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = [
-    "BoundSession",
-    "opened",
-    "refuse_writes",
-    "shell_command",
-    "standby_alone",
-]
 
 
 class BoundSession(ShardSession):
@@ -68,8 +58,7 @@ class BoundSession(ShardSession):
     def __init__(self, *, cluster: Cluster, location: Location) -> None:
         sharded = location.keyspace.kind == "objects"
         super().__init__(
-            cluster=cluster,
-            shard_id=location.shard_id if sharded else None,
+            cluster=cluster, shard_id=location.shard_id if sharded else None
         )
         self._bound = {
             "shard_id": location.shard_id,
@@ -80,9 +69,7 @@ class BoundSession(ShardSession):
         self, bind_arguments: Any = None, execution_options: Any = None
     ) -> Connection:
         """Return the connection to the bound shard, or to the given one."""
-        return super().connection(
-            bind_arguments or self._bound, execution_options
-        )
+        return super().connection(bind_arguments or self._bound, execution_options)
 
     def route_to_bound(self, context: ORMExecuteState) -> None:
         """Handle ``do_orm_execute``: use the bound shard by default."""
@@ -105,9 +92,7 @@ class BoundSession(ShardSession):
 
     def _needs_shard(self, context: ORMExecuteState) -> bool:
         statement: Any = context.statement
-        if not any(
-            isinstance(part, Table) for part in visitors.iterate(statement)
-        ):
+        if not any(isinstance(part, Table) for part in visitors.iterate(statement)):
             return True
         try:
             self.execute_chooser(context)
@@ -199,18 +184,14 @@ def refuse_writes(engine: Engine) -> None:
     ),
 )
 @click.argument("object_id", metavar="[ID]", required=False, type=number)
-@click.option(
-    "--shard", metavar="N", type=number, help="Shard, instead of an ID."
-)
+@click.option("--shard", metavar="N", type=number, help="Shard, instead of an ID.")
 @click.option(
     "--keyspace",
     metavar="NAME",
     help="Keyspace; a global one needs neither ID nor --shard.",
 )
 @click.option(
-    "--standby",
-    is_flag=True,
-    help="Connect to the standby of the server, read-only.",
+    "--standby", is_flag=True, help="Connect to the standby of the server, read-only."
 )
 @click.option(
     "-e",
@@ -219,9 +200,7 @@ def refuse_writes(engine: Engine) -> None:
     metavar="SQL",
     help="Run this SQL, and exit with the status of the client.",
 )
-@click.option(
-    "--python", is_flag=True, help="Open Python instead of the SQL client."
-)
+@click.option("--python", is_flag=True, help="Open Python instead of the SQL client.")
 @click.option(
     "-c",
     "--command",
@@ -284,10 +263,7 @@ def shell_command(
 
 
 def _location(
-    topology: Topology,
-    object_id: int | None,
-    shard: int | None,
-    keyspace: str | None,
+    topology: Topology, object_id: int | None, shard: int | None, keyspace: str | None
 ) -> Location:
     if object_id is not None and shard is not None:
         raise click.UsageError("specify either an ID or --shard, not both")
@@ -298,8 +274,7 @@ def _location(
     if keyspace and topology.keyspace(keyspace).kind == "global":
         return find_shard(topology, 0, keyspace)
     raise click.UsageError(
-        "specify a shard: an ID, --shard N, or --keyspace NAME of a global "
-        "keyspace"
+        "specify a shard: an ID, --shard N, or --keyspace NAME of a global keyspace"
     )
 
 
@@ -329,10 +304,7 @@ def _python(
         # A shell shows the rows of the shard, not those of the cache.
         session.uses_cache = False
         namespace.update(
-            __name__="__main__",
-            cluster=cluster,
-            session=session,
-            location=location,
+            __name__="__main__", cluster=cluster, session=session, location=location
         )
         if program is not None:
             exec(compile(program, "<command>", "exec"), namespace)  # noqa: S102  # the user's own code

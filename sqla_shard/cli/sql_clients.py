@@ -13,8 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -24,9 +23,11 @@ from sqlalchemy import make_url
 from sqlalchemy.engine import URL
 
 from sqla_shard.dialects import backend_for
-from sqla_shard.dialects.client_options import address_arguments
-from sqla_shard.dialects.client_options import client_options
-from sqla_shard.dialects.client_options import pipe_with
+from sqla_shard.dialects.client_options import (
+    address_arguments,
+    client_options,
+    pipe_with,
+)
 
 __all__ = ["ClientProgram", "client_for"]
 
@@ -55,9 +56,7 @@ class ClientProgram:
         """
         arguments = [self.program]
         if self.options is not None:
-            arguments.append(
-                f"--defaults-file=/dev/fd/{pipe_with(self.options)}"
-            )
+            arguments.append(f"--defaults-file=/dev/fd/{pipe_with(self.options)}")
         sys.stdout.flush()
         sys.stderr.flush()
         os.execv(self.program, [*arguments, *self.arguments])  # noqa: S606  # no shell is wanted
@@ -106,9 +105,7 @@ def _found(*names: str, package: str) -> str:
     )
 
 
-def _sqlite(
-    path: str, statement: str | None, read_only: bool
-) -> ClientProgram:
+def _sqlite(path: str, statement: str | None, read_only: bool) -> ClientProgram:
     if not Path(path).is_file():
         # Refuse it: sqlite3 would create an empty database.
         raise click.ClickException(
@@ -123,8 +120,7 @@ def _sqlite(
     if statement is not None:
         arguments.append(f" {statement}")
     return ClientProgram(
-        program=_found("sqlite3", package="sqlite3"),
-        arguments=tuple(arguments),
+        program=_found("sqlite3", package="sqlite3"), arguments=tuple(arguments)
     )
 
 

@@ -5,37 +5,28 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterable
-from collections.abc import Iterator
-from dataclasses import asdict
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
 import click
 
-from sqla_shard.cli.options import FiniteRange
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import end
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import print_data
-from sqla_shard.cli.output import print_table
+from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
+from sqla_shard.cli.output import (
+    data_option,
+    echo,
+    end,
+    examples,
+    print_data,
+    print_table,
+)
 from sqla_shard.cli.service_loop import StopFlag
 from sqla_shard.fleet import Accounts
-from sqla_shard.metrics.fleet_metrics import DATABASES
-from sqla_shard.metrics.fleet_metrics import FleetMetrics
-from sqla_shard.metrics.fleet_metrics import GRANTS
-from sqla_shard.metrics.fleet_metrics import TABLES
+from sqla_shard.metrics.fleet_metrics import DATABASES, FleetMetrics, GRANTS, TABLES
 from sqla_shard.metrics.recorder import Observation
-from sqla_shard.topology import server_names
-from sqla_shard.topology import Topology
+from sqla_shard.topology import server_names, Topology
 from sqla_shard.topology.urls import address_of
-
-__all__ = ["ClusterStatus", "ServerStatus", "status_command"]
-
 
 #: Characters of a problem; --json has all of them.
 _MOST = 160
@@ -210,20 +201,12 @@ def status_command(
     # What is not read is in the output.
     logging.getLogger("sqla_shard.exporter").setLevel(logging.CRITICAL)
     options = FleetMetrics.options(settings.topology(), timeout)
-    with (
-        settings.cluster(engine_options=options) as cluster,
-        StopFlag() as until,
-    ):
+    with settings.cluster(engine_options=options) as cluster, StopFlag() as until:
         metrics = FleetMetrics(
-            cluster,
-            timeout=timeout,
-            interval=0.0,
-            accounts=Accounts.if_set(os.environ),
+            cluster, timeout=timeout, interval=0.0, accounts=Accounts.if_set(os.environ)
         )
         while True:
-            found = status_of(
-                cluster.topology, metrics.collect(), metrics.problems()
-            )
+            found = status_of(cluster.topology, metrics.collect(), metrics.problems())
             _show(found, as_data=as_data, clears=watch is not None)
             if watch is None or until.wait(watch):
                 break
@@ -274,10 +257,7 @@ def _servers(
         for server in keyspace.servers:
             name = names[keyspace.name, server.name]
             ranges = ", ".join(one.numbers for one in server.shards)
-            for role, url in (
-                ("primary", server.primary),
-                ("standby", server.standby),
-            ):
+            for role, url in (("primary", server.primary), ("standby", server.standby)):
                 if url is not None:
                     held = shards.setdefault((name, role, url), [])
                     held.append(f"{keyspace.name} {ranges}".strip())
@@ -318,8 +298,7 @@ def _pending(values: _Values) -> Iterator[str]:
         ("invalidations", "outbox", "outbox"),
     ):
         found = [
-            f"{count:.0f} {name}, oldest "
-            + _age(values[f"{counted}.oldest", (name,)])
+            f"{count:.0f} {name}, oldest " + _age(values[f"{counted}.oldest", (name,)])
             for (_, (name,)), count in _labelled(values, f"{counted}.pending")
         ]
         is_read = values["exporter.read", (part,)]

@@ -6,40 +6,22 @@ import sys
 
 import click
 
-from sqla_shard.cli.options import LOCATION
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import print_data
-from sqla_shard.cli.output import print_report
-from sqla_shard.cli.output import print_table
+from sqla_shard.cli.options import LOCATION, pass_settings, Settings
+from sqla_shard.cli.output import (
+    data_option,
+    echo,
+    examples,
+    print_data,
+    print_report,
+    print_table,
+)
 from sqla_shard.exc import TopologyError
-from sqla_shard.topology import describe
-from sqla_shard.topology import diff
-from sqla_shard.topology import Keyspace
-from sqla_shard.topology import Server
-from sqla_shard.topology import Topology
+from sqla_shard.topology import describe, diff, Keyspace, Server, Topology
 from sqla_shard.topology.follow import is_zookeeper
 from sqla_shard.topology.generations import cautions
 from sqla_shard.topology.publication_notes import HistoryEntry
 
-__all__ = [
-    "diff_command",
-    "history_command",
-    "show_command",
-    "validate_command",
-]
-
-_COLUMNS = (
-    "server",
-    "shards",
-    "weight",
-    "generation",
-    "primary",
-    "standby",
-)
+_COLUMNS = ("server", "shards", "weight", "generation", "primary", "standby")
 
 _HISTORY = ("epoch", "published", "bytes", "author", "message")
 
@@ -47,8 +29,7 @@ _HISTORY = ("epoch", "published", "bytes", "author", "message")
 @click.command(
     "show",
     epilog=examples(
-        "sqla-shard topology show",
-        "sqla-shard -t production.toml topology show --json",
+        "sqla-shard topology show", "sqla-shard -t production.toml topology show --json"
     ),
 )
 @data_option
@@ -82,10 +63,7 @@ def show_command(settings: Settings, as_data: bool) -> None:
 @data_option
 @pass_settings
 def validate_command(
-    settings: Settings,
-    file: str | None,
-    environment: bool,
-    as_data: bool,
+    settings: Settings, file: str | None, environment: bool, as_data: bool
 ) -> None:
     """List all problems of a topology, one per line.
 

@@ -2,55 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import click
 
-from sqla_shard.cli.application_options import cache_of_option
-from sqla_shard.cli.application_options import cache_option
-from sqla_shard.cli.application_options import models_option
-from sqla_shard.cli.application_options import names
-from sqla_shard.cli.options import FiniteRange
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import rate_option
-from sqla_shard.cli.options import resume_option
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import echo
-from sqla_shard.cli.output import end
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import print_data
-from sqla_shard.cli.output import print_report
-from sqla_shard.cli.output import ProgressLines
-from sqla_shard.cli.output import with_options
+from sqla_shard.cli.application_options import (
+    cache_of_option,
+    cache_option,
+    models_option,
+    names,
+)
+from sqla_shard.cli.options import (
+    FiniteRange,
+    pass_settings,
+    rate_option,
+    resume_option,
+    Settings,
+)
+from sqla_shard.cli.output import (
+    data_option,
+    echo,
+    end,
+    examples,
+    print_data,
+    print_report,
+    ProgressLines,
+    with_options,
+)
 from sqla_shard.engine.unread import describe_unread
 from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.models import LookupMixin
-from sqla_shard.models import MappingMixin
-from sqla_shard.models.reference import ReferenceMixin
-from sqla_shard.models.reference import ReferencesReport
-from sqla_shard.models.reference import verify_references
-from sqla_shard.verify import largest_lists
-from sqla_shard.verify import spread_rows
-from sqla_shard.verify import SpreadProgress
-from sqla_shard.verify import verify_lookups
-from sqla_shard.verify import verify_relations
-from sqla_shard.verify import VerifyProgress
-from sqla_shard.verify import VerifyReport
+from sqla_shard.models import LookupMixin, MappingMixin
+from sqla_shard.models.reference import (
+    ReferenceMixin,
+    ReferencesReport,
+    verify_references,
+)
+from sqla_shard.verify import (
+    largest_lists,
+    spread_rows,
+    SpreadProgress,
+    verify_lookups,
+    verify_relations,
+    VerifyProgress,
+    VerifyReport,
+)
 from sqla_shard.verify.lookups import claims_on_all
 from sqla_shard.verify.targets import mapped_classes
-
-__all__ = [
-    "claims_command",
-    "lookups_command",
-    "references_command",
-    "relations_command",
-    "sizes_command",
-    "spread_command",
-]
 
 _run_options = with_options(
     rate_option,
@@ -71,8 +70,7 @@ _class_options = with_options(
         "wanted",
         metavar="NAME",
         multiple=True,
-        help="Class that these modules define or import; repeatable.  All "
-        "by default.",
+        help="Class that these modules define or import; repeatable.  All by default.",
     ),
 )
 
@@ -122,10 +120,7 @@ def lookups_command(settings: Settings, /, **options: Any) -> None:
 @data_option
 @pass_settings
 def claims_command(
-    settings: Settings,
-    models: tuple[str, ...],
-    wanted: tuple[str, ...],
-    as_data: bool,
+    settings: Settings, models: tuple[str, ...], wanted: tuple[str, ...], as_data: bool
 ) -> None:
     """List claims of keys that were neither confirmed nor released.
 
@@ -212,11 +207,7 @@ def references_command(settings: Settings, /, **options: Any) -> None:
 )
 @_class_options
 @click.option(
-    "--top",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=10,
-    help="Show N lists.",
+    "--top", metavar="N", type=click.IntRange(min=1), default=10, help="Show N lists."
 )
 @click.option(
     "--window",
@@ -312,9 +303,7 @@ def spread_command(
                 cluster, cls, on_progress=ProgressLines(_moved), **options
             )
         except ClassDefinitionError as error:
-            raise click.BadParameter(
-                str(error), param_hint="--class"
-            ) from error
+            raise click.BadParameter(str(error), param_hint="--class") from error
     print_report(report, as_data)
     end(is_good=not report.misplaced, is_read=not report.unread)
 

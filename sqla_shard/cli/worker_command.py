@@ -13,35 +13,26 @@ from typing import Any
 
 import click
 
-from sqla_shard.cli.application_options import add_working_directory
-from sqla_shard.cli.application_options import cache_of_option
-from sqla_shard.cli.application_options import cache_option
-from sqla_shard.cli.application_options import CacheOption
-from sqla_shard.cli.application_options import models_option
-from sqla_shard.cli.application_options import names
-from sqla_shard.cli.options import FiniteRange
-from sqla_shard.cli.options import pass_settings
-from sqla_shard.cli.options import Settings
-from sqla_shard.cli.output import data_option
-from sqla_shard.cli.output import end
-from sqla_shard.cli.output import examples
-from sqla_shard.cli.output import print_report
-from sqla_shard.cli.service_loop import LineFormatter
-from sqla_shard.cli.service_loop import once_option
+from sqla_shard.cli.application_options import (
+    add_working_directory,
+    cache_of_option,
+    cache_option,
+    CacheOption,
+    models_option,
+    names,
+)
+from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
+from sqla_shard.cli.output import data_option, end, examples, print_report
+from sqla_shard.cli.service_loop import LineFormatter, once_option
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs.claims import LEASE
 from sqla_shard.jobs.running import JobLogFilter
-from sqla_shard.jobs.worker import RunReport
-from sqla_shard.jobs.worker import Worker
-
-__all__ = ["worker_command"]
+from sqla_shard.jobs.worker import RunReport, Worker
 
 _log = logging.getLogger("sqla_shard.jobs.worker")
 
-_FORMAT = (
-    "%(asctime)s %(levelname)s [%(job)s %(task)s %(attempt)s] %(message)s"
-)
+_FORMAT = "%(asctime)s %(levelname)s [%(job)s %(task)s %(attempt)s] %(message)s"
 #: Seconds; containers are killed 30 seconds after SIGTERM, or later.
 _STOP_TIMEOUT = 25.0
 
@@ -58,8 +49,7 @@ def _unused(
     if path.is_file() and not path.stat().st_size:
         return path
     raise click.BadParameter(
-        f"{path} exists and is not an empty file, as a ready file is; name "
-        "another one"
+        f"{path} exists and is not an empty file, as a ready file is; name another one"
     )
 
 
@@ -72,10 +62,7 @@ def _unused(
     ),
 )
 @click.option(
-    "--queues",
-    metavar="NAME,NAME",
-    default="default",
-    help="Names of the queues.",
+    "--queues", metavar="NAME,NAME", default="default", help="Names of the queues."
 )
 @click.option(
     "--concurrency",
@@ -88,8 +75,7 @@ def _unused(
 @click.option(
     "--app",
     metavar="MODULE:NAME",
-    help="Use this cluster of the application, instead of --topology and "
-    "--cache.",
+    help="Use this cluster of the application, instead of --topology and --cache.",
 )
 @models_option
 @cache_option
@@ -166,9 +152,7 @@ def worker_command(
                 delivers=deliver,
             )
         except JobOptionError as error:
-            raise click.BadParameter(
-                str(error), param_hint="--queues"
-            ) from error
+            raise click.BadParameter(str(error), param_hint="--queues") from error
         with _logging(), _stopped_by_signals(worker, stop_timeout):
             try:
                 report = worker.run(
@@ -266,8 +250,7 @@ def _stopped_by_signals(worker: Worker, timeout: float) -> Iterator[None]:
         worker.stop(timeouts.pop() if len(timeouts) > 1 else timeouts[0])
 
     before: dict[int, Any] = {
-        one: signal.signal(one, stop)
-        for one in (signal.SIGTERM, signal.SIGINT)
+        one: signal.signal(one, stop) for one in (signal.SIGTERM, signal.SIGINT)
     }
     try:
         yield

@@ -20,8 +20,7 @@ from sqla_shard.cluster.async_session import AsyncShardSession
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.cluster.cluster_events import ClusterEvents
 from sqla_shard.cluster.dry_run import Sent
-from sqla_shard.cluster.explain import Explanation
-from sqla_shard.cluster.explain import Target
+from sqla_shard.cluster.explain import Explanation, Target
 from sqla_shard.cluster.health import Health
 
 __all__ = [

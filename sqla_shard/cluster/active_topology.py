@@ -11,15 +11,10 @@ import weakref
 from collections.abc import Callable
 
 from sqla_shard.cluster.event_loops import Loops
-from sqla_shard.engine import Engines
-from sqla_shard.engine import Places
+from sqla_shard.engine import Engines, Places
 from sqla_shard.topology import Topology
-from sqla_shard.topology.follow import check_newer
-from sqla_shard.topology.follow import Fixed
-from sqla_shard.topology.follow import Follower
+from sqla_shard.topology.follow import check_newer, Fixed, Follower
 from sqla_shard.util.forking import in_children
-
-__all__ = ["ActiveTopology"]
 
 
 class ActiveTopology:

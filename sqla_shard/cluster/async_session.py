@@ -9,15 +9,10 @@ are awaited instead of waited for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from collections.abc import Coroutine
-from functools import partial
-from functools import wraps
+from collections.abc import Callable, Coroutine
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any
-from typing import Concatenate
-from typing import ParamSpec
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Mapper
@@ -68,9 +63,7 @@ class AsyncShardSession(AsyncSession):
         """Return the object of an id; see :meth:`ShardSession.get`."""
         # The inherited method passes every option; a get() without options is
         # faster.
-        return await greenlet_spawn(
-            self.sync_session.get, entity, ident, **kwargs
-        )
+        return await greenlet_spawn(self.sync_session.get, entity, ident, **kwargs)
 
     get_many = _awaited(ShardSession.get_many)
     scatter_page = _awaited(ShardSession.scatter_page)

@@ -6,87 +6,82 @@ import asyncio
 import logging
 import os
 import weakref
-from collections.abc import Awaitable
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from time import monotonic
-from time import time_ns
-from typing import Any
-from typing import Concatenate
-from typing import overload
-from typing import ParamSpec
-from typing import TYPE_CHECKING
-from typing import TypeVar
-from typing import TypeVarTuple
+from time import monotonic, time_ns
+from typing import (
+    Any,
+    Concatenate,
+    overload,
+    ParamSpec,
+    TYPE_CHECKING,
+    TypeVar,
+    TypeVarTuple,
+)
 
 from sqlalchemy import MetaData
 from sqlalchemy.event import dispatcher
 from sqlalchemy.event.registry import EventTarget
 
 from sqla_shard.cluster.active_topology import ActiveTopology
-from sqla_shard.cluster.async_session import AsyncSessionContext
-from sqla_shard.cluster.async_session import AsyncShardSession
-from sqla_shard.cluster.async_session import to_the_end
+from sqla_shard.cluster.async_session import (
+    AsyncSessionContext,
+    AsyncShardSession,
+    to_the_end,
+)
 from sqla_shard.cluster.creation import create_all
 from sqla_shard.cluster.dictionaries import load_dictionary
-from sqla_shard.cluster.event_loops import LoopEngines
-from sqla_shard.cluster.event_loops import Loops
-from sqla_shard.cluster.explain import explain
-from sqla_shard.cluster.explain import Explanation
+from sqla_shard.cluster.event_loops import LoopEngines, Loops
+from sqla_shard.cluster.explain import explain, Explanation
 from sqla_shard.cluster.factories import FromSources
-from sqla_shard.cluster.health import deadline
-from sqla_shard.cluster.health import Health
-from sqla_shard.cluster.health import health_of
-from sqla_shard.cluster.health import of_newest
+from sqla_shard.cluster.health import deadline, Health, health_of, of_newest
 from sqla_shard.cluster.retries import Retries
-from sqla_shard.cluster.run import run
-from sqla_shard.cluster.run import run_awaited
-from sqla_shard.dialects.passwords import PasswordFunction
-from sqla_shard.dialects.passwords import Passwords
+from sqla_shard.cluster.run import run, run_awaited
+from sqla_shard.dialects.passwords import PasswordFunction, Passwords
 from sqla_shard.dialects.polling import Pipelining
-from sqla_shard.engine import Engines
-from sqla_shard.engine import EngineStats
-from sqla_shard.engine import Lanes
-from sqla_shard.engine import Places
-from sqla_shard.engine import Sampling
-from sqla_shard.engine import StatementReports
+from sqla_shard.engine import (
+    Engines,
+    EngineStats,
+    Lanes,
+    Places,
+    Sampling,
+    StatementReports,
+)
 from sqla_shard.exc import CacheOptionError
-from sqla_shard.outbox import count_pending
-from sqla_shard.outbox import Pending
-from sqla_shard.outbox import pending
-from sqla_shard.outbox import PendingCount
-from sqla_shard.outbox import repair
-from sqla_shard.outbox import RepairReport
+from sqla_shard.outbox import (
+    count_pending,
+    Pending,
+    pending,
+    PendingCount,
+    repair,
+    RepairReport,
+)
 from sqla_shard.outbox.pending_operations import KEEP
-from sqla_shard.outbox.transaction_keys import CommittedKey
-from sqla_shard.outbox.transaction_keys import find_halves
-from sqla_shard.outbox.transaction_keys import find_key
-from sqla_shard.outbox.transaction_keys import forget
-from sqla_shard.outbox.transaction_keys import HalfCommit
-from sqla_shard.outbox.transaction_keys import MINUTE
-from sqla_shard.session import CrossShard
-from sqla_shard.session import PlacementPolicy
-from sqla_shard.session import RandomPlacement
-from sqla_shard.session import ShardSession
+from sqla_shard.outbox.transaction_keys import (
+    CommittedKey,
+    find_halves,
+    find_key,
+    forget,
+    HalfCommit,
+    MINUTE,
+)
+from sqla_shard.session import (
+    CrossShard,
+    PlacementPolicy,
+    RandomPlacement,
+    ShardSession,
+)
 from sqla_shard.session.new_ids import IdService
-from sqla_shard.session.paging import Seal
-from sqla_shard.session.paging import seal_of
+from sqla_shard.session.paging import Seal, seal_of
 from sqla_shard.session.session import SessionContext
 from sqla_shard.topology import Topology
-from sqla_shard.topology.follow import Fixed
-from sqla_shard.topology.follow import Follower
-from sqla_shard.topology.follow import SourceReport
+from sqla_shard.topology.follow import Fixed, Follower, SourceReport
 from sqla_shard.types.compression import DICTIONARIES
 
 if TYPE_CHECKING:
-    from sqla_shard.cache import Cache
-    from sqla_shard.cache import Cached
+    from sqla_shard.cache import Cache, Cached
     from sqla_shard.outbox.invalidations import DrainReport
-
-__all__ = ["Cluster", "all_caches"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -96,17 +91,13 @@ _log = logging.getLogger(__name__)
 
 #: The clusters of this process that have a cache.  A dictionary: other threads
 #: open clusters while a WeakSet is iterated, which then raises an error.
-_with_cache: weakref.WeakKeyDictionary[Cluster, None] = (
-    weakref.WeakKeyDictionary()
-)
+_with_cache: weakref.WeakKeyDictionary[Cluster, None] = weakref.WeakKeyDictionary()
 
 
 def all_caches() -> list[Cache]:
     """Return the caches of all clusters of this process."""
     alive = [found() for found in _with_cache.keyrefs()]
-    return [
-        one.cache for one in alive if one is not None and one.cache is not None
-    ]
+    return [one.cache for one in alive if one is not None and one.cache is not None]
 
 
 class Cluster(FromSources, EventTarget):
@@ -263,10 +254,7 @@ class Cluster(FromSources, EventTarget):
                 _log.exception(
                     "a listener failed for the topology of epoch %d",
                     new.epoch,
-                    extra={
-                        "action": "tell of topology",
-                        "epoch": new.epoch,
-                    },
+                    extra={"action": "tell of topology", "epoch": new.epoch},
                 )
 
     def job_context(self, task: str) -> dict[str, str]:
@@ -326,9 +314,7 @@ class Cluster(FromSources, EventTarget):
         """
         return class_(cluster=self, **{**self._session_options, **kwargs})
 
-    def begin(
-        self, *, cross_shard: CrossShard = None, **kwargs: Any
-    ) -> SessionContext:
+    def begin(self, *, cross_shard: CrossShard = None, **kwargs: Any) -> SessionContext:
         """Return a context manager: a session, committed at the end.
 
         An exception rolls back; the session is closed either way.
@@ -500,9 +486,7 @@ class Cluster(FromSources, EventTarget):
             key,
         )
 
-    async def async_call(
-        self, fn: Callable[..., T], *args: Any, **kwargs: Any
-    ) -> T:
+    async def async_call(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Await ``fn(*args, places=..., **kwargs)``.
 
         The function is synchronous code; its statements are awaited, over
@@ -610,9 +594,7 @@ class Cluster(FromSources, EventTarget):
         :raises ValueError: if the timeout is not above 0 and at most 3600.
         """
         end = deadline(timeout)
-        answers = of_newest(
-            lambda: self.places, lambda places: places.check(timeout)
-        )
+        answers = of_newest(lambda: self.places, lambda places: places.check(timeout))
         self._follower.wait_read(max(end - monotonic(), 0))
         return health_of(self._follower.report(), answers)
 
@@ -628,9 +610,7 @@ class Cluster(FromSources, EventTarget):
         # Called after an error of a server: the topology may have changed.
         self._follower.refresh()
 
-    def create_all(
-        self, metadata: MetaData, *, keyspace: str | None = None
-    ) -> None:
+    def create_all(self, metadata: MetaData, *, keyspace: str | None = None) -> None:
         """Create the missing tables of every virtual shard.
 
         For development and tests; missing databases are also created.
@@ -667,9 +647,7 @@ class Cluster(FromSources, EventTarget):
         """
         return count_pending(self)
 
-    def repair(
-        self, *, keep: timedelta = KEEP, now: bool = False
-    ) -> RepairReport:
+    def repair(self, *, keep: timedelta = KEEP, now: bool = False) -> RepairReport:
         """Apply pending operations.
 
         The command ``sqla-shard repair`` calls this repeatedly.  The
@@ -735,16 +713,12 @@ class Cluster(FromSources, EventTarget):
         self, older_than: timedelta, *, batch: int = 1000
     ) -> int:
         """Delete old keys on every shard; see :meth:`forget_keys`."""
-        count: int = await self._loops.run(
-            forget, older_than=older_than, batch=batch
-        )
+        count: int = await self._loops.run(forget, older_than=older_than, batch=batch)
         return count
 
     # -- Compressed blobs
 
-    def load_dictionary(
-        self, dictionary_id: int
-    ) -> tuple[bytes | None, Sequence[str]]:
+    def load_dictionary(self, dictionary_id: int) -> tuple[bytes | None, Sequence[str]]:
         """Return the content of a dictionary of compressed blobs.
 
         Reading a compressed blob calls it once for each dictionary.

@@ -13,10 +13,7 @@ from sqla_shard.session.commit import CommitReport
 from sqla_shard.topology import Topology
 
 if TYPE_CHECKING:
-    from sqla_shard.jobs import ClaimedJob
-    from sqla_shard.jobs import JobReport
-
-__all__ = ["ClusterEvents"]
+    from sqla_shard.jobs import ClaimedJob, JobReport
 
 
 class ClusterEvents(Events[Cluster]):
@@ -32,9 +29,7 @@ class ClusterEvents(Events[Cluster]):
     _target_class_doc = "SomeCluster"
     _dispatch_target = Cluster
 
-    def after_statement(
-        self, cluster: Cluster, report: StatementReport
-    ) -> None:
+    def after_statement(self, cluster: Cluster, report: StatementReport) -> None:
         """Called after a statement, whether it failed or not.
 
         It is called in the thread of the session, before objects are loaded
@@ -74,9 +69,7 @@ class ClusterEvents(Events[Cluster]):
             pool, and for a new connection.
         """
 
-    def topology_changed(
-        self, cluster: Cluster, old: Topology, new: Topology
-    ) -> None:
+    def topology_changed(self, cluster: Cluster, old: Topology, new: Topology) -> None:
         """Called when a newer topology is in use.
 
         It is called once for each topology, in the order of epochs, in a

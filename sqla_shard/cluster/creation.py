@@ -5,34 +5,22 @@ In production the tables of thousands of databases are changed by alembic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
-from sqlalchemy import Connection
-from sqlalchemy import Engine
-from sqlalchemy import MetaData
-from sqlalchemy import Table
+from sqlalchemy import Connection, Engine, MetaData, Table
 
-from sqla_shard.engine import ExecutionPlan
-from sqla_shard.engine import OPTION
-from sqla_shard.engine import Places
-from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.rendering import TRANSLATE
+from sqla_shard.engine import ExecutionPlan, OPTION, Places
+from sqla_shard.engine.rendering import Place, TRANSLATE
 from sqla_shard.outbox.tables import OF_TRANSACTIONS
-from sqla_shard.routing import name_of
-from sqla_shard.routing import spec_of
+from sqla_shard.routing import name_of, spec_of
 from sqla_shard.topology import Keyspace
 from sqla_shard.util.tables import sorted_tables
-
-__all__ = ["create_all"]
 
 _PARALLEL = 8
 
 
-def create_all(
-    metadata: MetaData, places: Places, keyspace: str | None = None
-) -> None:
+def create_all(metadata: MetaData, places: Places, keyspace: str | None = None) -> None:
     """Create the missing tables on every shard.
 
     The tables of transaction keys, operations and invalidations are also
@@ -70,9 +58,7 @@ def create_all(
     places.engines.in_parallel(jobs, "create", _PARALLEL)
 
 
-def _on_server(
-    engine: Engine, work: Sequence[tuple[Place, Sequence[Table]]]
-) -> None:
+def _on_server(engine: Engine, work: Sequence[tuple[Place, Sequence[Table]]]) -> None:
     work[0][0].backend.create_file(engine)
     with engine.connect() as connection:
         existing = _existing(connection, [place for place, _ in work])
@@ -84,9 +70,7 @@ def _on_server(
         connection.commit()
 
 
-def _existing(
-    connection: Connection, places: Iterable[Place]
-) -> dict[str, set[str]]:
+def _existing(connection: Connection, places: Iterable[Place]) -> dict[str, set[str]]:
     by_schema = {place.schema: place for place in places}
     for schema, place in by_schema.items():
         place.backend.create_database(connection, schema)
@@ -94,9 +78,7 @@ def _existing(
     return backend.tables(connection, by_schema)
 
 
-def _create(
-    connection: Connection, place: Place, tables: Sequence[Table]
-) -> None:
+def _create(connection: Connection, place: Place, tables: Sequence[Table]) -> None:
     if not tables:
         return
     on_shard = connection.execution_options(

@@ -16,8 +16,6 @@ from sqla_shard.session import ShardSession
 if TYPE_CHECKING:
     from sqla_shard.cluster.cluster import Cluster
 
-__all__ = ["load_dictionary"]
-
 _dictionary = DICTIONARIES.c
 
 
@@ -38,9 +36,7 @@ def load_dictionary(
         for keyspace in places.topology.keyspaces.values()
         for group in by_server(places.all_places(keyspace))
     }
-    statement = select(_dictionary.content).where(
-        _dictionary.id == dictionary_id
-    )
+    statement = select(_dictionary.content).where(_dictionary.id == dictionary_id)
 
     def read(session: ShardSession, group: Sequence[Place]) -> list[bytes]:
         # One shard after another: each has the whole dictionary.
@@ -52,9 +48,7 @@ def load_dictionary(
                 return [bytes(content)]
         return []
 
-    def read_first(
-        session: ShardSession, group: Sequence[Place]
-    ) -> list[bytes]:
+    def read_first(session: ShardSession, group: Sequence[Place]) -> list[bytes]:
         return read(session, [one for one in group if one.address in first])
 
     unread: list[str] = []

@@ -8,33 +8,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection
-from sqlalchemy import Engine
-from sqlalchemy import event
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DontWrapMixin
 from sqlalchemy.pool import NullPool
 
-from sqla_shard.engine import Engines
-from sqla_shard.engine import ExecutionPlan
-from sqla_shard.engine import OPTION
-from sqla_shard.engine import Places
-from sqla_shard.engine import render_event
-from sqla_shard.engine import Sampling
+from sqla_shard.engine import (
+    Engines,
+    ExecutionPlan,
+    OPTION,
+    Places,
+    render_event,
+    Sampling,
+)
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import CrossShardWriteError
-from sqla_shard.exc import ShardError
-from sqla_shard.session import PlacementPolicy
-from sqla_shard.session import ShardSession
+from sqla_shard.exc import CrossShardWriteError, ShardError
+from sqla_shard.session import PlacementPolicy, ShardSession
 from sqla_shard.session.paging import Seal
 from sqla_shard.topology import Keyspace
-
-__all__ = ["DryRun", "Sent", "dry_run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,20 +113,13 @@ def dry_run(
 
 
 def _each(
-    statement: Any,
-    parameters: Any,
-    shards: Sequence[int],
-    stage: Any,
-    found: DryRun,
+    statement: Any, parameters: Any, shards: Sequence[int], stage: Any, found: DryRun
 ) -> None:
     """Dry-run an UPDATE or DELETE, which is one statement for each shard."""
     found.sent.clear()
     for shard_id in shards:
         arguments = {"shard_id": shard_id}
-        with (
-            ShardSession(cluster=stage) as session,
-            contextlib.suppress(_Recorded),
-        ):
+        with ShardSession(cluster=stage) as session, contextlib.suppress(_Recorded):
             session.execute(statement, parameters, bind_arguments=arguments)
 
 

@@ -18,26 +18,24 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import AsyncGenerator
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-from typing import TYPE_CHECKING
-from typing import TypeVar
+from typing import Any, TYPE_CHECKING, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
 from sqla_shard.dialects import Backend
-from sqla_shard.engine import Answer
-from sqla_shard.engine import AwaitedLanes
-from sqla_shard.engine import Engines
-from sqla_shard.engine import EngineStats
-from sqla_shard.engine import no_answer
-from sqla_shard.engine import Places
-from sqla_shard.engine import StatementReports
+from sqla_shard.engine import (
+    Answer,
+    AwaitedLanes,
+    Engines,
+    EngineStats,
+    no_answer,
+    Places,
+    StatementReports,
+)
 from sqla_shard.exc import NoEventLoopError
 from sqla_shard.session import PlacementPolicy
 from sqla_shard.session.new_ids import IdService

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -13,19 +12,12 @@ from sqlalchemy import Executable
 from sqlalchemy.orm import Query
 from sqlalchemy.sql.lambdas import LambdaElement
 
-from sqla_shard.cluster.dry_run import dry_run
-from sqla_shard.cluster.dry_run import Sent
-from sqla_shard.engine import limits_of
-from sqla_shard.engine import Places
-from sqla_shard.engine import Scatter
+from sqla_shard.cluster.dry_run import dry_run, Sent
+from sqla_shard.engine import limits_of, Places, Scatter
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import NoShardKeyError
-from sqla_shard.exc import ShardError
-from sqla_shard.ids import ObjectId
-from sqla_shard.ids import pack
-from sqla_shard.routing import as_statement
-from sqla_shard.routing import Decision
-from sqla_shard.routing import locate
+from sqla_shard.exc import NoShardKeyError, ShardError
+from sqla_shard.ids import ObjectId, pack
+from sqla_shard.routing import as_statement, Decision, locate
 from sqla_shard.session import PlacementPolicy
 from sqla_shard.topology import find_object
 from sqla_shard.topology.keyspaces import as_ranges
@@ -221,10 +213,7 @@ def _sent_lines(shown: Explanation, full: bool) -> Iterator[str]:
             f"{len(sent.shards)} shard(s)"
         )
     if any(1 < len(s.shards) == len(s.statements) for s in shown.sent):
-        yield (
-            "  one statement for each shard: it cannot be combined with "
-            "UNION ALL"
-        )
+        yield ("  one statement for each shard: it cannot be combined with UNION ALL")
     if full:
         for sent in shown.sent:
             yield f"  to {sent.server}:"
@@ -295,19 +284,13 @@ def explain(
     except NoShardKeyError as error:
         if scattered or not scatters or not what.is_select:
             return _refused(error)
-        return _refused(
-            error, _explain_scattered(what, parameters, places, placement)
-        )
+        return _refused(error, _explain_scattered(what, parameters, places, placement))
     except ShardError as error:
         return _refused(error)
-    return _explain(
-        what, parameters, places, placement, decision, scatters=scatters
-    )
+    return _explain(what, parameters, places, placement, decision, scatters=scatters)
 
 
-def _refused(
-    error: ShardError, with_scatter: Explanation | None = None
-) -> Explanation:
+def _refused(error: ShardError, with_scatter: Explanation | None = None) -> Explanation:
     return Explanation(
         object_id=None,
         keyspace=None,
@@ -336,12 +319,7 @@ def _explain(
     scatters: bool,
 ) -> Explanation:
     found = dry_run(
-        what,
-        parameters,
-        places,
-        placement,
-        scatters=scatters,
-        shards=decision.shards,
+        what, parameters, places, placement, scatters=scatters, shards=decision.shards
     )
     shards = decision.shards
     if decision.anywhere:
@@ -383,8 +361,5 @@ def target_of(place: Place, why: str) -> Target:
     url = place.engine.url
     database = str(url.database) if url.host is None else place.schema
     return Target(
-        shard_id=place.shard_id,
-        server=place.server,
-        database=database,
-        why=why,
+        shard_id=place.shard_id, server=place.server, database=database, why=why
     )

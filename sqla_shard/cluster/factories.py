@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
-from collections.abc import Mapping
-from typing import Any
-from typing import TYPE_CHECKING
-from typing import TypeVar
+from collections.abc import Collection, Mapping
+from typing import Any, TYPE_CHECKING, TypeVar
 
 from sqla_shard.cluster.active_topology import ActiveTopology
-from sqla_shard.topology import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology import FileSource
-from sqla_shard.topology import Topology
-from sqla_shard.topology import TopologySource
-from sqla_shard.topology.follow import followed
-from sqla_shard.topology.follow import is_zookeeper
-from sqla_shard.topology.follow import open_follower
-from sqla_shard.topology.follow import SnapshotPath
-from sqla_shard.topology.follow import zookeeper_options
+from sqla_shard.topology import (
+    DEFAULT_PLACEHOLDERS,
+    FileSource,
+    Topology,
+    TopologySource,
+)
+from sqla_shard.topology.follow import (
+    followed,
+    is_zookeeper,
+    open_follower,
+    SnapshotPath,
+    zookeeper_options,
+)
 from sqla_shard.topology.follow.locations import check_hosts
-
-__all__ = ["FromSources"]
 
 T = TypeVar("T", bound="FromSources")
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from time import monotonic
-from typing import Any
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqla_shard.engine import Places
 from sqla_shard.exc import ServerRetiredError
 from sqla_shard.topology.follow import SourceReport
-
-__all__ = ["Health", "deadline", "health_of", "of_newest"]
 
 T = TypeVar("T")
 
@@ -74,9 +69,7 @@ class Health(SourceReport):
     to_mapping = as_dict
 
 
-def health_of(
-    report: SourceReport, answers: Mapping[str, Exception | None]
-) -> Health:
+def health_of(report: SourceReport, answers: Mapping[str, Exception | None]) -> Health:
     """Return the health of a cluster.
 
     :param report: report of the topology source.
@@ -118,7 +111,6 @@ def deadline(timeout: float) -> float:
     """
     if not 0 < timeout <= _LONGEST:
         raise ValueError(
-            f"timeout must be above 0 and at most {_LONGEST:g} seconds, not "
-            f"{timeout!r}"
+            f"timeout must be above 0 and at most {_LONGEST:g} seconds, not {timeout!r}"
         )
     return monotonic() + timeout

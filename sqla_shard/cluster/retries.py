@@ -18,37 +18,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import Counter
-from collections import deque
-from collections.abc import Awaitable
-from collections.abc import Callable
-from collections.abc import Generator
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from time import monotonic
-from typing import Any
-from typing import TYPE_CHECKING
-from typing import TypeVar
+from typing import Any, TYPE_CHECKING, TypeVar
 
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.exc import TimeoutError  # noqa: A004 - that of the pool
+from sqlalchemy.exc import (
+    DBAPIError,
+    SQLAlchemyError,
+    TimeoutError,  # noqa: A004 - that of the pool
+)
 
-from sqla_shard.dialects import Backend
-from sqla_shard.dialects import Failure
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import PartialCommitError
-from sqla_shard.exc import RetriesExhaustedError
-from sqla_shard.exc import ServerFencedError
-from sqla_shard.exc import ServerRetiredError
-from sqla_shard.exc import ShardMissingError
-from sqla_shard.exc import ShardMovedError
-from sqla_shard.exc import StaleDataError
+from sqla_shard.dialects import Backend, Failure
+from sqla_shard.exc import (
+    CommitUnknownError,
+    PartialCommitError,
+    RetriesExhaustedError,
+    ServerFencedError,
+    ServerRetiredError,
+    ShardMissingError,
+    ShardMovedError,
+    StaleDataError,
+)
 from sqla_shard.exc.base import summary
 from sqla_shard.util.jitter import jittered
 
 if TYPE_CHECKING:
-    from sqla_shard.topology.follow import Fixed
-    from sqla_shard.topology.follow import Follower
+    from sqla_shard.topology.follow import Fixed, Follower
 
 __all__ = ["Retries", "repeat", "repeat_awaited"]
 
@@ -56,12 +53,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-_REPEATABLE = (
-    Failure.CONFLICT,
-    Failure.BUSY,
-    Failure.LOST,
-    Failure.FENCED,
-)
+_REPEATABLE = (Failure.CONFLICT, Failure.BUSY, Failure.LOST, Failure.FENCED)
 _REPEATABLE_ERRORS = (
     ServerFencedError,
     ServerRetiredError,
@@ -200,10 +192,7 @@ class Retries:
         failures = {b.classify(original) for b in self._backends()}
         if error.connection_invalidated:
             failures.add(Failure.LOST)
-        if self._follower is not None and failures & {
-            Failure.LOST,
-            Failure.FENCED,
-        }:
+        if self._follower is not None and failures & {Failure.LOST, Failure.FENCED}:
             self._follower.refresh()
         return not failures.isdisjoint(_REPEATABLE)
 
@@ -354,9 +343,7 @@ class _Run:
     def throw(self, error: SQLAlchemyError) -> None:
         self._advance(partial(self._steps.throw, error))
 
-    def _advance(
-        self, advance: Callable[[], Callable[[], Any] | float]
-    ) -> None:
+    def _advance(self, advance: Callable[[], Callable[[], Any] | float]) -> None:
         try:
             self.step = advance()
         except StopIteration as end:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
-from typing import Generic
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
-from sqla_shard.cluster.async_session import AsyncSessionContext
-from sqla_shard.cluster.async_session import AsyncShardSession
-from sqla_shard.cluster.retries import repeat
-from sqla_shard.cluster.retries import repeat_awaited
-from sqla_shard.cluster.retries import Retries
+from sqla_shard.cluster.async_session import AsyncSessionContext, AsyncShardSession
+from sqla_shard.cluster.retries import repeat, repeat_awaited, Retries
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.outbox.transaction_keys import Token
 from sqla_shard.session import ShardSession
 from sqla_shard.session.session import SessionContext
-
-__all__ = ["run", "run_awaited"]
 
 T = TypeVar("T")
 B = TypeVar("B", SessionContext, AsyncSessionContext)
@@ -58,10 +50,7 @@ class _Run(Generic[T]):
             # Committed by the function; or a listener of the COMMIT has raised
             # this.
             return True
-        if (
-            isinstance(self.context, AsyncSessionContext)
-            and self.context.cancelled
-        ):
+        if isinstance(self.context, AsyncSessionContext) and self.context.cancelled:
             return True
         # The error may belong to another transaction in the function; then the
         # outcome of this one cannot be looked up.

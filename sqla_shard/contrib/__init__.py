@@ -17,18 +17,16 @@ and copied where another rule is needed.
 
 from __future__ import annotations
 
-from sqla_shard.contrib.edges import BoardChoice
-from sqla_shard.contrib.edges import FollowKind
-from sqla_shard.contrib.edges import Related
-from sqla_shard.contrib.feed_store import Entry
-from sqla_shard.contrib.feed_store import FeedStore
-from sqla_shard.contrib.feeds import Feed
-from sqla_shard.contrib.feeds import FeedItem
+from sqla_shard.contrib.edges import BoardChoice, FollowKind, Related
+from sqla_shard.contrib.feed_store import Entry, FeedStore
+from sqla_shard.contrib.feeds import Feed, FeedItem
 from sqla_shard.contrib.follow_lists import Relations
-from sqla_shard.contrib.follow_repair import forget_deleted_board
-from sqla_shard.contrib.follow_repair import purge_follows
-from sqla_shard.contrib.follow_repair import repair_follows
-from sqla_shard.contrib.follow_repair import RepairedFollows
+from sqla_shard.contrib.follow_repair import (
+    forget_deleted_board,
+    purge_follows,
+    repair_follows,
+    RepairedFollows,
+)
 from sqla_shard.contrib.follow_store import FollowStore
 from sqla_shard.contrib.follows import Follows
 from sqla_shard.contrib.stored_follows import StoredFollows

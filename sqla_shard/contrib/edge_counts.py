@@ -14,34 +14,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
-from sqlalchemy import BigInteger
-from sqlalchemy import bindparam
-from sqlalchemy import Column
-from sqlalchemy import delete
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy import SmallInteger
-from sqlalchemy import Table
-from sqlalchemy import type_coerce
-from sqlalchemy import union
+from sqlalchemy import (
+    BigInteger,
+    bindparam,
+    Column,
+    delete,
+    func,
+    insert,
+    select,
+    SmallInteger,
+    Table,
+    type_coerce,
+    union,
+)
 
-from sqla_shard.dialects.sql import COUNTING
-from sqla_shard.dialects.sql import InsertAdding
+from sqla_shard.dialects.sql import COUNTING, InsertAdding
 from sqla_shard.engine.rendering import Place
 from sqla_shard.ids import unpack
-from sqla_shard.routing import declare
-from sqla_shard.routing import spec_of
+from sqla_shard.routing import declare, spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.types import ObjectRef
 
 if TYPE_CHECKING:
     from sqla_shard.contrib.edges import EdgeTable
-
-__all__ = ["EdgeCounts"]
 
 #: A source, a target, and the kinds of the edge before and after.
 Move = tuple[int, int, int, int]
@@ -84,15 +81,11 @@ class EdgeCounts:
     ) -> dict[int, int]:
         """Return the stored number of edges of each kind."""
         rows = session.execute(
-            self._read,
-            {"source": source_id},
-            bind_arguments={"place": place},
+            self._read, {"source": source_id}, bind_arguments={"place": place}
         )
         return {kind: int(number) for kind, number in rows}
 
-    def move(
-        self, session: ShardSession, place: Place, moves: Iterable[Move]
-    ) -> None:
+    def move(self, session: ShardSession, place: Place, moves: Iterable[Move]) -> None:
         """Change the numbers by edges that have changed their kind.
 
         The edges are locked by the transaction.
@@ -168,9 +161,7 @@ class EdgeCounts:
             }
         )
 
-    def recount(
-        self, session: ShardSession, place: Place, source_id: int
-    ) -> bool:
+    def recount(self, session: ShardSession, place: Place, source_id: int) -> bool:
         """Count the edges of an object again, and correct the numbers.
 
         Call it at the beginning of a transaction.
@@ -181,9 +172,7 @@ class EdgeCounts:
         # Transactions that have changed edges wait until the edges are
         # counted, and those that have not are not seen in the snapshot.
         session.execute(
-            select(self.table)
-            .where(self._source == source_id)
-            .with_for_update(),
+            select(self.table).where(self._source == source_id).with_for_update(),
             bind_arguments=bind,
         ).all()
         if not self.differing(session, place, [source_id]):
@@ -196,20 +185,13 @@ class EdgeCounts:
             bind_arguments=bind,
         ).all()
         session.execute(
-            delete(self.table).where(self._source == source_id),
-            bind_arguments=bind,
+            delete(self.table).where(self._source == source_id), bind_arguments=bind
         )
         if rows:
             session.execute(
                 insert(self.table),
                 [
-                    dict(
-                        zip(
-                            self._names,
-                            (source_id, kind, 0, number),
-                            strict=True,
-                        )
-                    )
+                    dict(zip(self._names, (source_id, kind, 0, number), strict=True))
                     for kind, number in rows
                 ],
                 bind_arguments=bind,

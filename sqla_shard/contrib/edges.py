@@ -13,55 +13,37 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import and_
-from sqlalchemy import BigInteger
-from sqlalchemy import bindparam
-from sqlalchemy import func
-from sqlalchemy import Index
-from sqlalchemy import inspect
-from sqlalchemy import Integer
-from sqlalchemy import or_
-from sqlalchemy import select
-from sqlalchemy import SmallInteger
-from sqlalchemy import type_coerce
-from sqlalchemy import union_all
+from sqlalchemy import (
+    and_,
+    BigInteger,
+    bindparam,
+    func,
+    Index,
+    inspect,
+    Integer,
+    or_,
+    select,
+    SmallInteger,
+    type_coerce,
+    union_all,
+)
 from sqlalchemy.orm import mapped_column
 
-from sqla_shard.contrib.edge_counts import EdgeCounts
-from sqla_shard.contrib.edge_counts import Move
-from sqla_shard.dialects.sql import InsertMissing
-from sqla_shard.dialects.sql import UpsertNewer
-from sqla_shard.dialects.sql import VERSION
+from sqla_shard.contrib.edge_counts import EdgeCounts, Move
+from sqla_shard.dialects.sql import InsertMissing, UpsertNewer, VERSION
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.ids import unpack
-from sqla_shard.routing import declare
-from sqla_shard.routing import spec_of
+from sqla_shard.routing import declare, spec_of
 from sqla_shard.session import ShardSession
-from sqla_shard.session.paging import check_limit
-from sqla_shard.session.paging import Page
-from sqla_shard.session.paging import Subject
+from sqla_shard.session.paging import check_limit, Page, Subject
 from sqla_shard.types import ObjectRef
-
-__all__ = [
-    "BoardChoice",
-    "Edge",
-    "EdgeListener",
-    "EdgeTable",
-    "FollowKind",
-    "Related",
-    "now",
-]
-
 
 #: Most targets whose SELECT is built for their number.
 _LISTED = 50
@@ -106,18 +88,14 @@ class Edge(NamedTuple):
     sequence: int = 0
     version: int = 0
 
-    def changed(
-        self, kind: int, number: int = 0, *, begins: bool = True
-    ) -> Edge:
+    def changed(self, kind: int, number: int = 0, *, begins: bool = True) -> Edge:
         """Return the next state.
 
         :param begins: whether another relation begins, with a new position.
         """
         version = max(now(), self.version + 1)
         # A plain number: operations have JSON values as arguments.
-        return Edge(
-            int(kind), number, version if begins else self.sequence, version
-        )
+        return Edge(int(kind), number, version if begins else self.sequence, version)
 
 
 class Related(NamedTuple):
@@ -139,9 +117,7 @@ class Related(NamedTuple):
 Pair = tuple[int, int]
 
 #: A table, and rows of one shard that a transaction has written there.
-EdgeListener = Callable[
-    [ShardSession, "EdgeTable", Sequence[tuple[Pair, Edge]]], None
-]
+EdgeListener = Callable[[ShardSession, "EdgeTable", Sequence[tuple[Pair, Edge]]], None]
 
 #: The time and the id of a bound before all edges.
 _NEWEST = (1 << 62, 0)
@@ -198,9 +174,7 @@ class EdgeTable:
                 first: mapped_column(
                     ObjectRef(colocated=True), primary_key=True, **options
                 ),
-                second: mapped_column(
-                    ObjectRef(), primary_key=True, **options
-                ),
+                second: mapped_column(ObjectRef(), primary_key=True, **options),
                 "kind": mapped_column(SmallInteger, nullable=False),
                 number: mapped_column(BigInteger, nullable=False),
                 "sequence": mapped_column(BigInteger, nullable=False),
@@ -224,8 +198,7 @@ class EdgeTable:
         self._missing = InsertMissing(self.table)
         self._edge = (self.kind, self.number, self.sequence, self.version)
         self._one = select(*self._edge).where(
-            self.source_id == bindparam("source"),
-            self.target_id == bindparam("target"),
+            self.source_id == bindparam("source"), self.target_id == bindparam("target")
         )
         some = (
             self.source_id == bindparam("source"),
@@ -245,9 +218,7 @@ class EdgeTable:
 
     # -- writing
 
-    def put(
-        self, session: ShardSession, rows: Sequence[tuple[Pair, Edge]]
-    ) -> None:
+    def put(self, session: ShardSession, rows: Sequence[tuple[Pair, Edge]]) -> None:
         """Write edges of one shard that are not older than those there."""
         if rows:
             place = self.place(session, rows[0][0][0])
@@ -274,10 +245,7 @@ class EdgeTable:
         )
 
     def _moves(
-        self,
-        session: ShardSession,
-        place: Place,
-        rows: Sequence[tuple[Pair, Edge]],
+        self, session: ShardSession, place: Place, rows: Sequence[tuple[Pair, Edge]]
     ) -> list[Move]:
         """Return the changes of kinds by rows that are to be written."""
         # A lock of a row that does not exist would be one of a gap, in which
@@ -312,9 +280,7 @@ class EdgeTable:
 
     # -- reading
 
-    def current(
-        self, session: ShardSession, source_id: int, target_id: int
-    ) -> Edge:
+    def current(self, session: ShardSession, source_id: int, target_id: int) -> Edge:
         """Return the latest state of an edge, of which a lock is held."""
         place = self.place(session, source_id)
         statement = self._one
@@ -333,9 +299,7 @@ class EdgeTable:
         """Return the latest edges with a number that have not ended."""
         place = self.place(session, source_id)
         statement = select(self.target_id, *self._edge).where(
-            self.source_id == source_id,
-            self.number == number,
-            self.kind != 0,
+            self.source_id == source_id, self.number == number, self.kind != 0
         )
         if not session.reads_latest(place):
             statement = statement.with_for_update()
@@ -361,9 +325,7 @@ class EdgeTable:
             statement = _listed(self, len(wanted))
             values = {"source": source_id, **_numbered("target", wanted)}
         rows = session.execute(
-            statement,
-            values,
-            bind_arguments={"place": self.place(session, source_id)},
+            statement, values, bind_arguments={"place": self.place(session, source_id)}
         )
         # Not one after another, which takes as long as the rest.
         kinds = dict(map(tuple, rows.all()))
@@ -458,11 +420,7 @@ class EdgeTable:
         there = and_(source == pair[0], target > pair[1])
         rows = session.execute(
             select(self.source_id, self.target_id, *self._edge)
-            .where(
-                source >= pair[0],
-                or_(source > pair[0], there),
-                *conditions,
-            )
+            .where(source >= pair[0], or_(source > pair[0], there), *conditions)
             .order_by(source, target)
             .limit(limit),
             bind_arguments={"place": place},
@@ -481,9 +439,7 @@ class EdgeTable:
         )
         return [((row[0], row[1]), Edge(*row[2:])) for row in rows.all()]
 
-    def pairs(
-        self, session: ShardSession, pairs: Iterable[Pair]
-    ) -> dict[Pair, Edge]:
+    def pairs(self, session: ShardSession, pairs: Iterable[Pair]) -> dict[Pair, Edge]:
         """Return edges of any shards, with one statement for each server."""
         wanted = set(pairs)
         if not wanted:
@@ -507,8 +463,7 @@ def _listed(edges: EdgeTable, targets: int) -> Any:
     """Return a SELECT of the kinds of edges to a number of targets."""
     wanted: Any = [bindparam(f"target_{index}") for index in range(targets)]
     return select(edges.target_id, edges.kind).where(
-        edges.source_id == bindparam("source"),
-        edges.target_id.in_(wanted),
+        edges.source_id == bindparam("source"), edges.target_id.in_(wanted)
     )
 
 
@@ -528,10 +483,7 @@ def _newest(edges: EdgeTable, kinds: int) -> Any:
 
     There is a branch for each kind, since one index range has one kind.
     """
-    columns: Any = (
-        *(edges.target_id, edges.kind),
-        *(edges.number, edges.sequence),
-    )
+    columns: Any = (*(edges.target_id, edges.kind), *(edges.number, edges.sequence))
     at = bindparam("at", type_=BigInteger())
     before = bindparam("before", type_=BigInteger())
     number = bindparam("number", type_=Integer())
@@ -553,6 +505,4 @@ def _newest(edges: EdgeTable, kinds: int) -> Any:
         branches.append(select(*newest.c))
     rows: Any = union_all(*branches).subquery()
     first, _, _, sequence = rows.c
-    return (
-        select(*rows.c).order_by(sequence.desc(), first.desc()).limit(number)
-    )
+    return select(*rows.c).order_by(sequence.desc(), first.desc()).limit(number)

@@ -22,11 +22,9 @@ then.  An empty one is correct.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from secrets import token_hex
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqla_shard.contrib.redis_databases import RedisDatabases
 
@@ -179,9 +177,7 @@ class FeedStore:
             for number, users in self.databases.grouped(user_ids).items()
         )
 
-    def read(
-        self, user_id: int, before: tuple[int, int], number: int
-    ) -> StoredFeed:
+    def read(self, user_id: int, before: tuple[int, int], number: int) -> StoredFeed:
         """Return the newest entries of a feed before a bound.
 
         :param before: the time and the post of the entry before them.
@@ -194,8 +190,7 @@ class FeedStore:
             (sequence, f"{post_id:0{_DIGITS}}", number, self._expires),
         )
         entries = [
-            _entry(flat[index], flat[index + 1])
-            for index in range(0, len(flat), 2)
+            _entry(flat[index], flat[index + 1]) for index in range(0, len(flat), 2)
         ]
         return StoredFeed(entries, state > 0, state == 2)
 
@@ -210,9 +205,7 @@ class FeedStore:
         )
         return token
 
-    def finish(
-        self, user_id: int, token: str, entries: Sequence[Entry]
-    ) -> bool:
+    def finish(self, user_id: int, token: str, entries: Sequence[Entry]) -> bool:
         """Complete a feed with the rows of the tables.
 
         :param entries: at most ``size``; fewer are all there are.
@@ -224,10 +217,7 @@ class FeedStore:
         for one in entries:
             arguments += (one.sequence, _member(one))
         done = self.databases.run(
-            self.databases.number_of(user_id),
-            _FINISH,
-            [self._key(user_id)],
-            arguments,
+            self.databases.number_of(user_id), _FINISH, [self._key(user_id)], arguments
         )
         return bool(done)
 

@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sqlalchemy import BigInteger
-from sqlalchemy import bindparam
-from sqlalchemy import delete
-from sqlalchemy import func
-from sqlalchemy import Index
-from sqlalchemy import inspect
-from sqlalchemy import Integer
-from sqlalchemy import literal
-from sqlalchemy import or_
-from sqlalchemy import select
-from sqlalchemy import type_coerce
-from sqlalchemy import union_all
+from sqlalchemy import (
+    BigInteger,
+    bindparam,
+    delete,
+    func,
+    Index,
+    inspect,
+    Integer,
+    literal,
+    or_,
+    select,
+    type_coerce,
+    union_all,
+)
 from sqlalchemy.orm import mapped_column
 
-from sqla_shard.contrib.edges import BoardChoice
-from sqla_shard.contrib.edges import FollowKind
+from sqla_shard.contrib.edges import BoardChoice, FollowKind
 from sqla_shard.contrib.feed_store import Entry
 from sqla_shard.contrib.follow_lists import FOLLOWING
 from sqla_shard.contrib.follows import Follows
 from sqla_shard.engine.rendering import Place
-from sqla_shard.models.deletion_plan import Part
-from sqla_shard.models.deletion_plan import register_belongings
-from sqla_shard.models.deletion_plan import Work
+from sqla_shard.models.deletion_plan import Part, register_belongings, Work
 from sqla_shard.models.layouts import require_default_layout
-from sqla_shard.routing import declare
-from sqla_shard.routing import spec_of
+from sqla_shard.routing import declare, spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.types import ObjectRef
-
-__all__ = ["NEWEST", "FeedTables"]
 
 #: The time and the post of a bound before all posts.
 NEWEST = (1 << 52, 0)
@@ -50,9 +44,7 @@ class FeedTables:
     The parameters are those of :class:`~sqla_shard.contrib.Feed`.
     """
 
-    def __init__(
-        self, base: Any, *, follows: Follows, post: Any, name: str
-    ) -> None:
+    def __init__(self, base: Any, *, follows: Follows, post: Any, name: str) -> None:
         require_default_layout(post)
         self.follows = follows
         self.post = post
@@ -69,10 +61,7 @@ class FeedTables:
                 "board_id": mapped_column(ObjectRef(), nullable=False),
                 "sequence": mapped_column(BigInteger, nullable=False),
             },
-            Index(
-                f"ix_{prefix}user_has_posts",
-                *("author_id", "sequence", "post_id"),
-            ),
+            Index(f"ix_{prefix}user_has_posts", *("author_id", "sequence", "post_id")),
         )
         self.pulled = self._table(
             base,
@@ -93,24 +82,18 @@ class FeedTables:
         for table in (self.posts, self.pulled):
             own = table.c.author_id.in_(ids)
             count = session.scalar(
-                select(func.count()).select_from(table).where(own),
-                bind_arguments=at,
+                select(func.count()).select_from(table).where(own), bind_arguments=at
             )
             if count:
                 part = Part.on(place, "delete", table.name, count)
                 gone = delete(table).where(own)
-                yield (
-                    part,
-                    partial(session.execute, gone, bind_arguments=at),
-                )
+                yield (part, partial(session.execute, gone, bind_arguments=at))
 
     def __repr__(self) -> str:
         post = f"{self.post.__module__}.{self.post.__qualname__}"
         return f"<{type(self).__name__} {self.name!r} of {post}>"
 
-    def _table(
-        self, base: Any, name: str, columns: dict[str, Any], *args: Any
-    ) -> Any:
+    def _table(self, base: Any, name: str, columns: dict[str, Any], *args: Any) -> Any:
         """Return the table of a new class."""
         cls: Any = type(
             "".join(part.title() for part in name.split("_")),
@@ -130,17 +113,14 @@ class FeedTables:
     def _place(self, session: ShardSession, user_id: int) -> Any:
         return self.follows.users.place(session, user_id)
 
-    def withdraw(
-        self, session: ShardSession, author_id: int, post_id: int
-    ) -> bool:
+    def withdraw(self, session: ShardSession, author_id: int, post_id: int) -> bool:
         """Remove a post from all feeds.
 
         :returns: False if it was not published.
         """
         result: Any = session.execute(
             delete(self.posts).where(
-                self.posts.c.author_id == author_id,
-                self.posts.c.post_id == post_id,
+                self.posts.c.author_id == author_id, self.posts.c.post_id == post_id
             ),
             bind_arguments={"place": self._place(session, author_id)},
         )
@@ -165,9 +145,7 @@ class FeedTables:
         users, boards = self._sources(session, user_id, authors)
         if not users:
             return []
-        explicit = [
-            one for one, kind in users.items() if kind == FollowKind.EXPLICIT
-        ]
+        explicit = [one for one, kind in users.items() if kind == FollowKind.EXPLICIT]
         chosen: dict[int, list[int]] = {}
         for board_id, choice in boards.items():
             chosen.setdefault(choice, []).append(board_id)
@@ -184,9 +162,7 @@ class FeedTables:
         if has_single:
             values["explicit"] = explicit
             values["followed"] = chosen.get(BoardChoice.FOLLOWED, [])
-        rows = session.execute(
-            self._newest(bool(unfollowed), has_single), values
-        )
+        rows = session.execute(self._newest(bool(unfollowed), has_single), values)
         return [Entry._make(row) for row in rows.all()]
 
     def _newest(self, has_unfollowed: bool, has_single: bool) -> Any:
@@ -221,9 +197,7 @@ class FeedTables:
                 )
             )
         statement = (
-            select(
-                table.sequence, table.post_id, table.board_id, table.author_id
-            )
+            select(table.sequence, table.post_id, table.board_id, table.author_id)
             .where(*conditions)
             .order_by(table.sequence.desc(), table.post_id.desc())
             .limit(bindparam("number", type_=Integer()))
@@ -232,10 +206,7 @@ class FeedTables:
         return statement
 
     def _sources(
-        self,
-        session: ShardSession,
-        user_id: int,
-        authors: Collection[int] | None,
+        self, session: ShardSession, user_id: int, authors: Collection[int] | None
     ) -> tuple[dict[int, int], dict[int, int]]:
         """Return the relations of a user to all users and boards."""
         values: dict[str, Any] = {"source": user_id}
@@ -271,9 +242,7 @@ class FeedTables:
                 literal(index).label("is_board"),
                 table.target_id.label("target_id"),
                 table.kind.label("kind"),
-            ).where(
-                table.source_id == bindparam("source"), table.kind.in_(kinds)
-            )
+            ).where(table.source_id == bindparam("source"), table.kind.in_(kinds))
             if has_owners:
                 owners: Any = bindparam("owners", expanding=True)
                 part = part.where(owner.in_(owners))
@@ -285,7 +254,5 @@ class FeedTables:
 
 def _id(*, colocated: bool = False) -> Any:
     return mapped_column(
-        ObjectRef(colocated=colocated),
-        primary_key=True,
-        autoincrement=False,
+        ObjectRef(colocated=colocated), primary_key=True, autoincrement=False
     )

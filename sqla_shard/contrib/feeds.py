@@ -34,37 +34,24 @@ from __future__ import annotations
 import logging
 import struct
 import time
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import inspect
-from sqlalchemy import select
+from sqlalchemy import func, insert, inspect, select
 
 from sqla_shard.contrib.edges import now
-from sqla_shard.contrib.feed_store import Entry
-from sqla_shard.contrib.feed_store import FeedStore
-from sqla_shard.contrib.feed_tables import FeedTables
-from sqla_shard.contrib.feed_tables import NEWEST
+from sqla_shard.contrib.feed_store import Entry, FeedStore
+from sqla_shard.contrib.feed_tables import FeedTables, NEWEST
 from sqla_shard.contrib.follow_lists import FOLLOWING
 from sqla_shard.contrib.follows import Follows
-from sqla_shard.contrib.redis_databases import required
-from sqla_shard.contrib.redis_databases import RETRY
+from sqla_shard.contrib.redis_databases import required, RETRY
 from sqla_shard.dialects.sql import InsertMissing
 from sqla_shard.engine import scatter
-from sqla_shard.exc import FeedStoreError
-from sqla_shard.exc import InvalidBookmarkError
-from sqla_shard.jobs import current_job
-from sqla_shard.jobs import task
+from sqla_shard.exc import FeedStoreError, InvalidBookmarkError
+from sqla_shard.jobs import current_job, task
 from sqla_shard.session import ShardSession
-from sqla_shard.session.paging import check_limit
-from sqla_shard.session.paging import Page
-from sqla_shard.session.paging import Subject
+from sqla_shard.session.paging import check_limit, Page, Subject
 from sqla_shard.session.session import separate_session
 
 __all__ = ["Feed", "FeedItem"]
@@ -149,11 +136,7 @@ class Feed(FeedTables):
     # -- writing
 
     def publish(
-        self,
-        session: ShardSession,
-        author_id: int,
-        board_id: int,
-        post_id: int,
+        self, session: ShardSession, author_id: int, board_id: int, post_id: int
     ) -> None:
         """Add a post to the feeds of the followers of its board.
 
@@ -244,9 +227,7 @@ class Feed(FeedTables):
         """Return since when the posts of a user are pulled, if they are."""
         bind = {"place": self._place(session, author_id)}
         found: int | None = session.scalar(
-            select(self.pulled.c.since).where(
-                self.pulled.c.author_id == author_id
-            ),
+            select(self.pulled.c.since).where(self.pulled.c.author_id == author_id),
             bind_arguments=bind,
         )
         if found is not None:
@@ -309,12 +290,7 @@ class Feed(FeedTables):
         is_latest = session.reads_latest()
         while ahead is not None and len(items) <= limit:
             entries, ahead = self._next(
-                session,
-                user_id,
-                ahead,
-                limit + 1,
-                authors=authors,
-                cleans=is_latest,
+                session, user_id, ahead, limit + 1, authors=authors, cleans=is_latest
             )
             items += self._loaded(session, user_id, entries, cleans=is_latest)
             is_latest = False
@@ -403,25 +379,16 @@ class Feed(FeedTables):
             {one.board_id for one in entries},
         )
         return [
-            one
-            for one in entries
-            if relations.includes(one.author_id, one.board_id)
+            one for one in entries if relations.includes(one.author_id, one.board_id)
         ]
 
     def _loaded(
-        self,
-        session: ShardSession,
-        user_id: int,
-        entries: list[Entry],
-        *,
-        cleans: bool,
+        self, session: ShardSession, user_id: int, entries: list[Entry], *, cleans: bool
     ) -> list[FeedItem]:
         """Return the entries whose posts are shown, with the posts."""
         posts = session.get_many(self.post, [one.post_id for one in entries])
         missing = [
-            one
-            for one, post in zip(entries, posts, strict=True)
-            if post is None
+            one for one, post in zip(entries, posts, strict=True) if post is None
         ]
         if missing and cleans and self.store is not None:
             self._drop_withdrawn(session, user_id, missing)
@@ -459,9 +426,7 @@ class Feed(FeedTables):
             # Before the statement: they are as old as that at least.
             read_at = time.monotonic()
             authors = list(
-                session.scalars(
-                    select(self.pulled.c.author_id).options(scatter())
-                )
+                session.scalars(select(self.pulled.c.author_id).options(scatter()))
             )
             self._known[cluster] = (read_at, authors)
         return authors
@@ -502,9 +467,7 @@ class Feed(FeedTables):
             stored = set(self._followed(session, user_id, feed.entries))
             tables = self.pull(session, user_id, number=store.size)
             different = stored.symmetric_difference(tables)
-            left = sorted(
-                one for one in different if one.author_id not in pulled
-            )
+            left = sorted(one for one in different if one.author_id not in pulled)
             if left:
                 found[user_id] = left
         return found

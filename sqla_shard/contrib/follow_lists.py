@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam
-from sqlalchemy import inspect
-from sqlalchemy import literal
-from sqlalchemy import select
-from sqlalchemy import union_all
+from sqlalchemy import bindparam, inspect, literal, select, union_all
 
-from sqla_shard.contrib.edges import BoardChoice
-from sqla_shard.contrib.edges import EdgeTable
-from sqla_shard.contrib.edges import FollowKind
-from sqla_shard.contrib.edges import Related
+from sqla_shard.contrib.edges import BoardChoice, EdgeTable, FollowKind, Related
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.models.layouts import require_default_layout
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.paging import Page
-
-__all__ = ["FOLLOWING", "AudienceBatch", "FollowLists", "Relations"]
 
 #: The kinds of edges with which a user follows another one.
 FOLLOWING = (FollowKind.EXPLICIT, FollowKind.IMPLICIT)
@@ -153,10 +141,7 @@ class FollowLists:
         return _following(found)
 
     def follows_boards(
-        self,
-        session: ShardSession,
-        user_id: int,
-        boards: Iterable[tuple[int, int]],
+        self, session: ShardSession, user_id: int, boards: Iterable[tuple[int, int]]
     ) -> set[int]:
         """Return which of some boards a user follows, with one statement.
 
@@ -290,9 +275,7 @@ class FollowLists:
         """
         kinds = (BoardChoice.FOLLOWED, BoardChoice.UNFOLLOWED)
         own = self.boards_reversed.count(session, board_id, kinds)
-        whole = self.users_reversed.count(
-            session, owner_id, (FollowKind.EXPLICIT,)
-        )
+        whole = self.users_reversed.count(session, owner_id, (FollowKind.EXPLICIT,))
         return (
             whole.get(FollowKind.EXPLICIT, 0)
             - own.get(BoardChoice.UNFOLLOWED, 0)

@@ -11,36 +11,22 @@ At the end, stored numbers of edges are compared with the edges.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import delete
-from sqlalchemy import inspect
-from sqlalchemy import select
-from sqlalchemy import update
+from sqlalchemy import delete, inspect, select, update
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.contrib.edges import BoardChoice
-from sqla_shard.contrib.edges import Edge
-from sqla_shard.contrib.edges import EdgeTable
-from sqla_shard.contrib.edges import now
-from sqla_shard.contrib.edges import Pair
+from sqla_shard.contrib.edges import BoardChoice, Edge, EdgeTable, now, Pair
 from sqla_shard.contrib.follows import Follows
 from sqla_shard.engine.rendering import Place
 from sqla_shard.ids import unpack
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
 
-__all__ = [
-    "RepairedFollows",
-    "forget_deleted_board",
-    "purge_follows",
-    "repair_follows",
-]
+__all__ = ["RepairedFollows", "forget_deleted_board", "purge_follows", "repair_follows"]
 
 #: A shard of a table, and the pair after which its rows are compared: the
 #: number of the step, the number of the shard, and two ids.
@@ -155,24 +141,16 @@ def _turned(pair: Pair) -> Pair:
     return pair[1], pair[0]
 
 
-def _forward(
-    follows: Follows, table: EdgeTable, reversed_table: EdgeTable
-) -> Any:
+def _forward(follows: Follows, table: EdgeTable, reversed_table: EdgeTable) -> Any:
     """Return the step that writes missing and older rows of the other side."""
 
     def step(
-        cluster: Cluster,
-        place: Place,
-        pair: Pair,
-        batch: int,
-        report: RepairedFollows,
+        cluster: Cluster, place: Place, pair: Pair, batch: int, report: RepairedFollows
     ) -> list[Pair]:
         with cluster.session() as session:
             edges = table.after(session, place, pair, batch)
         with cluster.session() as session:
-            others = reversed_table.pairs(
-                session, [_turned(one) for one, _ in edges]
-            )
+            others = reversed_table.pairs(session, [_turned(one) for one, _ in edges])
         by_shard: dict[int, list[tuple[Pair, Edge]]] = {}
         for one, edge in edges:
             other = others.get(_turned(one))
@@ -206,11 +184,7 @@ def _users(follows: Follows) -> Any:
     compare = _forward(follows, follows.users, follows.users_reversed)
 
     def step(
-        cluster: Cluster,
-        place: Place,
-        pair: Pair,
-        batch: int,
-        report: RepairedFollows,
+        cluster: Cluster, place: Place, pair: Pair, batch: int, report: RepairedFollows
     ) -> list[Pair]:
         with cluster.session() as session:
             edges = follows.users.after(session, place, pair, batch)
@@ -233,18 +207,12 @@ def _boards(follows: Follows) -> Any:
     compare = _forward(follows, follows.boards, follows.boards_reversed)
 
     def step(
-        cluster: Cluster,
-        place: Place,
-        pair: Pair,
-        batch: int,
-        report: RepairedFollows,
+        cluster: Cluster, place: Place, pair: Pair, batch: int, report: RepairedFollows
     ) -> list[Pair]:
         with cluster.session() as session:
             chosen = [
                 (one, edge.number)
-                for one, edge in follows.boards.after(
-                    session, place, pair, batch
-                )
+                for one, edge in follows.boards.after(session, place, pair, batch)
                 if edge.kind != BoardChoice.NONE
             ]
             boards = {one[1] for one, _ in chosen}
@@ -283,11 +251,7 @@ def _backward(table: EdgeTable, forward: EdgeTable) -> Any:
     """Return the step that ends rows without an edge of the follower."""
 
     def step(
-        cluster: Cluster,
-        place: Place,
-        pair: Pair,
-        batch: int,
-        report: RepairedFollows,
+        cluster: Cluster, place: Place, pair: Pair, batch: int, report: RepairedFollows
     ) -> list[Pair]:
         with cluster.session() as session:
             rows = table.after(session, place, pair, batch)
@@ -300,9 +264,7 @@ def _backward(table: EdgeTable, forward: EdgeTable) -> Any:
             edge = edges.get(_turned(one), Edge(version=row.version))
             is_orphan = _turned(one) not in edges
             if row.kind and (is_orphan or edge.version < row.version):
-                report.reverted += cluster.run(
-                    _revert, table, place, one, row, edge
-                )
+                report.reverted += cluster.run(_revert, table, place, one, row, edge)
         return [one for one, _ in rows]
 
     return step
@@ -348,11 +310,7 @@ def _recount(table: EdgeTable) -> Any:
     counts: Any = table.counts
 
     def step(
-        cluster: Cluster,
-        place: Place,
-        pair: Pair,
-        batch: int,
-        report: RepairedFollows,
+        cluster: Cluster, place: Place, pair: Pair, batch: int, report: RepairedFollows
     ) -> list[Pair]:
         with cluster.session() as session:
             sources = counts.sources(session, place, pair[0], batch)
@@ -365,9 +323,7 @@ def _recount(table: EdgeTable) -> Any:
 
 
 def purge_follows(
-    cluster: Cluster,
-    follows: Follows,
-    keep: timedelta = timedelta(days=30),
+    cluster: Cluster, follows: Follows, keep: timedelta = timedelta(days=30)
 ) -> int:
     """Delete rows of edges that ended some time ago.
 
@@ -394,9 +350,7 @@ def purge_follows(
     return deleted
 
 
-def _purge(
-    session: ShardSession, table: EdgeTable, place: Place, until: int
-) -> int:
+def _purge(session: ShardSession, table: EdgeTable, place: Place, until: int) -> int:
     ended = [table.kind == 0, table.version < until]
     found = session.execute(
         select(table.source_id, table.target_id).where(*ended).limit(_PURGED),
@@ -405,9 +359,7 @@ def _purge(
     for source_id, target_id in found:
         session.execute(
             delete(table.table).where(
-                table.source_id == source_id,
-                table.target_id == target_id,
-                *ended,
+                table.source_id == source_id, table.target_id == target_id, *ended
             ),
             bind_arguments={"place": place},
         )
@@ -430,11 +382,7 @@ def forget_deleted_board(
         with cluster.session() as session:
             place = table.place(session, board_id)
             rows = table.after(
-                session,
-                place,
-                (board_id, last),
-                batch,
-                table.source_id == board_id,
+                session, place, (board_id, last), batch, table.source_id == board_id
             )
         for (_, follower_id), row in rows:
             if row.kind != BoardChoice.NONE:

@@ -22,13 +22,11 @@ then.  An empty one is correct.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from secrets import token_hex
 from typing import Any
 
-from sqla_shard.contrib.edges import Edge
-from sqla_shard.contrib.edges import Related
+from sqla_shard.contrib.edges import Edge, Related
 from sqla_shard.contrib.redis_databases import RedisDatabases
 
 __all__ = ["FollowStore"]
@@ -200,9 +198,7 @@ class FollowStore:
         key = f"{self._prefix}{table}:{source_id}"
         return [key, *(f"{key}:{kind}" for kind in _KINDS)]
 
-    def _run(
-        self, table: str, source_id: int, script: str, *arguments: Any
-    ) -> Any:
+    def _run(self, table: str, source_id: int, script: str, *arguments: Any) -> Any:
         return self.databases.run(
             self.databases.number_of(source_id),
             script,
@@ -308,11 +304,7 @@ class FollowStore:
         return None if state == _LONG else state
 
     def finish(
-        self,
-        table: str,
-        source_id: int,
-        token: str,
-        edges: Iterable[tuple[int, Edge]],
+        self, table: str, source_id: int, token: str, edges: Iterable[tuple[int, Edge]]
     ) -> bool:
         """Complete a list with the rows of the tables, of all kinds.
 

@@ -37,31 +37,18 @@ user; changes of followers of one user do not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import inspect
-from sqlalchemy import select
+from sqlalchemy import inspect, select
 
-from sqla_shard.contrib.edges import BoardChoice
-from sqla_shard.contrib.edges import Edge
-from sqla_shard.contrib.edges import EdgeTable
-from sqla_shard.contrib.edges import FollowKind
-from sqla_shard.contrib.follow_lists import FOLLOWING
-from sqla_shard.contrib.follow_lists import FollowLists
+from sqla_shard.contrib.edges import BoardChoice, Edge, EdgeTable, FollowKind
+from sqla_shard.contrib.follow_lists import FOLLOWING, FollowLists
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import BlockedError
-from sqla_shard.exc import FollowRefusedError
-from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.ids import unpack
-from sqla_shard.models.deletion_plan import Call
-from sqla_shard.models.deletion_plan import call
-from sqla_shard.models.deletion_plan import Part
-from sqla_shard.models.deletion_plan import register_belongings
-from sqla_shard.models.deletion_plan import Work
+from sqla_shard.exc import BlockedError, FollowRefusedError
+from sqla_shard.ids import DEFAULT_LAYOUT, unpack
+from sqla_shard.models.deletion_plan import Call, call, Part, register_belongings, Work
 from sqla_shard.outbox import operation
 from sqla_shard.session import ShardSession
 
@@ -159,9 +146,7 @@ class Follows(FollowLists):
         self._replace(session, follower_id, user_id, after)
         return True
 
-    def block(
-        self, session: ShardSession, user_id: int, blocked_id: int
-    ) -> bool:
+    def block(self, session: ShardSession, user_id: int, blocked_id: int) -> bool:
         """Let a user not follow another one, nor the boards, any more.
 
         It is written on the shard of the blocked user: when it is committed,
@@ -179,9 +164,7 @@ class Follows(FollowLists):
         self._replace(session, blocked_id, user_id, after)
         return True
 
-    def unblock(
-        self, session: ShardSession, user_id: int, blocked_id: int
-    ) -> bool:
+    def unblock(self, session: ShardSession, user_id: int, blocked_id: int) -> bool:
         """Let a user follow again; a relation that has ended stays ended.
 
         :returns: False if the user was not blocked.
@@ -220,9 +203,7 @@ class Follows(FollowLists):
             users = [
                 (
                     owner_id,
-                    user.changed(
-                        FollowKind.IMPLICIT, user.number + 1, begins=begins
-                    ),
+                    user.changed(FollowKind.IMPLICIT, user.number + 1, begins=begins),
                 )
             ]
             choice = BoardChoice.FOLLOWED
@@ -261,11 +242,7 @@ class Follows(FollowLists):
         return True
 
     def forget_board(
-        self,
-        session: ShardSession,
-        follower_id: int,
-        owner_id: int,
-        board_id: int,
+        self, session: ShardSession, follower_id: int, owner_id: int, board_id: int
     ) -> bool:
         """Remove the choice of a user for a board that was deleted.
 
@@ -276,9 +253,7 @@ class Follows(FollowLists):
 
         :returns: False if the user had not chosen.
         """
-        return self._end_board(
-            session, follower_id, owner_id, board_id, deleted=True
-        )
+        return self._end_board(session, follower_id, owner_id, board_id, deleted=True)
 
     def _end_board(
         self,
@@ -289,9 +264,7 @@ class Follows(FollowLists):
         *,
         deleted: bool = False,
     ) -> bool:
-        user = self._lock(
-            session, follower_id, owner_id, must_exist=not deleted
-        )
+        user = self._lock(session, follower_id, owner_id, must_exist=not deleted)
         board = self.boards.current(session, follower_id, board_id)
         choice = BoardChoice.NONE
         users = []
@@ -302,10 +275,7 @@ class Follows(FollowLists):
         elif deleted:
             if board.kind == BoardChoice.NONE:
                 return False
-        elif (
-            user.kind != FollowKind.EXPLICIT
-            or board.kind == BoardChoice.UNFOLLOWED
-        ):
+        elif user.kind != FollowKind.EXPLICIT or board.kind == BoardChoice.UNFOLLOWED:
             return False
         else:
             choice = BoardChoice.UNFOLLOWED
@@ -332,9 +302,7 @@ class Follows(FollowLists):
                 target_id=user_id,
             )
         found = session.scalar(
-            select(self._user_id)
-            .where(self._user_id == follower_id)
-            .with_for_update()
+            select(self._user_id).where(self._user_id == follower_id).with_for_update()
         )
         if found is None and must_exist:
             raise FollowRefusedError(
@@ -344,15 +312,11 @@ class Follows(FollowLists):
             )
         return self.users.current(session, follower_id, user_id)
 
-    def _refuse_blocked(
-        self, edge: Edge, follower_id: int, user_id: int
-    ) -> None:
+    def _refuse_blocked(self, edge: Edge, follower_id: int, user_id: int) -> None:
         if edge.kind == FollowKind.BLOCKED:
             raise BlockedError(follower_id=follower_id, blocker_id=user_id)
 
-    def _owner(
-        self, session: ShardSession, follower_id: int, board_id: int
-    ) -> int:
+    def _owner(self, session: ShardSession, follower_id: int, board_id: int) -> int:
         """Return the owner of a board."""
         board = session.get(self.board, board_id)
         if board is None:
@@ -365,11 +329,7 @@ class Follows(FollowLists):
         return owner_id
 
     def _replace(
-        self,
-        session: ShardSession,
-        follower_id: int,
-        user_id: int,
-        edge: Edge,
+        self, session: ShardSession, follower_id: int, user_id: int, edge: Edge
     ) -> None:
         """Write an edge to a user, and end the choices for single boards."""
         chosen = self.boards.current_by_number(session, follower_id, user_id)
@@ -419,9 +379,7 @@ class Follows(FollowLists):
             (self.users_reversed, users),
             (self.boards_reversed, boards),
         ):
-            table.put(
-                session, [((row[0], row[1]), Edge(*row[2:])) for row in rows]
-            )
+            table.put(session, [((row[0], row[1]), Edge(*row[2:])) for row in rows])
         followers = list(dict.fromkeys(row[1] for row in (*users, *boards)))
         for listener in self.listeners:
             listener(session, near, followers)
@@ -451,10 +409,7 @@ class Follows(FollowLists):
     ) -> Iterator[Work]:
         """Yield the steps that end the edges of users to be deleted."""
         for index, (table, other) in enumerate(
-            (
-                (self.users, self.users_reversed),
-                (self.boards, self.boards_reversed),
-            )
+            ((self.users, self.users_reversed), (self.boards, self.boards_reversed))
         ):
             rows = [
                 (pair, edge.changed(0, self._owner_in(table, edge)))

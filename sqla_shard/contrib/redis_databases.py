@@ -10,19 +10,13 @@ The package redis is imported when the first object is created.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence
-from typing import Any
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
-from sqla_shard.exc import FeedStoreError
-from sqla_shard.exc import MissingExtraError
+from sqla_shard.exc import FeedStoreError, MissingExtraError
 from sqla_shard.ids import unpack
-from sqla_shard.jobs import Exponential
-from sqla_shard.jobs import Linear
+from sqla_shard.jobs import Exponential, Linear
 from sqla_shard.util.redis_pools import pool_class
-
-__all__ = ["RETRY", "RedisDatabases", "required"]
 
 _Store = TypeVar("_Store")
 

@@ -19,27 +19,16 @@ long, the tables are read; bookmarks of pages are valid for both.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
-from sqla_shard.contrib.edges import Edge
-from sqla_shard.contrib.edges import EdgeTable
-from sqla_shard.contrib.edges import Pair
-from sqla_shard.contrib.edges import Related
-from sqla_shard.contrib.follow_lists import AudienceBatch
-from sqla_shard.contrib.follow_lists import FollowLists
-from sqla_shard.contrib.follow_lists import Relations
+from sqla_shard.contrib.edges import Edge, EdgeTable, Pair, Related
+from sqla_shard.contrib.follow_lists import AudienceBatch, FollowLists, Relations
 from sqla_shard.contrib.follow_store import FollowStore
 from sqla_shard.contrib.follows import Follows
-from sqla_shard.contrib.redis_databases import required
-from sqla_shard.contrib.redis_databases import RETRY
+from sqla_shard.contrib.redis_databases import required, RETRY
 from sqla_shard.exc import FeedStoreError
-from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.ids import unpack
+from sqla_shard.ids import DEFAULT_LAYOUT, unpack
 from sqla_shard.jobs import task
 from sqla_shard.session import ShardSession
 from sqla_shard.session.session import separate_session
@@ -91,10 +80,7 @@ class StoredFollows(FollowLists):
     # -- writing
 
     def _on_change(
-        self,
-        session: ShardSession,
-        table: EdgeTable,
-        rows: Sequence[tuple[Pair, Edge]],
+        self, session: ShardSession, table: EdgeTable, rows: Sequence[tuple[Pair, Edge]]
     ) -> None:
         """Add jobs that change the lists, in the transaction of the rows."""
         if self.store is not None:
@@ -182,9 +168,7 @@ class StoredFollows(FollowLists):
 
     # -- comparing
 
-    def rebuild(
-        self, session: ShardSession, object_ids: Iterable[int]
-    ) -> None:
+    def rebuild(self, session: ShardSession, object_ids: Iterable[int]) -> None:
         """Build all lists of some users and boards again.
 
         :raises FeedStoreError: if Redis does not respond, or there is no
@@ -266,10 +250,7 @@ class _StoredEdges(EdgeTable):
         self, session: ShardSession, source_id: int, kinds: Iterable[int]
     ) -> dict[int, int]:
         found = self._lists.read(
-            session,
-            self,
-            source_id,
-            lambda store: store.count(self.name, source_id),
+            session, self, source_id, lambda store: store.count(self.name, source_id)
         )
         if found is None:
             return super().count(session, source_id, kinds)
@@ -287,9 +268,7 @@ class _StoredEdges(EdgeTable):
             session,
             self,
             source_id,
-            lambda store: store.newest(
-                self.name, source_id, kinds, bound, number
-            ),
+            lambda store: store.newest(self.name, source_id, kinds, bound, number),
         )
         if found is None:
             return super().newest(session, source_id, kinds, bound, number)

@@ -30,14 +30,7 @@ JavaScript to be read, and load nothing from elsewhere.
 
 from __future__ import annotations
 
-from sqla_shard.dashboard.app import create_app
-from sqla_shard.dashboard.app import dashboard_blueprint
-from sqla_shard.dashboard.app import DashboardServer
+from sqla_shard.dashboard.app import create_app, dashboard_blueprint, DashboardServer
 from sqla_shard.dashboard.observer import Observer
 
-__all__ = [
-    "DashboardServer",
-    "Observer",
-    "create_app",
-    "dashboard_blueprint",
-]
+__all__ = ["DashboardServer", "Observer", "create_app", "dashboard_blueprint"]

@@ -6,34 +6,21 @@ import ipaddress
 import re
 import secrets
 from collections.abc import Sequence
-from datetime import datetime
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-from flask import Blueprint
-from flask import Flask
-from flask import render_template
-from flask import request
+from flask import Blueprint, Flask, render_template, request
 from flask.typing import ResponseReturnValue
-from werkzeug.exceptions import HTTPException
-from werkzeug.exceptions import SecurityError
-from werkzeug.serving import BaseWSGIServer
-from werkzeug.serving import make_server
-from werkzeug.serving import WSGIRequestHandler
+from werkzeug.exceptions import HTTPException, SecurityError
+from werkzeug.serving import BaseWSGIServer, make_server, WSGIRequestHandler
 
 from sqla_shard.dashboard.live import Streams
-from sqla_shard.dashboard.maps import bytes_text
-from sqla_shard.dashboard.maps import number_text
+from sqla_shard.dashboard.maps import bytes_text, number_text
 from sqla_shard.dashboard.observer import Observer
-from sqla_shard.dashboard.pages import FOLDER
-from sqla_shard.dashboard.pages import Pages
-from sqla_shard.dashboard.security import add_headers
-from sqla_shard.dashboard.security import check_site
-from sqla_shard.dashboard.security import form_token
+from sqla_shard.dashboard.pages import FOLDER, Pages
+from sqla_shard.dashboard.security import add_headers, check_site, form_token
 from sqla_shard.exc import ExtensionSetupError
 from sqla_shard.util.addresses import host_and_port
-
-__all__ = ["DashboardServer", "create_app", "dashboard_blueprint"]
 
 _MOST_BYTES = 64 * 1024  # of a request
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -72,10 +59,7 @@ def dashboard_blueprint(
         although changes are allowed.
     """
     blueprint = DashboardBlueprint(
-        FOLDER,
-        __name__,
-        static_folder="static",
-        template_folder="templates",
+        FOLDER, __name__, static_folder="static", template_folder="templates"
     )
     blueprint.streams = Streams(observer)
     pages = Pages(observer, blueprint.streams, changes=allow_changes)
@@ -106,10 +90,7 @@ def dashboard_blueprint(
 
 
 def create_app(
-    observer: Observer,
-    *,
-    allow_changes: bool = False,
-    hosts: Sequence[str] = _NAMES,
+    observer: Observer, *, allow_changes: bool = False, hosts: Sequence[str] = _NAMES
 ) -> Flask:
     """Return an application with the pages only.
 
@@ -118,9 +99,7 @@ def create_app(
     :param hosts: names by which browsers may call it; others are refused,
         since a page elsewhere could have given itself this address.
     """
-    return _app_of(
-        dashboard_blueprint(observer, allow_changes=allow_changes), hosts
-    )
+    return _app_of(dashboard_blueprint(observer, allow_changes=allow_changes), hosts)
 
 
 def _app_of(blueprint: Blueprint, hosts: Sequence[str]) -> Flask:

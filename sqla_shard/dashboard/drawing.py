@@ -5,26 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-from typing import Literal
+from typing import Any, Literal
 
-from sqla_shard.dashboard.maps import by_category
-from sqla_shard.dashboard.maps import by_value
-from sqla_shard.dashboard.maps import bytes_text
-from sqla_shard.dashboard.maps import Colours
-from sqla_shard.dashboard.maps import KeyspaceMap
-from sqla_shard.dashboard.maps import map_of
-from sqla_shard.dashboard.maps import number_text
+from sqla_shard.dashboard.maps import (
+    by_category,
+    by_value,
+    bytes_text,
+    Colours,
+    KeyspaceMap,
+    map_of,
+    number_text,
+)
 from sqla_shard.dashboard.observer import Observer
 from sqla_shard.dashboard.readings import Reading
-from sqla_shard.dashboard.servers import DatabaseSize
-from sqla_shard.dashboard.servers import Sizes
-from sqla_shard.topology import Keyspace
-from sqla_shard.topology import Topology
+from sqla_shard.dashboard.servers import DatabaseSize, Sizes
+from sqla_shard.topology import Keyspace, Topology
 from sqla_shard.topology.urls import address_of
 from sqla_shard.util.forking import in_children
-
-__all__ = ["COLOURINGS", "Drawing", "FleetMaps", "sizes_of"]
 
 Colouring = Literal["size", "rows", "load", "revision"]
 
@@ -120,14 +117,11 @@ def _colours(
         }
         return by_value(rows, number_text)
     return by_value(
-        {shard_id: float(size.bytes) for shard_id, size in sizes.items()},
-        bytes_text,
+        {shard_id: float(size.bytes) for shard_id, size in sizes.items()}, bytes_text
     )
 
 
-def sizes_of(
-    keyspace: Keyspace, sizes: Sizes | None
-) -> dict[int, DatabaseSize]:
+def sizes_of(keyspace: Keyspace, sizes: Sizes | None) -> dict[int, DatabaseSize]:
     """Return the known sizes of the shards of a keyspace, by number."""
     found: dict[int, DatabaseSize] = {}
     if sizes is None:

@@ -14,16 +14,12 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
 import sqlalchemy
-from sqlalchemy import Executable
-from sqlalchemy import func
-from sqlalchemy import inspect
+from sqlalchemy import Executable, func, inspect
 from sqlalchemy.exc import NoInspectionAvailable
 from sqlalchemy.orm import Mapper
 from sqlalchemy.sql import ClauseElement
@@ -32,8 +28,6 @@ from sqla_shard.engine import scatter
 from sqla_shard.engine.unread import short
 from sqla_shard.exc import StatementTextError
 from sqla_shard.ids import pack
-
-__all__ = ["LONGEST", "StatementReader", "invalid", "object_id_of"]
 
 LONGEST = 8000
 """Maximum number of characters of a statement."""
@@ -115,9 +109,7 @@ def invalid(text: str, error: Exception) -> StatementTextError:
     :param error: what it raises: of any class, such as AttributeError for
         ``update(Pin).join()``, or IndexError.
     """
-    return StatementTextError(
-        f"is not valid: {short(error)}", statement=text[:LONGEST]
-    )
+    return StatementTextError(f"is not valid: {short(error)}", statement=text[:LONGEST])
 
 
 class StatementReader:
@@ -175,8 +167,7 @@ def _mapped(given: type) -> list[type]:
         if registry is None:
             raise
         return sorted(
-            (one.class_ for one in registry.mappers),
-            key=lambda cls: cls.__name__,
+            (one.class_ for one in registry.mappers), key=lambda cls: cls.__name__
         )
     return [mapper.class_]
 
@@ -241,9 +232,7 @@ class _Walk:
                 return getattr(owner, name)
             if isinstance(owner, type) and owner in self._names.values():
                 mapper: Any = inspect(owner, raiseerr=False)
-                if isinstance(mapper, Mapper) and (
-                    name in mapper.all_orm_descriptors
-                ):
+                if isinstance(mapper, Mapper) and (name in mapper.all_orm_descriptors):
                     return getattr(owner, name)
         raise self.error(f"has .{name}, which cannot be used here")
 
@@ -279,8 +268,7 @@ class _Walk:
             is_plain and not all(isinstance(v, int) for v in (left, right))
         ):
             raise self.error(
-                f"has the operator {type(node.op).__name__} where it cannot "
-                "be used"
+                f"has the operator {type(node.op).__name__} where it cannot be used"
             )
         return apply(left, right)
 
@@ -304,9 +292,7 @@ class _Walk:
 
 def _is_sql(value: Any) -> bool:
     """Return whether a value is a part of a statement."""
-    return isinstance(value, ClauseElement) or hasattr(
-        value, "__clause_element__"
-    )
+    return isinstance(value, ClauseElement) or hasattr(value, "__clause_element__")
 
 
 _READERS: Mapping[type[ast.expr], Callable[[_Walk, Any], Any]] = {

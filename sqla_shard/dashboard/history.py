@@ -8,26 +8,19 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 from typing import Any
 
 from sqlalchemy import event
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.unread import short
-from sqla_shard.exc import TopologyError
-from sqla_shard.exc import TopologyUnavailableError
-from sqla_shard.topology import diff
-from sqla_shard.topology import Keyspace
-from sqla_shard.topology import Topology
+from sqla_shard.exc import TopologyError, TopologyUnavailableError
+from sqla_shard.topology import diff, Keyspace, Topology
 from sqla_shard.topology.follow import is_zookeeper
 from sqla_shard.util.forking import in_children
-
-__all__ = ["Change", "DrawnRange", "Strip", "TopologyHistory"]
 
 #: Maximum number of versions that are shown.
 _SHOWN = 20
@@ -86,10 +79,7 @@ class TopologyHistory:
     """
 
     def __init__(
-        self,
-        cluster: Cluster,
-        location: str | None,
-        placeholders: Collection[str],
+        self, cluster: Cluster, location: str | None, placeholders: Collection[str]
     ) -> None:
         self._location = location
         self._placeholders = placeholders
@@ -140,9 +130,7 @@ class TopologyHistory:
             for entry in entries:
                 try:
                     if entry.epoch not in self._published:
-                        self._published[entry.epoch] = publisher.at(
-                            entry.epoch
-                        )
+                        self._published[entry.epoch] = publisher.at(entry.epoch)
                     versions.append(self._published[entry.epoch])
                 except (TopologyError, TopologyUnavailableError) as error:
                     versions.append(error)
@@ -153,11 +141,7 @@ class TopologyHistory:
                 found.append(_change(entry.epoch, entry.published, old, new))
             else:
                 found.append(
-                    Change(
-                        epoch=entry.epoch,
-                        seen=entry.published,
-                        error=short(new),
-                    )
+                    Change(epoch=entry.epoch, seen=entry.published, error=short(new))
                 )
         return tuple(found[:_SHOWN])
 
@@ -166,9 +150,7 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def _change(
-    epoch: int, seen: datetime, old: Topology | None, new: Topology
-) -> Change:
+def _change(epoch: int, seen: datetime, old: Topology | None, new: Topology) -> Change:
     if old is None:
         return Change(epoch=epoch, seen=seen, is_first=True)
     found = diff(old, new)
@@ -186,8 +168,7 @@ def _change(
         seen=seen,
         lines=tuple(lines),
         strips=tuple(
-            _strip(old.keyspaces[name], new.keyspaces[name])
-            for name in touched
+            _strip(old.keyspaces[name], new.keyspaces[name]) for name in touched
         ),
     )
 
@@ -204,10 +185,7 @@ def _strip(old: Keyspace, new: Keyspace) -> Strip:
 
 
 def _parts(
-    keyspace: Keyspace,
-    count: int,
-    hues: dict[str, str],
-    before: Keyspace | None,
+    keyspace: Keyspace, count: int, hues: dict[str, str], before: Keyspace | None
 ) -> Iterator[DrawnRange]:
     for shards, server in keyspace.placements():
         yield DrawnRange(

@@ -14,8 +14,6 @@ from time import monotonic
 from sqla_shard.dashboard.observer import Observer
 from sqla_shard.util.forking import in_children
 
-__all__ = ["Streams"]
-
 #: Seconds between two looks at the values.
 _INTERVAL = 1.0
 #: Seconds between two events without a change; a closed connection is noticed

@@ -12,33 +12,13 @@ a row one line of it, so 65,536 shards are a few paths for each block.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from sqla_shard.topology import Keyspace
-from sqla_shard.topology import ShardRange
-from sqla_shard.topology import Topology
+from sqla_shard.topology import Keyspace, ShardRange, Topology
 from sqla_shard.topology.urls import address_of
-
-__all__ = [
-    "LEVELS",
-    "UNKNOWN",
-    "CellBlock",
-    "Colours",
-    "KeyspaceMap",
-    "Legend",
-    "ServerMap",
-    "by_category",
-    "by_value",
-    "bytes_text",
-    "map_of",
-    "number_text",
-]
 
 LEVELS = 6
 """Number of levels of a value, from 0 for nothing to the highest."""
@@ -131,9 +111,7 @@ class KeyspaceMap:
     legend: tuple[Legend, ...]
 
 
-def map_of(
-    topology: Topology, keyspace: Keyspace, colours: Colours
-) -> KeyspaceMap:
+def map_of(topology: Topology, keyspace: Keyspace, colours: Colours) -> KeyspaceMap:
     """Return the map of a keyspace."""
     counts = [sum(map(len, one.shards)) for one in keyspace.servers]
     largest = max(counts, default=1)
@@ -161,9 +139,7 @@ def map_of(
     )
 
 
-def _blocks(
-    ranges: Sequence[ShardRange],
-) -> list[tuple[ShardRange, ...]]:
+def _blocks(ranges: Sequence[ShardRange]) -> list[tuple[ShardRange, ...]]:
     if len(ranges) > _MOST_BLOCKS:
         return [tuple(ranges)]
     return [(one,) for one in ranges]
@@ -189,9 +165,7 @@ def _block(
     )
 
 
-def by_value(
-    values: Mapping[int, float], text: Callable[[float], str]
-) -> Colours:
+def by_value(values: Mapping[int, float], text: Callable[[float], str]) -> Colours:
     """Return the levels of numbers, in equal steps up to the highest.
 
     :param values: by number of the shard; others are unknown.

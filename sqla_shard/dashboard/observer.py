@@ -9,15 +9,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from alembic.config import Config
 
@@ -25,55 +20,29 @@ from sqla_shard.cache import RegionStats
 from sqla_shard.cache.stores.memcached import NodeStats
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.cluster.explain import Explanation
-from sqla_shard.dashboard.expressions import invalid
-from sqla_shard.dashboard.expressions import object_id_of
-from sqla_shard.dashboard.expressions import StatementReader
-from sqla_shard.dashboard.history import Change
-from sqla_shard.dashboard.history import TopologyHistory
-from sqla_shard.dashboard.operations import OperationsView
-from sqla_shard.dashboard.operations import read_operations
-from sqla_shard.dashboard.readings import CachedReading
-from sqla_shard.dashboard.readings import digest_of
-from sqla_shard.dashboard.readings import Reading
-from sqla_shard.dashboard.rollouts import read_rollouts
-from sqla_shard.dashboard.rollouts import Rollout
-from sqla_shard.dashboard.servers import PairState
-from sqla_shard.dashboard.servers import ServerReader
-from sqla_shard.dashboard.servers import Sizes
-from sqla_shard.dashboard.sql_text import explain_sql
-from sqla_shard.dashboard.sql_text import is_sql
-from sqla_shard.engine.unread import describe_unread
-from sqla_shard.engine.unread import UnreadServer
+from sqla_shard.dashboard.expressions import invalid, object_id_of, StatementReader
+from sqla_shard.dashboard.history import Change, TopologyHistory
+from sqla_shard.dashboard.operations import OperationsView, read_operations
+from sqla_shard.dashboard.readings import CachedReading, digest_of, Reading
+from sqla_shard.dashboard.rollouts import read_rollouts, Rollout
+from sqla_shard.dashboard.servers import PairState, ServerReader, Sizes
+from sqla_shard.dashboard.sql_text import explain_sql, is_sql
+from sqla_shard.engine.unread import describe_unread, UnreadServer
 from sqla_shard.exc import ShardError
-from sqla_shard.fleet import Accounts
-from sqla_shard.fleet import Fleet
+from sqla_shard.fleet import Accounts, Fleet
 from sqla_shard.fleet.content_checks import fill_of
 from sqla_shard.fleet.facts import FleetFacts
 from sqla_shard.fleet.fleet import pair_named
-from sqla_shard.jobs import JobPage
-from sqla_shard.jobs import jobs_of
-from sqla_shard.jobs import JobState
-from sqla_shard.jobs import QueueCount
-from sqla_shard.jobs import QueueLimit
-from sqla_shard.jobs.queue_counts import queue_counts
-from sqla_shard.jobs.queue_counts import task_counts
-from sqla_shard.jobs.queue_counts import TaskCount
+from sqla_shard.jobs import JobPage, jobs_of, JobState, QueueCount, QueueLimit
+from sqla_shard.jobs.queue_counts import queue_counts, task_counts, TaskCount
 from sqla_shard.jobs.queue_limits import limits
-from sqla_shard.metrics import LoadReport
-from sqla_shard.metrics import meter_of
-from sqla_shard.metrics import report_load
+from sqla_shard.metrics import LoadReport, meter_of, report_load
 from sqla_shard.metrics.load import ShardLoad
 from sqla_shard.metrics.load_stores import LoadStore
-from sqla_shard.outbox.invalidations import by_region
-from sqla_shard.outbox.invalidations import outbox_size
-from sqla_shard.outbox.invalidations import Waiting
-from sqla_shard.topology import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology import Keyspace
-from sqla_shard.topology import MAX_SHARDS
+from sqla_shard.outbox.invalidations import by_region, outbox_size, Waiting
+from sqla_shard.topology import DEFAULT_PLACEHOLDERS, Keyspace, MAX_SHARDS
 from sqla_shard.topology.urls import address_of
 from sqla_shard.util.forking import in_children
-
-__all__ = ["CacheView", "Observer", "QueuesView", "TableView"]
 
 #: Seconds for which a page waits for a value that is not there yet.
 PATIENCE = 2.5
@@ -197,9 +166,7 @@ class Observer:
             fresh=60.0,
         )
         self._rollouts = CachedReading(
-            "revisions",
-            partial(read_rollouts, cluster, alembic),
-            fresh=10.0,
+            "revisions", partial(read_rollouts, cluster, alembic), fresh=10.0
         )
         self._queues = CachedReading("queues", self._read_queues, fresh=3.0)
         self._load = CachedReading("load", self._read_load, fresh=2.0)
@@ -244,9 +211,7 @@ class Observer:
     @property
     def has_load(self) -> bool:
         """Whether statements are sampled somewhere."""
-        return (
-            self._load_store is not None or meter_of(self.cluster) is not None
-        )
+        return self._load_store is not None or meter_of(self.cluster) is not None
 
     def load(self, wait: float = PATIENCE) -> Reading[LoadReport]:
         """Return the load of all shards that have any; empty if unknown."""
@@ -315,9 +280,7 @@ class Observer:
         except Exception as error:
             raise invalid(text, error) from error
 
-    def tables(
-        self, keyspace: Keyspace, shard_id: int
-    ) -> Reading[list[TableView]]:
+    def tables(self, keyspace: Keyspace, shard_id: int) -> Reading[list[TableView]]:
         """Return the tables of a shard."""
         return self._on_demand(
             ("tables", keyspace.name, shard_id),
@@ -331,17 +294,13 @@ class Observer:
             partial(jobs_of, self.cluster, queue, [state], limit=_JOBS),
         )
 
-    def tasks(
-        self, queue: str
-    ) -> Reading[tuple[list[TaskCount], list[UnreadServer]]]:
+    def tasks(self, queue: str) -> Reading[tuple[list[TaskCount], list[UnreadServer]]]:
         """Return the numbers of jobs by task, and unread servers."""
         return self._on_demand(
             ("tasks", queue), partial(task_counts, self.cluster, queue)
         )
 
-    def _on_demand(
-        self, key: tuple[Any, ...], read: Callable[[], T]
-    ) -> Reading[T]:
+    def _on_demand(self, key: tuple[Any, ...], read: Callable[[], T]) -> Reading[T]:
         with self._lock:
             cached = self._found.pop(key, None) or CachedReading(
                 key[0], read, fresh=2.0
@@ -354,9 +313,7 @@ class Observer:
 
     # -- reading ----------------------------------------------------------
 
-    def _read_tables(
-        self, keyspace: Keyspace, shard_id: int
-    ) -> list[TableView]:
+    def _read_tables(self, keyspace: Keyspace, shard_id: int) -> list[TableView]:
         topology = self.cluster.topology
         server = keyspace.server_for(shard_id)
         pair = pair_named(topology, f"{keyspace.name}/{server.name}")
@@ -373,9 +330,7 @@ class Observer:
                 is_own=one.table.startswith("sqla_shard_"),
             )
             for one in self._reader.tables(
-                pair,
-                keyspace.database_for(shard_id),
-                timeout=self._timeout,
+                pair, keyspace.database_for(shard_id), timeout=self._timeout
             )
         ]
 
@@ -391,9 +346,7 @@ class Observer:
             snapshots += self._load_store.snapshots()
         elif (meter := meter_of(self.cluster)) is not None:
             snapshots.append(meter.snapshot())
-        return report_load(
-            snapshots, self.cluster.topology, top=MAX_SHARDS, keys=_KEYS
-        )
+        return report_load(snapshots, self.cluster.topology, top=MAX_SHARDS, keys=_KEYS)
 
     def _read_cache(self) -> CacheView:
         sizes, unread = outbox_size(self.cluster)

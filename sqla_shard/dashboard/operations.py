@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 from typing import Literal
 
 from sqla_shard.exc import FleetSetupError
-from sqla_shard.fleet import Fleet
-from sqla_shard.fleet import FleetStatus
-from sqla_shard.fleet import Plan
-from sqla_shard.fleet import status
+from sqla_shard.fleet import Fleet, FleetStatus, Plan, status
 from sqla_shard.fleet.journal import Record
 from sqla_shard.fleet.runner import operation_of
-
-__all__ = ["OperationView", "OperationsView", "StepView", "read_operations"]
 
 _PAST = 10
 
@@ -81,8 +75,7 @@ def read_operations(fleet: Fleet) -> OperationsView:
         status=found,
         pending=pending,
         past=tuple(
-            _view(fleet, one, is_pending=False)
-            for one in fleet.journal.history(_PAST)
+            _view(fleet, one, is_pending=False) for one in fleet.journal.history(_PAST)
         ),
     )
 

@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from flask import abort
-from flask import Blueprint
-from flask import flash
-from flask import redirect
-from flask import render_template
-from flask import request
-from flask import Response
-from flask import url_for
+from flask import (
+    abort,
+    Blueprint,
+    flash,
+    redirect,
+    render_template,
+    request,
+    Response,
+    url_for,
+)
 from flask.typing import ResponseReturnValue
 from sqlalchemy.exc import SQLAlchemyError
-from werkzeug.exceptions import NotFound
-from werkzeug.exceptions import ServiceUnavailable
+from werkzeug.exceptions import NotFound, ServiceUnavailable
 
-from sqla_shard.dashboard.drawing import Colouring
-from sqla_shard.dashboard.drawing import COLOURINGS
-from sqla_shard.dashboard.drawing import FleetMaps
-from sqla_shard.dashboard.drawing import sizes_of
+from sqla_shard.dashboard.drawing import Colouring, COLOURINGS, FleetMaps, sizes_of
 from sqla_shard.dashboard.live import Streams
-from sqla_shard.dashboard.observer import Observer
-from sqla_shard.dashboard.observer import PATIENCE
+from sqla_shard.dashboard.observer import Observer, PATIENCE
 from sqla_shard.dashboard.readings import waiting
-from sqla_shard.dashboard.security import check_form
-from sqla_shard.dashboard.security import check_site
+from sqla_shard.dashboard.security import check_form, check_site
 from sqla_shard.dashboard.servers import PairState
 from sqla_shard.dashboard.sql_text import is_sql
-from sqla_shard.engine.unread import describe_unread
-from sqla_shard.engine.unread import message_of
-from sqla_shard.exc import ShardError
-from sqla_shard.exc import UnknownKeyspaceError
-from sqla_shard.exc import UnknownShardError
-from sqla_shard.jobs import ChangeReport
-from sqla_shard.jobs import delete_jobs
-from sqla_shard.jobs import delete_of
-from sqla_shard.jobs import JobState
-from sqla_shard.jobs import retry_failed
-from sqla_shard.jobs import retry_jobs
+from sqla_shard.engine.unread import describe_unread, message_of
+from sqla_shard.exc import ShardError, UnknownKeyspaceError, UnknownShardError
+from sqla_shard.jobs import (
+    ChangeReport,
+    delete_jobs,
+    delete_of,
+    JobState,
+    retry_failed,
+    retry_jobs,
+)
 from sqla_shard.topology import Keyspace
-
-__all__ = ["FOLDER", "Pages"]
 
 FOLDER = "sqla_shard_dashboard"
 """Folder of the templates; an application may have a ``base.html``, too."""
@@ -59,9 +51,7 @@ class Pages:
     :param changes: whether jobs may be changed.
     """
 
-    def __init__(
-        self, observer: Observer, streams: Streams, *, changes: bool
-    ) -> None:
+    def __init__(self, observer: Observer, streams: Streams, *, changes: bool) -> None:
         self._observer = observer
         self._streams = streams
         self._maps = FleetMaps(observer)
@@ -113,9 +103,7 @@ class Pages:
 
         return patient
 
-    def _page(
-        self, page: str, *, topic: str | None = None, **values: Any
-    ) -> str:
+    def _page(self, page: str, *, topic: str | None = None, **values: Any) -> str:
         """Return a page.
 
         :param topic: topic of its events; by default its name.
@@ -208,9 +196,7 @@ class Pages:
         number = request.args.get("number", "")
         if not (number.isascii() and number.isdecimal()):
             abort(400, f"{number!r} is not the number of a shard.")
-        return redirect(
-            url_for(".shard", keyspace=keyspace, shard_id=int(number[:20]))
-        )
+        return redirect(url_for(".shard", keyspace=keyspace, shard_id=int(number[:20])))
 
     def shard(self, keyspace: str, shard_id: int) -> ResponseReturnValue:
         """Show one virtual shard."""
@@ -238,10 +224,7 @@ class Pages:
             space=space,
             shard_id=shard_id,
             server=server,
-            pair=next(
-                (p for p in pairs if (keyspace, server.name) in p.members),
-                None,
-            ),
+            pair=next((p for p in pairs if (keyspace, server.name) in p.members), None),
             database=space.database_for(shard_id),
             tables=tables,
             has_load=self._observer.has_load,
@@ -279,9 +262,7 @@ class Pages:
         """Show the connections of servers and of this process."""
         cluster = self._observer.cluster
         return self._page(
-            "pools",
-            pools=cluster.stats(),
-            lanes=cluster.places.engines.lanes.usage(),
+            "pools", pools=cluster.stats(), lanes=cluster.places.engines.lanes.usage()
         )
 
     def explain(self) -> ResponseReturnValue:
@@ -363,16 +344,11 @@ class Pages:
         job_id = request.form.get("job")
         cluster = self._observer.cluster
         if job_id is None:
-            return self._changed(
-                queue, delete_of, cluster, queue, [JobState.FAILED]
-            )
+            return self._changed(queue, delete_of, cluster, queue, [JobState.FAILED])
         return self._changed(queue, delete_jobs, cluster, [job_id])
 
     def _changed(
-        self,
-        queue: str,
-        change: Callable[..., ChangeReport],
-        *arguments: Any,
+        self, queue: str, change: Callable[..., ChangeReport], *arguments: Any
     ) -> ResponseReturnValue:
         """Change jobs, and return to the page that the form was on."""
         try:

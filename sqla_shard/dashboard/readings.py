@@ -10,23 +10,18 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
-from typing import Any
-from typing import Generic
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.engine.unread import short
 from sqla_shard.util.forking import in_children
-
-__all__ = ["CachedReading", "Reading", "digest_of", "waiting"]
 
 T = TypeVar("T")
 
@@ -79,12 +74,7 @@ class CachedReading(Generic[T]):
     """
 
     def __init__(
-        self,
-        name: str,
-        read: Callable[[], T],
-        *,
-        fresh: float,
-        share: float = 0.2,
+        self, name: str, read: Callable[[], T], *, fresh: float, share: float = 0.2
     ) -> None:
         self._name = name
         self._read = read

@@ -17,22 +17,21 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.unread import short
-from sqla_shard.schema.commands import BEHIND
-from sqla_shard.schema.commands import CURRENT
-from sqla_shard.schema.commands import MISSING
-from sqla_shard.schema.commands import NO_LEDGER
-from sqla_shard.schema.commands import NOT_READ
-from sqla_shard.schema.commands import RUNNING
-from sqla_shard.schema.commands import ShardStatus
-from sqla_shard.schema.commands import status
-from sqla_shard.schema.commands import UNFINISHED
-from sqla_shard.schema.commands import UNREACHABLE
+from sqla_shard.schema.commands import (
+    BEHIND,
+    CURRENT,
+    MISSING,
+    NO_LEDGER,
+    NOT_READ,
+    RUNNING,
+    ShardStatus,
+    status,
+    UNFINISHED,
+    UNREACHABLE,
+)
 from sqla_shard.schema.selection import shards_of
-from sqla_shard.schema.versions import read_versions
-from sqla_shard.schema.versions import Version
+from sqla_shard.schema.versions import read_versions, Version
 from sqla_shard.topology.keyspaces import as_ranges
-
-__all__ = ["RevisionGroup", "Rollout", "read_rollouts"]
 
 AT_REVISION = "at this revision"
 """Condition of a shard if the newest revision is not known."""
@@ -132,12 +131,10 @@ class Rollout:
     def levels(self) -> dict[int, str]:
         """Return the class in the style sheet of each shard."""
         level_of = {
-            (one.revisions, one.condition): one.level
-            for one in self.conditions()
+            (one.revisions, one.condition): one.level for one in self.conditions()
         }
         return {
-            one.shard_id: level_of[one.revisions, one.condition]
-            for one in self.shards
+            one.shard_id: level_of[one.revisions, one.condition] for one in self.shards
         }
 
 
@@ -151,9 +148,7 @@ def _level(condition: str, hue: int) -> str:
     return "unread" if condition in NOT_READ else "failed"
 
 
-def read_rollouts(
-    cluster: Cluster, configs: Sequence[Config]
-) -> tuple[Rollout, ...]:
+def read_rollouts(cluster: Cluster, configs: Sequence[Config]) -> tuple[Rollout, ...]:
     """Return the revisions of every keyspace.
 
     :param configs: alembic's configuration of some keyspaces.
@@ -171,9 +166,7 @@ def read_rollouts(
             )
         else:
             found[report.keyspace] = Rollout(
-                keyspace=report.keyspace,
-                heads=report.heads,
-                shards=report.shards,
+                keyspace=report.keyspace, heads=report.heads, shards=report.shards
             )
     places = cluster.places
     for keyspace in places.topology.keyspaces.values():
@@ -182,13 +175,9 @@ def read_rollouts(
                 places, shards_of(places, keyspace), "alembic_version"
             )
             found[keyspace.name] = Rollout(
-                keyspace=keyspace.name,
-                heads=None,
-                shards=tuple(map(_status, versions)),
+                keyspace=keyspace.name, heads=None, shards=tuple(map(_status, versions))
             )
-    return tuple(
-        found[name] for name in places.topology.keyspaces if name in found
-    )
+    return tuple(found[name] for name in places.topology.keyspaces if name in found)
 
 
 def _status(version: Version) -> ShardStatus:

@@ -10,12 +10,7 @@ from __future__ import annotations
 
 import secrets
 
-from flask import abort
-from flask import request
-from flask import Response
-from flask import session
-
-__all__ = ["add_headers", "check_form", "check_site", "form_token"]
+from flask import abort, request, Response, session
 
 _TOKEN = "sqla_shard_dashboard"  # noqa: S105  # the name of a key
 _FIELD = "token"
@@ -67,9 +62,7 @@ def check_site(*, links: bool = True) -> None:
         headers.get("Sec-Fetch-Mode") == "navigate"
         and headers.get("Sec-Fetch-Dest") == "document"
     )
-    if headers.get("Sec-Fetch-Site") not in _SAME_SITES and not (
-        links and is_link
-    ):
+    if headers.get("Sec-Fetch-Site") not in _SAME_SITES and not (links and is_link):
         abort(403, "The request comes from another site.")
 
 
@@ -89,10 +82,5 @@ def check_form() -> None:
     check_site(links=False)
     expected: str = session.get(_TOKEN, "")
     given = request.form.get(_FIELD, "")
-    if not expected or not secrets.compare_digest(
-        expected.encode(), given.encode()
-    ):
-        abort(
-            403,
-            "The token of the form is missing or outdated; reload the page.",
-        )
+    if not expected or not secrets.compare_digest(expected.encode(), given.encode()):
+        abort(403, "The token of the form is missing or outdated; reload the page.")

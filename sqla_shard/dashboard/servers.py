@@ -10,8 +10,7 @@ Sizes and rows are estimates of the servers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -20,25 +19,17 @@ from sqlalchemy.engine import URL
 
 from sqla_shard.engine.registry import filled
 from sqla_shard.fleet.accounts import Accounts
-from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.admin import SYSTEM
-from sqla_shard.fleet.fleet import all_pairs
-from sqla_shard.fleet.fleet import Pair
-from sqla_shard.fleet.replication import replication_of
-from sqla_shard.fleet.replication import TableSize
-from sqla_shard.fleet.server_states import all_answers
-from sqla_shard.fleet.server_states import read_states
-from sqla_shard.fleet.server_states import reason_of
-from sqla_shard.fleet.server_states import ServerState
+from sqla_shard.fleet.admin import Admin, SYSTEM
+from sqla_shard.fleet.fleet import all_pairs, Pair
+from sqla_shard.fleet.replication import replication_of, TableSize
+from sqla_shard.fleet.server_states import (
+    all_answers,
+    read_states,
+    reason_of,
+    ServerState,
+)
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of
-
-__all__ = [
-    "DatabaseSize",
-    "PairState",
-    "ServerReader",
-    "Sizes",
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +109,7 @@ class ServerReader:
         self._environ = environ
         self._accounts = accounts
 
-    def states(
-        self, topology: Topology, *, timeout: float
-    ) -> tuple[PairState, ...]:
+    def states(self, topology: Topology, *, timeout: float) -> tuple[PairState, ...]:
         """Return the state of every server, in the order of the topology.
 
         :param timeout: seconds for each server.
@@ -133,8 +122,7 @@ class ServerReader:
                 primary=states[pair.name, "primary"],
                 standby=states.get((pair.name, "standby")),
                 members=tuple(
-                    (keyspace.name, server.name)
-                    for keyspace, server in pair.members
+                    (keyspace.name, server.name) for keyspace, server in pair.members
                 ),
                 weight=pair.members[0][1].weight,
             )
@@ -161,9 +149,7 @@ class ServerReader:
                 unread[pair.name] = reason_of(result)
         return Sizes(databases=databases, unread=unread)
 
-    def tables(
-        self, pair: Pair, database: str, *, timeout: float
-    ) -> list[TableSize]:
+    def tables(self, pair: Pair, database: str, *, timeout: float) -> list[TableSize]:
         """Return the tables of one database of a primary, by name.
 
         :raises FleetServerError: if the server cannot be read.

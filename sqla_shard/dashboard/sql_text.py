@@ -18,14 +18,11 @@ from collections.abc import Iterator
 from sqlalchemy import text as sql_text
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.cluster.explain import Explanation
-from sqla_shard.cluster.explain import target_of
+from sqla_shard.cluster.explain import Explanation, target_of
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import StatementTextError
 from sqla_shard.fleet.binlog_statements import qualifiers
 from sqla_shard.topology.databases import Template
-
-__all__ = ["explain_sql", "is_sql"]
 
 # A Python expression has a bracket after the name of a function.  Comments are
 # possessive: their parts would be tried in all ways, for hours.
@@ -78,9 +75,7 @@ def _places(cluster: Cluster, statement: str) -> Iterator[Place]:
     names = set(qualifiers(statement))
     places = cluster.places
     for keyspace in cluster.topology.keyspaces.values():
-        template = Template.parse(
-            keyspace.database, sharded=keyspace.kind != "global"
-        )
+        template = Template.parse(keyspace.database, sharded=keyspace.kind != "global")
         # The topology was checked when it was read.
         assert isinstance(template, Template)  # noqa: S101
         for name in names:

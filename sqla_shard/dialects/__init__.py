@@ -15,16 +15,17 @@
 
 from __future__ import annotations
 
-from sqla_shard.dialects.base import Backend
-from sqla_shard.dialects.base import Batch
-from sqla_shard.dialects.base import Catalogue
-from sqla_shard.dialects.base import check_driver
-from sqla_shard.dialects.base import DDL
-from sqla_shard.dialects.base import Failure
-from sqla_shard.dialects.base import interrupt
+from sqla_shard.dialects.base import (
+    Backend,
+    Batch,
+    Catalogue,
+    check_driver,
+    DDL,
+    Failure,
+    interrupt,
+)
 from sqla_shard.dialects.mysql import MySQL
-from sqla_shard.dialects.polling import PIPELINING
-from sqla_shard.dialects.polling import Pipelining
+from sqla_shard.dialects.polling import PIPELINING, Pipelining
 from sqla_shard.dialects.sqlite import SQLite
 
 __all__ = [

@@ -9,23 +9,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import socket
-from collections.abc import Generator
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
-from typing import Final
-from typing import Literal
-from typing import Protocol
+from typing import Any, Final, Literal, Protocol
 
-from sqlalchemy import Connection
-from sqlalchemy import create_engine
-from sqlalchemy import Engine
+from sqlalchemy import Connection, create_engine, Engine
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import NoSuchModuleError
+from sqlalchemy.exc import DBAPIError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
@@ -33,22 +24,6 @@ from sqlalchemy.sql.visitors import InternalTraversal
 
 from sqla_shard.dialects.passwords import PasswordSource
 from sqla_shard.exc import MissingDriverError
-
-__all__ = [
-    "DATABASE",
-    "DDL",
-    "Averaged",
-    "Backend",
-    "Batch",
-    "Catalogue",
-    "Failure",
-    "NumberForm",
-    "Statement",
-    "check_driver",
-    "hashed",
-    "interrupt",
-    "new_engine",
-]
 
 
 def interrupt(dbapi_connection: Any) -> None:
@@ -114,9 +89,7 @@ class Catalogue(Protocol):
         """
         ...
 
-    def definition(
-        self, connection: Connection, schema: str, table: str
-    ) -> str:
+    def definition(self, connection: Connection, schema: str, table: str) -> str:
         """Return the definition of a table in readable form.
 
         :param schema: name of the database, not quoted.
@@ -236,9 +209,7 @@ class DDL(Protocol):
         """
         return
 
-    def hold(
-        self, connection: Connection, schema: str, seconds: float
-    ) -> str | None:
+    def hold(self, connection: Connection, schema: str, seconds: float) -> str | None:
         """Acquire the lock of a database, which other runners acquire too.
 
         The connection holds the lock, so that it is held while a statement
@@ -472,9 +443,7 @@ class Backend(Protocol):
         """Interrupt a call in another thread, where possible."""
         ...
 
-    def limited(
-        self, connection: Connection, text: str, seconds: float
-    ) -> str:
+    def limited(self, connection: Connection, text: str, seconds: float) -> str:
         """Return a SELECT with a timeout that the server enforces, if any."""
         return text
 
@@ -553,9 +522,7 @@ class Backend(Protocol):
         ...
 
 
-def new_engine(
-    url: URL, settings: Mapping[str, Any], *, asynchronous: bool
-) -> Engine:
+def new_engine(url: URL, settings: Mapping[str, Any], *, asynchronous: bool) -> Engine:
     """Return a new engine, or the inner one of an ``AsyncEngine``.
 
     :raises MissingDriverError: if the driver is not installed.
@@ -581,6 +548,4 @@ def check_driver(url: URL) -> None:
 
 def _missing(url: URL, error: Exception) -> MissingDriverError:
     _, _, driver = url.drivername.partition("+")
-    return MissingDriverError(
-        driver=driver or url.drivername, reason=str(error)
-    )
+    return MissingDriverError(driver=driver or url.drivername, reason=str(error))

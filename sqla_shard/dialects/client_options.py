@@ -14,21 +14,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from sqlalchemy.engine import URL
 
 from sqla_shard.topology import fill
-
-__all__ = [
-    "address_arguments",
-    "client_of",
-    "client_options",
-    "is_mariadb_client",
-    "pipe_with",
-]
 
 # A pipe buffers 64 KiB; writing more before it is read blocks forever.
 _MOST = 16_384
@@ -38,10 +28,7 @@ _ESCAPES = str.maketrans(
 _TLS_FILES = ("ssl_ca", "ssl_capath", "ssl_cert", "ssl_key", "ssl_cipher")
 _TLS_CHECK = "ssl_check_hostname"
 _FALSE = frozenset(["0", "false"])
-_OTHERS = {
-    "charset": "default-character-set",
-    "connect_timeout": "connect-timeout",
-}
+_OTHERS = {"charset": "default-character-set", "connect_timeout": "connect-timeout"}
 
 
 def client_of(*names: str, is_mariadb: bool) -> str | None:
@@ -62,11 +49,7 @@ def address_arguments(url: URL) -> tuple[str, ...]:
     """Return the arguments with the address of a server."""
     # Use TCP like the drivers; clients connect to "localhost" through a
     # socket.
-    return (
-        "--protocol=tcp",
-        f"--host={url.host}",
-        f"--port={url.port or 3306}",
-    )
+    return ("--protocol=tcp", f"--host={url.host}", f"--port={url.port or 3306}")
 
 
 def client_options(
@@ -92,9 +75,7 @@ def client_options(
     lines = [*first, "[client]"]
     lines += (
         name if value is None else f"{name}={_quoted(name, value)}"
-        for name, value in _settings(
-            url, environ, program, has_texts=has_texts
-        )
+        for name, value in _settings(url, environ, program, has_texts=has_texts)
     )
     text = "\n".join([*lines, *last]) + "\n"
     if len(text.encode()) > _MOST:
@@ -134,9 +115,7 @@ def _settings(
     yield from _tls(given, program)
 
 
-def _tls(
-    given: Mapping[str, str], program: str
-) -> Iterator[tuple[str, str | None]]:
+def _tls(given: Mapping[str, str], program: str) -> Iterator[tuple[str, str | None]]:
     """Yield the TLS options of the MariaDB or the MySQL client."""
     for name in _TLS_FILES:
         if name in given:

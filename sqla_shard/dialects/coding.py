@@ -12,47 +12,37 @@ that SQLAlchemy caches what it has found.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Boolean
-from sqlalchemy import Engine
-from sqlalchemy import Integer
-from sqlalchemy import Numeric
-from sqlalchemy import String
+from sqlalchemy import Boolean, Engine, Integer, Numeric, String
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.elements import Case
-from sqlalchemy.sql.elements import ClauseList
-from sqlalchemy.sql.elements import ColumnClause
-from sqlalchemy.sql.elements import ExpressionClauseList
-from sqlalchemy.sql.elements import FunctionFilter
-from sqlalchemy.sql.elements import Grouping
-from sqlalchemy.sql.elements import Label
-from sqlalchemy.sql.elements import Null
-from sqlalchemy.sql.elements import Over
-from sqlalchemy.sql.elements import Tuple
-from sqlalchemy.sql.elements import WithinGroup
+from sqlalchemy.sql.elements import (
+    BindParameter,
+    Case,
+    ClauseList,
+    ColumnClause,
+    ExpressionClauseList,
+    FunctionFilter,
+    Grouping,
+    Label,
+    Null,
+    Over,
+    Tuple,
+    WithinGroup,
+)
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.sql.selectable import ScalarSelect
-from sqlalchemy.sql.selectable import SelectBase
+from sqlalchemy.sql.selectable import ScalarSelect, SelectBase
 from sqlalchemy.sql.visitors import iterate
-from sqlalchemy.types import Enum
-from sqlalchemy.types import TupleType
-from sqlalchemy.types import UserDefinedType
+from sqlalchemy.types import Enum, TupleType, UserDefinedType
 
 from sqla_shard.dialects.functions import name_of
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.types.encoded import Encoded
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = ["code_values", "encoded_type"]
-
 
 # The arguments of functions that are values of one kind.
 _ALL = slice(None)
@@ -67,9 +57,7 @@ _RETURNED = {
 }
 _COMPARED = {"field": _ALL, "strcmp": _ALL}
 #: Functions that compare their arguments.
-_COMPARING = frozenset(
-    ["field", "greatest", "least", "max", "min", "nullif", "strcmp"]
-)
+_COMPARING = frozenset(["field", "greatest", "least", "max", "min", "nullif", "strcmp"])
 _COMPARISONS = frozenset(
     [
         *(operators.eq, operators.ne, operators.lt, operators.le),
@@ -126,9 +114,7 @@ def _values(element: Any) -> Iterator[Any]:
     """Yield the expressions of whose values an expression has one."""
     if isinstance(getattr(element, "type", None), Encoded):
         yield element
-    elif isinstance(
-        element, (FunctionFilter, Grouping, Label, Over, WithinGroup)
-    ):
+    elif isinstance(element, (FunctionFilter, Grouping, Label, Over, WithinGroup)):
         yield from _values(element.element)
     elif isinstance(element, (ClauseList, ExpressionClauseList)):
         yield from _each(element.clauses)
@@ -138,9 +124,7 @@ def _values(element: Any) -> Iterator[Any]:
         yield from _values(element.element)
     elif isinstance(element, SelectBase):
         yield from _selected(element.selected_columns)
-    elif isinstance(element, FunctionElement) and (
-        name_of(element) in _RETURNED
-    ):
+    elif isinstance(element, FunctionElement) and (name_of(element) in _RETURNED):
         yield from _each(list(element.clauses)[_RETURNED[name_of(element)]])
     elif isinstance(element, ColumnClause) and private.proxies(element):
         yield from _selected(private.proxies(element))
@@ -210,9 +194,7 @@ class _Compiler(SQLCompiler):
 
         :raises UnsupportedStatementError: for a value beside a field.
         """
-        for column in zip(
-            *(one.selected_columns for one in cs.selects), strict=False
-        ):
+        for column in zip(*(one.selected_columns for one in cs.selects), strict=False):
             _check_union(column, cs.keyword)
         visit: Any = super().visit_compound_select
         return str(visit(cs, *args, **kw))
@@ -298,18 +280,14 @@ def _coded(
     done: set[int] = set()
     element = _swapped(element, swaps, done)
     for value in values:
-        if id(value) in swaps.keys() - done and not _may_be_stored(
-            value, found
-        ):
+        if id(value) in swaps.keys() - done and not _may_be_stored(value, found):
             raise _unreachable("subquery", found)
     return element
 
 
 def _is_unknown(value: Any) -> bool:
     """Return whether SQLAlchemy has no type for a value, as for an enum."""
-    return isinstance(value, BindParameter) and private.is_null_type(
-        value.type
-    )
+    return isinstance(value, BindParameter) and private.is_null_type(value.type)
 
 
 def _encoded_inside(values: Iterable[Any]) -> Any:
@@ -332,9 +310,7 @@ def _with_tuples(binary: Any, left: Any, right: Any) -> Any:
     if not isinstance(right.type, TupleType):
         return binary
     types = [
-        own
-        if isinstance(own, Encoded) or found is None
-        else Beside(own, found, True)
+        own if isinstance(own, Encoded) or found is None else Beside(own, found, True)
         for own, found in zip(
             right.type.types,
             (_encoded(_values(one)) for one in left.clauses),
@@ -365,9 +341,7 @@ def _swapped(element: Any, swaps: Mapping[int, Any], done: set[int]) -> Any:
         if id(part) in swaps:
             done.add(id(part))
             return swaps[id(part)]
-        return (
-            private.copied(part, swap) if isinstance(part, _COPIED) else part
-        )
+        return private.copied(part, swap) if isinstance(part, _COPIED) else part
 
     return private.copied(element, swap)
 
@@ -434,7 +408,6 @@ def _check_union(columns: Iterable[Any], keyword: Any) -> None:
     found = _encoded(values)
     for value in values if found is not None else ():
         if isinstance(value, BindParameter) and not (
-            isinstance(value.type, (Beside, Encoded))
-            or _may_be_stored(value, found)
+            isinstance(value.type, (Beside, Encoded)) or _may_be_stored(value, found)
         ):
             raise _unreachable(keyword.value, found)

@@ -5,46 +5,27 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import Boolean
-from sqlalchemy import Column
-from sqlalchemy import Float
-from sqlalchemy import Integer
-from sqlalchemy import Numeric
+from sqlalchemy import Boolean, Column, Float, Integer, Numeric
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import BinaryExpression
-from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.elements import Case
-from sqlalchemy.sql.elements import Cast
-from sqlalchemy.sql.elements import ColumnElement
-from sqlalchemy.sql.elements import ExpressionClauseList
-from sqlalchemy.sql.elements import Grouping
-from sqlalchemy.sql.elements import Label
-from sqlalchemy.sql.elements import UnaryExpression
-from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.sql.functions import ReturnTypeFromArgs
+from sqlalchemy.sql.elements import (
+    BinaryExpression,
+    BindParameter,
+    Case,
+    Cast,
+    ColumnElement,
+    ExpressionClauseList,
+    Grouping,
+    Label,
+    UnaryExpression,
+)
+from sqlalchemy.sql.functions import FunctionElement, ReturnTypeFromArgs
 from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.types import TypeDecorator
 
 from sqla_shard.dialects.functions import name_of
 from sqla_shard.dialects.sql import BlobValue
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = [
-    "CHOOSING",
-    "DIVISIONS",
-    "MOST_DIGITS",
-    "MOST_PLACES",
-    "ROUNDING",
-    "SUMS",
-    "AllDigits",
-    "DividedSum",
-    "places_of",
-    "plain_type",
-    "scale_of",
-    "size_of",
-    "size_of_product",
-]
 
 #: Maximum number of digits of a DECIMAL, before and after the point.
 MOST_DIGITS = 65
@@ -192,7 +173,7 @@ class AllDigits(ColumnElement[Any]):
     __visit_name__ = "sqla_shard_all_digits"
     inherit_cache = True
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
-        ("element", InternalTraversal.dp_clauseelement),
+        ("element", InternalTraversal.dp_clauseelement)
     ]
 
     def __init__(self, element: Any) -> None:

@@ -10,36 +10,32 @@ so on two sides sees the same on both, and finds no difference.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from collections.abc import Collection
-from datetime import date
-from datetime import datetime
-from datetime import time
+from collections.abc import Callable, Collection
+from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import Column
-from sqlalchemy import Date
-from sqlalchemy import DateTime
-from sqlalchemy import Enum
-from sqlalchemy import Float
-from sqlalchemy import func
-from sqlalchemy import JSON
-from sqlalchemy import literal_column
-from sqlalchemy import MetaData
-from sqlalchemy import not_
-from sqlalchemy import Numeric
-from sqlalchemy import or_
-from sqlalchemy import Table
-from sqlalchemy import Time
+from sqlalchemy import (
+    Column,
+    Date,
+    DateTime,
+    Enum,
+    Float,
+    func,
+    JSON,
+    literal_column,
+    MetaData,
+    not_,
+    Numeric,
+    or_,
+    Table,
+    Time,
+)
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.visitors import InternalTraversal
-from sqlalchemy.types import TypeEngine
-from sqlalchemy.types import UserDefinedType
-
-__all__ = ["exact", "exact_table", "unfit"]
+from sqlalchemy.types import TypeEngine, UserDefinedType
 
 
 class _AsShown(ColumnElement[Any]):
@@ -85,9 +81,7 @@ class _Exact(UserDefinedType[Any]):
     def __init__(self, type_: TypeEngine[Any]) -> None:
         self.type_ = type_
 
-    def column_expression(
-        self, colexpr: ColumnElement[Any]
-    ) -> ColumnElement[Any]:
+    def column_expression(self, colexpr: ColumnElement[Any]) -> ColumnElement[Any]:
         """Return what a SELECT reads."""
         return _AsShown(colexpr, self.target, self)
 
@@ -101,9 +95,7 @@ class _Moment(_Exact):
 
     cache_ok = True
 
-    def __init__(
-        self, type_: TypeEngine[Any], parse: Callable[[str], Any]
-    ) -> None:
+    def __init__(self, type_: TypeEngine[Any], parse: Callable[[str], Any]) -> None:
         super().__init__(type_)
         self.parse = parse
 

@@ -4,18 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = [
-    "AGGREGATES",
-    "DOUBLES",
-    "NARROW",
-    "NUMBERS",
-    "ROW_FUNCTIONS",
-    "TEXTS",
-    "TIMES",
-    "WHOLE_NUMBERS",
-    "name_of",
-]
-
 
 def name_of(function: Any) -> str:
     """Return a function's name in lower case; "" for any other element."""

@@ -9,65 +9,56 @@ numbers that are rounded when they are returned, such as ``FLOAT(7, 2)`` or
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from decimal import Decimal
 from enum import IntEnum
 from typing import Any
 
-from sqlalchemy import Boolean
-from sqlalchemy import Column
-from sqlalchemy import Double
-from sqlalchemy import Float
-from sqlalchemy import Integer
-from sqlalchemy import Numeric
+from sqlalchemy import Boolean, Column, Double, Float, Integer, Numeric
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import BinaryExpression
-from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.elements import Case
-from sqlalchemy.sql.elements import Cast
-from sqlalchemy.sql.elements import ColumnElement
-from sqlalchemy.sql.elements import ExpressionClauseList
-from sqlalchemy.sql.elements import Extract
-from sqlalchemy.sql.elements import Grouping
-from sqlalchemy.sql.elements import Label
-from sqlalchemy.sql.elements import Null
-from sqlalchemy.sql.elements import TypeCoerce
-from sqlalchemy.sql.elements import UnaryExpression
+from sqlalchemy.sql.elements import (
+    BinaryExpression,
+    BindParameter,
+    Case,
+    Cast,
+    ColumnElement,
+    ExpressionClauseList,
+    Extract,
+    Grouping,
+    Label,
+    Null,
+    TypeCoerce,
+    UnaryExpression,
+)
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import ScalarSelect
 from sqlalchemy.sql.visitors import iterate
 
-from sqla_shard.dialects.decimals import AllDigits
-from sqla_shard.dialects.decimals import CHOOSING
-from sqla_shard.dialects.decimals import DIVISIONS
-from sqla_shard.dialects.decimals import MOST_DIGITS
-from sqla_shard.dialects.decimals import MOST_PLACES
-from sqla_shard.dialects.decimals import places_of
-from sqla_shard.dialects.decimals import plain_type
-from sqla_shard.dialects.decimals import ROUNDING
-from sqla_shard.dialects.decimals import scale_of
-from sqla_shard.dialects.decimals import size_of
-from sqla_shard.dialects.decimals import size_of_product
-from sqla_shard.dialects.decimals import SUMS
-from sqla_shard.dialects.functions import AGGREGATES
-from sqla_shard.dialects.functions import DOUBLES
-from sqla_shard.dialects.functions import name_of
-from sqla_shard.dialects.functions import NARROW
-from sqla_shard.dialects.functions import TIMES
-from sqla_shard.dialects.functions import WHOLE_NUMBERS
+from sqla_shard.dialects.decimals import (
+    AllDigits,
+    CHOOSING,
+    DIVISIONS,
+    MOST_DIGITS,
+    MOST_PLACES,
+    places_of,
+    plain_type,
+    ROUNDING,
+    scale_of,
+    size_of,
+    size_of_product,
+    SUMS,
+)
+from sqla_shard.dialects.functions import (
+    AGGREGATES,
+    DOUBLES,
+    name_of,
+    NARROW,
+    TIMES,
+    WHOLE_NUMBERS,
+)
 from sqla_shard.dialects.sorting import SortKey
 from sqla_shard.dialects.sql import BlobValue
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = [
-    "Precision",
-    "is_grouped_whole",
-    "is_rounded",
-    "is_single",
-    "is_storable",
-    "precision_of",
-]
 
 
 class Precision(IntEnum):
@@ -208,9 +199,7 @@ class _PrecisionReader:
             return Precision.COMPUTED if inner < Precision.DOUBLE else inner
         if isinstance(element, SortKey):
             double = element.kind == "float"
-            return (
-                Precision.DOUBLE if double else self.precision(element.element)
-            )
+            return Precision.DOUBLE if double else self.precision(element.element)
         if isinstance(element, BindParameter):
             return self._parameter(element)
         if isinstance(element, BlobValue):
@@ -291,11 +280,7 @@ class _PrecisionReader:
             if places > MOST_PLACES:
                 found = max(found, Precision.COMPUTED)
         if Precision.MIXED in forms and found < Precision.DOUBLE:
-            return (
-                Precision.MIXED
-                if found is Precision.MIXED
-                else Precision.VARYING
-            )
+            return Precision.MIXED if found is Precision.MIXED else Precision.VARYING
         if found is Precision.QUOTIENT and len(forms) > 1:
             return Precision.COMPUTED
         # The remainder of zero has no places.
@@ -311,12 +296,8 @@ class _PrecisionReader:
             found = self._added(sides)
             if found < Precision.DOUBLE:
                 whole = operator is operators.floordiv
-                return (
-                    Precision.EXACT if whole else self._quotient(element.left)
-                )
-            return (
-                found if operator is operators.truediv else Precision.ROUNDED
-            )
+                return Precision.EXACT if whole else self._quotient(element.left)
+            return found if operator is operators.truediv else Precision.ROUNDED
         if isinstance(plain_type(element.type), Boolean):
             return Precision.EXACT
         return self._function("", sides)
@@ -326,9 +307,7 @@ class _PrecisionReader:
         _, places = size_of(divided) or (0, 0)
         fewer = self.precision(divided) in (Precision.MIXED, Precision.VARYING)
         # Four places more are returned, and a quotient has at least nine.
-        return (
-            Precision.VARYING if fewer and places > 5 else Precision.QUOTIENT
-        )
+        return Precision.VARYING if fewer and places > 5 else Precision.QUOTIENT
 
     def _one_of(self, elements: list[Any]) -> Precision:
         """Return the precision of one of several values."""
@@ -445,10 +424,7 @@ def _is_one_or_constant(element: Any) -> bool:
     if name_of(element) not in ("coalesce", "ifnull") or len(arguments) != 2:
         return False
     one, other = arguments
-    if (
-        not isinstance(other, BindParameter)
-        or precision_of(one) is not Precision.EXACT
-    ):
+    if not isinstance(other, BindParameter) or precision_of(one) is not Precision.EXACT:
         return False
     places = places_of(other)
     return places is not None and places <= (places_of(one) or 0)
@@ -473,9 +449,7 @@ def is_rounded(element: Any) -> bool:
 
     The column of a table is not rounded: it is returned as it is stored.
     """
-    return (
-        _stored(element) is None and precision_of(element) is Precision.ROUNDED
-    )
+    return _stored(element) is None and precision_of(element) is Precision.ROUNDED
 
 
 def is_single(element: Any) -> bool:
@@ -488,6 +462,4 @@ def is_single(element: Any) -> bool:
         return False
     type_ = plain_type(column.type)
     variants = private.type_variants(type_)
-    return (
-        isinstance(type_, Float) and scale_of(type_) is None and not variants
-    )
+    return isinstance(type_, Float) and scale_of(type_) is None and not variants

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from collections.abc import Iterable
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from sqlalchemy.engine import URL
 
 from sqla_shard.util.forking import in_children
-
-__all__ = [
-    "PasswordError",
-    "PasswordFunction",
-    "PasswordSource",
-    "Passwords",
-    "Secret",
-    "ServerLogin",
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +97,7 @@ class PasswordSource:
             ) from error
         if not isinstance(found, str):
             raise PasswordError(
-                f"the function for its password returned {_kind(found)}, "
-                "not a str"
+                f"the function for its password returned {_kind(found)}, not a str"
             )
         return found
 

@@ -20,34 +20,16 @@ import contextvars
 import select
 import socket
 import ssl
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from greenlet import getcurrent
-from greenlet import greenlet
-from greenlet import GreenletExit
+from greenlet import getcurrent, greenlet, GreenletExit
 
 from sqla_shard.dialects.base import interrupt
 from sqla_shard.util.greenlets import THREAD
-
-__all__ = [
-    "CAN_POLL",
-    "PIPELINING",
-    "Pipelining",
-    "PolledCall",
-    "PolledConnection",
-    "PolledSSLSocket",
-    "PolledSocket",
-    "Poller",
-    "polled_call",
-]
-
 
 #: Whether the system can poll; Windows cannot.
 CAN_POLL = hasattr(select, "poll")
@@ -129,9 +111,7 @@ class Poller:
         self._poll = select.poll()
         self.waiting: dict[int, PolledCall] = {}
 
-    def resume(
-        self, call: PolledCall, error: BaseException | None = None
-    ) -> None:
+    def resume(self, call: PolledCall, error: BaseException | None = None) -> None:
         """Run a call until it waits or has ended.
 
         :param error: an exception that is raised where it waits.

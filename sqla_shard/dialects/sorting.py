@@ -7,67 +7,45 @@ their weights, which servers compute.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import Boolean
-from sqlalchemy import Column
-from sqlalchemy import Date
-from sqlalchemy import DateTime
-from sqlalchemy import Enum
-from sqlalchemy import Float
-from sqlalchemy import Integer
-from sqlalchemy import Interval
-from sqlalchemy import Numeric
-from sqlalchemy import String
-from sqlalchemy import Time
-from sqlalchemy import Uuid
-from sqlalchemy.dialects.mysql import BIT
-from sqlalchemy.dialects.mysql import SET
-from sqlalchemy.dialects.mysql import YEAR
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Date,
+    DateTime,
+    Enum,
+    Float,
+    Integer,
+    Interval,
+    Numeric,
+    String,
+    Time,
+    Uuid,
+)
+from sqlalchemy.dialects.mysql import BIT, SET, YEAR
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql import operators
-from sqlalchemy.sql import roles
-from sqlalchemy.sql.elements import BinaryExpression
-from sqlalchemy.sql.elements import ClauseElement
-from sqlalchemy.sql.elements import CollationClause
-from sqlalchemy.sql.elements import ColumnElement
-from sqlalchemy.sql.elements import Grouping
-from sqlalchemy.sql.elements import Label
-from sqlalchemy.sql.elements import Null
-from sqlalchemy.sql.elements import UnaryExpression
+from sqlalchemy.sql import operators, roles
+from sqlalchemy.sql.elements import (
+    BinaryExpression,
+    ClauseElement,
+    CollationClause,
+    ColumnElement,
+    Grouping,
+    Label,
+    Null,
+    UnaryExpression,
+)
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.sql.visitors import InternalTraversal
-from sqlalchemy.sql.visitors import iterate
-from sqlalchemy.types import BINARY
-from sqlalchemy.types import LargeBinary
-from sqlalchemy.types import NullType
-from sqlalchemy.types import VARBINARY
+from sqlalchemy.sql.visitors import InternalTraversal, iterate
+from sqlalchemy.types import BINARY, LargeBinary, NullType, VARBINARY
 
 from sqla_shard.dialects.coding import encoded_type
 from sqla_shard.dialects.decimals import plain_type
-from sqla_shard.dialects.functions import name_of
-from sqla_shard.dialects.functions import NUMBERS
-from sqla_shard.dialects.functions import TEXTS
-from sqla_shard.dialects.functions import TIMES
+from sqla_shard.dialects.functions import name_of, NUMBERS, TEXTS, TIMES
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = [
-    "LONGEST_COMPARED",
-    "MOST_SORTED",
-    "TOO_LONG",
-    "UNSORTED",
-    "Hidden",
-    "OfText",
-    "ShownId",
-    "SortKey",
-    "kind_of",
-    "value_of_function",
-]
-
 
 # ``WEIGHT_STRING()`` of a text returns bytes, its *weights*, that compare as
 # its collation compares the text, with three exceptions:
@@ -331,12 +309,8 @@ _PARTS: Mapping[str, Callable[[_MySQL], str]] = {
     "sorted": lambda text: text.weights(_SORTED),
     "same": lambda text: text.same(_SORTED),
     "extreme": lambda text: text.weights(_EXTREME),
-    "sorted_padding": lambda text: text.unless_inexact.format(
-        text.sorted_padding()
-    ),
-    "extreme_padding": lambda text: text.unless_inexact.format(
-        text.extreme_padding()
-    ),
+    "sorted_padding": lambda text: text.unless_inexact.format(text.sorted_padding()),
+    "extreme_padding": lambda text: text.unless_inexact.format(text.extreme_padding()),
     "identity": lambda text: text.identity(),
 }
 
@@ -379,8 +353,7 @@ def kind_of(element: Any) -> str | None:
 def _is_stored(element: Any) -> bool:
     """Return whether an expression is a column of a table."""
     return any(
-        isinstance(column, Column)
-        for column in getattr(element, "base_columns", ())
+        isinstance(column, Column) for column in getattr(element, "base_columns", ())
     )
 
 
@@ -396,13 +369,9 @@ def _kind_of_untyped(element: Any) -> str | None:
     """Return the kind of an expression without a type."""
     if isinstance(element, (Grouping, Label)):
         return kind_of(element.element)
-    if isinstance(element, UnaryExpression) and (
-        element.operator is operators.neg
-    ):
+    if isinstance(element, UnaryExpression) and (element.operator is operators.neg):
         return _kind_of_numbers([element.element])
-    if isinstance(element, BinaryExpression) and (
-        element.operator in _ARITHMETIC
-    ):
+    if isinstance(element, BinaryExpression) and (element.operator in _ARITHMETIC):
         return _kind_of_numbers([element.left, element.right])
     return _kind_of_function(element)
 

@@ -11,40 +11,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import DDL
-from sqlalchemy import event
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import Table
+from sqlalchemy import DDL, event, select, String, Table
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.dml import Insert
-from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.elements import BindParameter, ColumnElement
 from sqlalchemy.sql.visitors import InternalTraversal
-from sqlalchemy.types import Boolean
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import Boolean, TypeEngine
 
 from sqla_shard.types.columns import UTCTimestamp
 from sqla_shard.types.compression import MARKER
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = [
-    "COUNTING",
-    "TRIGGER",
-    "BlobActive",
-    "BlobValue",
-    "InsertAdding",
-    "InsertCounting",
-    "InsertMissing",
-    "IsBinary",
-    "ServerTime",
-    "SkipLocked",
-    "UpdatedAt",
-    "Upsert",
-    "UpsertNewer",
-    "json_path",
-    "keep_updated",
-]
 
 _TEXT = String()
 
@@ -127,8 +103,7 @@ def _spelled(
     kw.pop("within_columns_clause", None)
     column = compiler.process(element.column, **kw)
     paths = [
-        compiler.render_literal_value(json_path(key), _TEXT)
-        for key in element.keys
+        compiler.render_literal_value(json_path(key), _TEXT) for key in element.keys
     ]
     values = [template.format(column, path) for path in paths]
     last = "NULL"
@@ -164,8 +139,7 @@ _SQLITE_FORMS = {
     "integer": "CAST(json_extract({0}, {1}) AS NUMERIC)",
     "float": "CAST(json_extract({0}, {1}) AS REAL)",
     "decimal": "CAST(json_extract({0}, {1}) AS REAL)",
-    "json": f"NULLIF(substr({_SQLITE_ARRAY}, 2, "
-    f"length({_SQLITE_ARRAY}) - 7), 'null')",
+    "json": f"NULLIF(substr({_SQLITE_ARRAY}, 2, length({_SQLITE_ARRAY}) - 7), 'null')",
 }
 
 
@@ -262,7 +236,7 @@ class BlobActive(ColumnElement[bool]):
     __visit_name__ = "sqla_shard_blob_active"
     inherit_cache = True
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
-        ("column", InternalTraversal.dp_clauseelement),
+        ("column", InternalTraversal.dp_clauseelement)
     ]
 
     def __init__(self, column: Any) -> None:
@@ -313,7 +287,7 @@ class IsBinary(ColumnElement[bool]):
     __visit_name__ = "sqla_shard_is_binary"
     inherit_cache = True
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
-        ("column", InternalTraversal.dp_clauseelement),
+        ("column", InternalTraversal.dp_clauseelement)
     ]
 
     def __init__(self, column: Any) -> None:
@@ -399,7 +373,7 @@ class ServerTime(ColumnElement[Any]):
     __visit_name__ = "sqla_shard_moment"
     inherit_cache = True
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
-        ("later", InternalTraversal.dp_clauseelement),
+        ("later", InternalTraversal.dp_clauseelement)
     ]
 
     def __init__(self, later: ColumnElement[int] | None = None) -> None:
@@ -541,8 +515,7 @@ def _insert_counting(element: Any, compiler: Any, **kw: Any) -> str:
     text = compiler.visit_insert(element, **kw)
     key, counter = element.table.info[COUNTING]
     return (
-        f"{text} ON CONFLICT ({', '.join(key)}) "
-        f"DO UPDATE SET {counter} = {counter} + 1"
+        f"{text} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {counter} = {counter} + 1"
     )
 
 
@@ -577,10 +550,7 @@ def _insert_adding_mysql(element: Any, compiler: Any, **kw: Any) -> str:
     text = compiler.visit_insert(element, **kw)
     _, counter = element.table.info[COUNTING]
     # VALUES() is deprecated on MySQL, and the only spelling on MariaDB.
-    return (
-        f"{text} ON DUPLICATE KEY UPDATE "
-        f"{counter} = {counter} + VALUES({counter})"
-    )
+    return f"{text} ON DUPLICATE KEY UPDATE {counter} = {counter} + VALUES({counter})"
 
 
 class SkipLocked(ColumnElement[Any]):

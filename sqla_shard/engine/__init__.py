@@ -26,31 +26,24 @@ uses them.
 
 from __future__ import annotations
 
-from sqla_shard.engine.execution import execute_everywhere
-from sqla_shard.engine.execution import execute_many
-from sqla_shard.engine.execution import get_ready
-from sqla_shard.engine.lanes import AwaitedLanes
-from sqla_shard.engine.lanes import Lanes
-from sqla_shard.engine.locations import by_server
-from sqla_shard.engine.locations import check_layout
-from sqla_shard.engine.locations import Places
-from sqla_shard.engine.overlapping import overlap
-from sqla_shard.engine.overlapping import watch_calls
-from sqla_shard.engine.plans import ExecutionPlan
-from sqla_shard.engine.plans import limits_of
-from sqla_shard.engine.plans import OPTION
-from sqla_shard.engine.plans import PLACES
-from sqla_shard.engine.plans import Scatter
-from sqla_shard.engine.plans import scatter
-from sqla_shard.engine.plans import scatter_errors
-from sqla_shard.engine.plans import ServerReport
-from sqla_shard.engine.plans import StatementReport
-from sqla_shard.engine.plans import StatementReports
-from sqla_shard.engine.pools import Answer
-from sqla_shard.engine.pools import EngineStats
-from sqla_shard.engine.pools import no_answer
-from sqla_shard.engine.preparation import render_event
-from sqla_shard.engine.preparation import Sampling
+from sqla_shard.engine.execution import execute_everywhere, execute_many, get_ready
+from sqla_shard.engine.lanes import AwaitedLanes, Lanes
+from sqla_shard.engine.locations import by_server, check_layout, Places
+from sqla_shard.engine.overlapping import overlap, watch_calls
+from sqla_shard.engine.plans import (
+    ExecutionPlan,
+    limits_of,
+    OPTION,
+    PLACES,
+    Scatter,
+    scatter,
+    scatter_errors,
+    ServerReport,
+    StatementReport,
+    StatementReports,
+)
+from sqla_shard.engine.pools import Answer, EngineStats, no_answer
+from sqla_shard.engine.preparation import render_event, Sampling
 from sqla_shard.engine.registry import Engines
 
 __all__ = [

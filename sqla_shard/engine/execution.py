@@ -7,46 +7,38 @@ the rows of one database.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 from sqlalchemy import Connection
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects import Failure
-from sqla_shard.engine.lanes import AwaitedLanes
-from sqla_shard.engine.lanes import Expiry
-from sqla_shard.engine.lanes import invalidate
-from sqla_shard.engine.lanes import Lanes
-from sqla_shard.engine.plans import ExecutionPlan
-from sqla_shard.engine.plans import Job
-from sqla_shard.engine.plans import OPTION
-from sqla_shard.engine.plans import PLACES
-from sqla_shard.engine.plans import ServerReport
-from sqla_shard.engine.plans import StatementReport
+from sqla_shard.engine.lanes import AwaitedLanes, Expiry, invalidate, Lanes
+from sqla_shard.engine.plans import (
+    ExecutionPlan,
+    Job,
+    OPTION,
+    PLACES,
+    ServerReport,
+    StatementReport,
+)
 from sqla_shard.engine.polled_lanes import lanes_for
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import ScatterFailedError
-from sqla_shard.exc import ScatterLimitError
-from sqla_shard.exc import ScatterTimeoutError
-from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.exc import ShardError
+from sqla_shard.exc import (
+    ScatterFailedError,
+    ScatterLimitError,
+    ScatterTimeoutError,
+    ScatterUnsupportedError,
+    ServerUnreachableError,
+    ShardError,
+)
 
 if TYPE_CHECKING:
     from sqla_shard.merging.computing import Computation
-
-__all__ = [
-    "call_next_listeners",
-    "execute_everywhere",
-    "execute_many",
-    "get_ready",
-]
 
 
 #: The arguments of ``do_execute``: cursor, statement, parameters, context
@@ -116,14 +108,7 @@ def execute_everywhere(
     error: BaseException | None = None
     try:
         description, rows = _answer(
-            cursor,
-            statement,
-            parameters,
-            context,
-            plan,
-            jobs,
-            lanes,
-            explain,
+            cursor, statement, parameters, context, plan, jobs, lanes, explain
         )
     except BaseException as raised:
         error = raised
@@ -383,10 +368,7 @@ class _Work:
         # The server has rolled back all writes of the transaction on it: if
         # the application continued, it would commit the other writes.
         backend = self.job.places[0].backend
-        return (
-            original is not None
-            and backend.classify(original) is Failure.CONFLICT
-        )
+        return original is not None and backend.classify(original) is Failure.CONFLICT
 
     def _timed_out(self, original: Any) -> bool:
         backend = self.job.places[0].backend
@@ -401,9 +383,7 @@ class _Work:
     def _timeout(self) -> ScatterTimeoutError:
         limits = self._plan.limits
         timeout = limits.timeout if limits is not None else None
-        return ScatterTimeoutError(
-            servers=(self.job.server,), timeout=timeout or 0.0
-        )
+        return ScatterTimeoutError(servers=(self.job.server,), timeout=timeout or 0.0)
 
     def expire(self) -> None:
         """Interrupt the job: its timeout has expired."""
@@ -467,16 +447,12 @@ def _run_together(
         invalidate(cut)
 
 
-def _more(
-    job: Job, answer: _Answer, start: int, plan: ExecutionPlan
-) -> _Answer:
+def _more(job: Job, answer: _Answer, start: int, plan: ExecutionPlan) -> _Answer:
     """Send the statements of a job, starting at an index."""
     for text, parameters in job.statements[start:]:
         # The SQL is already rendered: the listeners must not render it again.
         result: Any = job.connection.exec_driver_sql(
-            text,
-            parameters,
-            execution_options={OPTION: None, PLACES: job.places},
+            text, parameters, execution_options={OPTION: None, PLACES: job.places}
         )
         answer.description = answer.description or result.cursor.description
         rows = list(result.cursor.fetchall())
@@ -511,9 +487,7 @@ def _record_errors(
 
 
 def _compute(
-    jobs: Sequence[Job],
-    computation: Computation,
-    groups: Sequence[Sequence[Any]],
+    jobs: Sequence[Job], computation: Computation, groups: Sequence[Sequence[Any]]
 ) -> Sequence[Sequence[Any]]:
     """Let a server that has responded compute merged expressions."""
     job = next(job for job in jobs if job.error is None)
@@ -521,9 +495,7 @@ def _compute(
     options = {OPTION: None, PLACES: job.places, "compiled_cache": None}
 
     def send(statement: Any) -> list[Any]:
-        result: Any = job.connection.execute(
-            statement, execution_options=options
-        )
+        result: Any = job.connection.execute(statement, execution_options=options)
         rows = list(result.cursor.fetchall())
         result.close()
         return rows

@@ -15,45 +15,36 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
-from sqlalchemy import Connection
-from sqlalchemy import Engine
-from sqlalchemy import event
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import PoolResetState
 
-from sqla_shard.dialects import Backend
-from sqla_shard.dialects import Failure
+from sqla_shard.dialects import Backend, Failure
 from sqla_shard.dialects.polling import PolledConnection
-from sqla_shard.engine.execution import execute_everywhere
-from sqla_shard.engine.execution import execute_many
-from sqla_shard.engine.execution import get_ready
-from sqla_shard.engine.plans import OPTION
-from sqla_shard.engine.plans import PLACES
+from sqla_shard.engine.execution import execute_everywhere, execute_many, get_ready
+from sqla_shard.engine.plans import OPTION, PLACES
 from sqla_shard.engine.pools import ENDED
 from sqla_shard.engine.preparation import render_event
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import ClusterClosedError
-from sqla_shard.exc import LoginFailedError
-from sqla_shard.exc import ParameterValueError
-from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.exc import ServerFencedError
-from sqla_shard.exc import ServerRetiredError
-from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.exc import ShardError
-from sqla_shard.exc import ShardMissingError
-from sqla_shard.exc import ShardMovedError
-from sqla_shard.exc import UnkeyedReferenceError
+from sqla_shard.exc import (
+    ClusterClosedError,
+    LoginFailedError,
+    ParameterValueError,
+    ScatterUnsupportedError,
+    ServerFencedError,
+    ServerRetiredError,
+    ServerUnreachableError,
+    ShardError,
+    ShardMissingError,
+    ShardMovedError,
+    UnkeyedReferenceError,
+)
 from sqla_shard.exc.base import summary
 from sqla_shard.topology import Topology
 from sqla_shard.util.sqlalchemy_private import call_last_first
@@ -61,14 +52,6 @@ from sqla_shard.util.sqlalchemy_private import call_last_first
 if TYPE_CHECKING:
     from sqla_shard.engine.registry import Engines
     from sqla_shard.session.transaction import TransactionLog
-
-__all__ = [
-    "TRANSACTION_LOG",
-    "OpenConnections",
-    "Retired",
-    "listen",
-    "listen_to_probe",
-]
 
 
 #: Key in the ``info`` of a connection: the process that has checked it out
@@ -98,11 +81,7 @@ def listen(
             "do_connect": [retirement.check],
             # A child process must close the connection even if a later
             # listener refuses the checkout.
-            "checkout": [
-                opened["checkout"],
-                checkouts.on_checkout,
-                reset.on_checkout,
-            ],
+            "checkout": [opened["checkout"], checkouts.on_checkout, reset.on_checkout],
             "before_cursor_execute": [
                 retirement.check_deadline,
                 render,
@@ -110,9 +89,7 @@ def listen(
             ],
             "do_execute": [
                 partial(
-                    execute_everywhere,
-                    lanes=engines.lanes,
-                    explain=errors.error_for,
+                    execute_everywhere, lanes=engines.lanes, explain=errors.error_for
                 )
             ],
             "do_executemany": [execute_many],
@@ -134,10 +111,7 @@ def listen(
 
 
 def listen_to_probe(
-    engine: Engine,
-    engines: Engines,
-    backend: Backend,
-    names: Iterable[str] | None,
+    engine: Engine, engines: Engines, backend: Backend, names: Iterable[str] | None
 ) -> None:
     """Register the listeners of an engine that no session uses.
 
@@ -150,9 +124,7 @@ def listen_to_probe(
     _register(engine, {name: [call] for name, call in table.items()})
 
 
-def _register(
-    engine: Engine, table: dict[str, list[Callable[..., Any]]]
-) -> None:
+def _register(engine: Engine, table: dict[str, list[Callable[..., Any]]]) -> None:
     for name, calls in table.items():
         for call in calls:
             renders = getattr(call, "func", None) is render_event
@@ -191,9 +163,7 @@ def _log_commit(connection: Connection) -> None:
 
 def _log_error(context: ExceptionContext) -> Exception | None:
     info = _info_of(context)
-    log: TransactionLog | None = (
-        None if info is None else info.get(TRANSACTION_LOG)
-    )
+    log: TransactionLog | None = None if info is None else info.get(TRANSACTION_LOG)
     if log is None:
         return None
     if context.statement is not None:
@@ -249,9 +219,7 @@ class _Checkouts:
         """Handle ``checkin``."""
         engines = self._engines
         try:
-            if not engines.pools_connections or (
-                self._engine in engines.retired
-            ):
+            if not engines.pools_connections or (self._engine in engines.retired):
                 # The pool of the connection is not used any more.
                 record.close()
         finally:
@@ -350,13 +318,9 @@ class Errors:
             places = self._only_place(context.engine)
         if failure is Failure.COLLATIONS and len(places) > 1:
             return _collations(error)
-        return self.error_for(
-            error, [p for p in places if p.engine is context.engine]
-        )
+        return self.error_for(error, [p for p in places if p.engine is context.engine])
 
-    def error_for(
-        self, error: Any, places: Sequence[Place]
-    ) -> Exception | None:
+    def error_for(self, error: Any, places: Sequence[Place]) -> Exception | None:
         """Return the error to raise for a statement on the given shards.
 
         :param error: SQLAlchemy's error, which contains the driver's error.
@@ -367,11 +331,7 @@ class Errors:
         failure = self._backend.classify(error.orig)
         if failure is Failure.FENCED:
             self._refresh_topology()
-            return (
-                ServerFencedError(server=self._name, error=error)
-                if places
-                else None
-            )
+            return ServerFencedError(server=self._name, error=error) if places else None
         if failure is Failure.MISPLACED and places:
             self._refresh_topology()
             return self._misplaced(error, places)
@@ -490,9 +450,7 @@ class _Reset:
                 # The pool then opens another one.
                 raise DisconnectionError(str(error)) from error
 
-    def __call__(
-        self, connection: Any, record: Any, state: PoolResetState
-    ) -> None:
+    def __call__(self, connection: Any, record: Any, state: PoolResetState) -> None:
         """Handle ``reset``: roll back if a transaction may be open."""
         # Do not use state.transaction_was_reset: it is also set if COMMIT has
         # failed and the transaction may still be open.
@@ -620,8 +578,7 @@ class Retired:
         server = ", ".join(self._engines[engine])
         self._watched[engine].begin(server, self._grace)
         _log.info(
-            "server %s has left the topology; %d of its connections are in "
-            "use",
+            "server %s has left the topology; %d of its connections are in use",
             server,
             busy,
             extra={"action": "retire server", "server": server},

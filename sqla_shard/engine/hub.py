@@ -23,27 +23,18 @@ from __future__ import annotations
 import contextvars
 import weakref
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Sequence
-from concurrent.futures import Future
-from concurrent.futures import wait
-from queue import Empty
-from queue import SimpleQueue
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from queue import Empty, SimpleQueue
 from typing import Any
 
-from greenlet import getcurrent
-from greenlet import greenlet
+from greenlet import getcurrent, greenlet
 from sqlalchemy import Connection
 
 from sqla_shard.dialects import interrupt
-from sqla_shard.dialects.polling import PolledCall
-from sqla_shard.dialects.polling import Poller
-from sqla_shard.engine.lanes import invalidate
-from sqla_shard.engine.lanes import Lanes
-from sqla_shard.engine.lanes import Task
+from sqla_shard.dialects.polling import PolledCall, Poller
+from sqla_shard.engine.lanes import invalidate, Lanes, Task
 from sqla_shard.util.greenlets import THREAD
-
-__all__ = ["Hub", "Lane", "Stopped", "before_invalidate"]
 
 _CALL = "sqla_shard.call"
 
@@ -100,9 +91,7 @@ class _Call:
         self.cancelled = False
 
     def is_over(self) -> bool:
-        return self.cancelled or (
-            self.task is not None and self.task.future.done()
-        )
+        return self.cancelled or (self.task is not None and self.task.future.done())
 
 
 class _Group:
@@ -141,9 +130,7 @@ class _Group:
 class Lane(greenlet):
     """One execution of a group, in its own greenlet."""
 
-    def __init__(
-        self, hub: Hub, group: _Group, job: Callable[[], Any]
-    ) -> None:
+    def __init__(self, hub: Hub, group: _Group, job: Callable[[], Any]) -> None:
         super().__init__(self._go, hub.greenlet)
         # Copy the context: in a new greenlet all context variables are empty.
         self.gr_context = contextvars.copy_context()
@@ -225,9 +212,7 @@ class Hub:
             raise self._raised
         return group.outcome()
 
-    def _group(
-        self, jobs: Sequence[Callable[[], Any]], parent: Lane | None
-    ) -> _Group:
+    def _group(self, jobs: Sequence[Callable[[], Any]], parent: Lane | None) -> _Group:
         group = _Group(parent)
         group.lanes = [Lane(self, group, job) for job in jobs]
         group.left = len(group.lanes)
@@ -378,10 +363,7 @@ class Hub:
 
     def _waiting(self) -> list[Lane]:
         return [
-            lane
-            for group in self._groups
-            for lane in group.lanes
-            if not lane.ended
+            lane for group in self._groups for lane in group.lanes if not lane.ended
         ]
 
     def _cut_off(self, call: _Call) -> None:
@@ -430,9 +412,7 @@ class Hub:
             raise Stopped
         call.task.future.result()
 
-    def run_inside(
-        self, lane: Lane, jobs: Sequence[Callable[[], Any]]
-    ) -> list[Any]:
+    def run_inside(self, lane: Lane, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
         """Run the executions that a lane needs; see :meth:`run`."""
         group = lane.inner = self._group(jobs, lane)
         self.greenlet.switch()

@@ -21,40 +21,18 @@ import heapq
 import itertools
 import logging
 import threading
-from collections import Counter
-from collections import deque
-from collections.abc import Callable
-from collections.abc import Coroutine
-from collections.abc import Hashable
-from collections.abc import Iterable
-from collections.abc import Sequence
-from concurrent.futures import Future
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import wait
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from itertools import zip_longest
 from time import monotonic
-from typing import Any
-from typing import Generic
-from typing import NamedTuple
-from typing import TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.util import await_only
-from sqlalchemy.util import greenlet_spawn
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqla_shard.util.forking import in_children
-
-__all__ = [
-    "AwaitedLanes",
-    "Deadlines",
-    "Expiry",
-    "LaneUsage",
-    "Lanes",
-    "Task",
-    "invalidate",
-]
-
 
 _log = logging.getLogger(__name__)
 
@@ -123,9 +101,7 @@ class Deadlines:
                 try:
                     call()
                 except Exception:
-                    _log.exception(
-                        "a statement could not be interrupted in time"
-                    )
+                    _log.exception("a statement could not be interrupted in time")
 
     def close(self) -> None:
         """End the thread."""
@@ -185,9 +161,7 @@ class _Idle(threading.Semaphore):
         super().__init__(0)
         self._threads: deque[None] = deque()
 
-    def acquire(
-        self, blocking: bool = True, timeout: float | None = None
-    ) -> bool:
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
         """Take one of the idle threads; return False if there is none."""
         try:
             self._threads.pop()
@@ -228,9 +202,7 @@ class Lanes:
         per_server: int | None = None,
     ) -> None:
         if type(threads) is not int or threads < 1:
-            raise ValueError(
-                f"threads={threads!r} must be an integer, 1 or more"
-            )
+            raise ValueError(f"threads={threads!r} must be an integer, 1 or more")
         self._threads = threads
         self._per_server = per_server or max(1, threads // 4)
         self._name = name
@@ -392,9 +364,7 @@ class Lanes:
         return True
 
     def _is_full(self, server: Hashable) -> bool:
-        return server is not None and (
-            self._waiting[server] >= self._per_server
-        )
+        return server is not None and (self._waiting[server] >= self._per_server)
 
     def _enter(self, server: Hashable) -> bool:
         """Count a thread for a server; return False if it has the maximum."""
@@ -458,9 +428,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _stop(
-    tasks: Sequence[Task[T]],
-    abort: Callable[[int], None] | None,
-    error: BaseException,
+    tasks: Sequence[Task[T]], abort: Callable[[int], None] | None, error: BaseException
 ) -> None:
     """Start no more jobs; interrupt running ones unless a server failed."""
     everything = abort is not None and not isinstance(error, Exception)
@@ -554,9 +522,7 @@ async def _all_of(jobs: Sequence[Callable[[], T]]) -> list[T | BaseException]:
 
 
 async def _attempts(
-    jobs: Sequence[Callable[[], T]],
-    futures: Sequence[Future[T]],
-    timeout: float | None,
+    jobs: Sequence[Callable[[], T]], futures: Sequence[Future[T]], timeout: float | None
 ) -> None:
     tasks = [asyncio.ensure_future(greenlet_spawn(job)) for job in jobs]
     try:

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from sqlalchemy import Engine
 from sqlalchemy.sql.compiler import IdentifierPreparer
 
 from sqla_shard.dialects import Backend
-from sqla_shard.engine.pools import Answer
-from sqla_shard.engine.pools import warm
+from sqla_shard.engine.pools import Answer, warm
 from sqla_shard.engine.registry import Engines
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import ClusterClosedError
-from sqla_shard.exc import IdLayoutMismatchError
-from sqla_shard.exc import ServerRetiredError
-from sqla_shard.ids import check_shard_id
-from sqla_shard.ids import IdLayout
-from sqla_shard.topology import Keyspace
-from sqla_shard.topology import Server
-from sqla_shard.topology import server_names
-from sqla_shard.topology import Topology
-
-__all__ = ["Places", "by_server", "check_layout"]
+from sqla_shard.exc import ClusterClosedError, IdLayoutMismatchError, ServerRetiredError
+from sqla_shard.ids import check_shard_id, IdLayout
+from sqla_shard.topology import Keyspace, Server, server_names, Topology
 
 #: Maximum number of places in memory; each takes about 230 bytes.
 _MOST = 8192
@@ -95,9 +85,7 @@ class Places:
                 self.engines.only_places[place.engine.url] = place
         return place
 
-    def several(
-        self, keyspace: Keyspace, shard_ids: Iterable[int]
-    ) -> list[Place]:
+    def several(self, keyspace: Keyspace, shard_ids: Iterable[int]) -> list[Place]:
         """Return the locations of shards, in their order; see :meth:`place`.
 
         :param shard_ids: numbers of shards, which are not checked.
@@ -109,13 +97,9 @@ class Places:
             for shard_id in shard_ids
         ]
 
-    def place_on(
-        self, keyspace: Keyspace, server: Server, shard_id: int
-    ) -> Place:
+    def place_on(self, keyspace: Keyspace, server: Server, shard_id: int) -> Place:
         """Return where a shard would be if the given server had it."""
-        engine, schema, backend = self._locate(
-            server, keyspace.database_for(shard_id)
-        )
+        engine, schema, backend = self._locate(server, keyspace.database_for(shard_id))
         return Place(
             keyspace=keyspace.name,
             shard_id=shard_id,
@@ -125,9 +109,7 @@ class Places:
             backend=backend,
         )
 
-    def _locate(
-        self, server: Server, database: str
-    ) -> tuple[Engine, str, Backend]:
+    def _locate(self, server: Server, database: str) -> tuple[Engine, str, Backend]:
         """Return the engine of a server, as :meth:`Engines.locate` does."""
         key = server.name, server.primary
         # A server of a replaced topology may have been removed.

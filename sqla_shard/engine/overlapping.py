@@ -27,45 +27,24 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from greenlet import getcurrent
-from sqlalchemy import Connection
-from sqlalchemy import Engine
-from sqlalchemy import event
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 from sqlalchemy.engine.interfaces import Dialect
-from sqlalchemy.pool import SingletonThreadPool
-from sqlalchemy.pool import StaticPool
-from sqlalchemy.util import await_only
-from sqlalchemy.util import greenlet_spawn
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqla_shard.dialects.polling import Poller
 from sqla_shard.engine.execution import call_next_listeners
-from sqla_shard.engine.hub import before_invalidate
-from sqla_shard.engine.hub import Hub
-from sqla_shard.engine.hub import Lane
-from sqla_shard.engine.hub import Stopped
-from sqla_shard.engine.lanes import AwaitedLanes
-from sqla_shard.engine.lanes import Lanes
-from sqla_shard.engine.polled_lanes import lanes_for
-from sqla_shard.engine.polled_lanes import POLLED
+from sqla_shard.engine.hub import before_invalidate, Hub, Lane, Stopped
+from sqla_shard.engine.lanes import AwaitedLanes, Lanes
+from sqla_shard.engine.polled_lanes import lanes_for, POLLED
 from sqla_shard.util.greenlets import THREAD
-
-__all__ = [
-    "Turn",
-    "current_turn",
-    "overlap",
-    "run_awaiting",
-    "watch_calls",
-]
-
 
 _T = TypeVar("_T")
 
@@ -187,9 +166,7 @@ def overlap(
     :raises BaseException: the error of the first execution that fails; after
         an error, no further statement is sent.
     """
-    distinct = {
-        id(each.connection.dbapi_connection): each for each in connections
-    }
+    distinct = {id(each.connection.dbapi_connection): each for each in connections}
     if len(jobs) < 2 or len(distinct) < 2:
         return [job() for job in jobs]
     for connection in distinct.values():
@@ -276,9 +253,7 @@ def _with_rows(work: Callable[[], object], context: Any) -> None:
     work()
     # SQLAlchemy fetches the rows of INSERT .. RETURNING itself.
     if context.cursor.description is not None and not context.isinsert:
-        context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(
-            context.cursor
-        )
+        context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(context.cursor)
 
 
 def _leaves(connection: Connection) -> bool:

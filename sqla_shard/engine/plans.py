@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
-from typing import Literal
-from typing import TYPE_CHECKING
+from typing import Any, Literal, TYPE_CHECKING
 
 from sqlalchemy import Connection
 from sqlalchemy.orm import UserDefinedOption
 from sqlalchemy.sql.cache_key import HasCacheKey
-from sqlalchemy.sql.elements import Grouping
-from sqlalchemy.sql.elements import Label
-from sqlalchemy.sql.elements import UnaryExpression
-from sqlalchemy.sql.selectable import Exists
-from sqlalchemy.sql.selectable import FromClause
-from sqlalchemy.sql.selectable import Join
-from sqlalchemy.sql.selectable import ScalarSelect
-from sqlalchemy.sql.selectable import SelectBase
-from sqlalchemy.sql.selectable import TableClause
+from sqlalchemy.sql.elements import Grouping, Label, UnaryExpression
+from sqlalchemy.sql.selectable import (
+    Exists,
+    FromClause,
+    Join,
+    ScalarSelect,
+    SelectBase,
+    TableClause,
+)
 
 from sqla_shard.engine.rendering import Place
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
     from sqla_shard.merging.merge import Merge
-
-__all__ = [
-    "OPTION",
-    "PLACES",
-    "ExecutionPlan",
-    "Job",
-    "OnError",
-    "Scatter",
-    "ServerReport",
-    "StatementReport",
-    "StatementReports",
-    "limits_of",
-    "scatter",
-    "scatter_errors",
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,9 +147,7 @@ class Scatter(UserDefinedOption, HasCacheKey):
         for name in ("max_shards", "max_rows"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(
-                    f"{name}={value!r} must be an integer, 1 or more"
-                )
+                raise ValueError(f"{name}={value!r} must be an integer, 1 or more")
         timeout = self.timeout
         if timeout is not None and not (
             type(timeout) in (int, float) and 0 < timeout <= _YEAR
@@ -230,10 +209,7 @@ def limits_of(statement: Any) -> Scatter | None:
     for option in reversed(private.with_options(statement)):
         if isinstance(option, Scatter):
             return option
-    for part in (
-        *private.from_obj(statement),
-        *private.raw_columns(statement),
-    ):
+    for part in (*private.from_obj(statement), *private.raw_columns(statement)):
         found = _limits_inside(part)
         if found is not None:
             return found
@@ -390,9 +366,7 @@ class ExecutionPlan:
         """Return each connection with its places."""
         found: dict[Connection, list[Place]] = {}
         before, its = None, []
-        for connection, place in zip(
-            self.connections, self.places, strict=True
-        ):
+        for connection, place in zip(self.connections, self.places, strict=True):
             # Most shards are on the server of the shard before them.
             if connection is not before:
                 before, its = connection, found.setdefault(connection, [])

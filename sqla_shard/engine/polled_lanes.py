@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Hashable
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from time import monotonic
 from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from sqla_shard.dialects.polling import PolledCall
-from sqla_shard.dialects.polling import PolledConnection
-from sqla_shard.dialects.polling import Poller
-from sqla_shard.engine.lanes import AwaitedLanes
-from sqla_shard.engine.lanes import Expiry
-from sqla_shard.engine.lanes import Lanes
-
-__all__ = ["POLLED", "PolledLanes", "lanes_for"]
+from sqla_shard.dialects.polling import PolledCall, PolledConnection, Poller
+from sqla_shard.engine.lanes import AwaitedLanes, Expiry, Lanes
 
 T = TypeVar("T")
 
@@ -94,9 +85,7 @@ def _run(calls: Sequence[PolledCall], expiry: Expiry | None) -> None:
         raise interrupt
 
 
-def _poll(
-    poller: Poller, calls: Sequence[PolledCall], expiry: Expiry | None
-) -> None:
+def _poll(poller: Poller, calls: Sequence[PolledCall], expiry: Expiry | None) -> None:
     end = None if expiry is None else monotonic() + expiry[0]
     for call in calls:
         poller.resume(call)

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from collections.abc import Sequence
-from concurrent.futures import Future
-from concurrent.futures import wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from time import monotonic
 
-from sqlalchemy import Engine
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import Pool
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import Pool, QueuePool
 
 from sqla_shard.util.addresses import host_and_port
-
-__all__ = [
-    "ENDED",
-    "Answer",
-    "EngineStats",
-    "answer_of",
-    "in_threads",
-    "is_cold",
-    "no_answer",
-    "server_name",
-    "warm",
-]
-
 
 #: The result of a probe: None, or the error of the server
 Answer = Exception | None
@@ -65,9 +48,7 @@ def answer_of(engine: Engine, timeout: float) -> Answer:
     return None
 
 
-def in_threads(
-    jobs: Sequence[Callable[[], Answer]], timeout: float
-) -> list[Answer]:
+def in_threads(jobs: Sequence[Callable[[], Answer]], timeout: float) -> list[Answer]:
     """Probe several servers at the same time.
 
     Each probe has a new thread: all threads of the cluster may be waiting
@@ -99,8 +80,7 @@ def in_threads(
         if future.done():
             thread.join()
     return [
-        future.result() if future.done() else no_answer(timeout)
-        for future in futures
+        future.result() if future.done() else no_answer(timeout) for future in futures
     ]
 
 
@@ -148,11 +128,7 @@ def server_name(url: URL) -> str:
 
 def is_cold(pool: Pool) -> bool:
     """Return whether the next checkout would open a connection."""
-    return (
-        isinstance(pool, QueuePool)
-        and not pool.checkedin()
-        and pool.overflow() < 0
-    )
+    return isinstance(pool, QueuePool) and not pool.checkedin() and pool.overflow() < 0
 
 
 def warm(engine: Engine, count: int) -> None:

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -26,22 +23,17 @@ from sqlalchemy.sql.selectable import Select
 
 from sqla_shard.dialects.numbers import is_storable
 from sqla_shard.dialects.sorting import Hidden
-from sqla_shard.engine.plans import ExecutionPlan
-from sqla_shard.engine.plans import Job
-from sqla_shard.engine.plans import OPTION
-from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.rendering import render
-from sqla_shard.engine.rendering import SCHEMA
-from sqla_shard.engine.rendering import statements_for
-from sqla_shard.exc import ColocationError
-from sqla_shard.exc import NoShardKeyError
-from sqla_shard.exc import ParameterValueError
-from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.engine.plans import ExecutionPlan, Job, OPTION
+from sqla_shard.engine.rendering import Place, render, SCHEMA, statements_for
+from sqla_shard.exc import (
+    ColocationError,
+    NoShardKeyError,
+    ParameterValueError,
+    ScatterUnsupportedError,
+    UnsupportedStatementError,
+)
 from sqla_shard.types.shard_bound import ComparedId
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = ["Sampling", "render_event"]
 
 #: The placeholder of a schema in the statements of SQLAlchemy
 _MARK = "__[SCHEMA_"
@@ -71,9 +63,7 @@ class Sampling:
         self._left = 0
         self._take: Callable[[ExecutionPlan, Any], None] = _ignore
 
-    def begin(
-        self, rate: float, take: Callable[[ExecutionPlan, Any], None]
-    ) -> None:
+    def begin(self, rate: float, take: Callable[[ExecutionPlan, Any], None]) -> None:
         """Take samples from now on.
 
         :param rate: the share of the statements, above 0 and at most 1.
@@ -183,9 +173,7 @@ def _check_decimals(values: Iterable[Any]) -> None:
     """Refuse numbers that a driver would write with gigabytes of zeros."""
     for value in values:
         if type(value) is Decimal and abs(value.adjusted()) > _MOST_ZEROS:
-            raise ParameterValueError(
-                value, f"an exponent of {value.adjusted()}"
-            )
+            raise ParameterValueError(value, f"an exponent of {value.adjusted()}")
 
 
 def _check_literals(compiled: Any, context: Any, statement: str) -> None:
@@ -259,8 +247,7 @@ def _jobs(
         if left is not None:
             limited = places[0].backend.limited
             statements = [
-                (limited(connection, text, left), values)
-                for text, values in statements
+                (limited(connection, text, left), values) for text, values in statements
             ]
         if comments:
             comment = _comment(places, len(by_connection))
@@ -322,8 +309,7 @@ def _changes(compiled: Any) -> bool:
         statement = getattr(compiled.compile_state, "statement", None)
         on_mysql = not _is_mariadb(compiled.dialect)
         known = not all(
-            is_storable(column, on_mysql=on_mysql)
-            for column in _columns(statement)
+            is_storable(column, on_mysql=on_mysql) for column in _columns(statement)
         )
         _changing[compiled] = known
     return known
@@ -371,9 +357,7 @@ def _begin(
     elif getattr(context, "is_text", False) or context.compiled is None:
         # Select the database later: here SQLAlchemy 2.0 would not wrap the
         # driver's errors, and would not detect a lost connection.
-        plan.before = partial(
-            place.backend.use, connection, cursor, place.schema
-        )
+        plan.before = partial(place.backend.use, connection, cursor, place.schema)
         if plan.wrote is not None and not _only_reads(statement):
             plan.wrote(place, "textual SQL", None)
     elif not plan.connections and _locks(context):
@@ -404,9 +388,7 @@ def _check_addresses(parameters: Any, place: Place) -> None:
     rows = parameters if _are_rows(parameters) else (parameters,)
     for row in rows:
         for value in row:
-            if isinstance(value, ComparedId) and not value.is_at(
-                place.shard_id
-            ):
+            if isinstance(value, ComparedId) and not value.is_at(place.shard_id):
                 raise ColocationError(
                     f"{value.object_id} is not an object of type "
                     f"{value.type_id} on shard {place.shard_id}, where "

@@ -5,63 +5,41 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic
-from typing import Any
-from typing import ClassVar
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from sqlalchemy import Connection
-from sqlalchemy import Engine
-from sqlalchemy import make_url
+from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import QueuePool
 
-from sqla_shard.dialects import Backend
-from sqla_shard.dialects import backend_for
-from sqla_shard.dialects import check_driver
-from sqla_shard.dialects.passwords import Passwords
-from sqla_shard.dialects.passwords import PasswordSource
-from sqla_shard.dialects.polling import PIPELINING
-from sqla_shard.dialects.polling import Pipelining
-from sqla_shard.engine.hooks import listen
-from sqla_shard.engine.hooks import listen_to_probe
-from sqla_shard.engine.hooks import OpenConnections
-from sqla_shard.engine.hooks import Retired
-from sqla_shard.engine.lanes import AwaitedLanes
-from sqla_shard.engine.lanes import Lanes
-from sqla_shard.engine.pools import Answer
-from sqla_shard.engine.pools import answer_of
-from sqla_shard.engine.pools import EngineStats
-from sqla_shard.engine.pools import in_threads
-from sqla_shard.engine.pools import is_cold
-from sqla_shard.engine.pools import server_name
-from sqla_shard.engine.pools import warm
+from sqla_shard.dialects import Backend, backend_for, check_driver
+from sqla_shard.dialects.passwords import Passwords, PasswordSource
+from sqla_shard.dialects.polling import PIPELINING, Pipelining
+from sqla_shard.engine.hooks import listen, listen_to_probe, OpenConnections, Retired
+from sqla_shard.engine.lanes import AwaitedLanes, Lanes
+from sqla_shard.engine.pools import (
+    Answer,
+    answer_of,
+    EngineStats,
+    in_threads,
+    is_cold,
+    server_name,
+    warm,
+)
 from sqla_shard.engine.preparation import Sampling
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import ClusterClosedError
-from sqla_shard.exc import ServerRetiredError
-from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.exc import ShardError
-from sqla_shard.topology import fill
-from sqla_shard.topology import Server
-from sqla_shard.topology import server_names
-from sqla_shard.topology import Topology
+from sqla_shard.exc import (
+    ClusterClosedError,
+    ServerRetiredError,
+    ServerUnreachableError,
+    ShardError,
+)
+from sqla_shard.topology import fill, Server, server_names, Topology
 from sqla_shard.util.forking import in_children
-
-__all__ = [
-    "Engines",
-    "filled",
-    "urls_of",
-]
-
 
 T = TypeVar("T")
 
@@ -104,8 +82,7 @@ def filled(text: str, environ: Mapping[str, str]) -> URL:
     """
     url = make_url(text)
     return url.set(
-        username=_filled(url.username, environ),
-        password=_filled(url.password, environ),
+        username=_filled(url.username, environ), password=_filled(url.password, environ)
     )
 
 
@@ -238,9 +215,7 @@ class Engines:
         """
         return filled(text, self._environ)
 
-    def password_of(
-        self, text: str, names: Iterable[str]
-    ) -> PasswordSource | None:
+    def password_of(self, text: str, names: Iterable[str]) -> PasswordSource | None:
         """Return the password of a server, if a function returns it.
 
         :param text: the URL as in the topology.
@@ -251,16 +226,12 @@ class Engines:
             return None
         return passwords.of(self.filled(text), names)
 
-    def _open(
-        self, url: URL, backend: Backend, timeout: float | None = None
-    ) -> Engine:
+    def _open(self, url: URL, backend: Backend, timeout: float | None = None) -> Engine:
         passwords = self._passwords
         password = None
         if passwords is not None:
             password = passwords.of(url, self._names.get(url, ()))
-        return backend.open(
-            url, self._options, timeout=timeout, password=password
-        )
+        return backend.open(url, self._options, timeout=timeout, password=password)
 
     def _read(self, text: str) -> tuple[URL, Backend]:
         """Return the URL of a server with its secrets, and its backend."""
@@ -328,9 +299,7 @@ class Engines:
             for text in known - texts:
                 self._servers.pop(text, None)
             left = [
-                url
-                for url, names in self._texts.items()
-                if names and not names & texts
+                url for url, names in self._texts.items() if names and not names & texts
             ]
             retired = [self._retire(url) for url in left]
         for engine in retired:
@@ -403,8 +372,7 @@ class Engines:
         :returns: for each engine, None or its error.
         """
         return self._ask_all(
-            [partial(self._answer, engine, timeout) for engine in engines],
-            timeout,
+            [partial(self._answer, engine, timeout) for engine in engines], timeout
         )
 
     def _ask_all(
@@ -416,9 +384,7 @@ class Engines:
         try:
             if self.closed:
                 raise ClusterClosedError("the cluster is closed")
-            own = self.new_engine(
-                engine, timeout=timeout, translates_errors=True
-            )
+            own = self.new_engine(engine, timeout=timeout, translates_errors=True)
         except ShardError as error:
             return error
         answer = answer_of(own, timeout)
@@ -492,9 +458,7 @@ class Engines:
         """
         topology = self.topology
         if topology is not None:
-            if self._report_names is None or (
-                self._report_names[0] is not topology
-            ):
+            if self._report_names is None or (self._report_names[0] is not topology):
                 self._report_names = topology, _names_of(topology)
             names = self._report_names[1]
             for text in list(self._texts.get(engine.url, ())):
@@ -570,9 +534,7 @@ class Engines:
     def _wait_returned(self, seconds: float) -> bool:
         """Return whether all connections were returned in time."""
         with self._returned:
-            return self._returned.wait_for(
-                lambda: not self._busy, max(seconds, 0)
-            )
+            return self._returned.wait_for(lambda: not self._busy, max(seconds, 0))
 
     def after_fork(self) -> None:
         """Drop the connections of the parent in a child process.

@@ -12,32 +12,20 @@ that differ by shard.  :func:`render` replaces both.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 from sqlalchemy import Engine
 
 from sqla_shard.dialects import Backend
 from sqla_shard.dialects.sorting import Hidden
-from sqla_shard.types.shard_bound import ShardBound
-from sqla_shard.types.shard_bound import Slot
+from sqla_shard.types.shard_bound import ShardBound, Slot
 
 if TYPE_CHECKING:
     from sqla_shard.merging.merge import Merge
-
-__all__ = [
-    "SCHEMA",
-    "TRANSLATE",
-    "Place",
-    "pieces",
-    "render",
-    "statements_for",
-]
 
 
 #: The placeholder for the database of the shard in compiled SQL and text()
@@ -78,9 +66,7 @@ class Place:
 
 _FORMAT_TOKEN = re.compile(r"%%|(%s)")
 # A question mark inside a literal or a quoted name is not a placeholder.
-_QMARK_TOKEN = re.compile(
-    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|(\?)"""
-)
+_QMARK_TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|(\?)""")
 
 
 @lru_cache(maxsize=1024)
@@ -139,9 +125,7 @@ MOST_CHARACTERS = 1_000_000
 
 # Clauses that MySQL and MariaDB do not allow in a branch.  A match in a
 # literal only costs speed.
-_UNFIT = re.compile(
-    r"\b(?:FOR UPDATE|FOR SHARE|LOCK IN|WITH|INTO|PROCEDURE)\b"
-)
+_UNFIT = re.compile(r"\b(?:FOR UPDATE|FOR SHARE|LOCK IN|WITH|INTO|PROCEDURE)\b")
 # Clauses of a branch that require parentheses; the rows of sorted branches
 # must be sorted again.
 _OWN = re.compile(r"\b(ORDER BY)|\b(?:LIMIT)\b")
@@ -173,9 +157,7 @@ def _is_open(text: str) -> bool:
     return _reads(text) and re.search(r"\bLIMIT\b", text) is None
 
 
-def _fits(
-    text: str, merge: Merge | None, *, sorts_more: bool, changes: bool
-) -> bool:
+def _fits(text: str, merge: Merge | None, *, sorts_more: bool, changes: bool) -> bool:
     """Return whether the rows of the branches can be combined."""
     if changes or not _reads(text):
         return False
@@ -303,9 +285,7 @@ def _unions(
 
 
 def _branches(
-    constant: Sequence[str],
-    differing: Sequence[ShardBound],
-    places: Sequence[Place],
+    constant: Sequence[str], differing: Sequence[ShardBound], places: Sequence[Place]
 ) -> list[str]:
     """Return the SQL of each shard.
 
@@ -370,7 +350,5 @@ def _length(value: Any) -> int:
 def _joined(
     branches: Sequence[str], plain: tuple[Any, ...], template: _BranchTemplate
 ) -> Sent:
-    text = (
-        template.opening + template.between.join(branches) + template.closing
-    )
+    text = template.opening + template.between.join(branches) + template.closing
     return text, plain * len(branches)

@@ -7,39 +7,17 @@ is reported, since otherwise the result would seem to be from all shards.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import NamedTuple
-from typing import TYPE_CHECKING
-from typing import TypeAlias
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, TYPE_CHECKING, TypeAlias, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.exc import ShardMissingError
+from sqla_shard.exc import ServerUnreachableError, ShardMissingError
 from sqla_shard.exc.base import summary
 from sqla_shard.topology.keyspaces import as_ranges
 
 if TYPE_CHECKING:
     from sqla_shard.engine.rendering import Place
-
-__all__ = [
-    "NOT_READ",
-    "Address",
-    "UnreadServer",
-    "complete",
-    "describe_unread",
-    "for_each_shard",
-    "message_of",
-    "reason",
-    "short",
-    "unread_line",
-    "unread_lines",
-]
 
 #: The errors of a server that does not respond, or lacks a shard
 NOT_READ = (ServerUnreachableError, ShardMissingError)
@@ -105,15 +83,12 @@ def complete(answer: tuple[T, Iterable[UnreadServer]]) -> T:
 def describe_unread(servers: Iterable[UnreadServer]) -> list[str]:
     """Return a line for each server, as :func:`unread_lines` does."""
     return unread_lines(
-        (server, message_of(error), addresses)
-        for server, error, addresses in servers
+        (server, message_of(error), addresses) for server, error, addresses in servers
     )
 
 
 def unread_lines(
-    unread: Iterable[tuple[str, str, Iterable[Address]]],
-    *,
-    is_lost: bool = False,
+    unread: Iterable[tuple[str, str, Iterable[Address]]], *, is_lost: bool = False
 ) -> list[str]:
     """Return a line for each server, with the shards that were not read.
 
@@ -142,10 +117,7 @@ _NUMBERED = re.compile(r"""\((\d+), (["'])(.*?)\2\)""")
 
 
 def _line_of(
-    server: str,
-    why: str,
-    shards: Mapping[str, Collection[int]],
-    is_lost: bool,
+    server: str, why: str, shards: Mapping[str, Collection[int]], is_lost: bool
 ) -> str:
     """Return the line of a server, from the message of an error."""
     # The beginning of the line says that much.
@@ -187,9 +159,7 @@ def unread_line(
     )
 
 
-def reason(
-    error: BaseException,
-) -> ServerUnreachableError | ShardMissingError | None:
+def reason(error: BaseException) -> ServerUnreachableError | ShardMissingError | None:
     """Return the cause of a failed read; None for other errors.
 
     :param error: of several attempts the last error is in its causes.

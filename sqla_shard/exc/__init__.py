@@ -164,14 +164,16 @@ and one warning::
 
 from __future__ import annotations
 
-from sqla_shard.exc import blobs
-from sqla_shard.exc import contrib
-from sqla_shard.exc import definitions
-from sqla_shard.exc import fleet
-from sqla_shard.exc import jobs
-from sqla_shard.exc import migrate
-from sqla_shard.exc import operations
-from sqla_shard.exc import statements
+from sqla_shard.exc import (
+    blobs,
+    contrib,
+    definitions,
+    fleet,
+    jobs,
+    migrate,
+    operations,
+    statements,
+)
 from sqla_shard.exc.base import ShardError
 from sqla_shard.exc.blobs import *  # noqa: F403
 from sqla_shard.exc.contrib import *  # noqa: F403

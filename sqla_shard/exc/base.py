@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import InitVar
-from inspect import get_annotations
-from inspect import Parameter
-from inspect import Signature
-from typing import Any
-from typing import ClassVar
-from typing import dataclass_transform
-from typing import NamedTuple
+from inspect import get_annotations, Parameter, Signature
+from typing import Any, ClassVar, dataclass_transform, NamedTuple
 
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import DontWrapMixin
-from sqlalchemy.exc import OperationalError
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.exc import StatementError
+from sqlalchemy.exc import (
+    DBAPIError,
+    DontWrapMixin,
+    OperationalError,
+    SQLAlchemyError,
+    StatementError,
+)
 
 __all__ = [
     "DriverError",
@@ -62,9 +58,7 @@ def _rebuild(
     return error
 
 
-@dataclass_transform(
-    eq_default=False, kw_only_default=True, field_specifiers=(field,)
-)
+@dataclass_transform(eq_default=False, kw_only_default=True, field_specifiers=(field,))
 class ShardError(SQLAlchemyError, DontWrapMixin):
     """Base of every error of this package."""
 
@@ -105,9 +99,7 @@ class ShardError(SQLAlchemyError, DontWrapMixin):
             )
         if found:
             cls._parameters = found
-            cls._signature = Signature(
-                sorted(found.values(), key=lambda one: one.kind)
-            )
+            cls._signature = Signature(sorted(found.values(), key=lambda one: one.kind))
             has_own = "__init__" in vars(cls)
             cls.__signature__ = None if has_own else cls._signature
 

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from sqla_shard.exc.base import MessageError
-from sqla_shard.exc.base import ShardError
+from sqla_shard.exc.base import MessageError, ShardError
 
-__all__ = [
-    "BlockedError",
-    "FeedStoreError",
-    "FollowError",
-    "FollowRefusedError",
-]
+__all__ = ["BlockedError", "FeedStoreError", "FollowError", "FollowRefusedError"]
 
 
 class FollowError(ShardError):

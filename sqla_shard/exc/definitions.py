@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from dataclasses import InitVar
+from dataclasses import dataclass, InitVar
 from datetime import datetime
 
 from sqlalchemy.exc import SAWarning
 from sqlalchemy.orm.exc import StaleDataError as _OrmStaleDataError
 
-from sqla_shard.exc.base import bullets
-from sqla_shard.exc.base import cut
-from sqla_shard.exc.base import MessageError
-from sqla_shard.exc.base import ShardError
-from sqla_shard.exc.base import shortened_list
-from sqla_shard.exc.base import shown
+from sqla_shard.exc.base import (
+    bullets,
+    cut,
+    MessageError,
+    ShardError,
+    shortened_list,
+    shown,
+)
 from sqla_shard.util import masking
 from sqla_shard.util.masking import redact
 
@@ -135,8 +136,7 @@ class MissingIdError(ShardError):
     table: str
     reason: str
     _text = (
-        "a new row of {table} has no id, and the server does not give it one: "
-        "{reason}"
+        "a new row of {table} has no id, and the server does not give it one: {reason}"
     )
 
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqla_shard.exc.base import bullets
-from sqla_shard.exc.base import field
-from sqla_shard.exc.base import MessageError
-from sqla_shard.exc.base import ShardError
-from sqla_shard.exc.base import shortened_list
+from sqla_shard.exc.base import bullets, field, MessageError, ShardError, shortened_list
 from sqla_shard.exc.definitions import Problem
 
 __all__ = [
@@ -106,8 +102,7 @@ class OperationRefusedError(FleetError):
 
     def _describe(self) -> str:
         return (
-            f"{self.operation} is refused; nothing was changed"
-            f"{bullets(self.problems)}"
+            f"{self.operation} is refused; nothing was changed{bullets(self.problems)}"
         )
 
 
@@ -182,10 +177,7 @@ class OperationFailedError(FleetError):
             if self.undone
             else "it is not finished; what to do now: sqla-shard fleet status"
         )
-        return (
-            f"{self.operation} failed at step {self.step}: {self.reason}; "
-            f"{state}"
-        )
+        return f"{self.operation} failed at step {self.step}: {self.reason}; {state}"
 
 
 class NoOperationError(FleetError):
@@ -261,10 +253,7 @@ class BackupNotFoundError(FleetError):
 
     def _describe(self) -> str:
         known = shortened_list(self.known) if self.known else "no backup"
-        return (
-            f"{self.folder} has no finished backup {self.backup!r}; it has "
-            f"{known}"
-        )
+        return f"{self.folder} has no finished backup {self.backup!r}; it has {known}"
 
 
 class BackupDamagedError(FleetError):

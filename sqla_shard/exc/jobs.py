@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from sqla_shard.exc.base import bullets
-from sqla_shard.exc.base import cut
-from sqla_shard.exc.base import MessageError
-from sqla_shard.exc.base import ShardError
-from sqla_shard.exc.base import shortened_list
+from sqla_shard.exc.base import bullets, cut, MessageError, ShardError, shortened_list
 
 __all__ = [
     "JobArgumentError",

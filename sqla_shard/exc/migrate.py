@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqla_shard.exc.base import bullets
-from sqla_shard.exc.base import MessageError
-from sqla_shard.exc.base import ShardError
+from sqla_shard.exc.base import bullets, MessageError, ShardError
 
 __all__ = [
     "ConversionError",
@@ -39,9 +37,7 @@ class DeclarationError(MigrateError, ValueError):
     source: str
     problems: tuple[str, ...]
 
-    def __init__(
-        self, problems: Iterable[str], *, source: str = "declaration"
-    ) -> None:
+    def __init__(self, problems: Iterable[str], *, source: str = "declaration") -> None:
         super().__init__(problems=problems, source=source)
 
     def _describe(self) -> str:

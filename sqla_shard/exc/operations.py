@@ -6,12 +6,14 @@ from typing import Any
 
 from sqlalchemy.exc import ProgrammingError
 
-from sqla_shard.exc.base import bullets
-from sqla_shard.exc.base import DriverError
-from sqla_shard.exc.base import field
-from sqla_shard.exc.base import MessageError
-from sqla_shard.exc.base import ShardError
-from sqla_shard.exc.base import shortened_list
+from sqla_shard.exc.base import (
+    bullets,
+    DriverError,
+    field,
+    MessageError,
+    ShardError,
+    shortened_list,
+)
 from sqla_shard.exc.definitions import Problem
 from sqla_shard.util.masking import redact
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import InitVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, InitVar
 
 from sqlalchemy.exc import IllegalStateChangeError
 
-from sqla_shard.exc.base import DriverError
-from sqla_shard.exc.base import field
-from sqla_shard.exc.base import MessageError
-from sqla_shard.exc.base import ShardError
-from sqla_shard.exc.base import shortened_list
-from sqla_shard.exc.base import shown
-from sqla_shard.exc.base import summary
+from sqla_shard.exc.base import (
+    DriverError,
+    field,
+    MessageError,
+    ShardError,
+    shortened_list,
+    shown,
+    summary,
+)
 
 __all__ = [
     "ClusterClosedError",
@@ -191,23 +191,17 @@ class ScatterLimitError(RoutingError):
     found: int
 
     def _describe(self) -> str:
-        instead = (
-            "name fewer objects in WHERE, add a LIMIT, or raise the limit"
-        )
+        instead = "name fewer objects in WHERE, add a LIMIT, or raise the limit"
         if self.limit == "max_shards":
             what = f"the statement is for {self.found} shards"
         elif self.limit == "max_offset":
             what = f"the statement skips {self.found} rows of several shards"
             instead = (
-                "read page after page with session.scatter_page(), or raise "
-                "the limit"
+                "read page after page with session.scatter_page(), or raise the limit"
             )
         else:
             what = f"the result has more than {self.allowed} rows"
-        return (
-            f"{what}, and scatter() allows {self.limit}={self.allowed}; "
-            f"{instead}"
-        )
+        return f"{what}, and scatter() allows {self.limit}={self.allowed}; {instead}"
 
 
 class ScatterTimeoutError(ShardError):
@@ -359,13 +353,9 @@ class PartialCommitError(ShardError):
     shards_rolled_back: tuple[WrittenShard, ...] = ()
 
     def _describe(self) -> str:
-        done = shortened_list(self.shards_committed) or ", ".join(
-            self.committed
-        )
+        done = shortened_list(self.shards_committed) or ", ".join(self.committed)
         here = shortened_list([*self.shards_failed, *self.shards_unknown])
-        rest = shortened_list(self.shards_rolled_back) or ", ".join(
-            self.rolled_back
-        )
+        rest = shortened_list(self.shards_rolled_back) or ", ".join(self.rolled_back)
         state = "may or may not have committed" if self.unknown else "did not"
         return (
             f"committed: {done or 'none'}; {here or self.failed} {state}; "
@@ -461,10 +451,7 @@ class MissingExtraError(ShardError, ImportError):
     package: str
     extra: str
     reason: str
-    _text = (
-        "{package} cannot be imported ({reason}); pip install "
-        "'sqla-shard[{extra}]'"
-    )
+    _text = "{package} cannot be imported ({reason}); pip install 'sqla-shard[{extra}]'"
 
 
 class DriftReferenceError(ShardError):

@@ -45,40 +45,34 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from functools import partial
-from functools import wraps
-from typing import Any
-from typing import Concatenate
-from typing import overload
-from typing import ParamSpec
-from typing import TYPE_CHECKING
-from typing import TypeVar
-from typing import TypeVarTuple
+from functools import partial, wraps
+from typing import (
+    Any,
+    Concatenate,
+    overload,
+    ParamSpec,
+    TYPE_CHECKING,
+    TypeVar,
+    TypeVarTuple,
+)
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection
-from sqlalchemy import event
-from sqlalchemy import MetaData
-from sqlalchemy import Select
-from sqlalchemy.exc import MultipleResultsFound
-from sqlalchemy.exc import NoResultFound
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import Connection, event, MetaData, Select
+from sqlalchemy.exc import MultipleResultsFound, NoResultFound, SQLAlchemyError
 from sqlalchemy.orm import Mapper
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.exc import ExtensionSetupError
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import MissingExtraError
-from sqla_shard.exc import ScatterLimitError
-from sqla_shard.exc import UnknownShardError
+from sqla_shard.exc import (
+    ExtensionSetupError,
+    InvalidIdError,
+    MissingExtraError,
+    ScatterLimitError,
+    UnknownShardError,
+)
 from sqla_shard.exc.base import summary
-from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.ids import IdLayout
-from sqla_shard.ids import TypeRegistry
+from sqla_shard.ids import DEFAULT_LAYOUT, IdLayout, TypeRegistry
 from sqla_shard.session import ShardSession
 from sqla_shard.session.commit import CommitReport
 from sqla_shard.session.transaction import CrossShard
@@ -86,28 +80,25 @@ from sqla_shard.topology import Topology
 from sqla_shard.util import sqlalchemy_private as private
 
 try:
-    from flask import abort
-    from flask import current_app
-    from flask import Flask
-    from flask import g
-    from flask import has_app_context
-    from flask import jsonify
-    from flask import request
-    from flask import Response
-    from werkzeug.routing import BaseConverter
-    from werkzeug.routing import Map
-    from werkzeug.routing import ValidationError
+    from flask import (
+        abort,
+        current_app,
+        Flask,
+        g,
+        has_app_context,
+        jsonify,
+        request,
+        Response,
+    )
+    from werkzeug.routing import BaseConverter, Map, ValidationError
 except ImportError as error:
     raise MissingExtraError(
         package="Flask", extra="flask", reason=str(error)
     ) from error
 
-from sqla_shard.ext.flask_commands import EXTENSION
-from sqla_shard.ext.flask_commands import shard_commands
+from sqla_shard.ext.flask_commands import EXTENSION, shard_commands
 from sqla_shard.ext.flask_errors import register_errors
-from sqla_shard.ext.flask_pagination import count_rows
-from sqla_shard.ext.flask_pagination import page_argument
-from sqla_shard.ext.flask_pagination import Pagination
+from sqla_shard.ext.flask_pagination import count_rows, page_argument, Pagination
 
 if TYPE_CHECKING:
     from sqla_shard.cache import Cached
@@ -158,9 +149,7 @@ class ContextSession(ShardSession):
         ):
             self.commit()
 
-    def _execute_internal(
-        self, statement: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _execute_internal(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
         if self.is_outdated:
             self._end_outdated()
         self._has_only_read = self._has_only_read and _only_reads(
@@ -168,9 +157,7 @@ class ContextSession(ShardSession):
         )
         return super()._execute_internal(statement, *args, **kwargs)
 
-    def get(
-        self, entity: type[T] | Mapper[T], ident: Any, **kwargs: Any
-    ) -> T | None:
+    def get(self, entity: type[T] | Mapper[T], ident: Any, **kwargs: Any) -> T | None:
         """Return the object of an id; see :meth:`.ShardSession.get`."""
         if self.is_outdated:
             self._end_outdated()
@@ -306,8 +293,7 @@ class FlaskCluster:
         """
         if EXTENSION in app.extensions:
             raise ExtensionSetupError(
-                "already has a FlaskCluster; call init_app() once for each "
-                "application",
+                "already has a FlaskCluster; call init_app() once for each application",
                 app=app.name,
             )
         health = _route_path(app, "SQLA_SHARD_HEALTH", "/health/shards")
@@ -325,9 +311,7 @@ class FlaskCluster:
         if app.config.get("SQLA_SHARD_ERRORS"):
             register_errors(app)
         if health is not None:
-            app.add_url_rule(
-                health, "sqla_shard_health", partial(_health, cluster)
-            )
+            app.add_url_rule(health, "sqla_shard_health", partial(_health, cluster))
         if metrics is not None:
             _add_metrics(app, metrics, cluster)
         app.extensions[EXTENSION] = self
@@ -349,9 +333,7 @@ class FlaskCluster:
             return
         classes: Mapping[Any, Any] | None = self._cached or None
         if isinstance(regions, (str, os.PathLike)):
-            regions, classes, prefix = _read_cache_file(
-                app, regions, classes, prefix
-            )
+            regions, classes, prefix = _read_cache_file(app, regions, classes, prefix)
         problem = None
         if not isinstance(regions, Mapping):
             kind = type(regions).__name__
@@ -381,8 +363,7 @@ class FlaskCluster:
         except KeyError:
             pass
         raise ExtensionSetupError(
-            "is not set up; call init_app(app) of its FlaskCluster",
-            app=app.name,
+            "is not set up; call init_app(app) of its FlaskCluster", app=app.name
         )
 
     @property
@@ -426,9 +407,7 @@ class FlaskCluster:
             abort(404, description=description)
         return found
 
-    def first_or_404(
-        self, statement: Any, *, description: str | None = None
-    ) -> Any:
+    def first_or_404(self, statement: Any, *, description: str | None = None) -> Any:
         """Return the first row of a select, or abort with 404.
 
         :returns: the value if one entity or column is selected, else the
@@ -439,9 +418,7 @@ class FlaskCluster:
             abort(404, description=description)
         return found[0] if len(found) == 1 else found
 
-    def one_or_404(
-        self, statement: Any, *, description: str | None = None
-    ) -> Any:
+    def one_or_404(self, statement: Any, *, description: str | None = None) -> Any:
         """Return the only row of a select, or abort with 404.
 
         :returns: see :meth:`first_or_404`.
@@ -649,8 +626,7 @@ def _route_path(app: Flask, name: str, example: str) -> str | None:
 def _add_metrics(app: Flask, path: str, cluster: Cluster) -> None:
     """Add the route of ``SQLA_SHARD_METRICS``."""
     # Import the package only if there is such a route.
-    from sqla_shard.metrics.prometheus import CONTENT_TYPE
-    from sqla_shard.metrics.prometheus import PrometheusMetrics
+    from sqla_shard.metrics.prometheus import CONTENT_TYPE, PrometheusMetrics
 
     metrics = PrometheusMetrics(cluster)
 
@@ -682,8 +658,7 @@ def _close_session(error: BaseException | None) -> None:
         # The response is ready and did not commit: a lost server must not
         # turn the response into an error.
         _log.warning(
-            "a session could not be rolled back; its connections are closed: "
-            "%s",
+            "a session could not be rolled back; its connections are closed: %s",
             summary(lost),
             extra={"action": "close session"},
         )
@@ -714,27 +689,20 @@ class ObjectIdConverter(BaseConverter):
     weight = 50
 
     def __init__(
-        self,
-        url_map: Map,
-        type_id: int | None = None,
-        keyspace: str | None = None,
+        self, url_map: Map, type_id: int | None = None, keyspace: str | None = None
     ) -> None:
         super().__init__(url_map)
         self._layout = DEFAULT_LAYOUT
         if self._layout_of is not None:
             self._layout = self._layout_of(keyspace)
         if type_id is not None:
-            TypeRegistry().check(
-                type_id, "the converter 'object_id'", self._layout
-            )
+            TypeRegistry().check(type_id, "the converter 'object_id'", self._layout)
         self._type_id = type_id
 
     def to_python(self, value: str) -> int:
         """Return the id of a URL."""
         try:
-            parts = self._layout.check_type(
-                int(value), self._type_id, "the URL"
-            )
+            parts = self._layout.check_type(int(value), self._type_id, "the URL")
         except InvalidIdError as error:
             raise ValidationError(str(error)) from error
         if self._layout.names_type and parts.type_id == 0:
@@ -755,8 +723,6 @@ def _converter_for(cluster: Cluster) -> type[ObjectIdConverter]:
     """Return the converter for ids with the layouts of a topology."""
 
     class Converter(ObjectIdConverter):
-        _layout_of = staticmethod(
-            lambda name: cluster.topology.id_layout(name)
-        )
+        _layout_of = staticmethod(lambda name: cluster.topology.id_layout(name))
 
     return Converter

@@ -17,12 +17,10 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 import click
-from flask import current_app
-from flask import Flask
+from flask import current_app, Flask
 from flask.cli import AppGroup
 from flask.ctx import AppContext
 from sqlalchemy import event
@@ -33,8 +31,7 @@ from sqla_shard.topology import describe
 if TYPE_CHECKING:
     from sqla_shard import Cluster
     from sqla_shard.ext.flask import FlaskCluster
-    from sqla_shard.jobs import ClaimedJob
-    from sqla_shard.jobs import JobReport
+    from sqla_shard.jobs import ClaimedJob, JobReport
 
 __all__ = ["EXTENSION", "shard_commands"]
 
@@ -94,8 +91,7 @@ def _health() -> None:
         click.echo(f"{server}: {shown}".replace("\n", "\n  "))
     if health.down:
         raise click.ClickException(
-            f"{len(health.down)} of {len(health.servers)} servers did not "
-            "respond"
+            f"{len(health.down)} of {len(health.servers)} servers did not respond"
         )
 
 
@@ -109,8 +105,7 @@ def _create_all(keyspace: str | None) -> None:
     extension = _extension()
     if extension.metadata is None:
         raise click.ClickException(
-            "the extension has no metadata; pass "
-            "FlaskCluster(metadata=Base.metadata)"
+            "the extension has no metadata; pass FlaskCluster(metadata=Base.metadata)"
         )
     cluster = extension.cluster
     cluster.create_all(extension.metadata, keyspace=keyspace)
@@ -148,11 +143,7 @@ def _create_all(keyspace: str | None) -> None:
 )
 @click.option("--once", is_flag=True, help="Exit when no job is due any more.")
 def _worker(
-    queues: str,
-    concurrency: int,
-    deliver: bool,
-    stop_timeout: float,
-    once: bool,
+    queues: str, concurrency: int, deliver: bool, stop_timeout: float, once: bool
 ) -> None:
     """Run the jobs of queues, each task in an application context.
 

@@ -21,36 +21,41 @@ from functools import partial
 from traceback import format_tb
 from typing import Any
 
-from flask import current_app
-from flask import Flask
+from flask import current_app, Flask
 from flask.typing import ResponseReturnValue
-from sqlalchemy.exc import OperationalError
-from sqlalchemy.exc import TimeoutError  # noqa: A004 - that of the pool
-from werkzeug.exceptions import BadRequest
-from werkzeug.exceptions import Conflict
-from werkzeug.exceptions import HTTPException
-from werkzeug.exceptions import NotFound
-from werkzeug.exceptions import ServiceUnavailable
+from sqlalchemy.exc import (
+    OperationalError,
+    TimeoutError,  # noqa: A004 - that of the pool
+)
+from werkzeug.exceptions import (
+    BadRequest,
+    Conflict,
+    HTTPException,
+    NotFound,
+    ServiceUnavailable,
+)
 
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import ClaimLostError
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import InvalidBookmarkError
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import InvalidKeyError
-from sqla_shard.exc import KeyPendingError
-from sqla_shard.exc import KeyTakenError
-from sqla_shard.exc import KeyUsedError
-from sqla_shard.exc import PartialCommitError
-from sqla_shard.exc import RetriesExhaustedError
-from sqla_shard.exc import ScatterLimitError
-from sqla_shard.exc import ServerFencedError
-from sqla_shard.exc import ServerRetiredError
-from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.exc import ShardMovedError
-from sqla_shard.exc import StaleDataError
-from sqla_shard.exc import StaleListError
-from sqla_shard.exc import UnknownShardError
+from sqla_shard.exc import (
+    BlobValueError,
+    ClaimLostError,
+    CommitUnknownError,
+    InvalidBookmarkError,
+    InvalidIdError,
+    InvalidKeyError,
+    KeyPendingError,
+    KeyTakenError,
+    KeyUsedError,
+    PartialCommitError,
+    RetriesExhaustedError,
+    ScatterLimitError,
+    ServerFencedError,
+    ServerRetiredError,
+    ServerUnreachableError,
+    ShardMovedError,
+    StaleDataError,
+    StaleListError,
+    UnknownShardError,
+)
 from sqla_shard.exc.base import summary
 
 __all__ = ["register_errors"]

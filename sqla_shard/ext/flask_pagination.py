@@ -11,16 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from math import ceil
-from typing import Any
-from typing import Generic
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
-from flask import abort
-from flask import has_request_context
-from flask import request
-from sqlalchemy import func
-from sqlalchemy import Select
-from sqlalchemy import select
+from flask import abort, has_request_context, request
+from sqlalchemy import func, Select, select
 
 from sqla_shard.session import ShardSession
 from sqla_shard.session.paging import MOST_ROWS
@@ -118,9 +112,7 @@ class Pagination(Generic[T]):
         return iter(self.items)
 
 
-def page_argument(
-    name: str, given: int | None, default: int, error_out: bool
-) -> int:
+def page_argument(name: str, given: int | None, default: int, error_out: bool) -> int:
     """Return an argument of :meth:`.FlaskCluster.paginate`.
 
     :param given: value of the argument; None to use that of the request.

@@ -17,29 +17,21 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection
-from sqlalchemy import event
-from sqlalchemy import inspect
-from sqlalchemy import Result
+from sqlalchemy import Connection, event, inspect, Result
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.ext.horizontal_shard import set_shard_id
-from sqlalchemy.ext.horizontal_shard import ShardedQuery
 from sqlalchemy.ext.horizontal_shard import (
+    set_shard_id,
+    ShardedQuery,
     ShardedSession as UpstreamShardedSession,
 )
-from sqlalchemy.orm import Mapper
-from sqlalchemy.orm import ORMExecuteState
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Mapper, ORMExecuteState, Session
 from sqlalchemy.util import warn_deprecated
 
-from sqla_shard.engine import Lanes
-from sqla_shard.engine import overlap
+from sqla_shard.engine import Lanes, overlap
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.util import sqlalchemy_private as private
 
@@ -102,8 +94,7 @@ class ShardedSession(UpstreamShardedSession):
             )
             if execute_chooser:
                 raise ArgumentError(
-                    "Can't pass query_chooser and execute_chooser "
-                    "at the same time."
+                    "Can't pass query_chooser and execute_chooser at the same time."
                 )
             execute_chooser = partial(_shards_of_query, query_chooser)
         if not execute_chooser:
@@ -130,9 +121,7 @@ class ShardedSession(UpstreamShardedSession):
             kwargs["bind_arguments"] = {"shard_id": token, **given}
         return super().get(entity, ident, **kwargs)
 
-    def _choose_shard_and_assign(
-        self, mapper: Any, instance: Any, **kw: Any
-    ) -> Any:
+    def _choose_shard_and_assign(self, mapper: Any, instance: Any, **kw: Any) -> Any:
         # Upstream ignores falsy tokens, such as shard 0.
         if instance is not None:
             state = inspect(instance)
@@ -150,9 +139,7 @@ class ShardedSession(UpstreamShardedSession):
     ) -> Connection:
         """Return the connection to the shard of an object."""
         if self.in_transaction():
-            return super().connection_callable(
-                mapper, instance, shard_id, **kw
-            )
+            return super().connection_callable(mapper, instance, shard_id, **kw)
         # Upstream raises NameError here.
         bind = self.get_bind(mapper, shard_id=shard_id, instance=instance)
         return bind if isinstance(bind, Connection) else bind.connect(**kw)
@@ -290,9 +277,7 @@ def _execute_on_all(
     return parts[0].merge(*parts[1:])
 
 
-def _connections(
-    context: ORMExecuteState, shards: Sequence[Any]
-) -> list[Connection]:
+def _connections(context: ORMExecuteState, shards: Sequence[Any]) -> list[Connection]:
     session = context.session
     arguments = dict(context.bind_arguments)
     arguments.pop("bind", None)
@@ -303,6 +288,5 @@ def _connections(
     # Use the same order in all sessions: otherwise two sessions that wait for
     # the last connections of two pools would deadlock.
     return [
-        session.connection(bind_arguments={"bind": binds[key]})
-        for key in sorted(binds)
+        session.connection(bind_arguments={"bind": binds[key]}) for key in sorted(binds)
     ]

@@ -56,16 +56,13 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Iterable
-from collections.abc import Sequence
-from functools import lru_cache
-from functools import partial
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
 from time import time_ns
 from typing import Any
 
 try:
-    from opentelemetry import metrics
-    from opentelemetry import trace
+    from opentelemetry import metrics, trace
 except ImportError as error:
     from sqla_shard.exc import MissingExtraError
 
@@ -73,22 +70,15 @@ except ImportError as error:
         package="OpenTelemetry", extra="opentelemetry", reason=str(error)
     ) from error
 
-from sqlalchemy import event
-from sqlalchemy import make_url
+from sqlalchemy import event, make_url
 
-from sqla_shard.cluster.cluster import all_caches
-from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.engine import ServerReport
-from sqla_shard.engine import StatementReport
+from sqla_shard.cluster.cluster import all_caches, Cluster
+from sqla_shard.engine import ServerReport, StatementReport
 from sqla_shard.engine.rendering import SCHEMA
 from sqla_shard.exc.base import code_of
-from sqla_shard.ext.opentelemetry_jobs import instrument_queues
-from sqla_shard.ext.opentelemetry_jobs import JobInstrumentation
-from sqla_shard.metrics.definitions import APPLICATION
-from sqla_shard.metrics.definitions import Metric
-from sqla_shard.metrics.definitions import metric
-from sqla_shard.metrics.recorder import observations
-from sqla_shard.metrics.recorder import Recorder
+from sqla_shard.ext.opentelemetry_jobs import instrument_queues, JobInstrumentation
+from sqla_shard.metrics.definitions import APPLICATION, Metric, metric
+from sqla_shard.metrics.recorder import observations, Recorder
 
 __all__ = ["Instrumentation", "instrument", "instrument_queues"]
 
@@ -108,8 +98,7 @@ _NUMBER = r"|(?<![\w.:?$`\"])\.?\d[\w.]*"
 # In MySQL a backslash escapes a quote, and double quotes delimit strings.  One
 # that does not end is masked, too.
 _MYSQL_LITERAL = re.compile(
-    r"""'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*"|['"].*""" + _NUMBER,
-    re.DOTALL,
+    r"""'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*"|['"].*""" + _NUMBER, re.DOTALL
 )
 _LITERAL = re.compile(r"'(?:[^']|'')*'" + _NUMBER)
 
@@ -211,9 +200,7 @@ class Instrumentation:
         target = self._target
         # Clusters of a process may have regions with the same name.
         sums: dict[str, float] = {}
-        for cache in (
-            all_caches() if isinstance(target, type) else [target.cache]
-        ):
+        for cache in all_caches() if isinstance(target, type) else [target.cache]:
             for stats in () if cache is None else cache.stats():
                 before = sums.get(stats.name, 0)
                 sums[stats.name] = before + getattr(stats, name)
@@ -243,17 +230,11 @@ class Instrumentation:
         start = end - int(report.seconds * 1e9)
         summary = common["db.query.summary"]
         several = report.fan_out > 1
-        attributes = {
-            **common,
-            **_of_statement(report, common["db.system.name"]),
-        }
+        attributes = {**common, **_of_statement(report, common["db.system.name"])}
         if not several:
             attributes.update(_of_server(cluster, report, report.servers[0]))
         span = self._tracer.start_span(
-            summary,
-            kind=trace.SpanKind.CLIENT,
-            attributes=attributes,
-            start_time=start,
+            summary, kind=trace.SpanKind.CLIENT, attributes=attributes, start_time=start
         )
         if several and span.is_recording():
             inside = trace.set_span_in_context(span)
@@ -262,10 +243,7 @@ class Instrumentation:
                     f"{summary} on {server.server}",
                     context=inside,
                     kind=trace.SpanKind.CLIENT,
-                    attributes={
-                        **common,
-                        **_of_server(cluster, report, server),
-                    },
+                    attributes={**common, **_of_server(cluster, report, server)},
                     start_time=start,
                 )
                 ended = min(start + int(server.seconds * 1e9), end)
@@ -274,18 +252,14 @@ class Instrumentation:
 
 
 def _observe(
-    owner: weakref.ref[Instrumentation],
-    name: str,
-    options: metrics.CallbackOptions,
+    owner: weakref.ref[Instrumentation], name: str, options: metrics.CallbackOptions
 ) -> Iterable[metrics.Observation]:
     found = owner()
     return [] if found is None else found._observe(name)
 
 
 def _observe_gauge(
-    owner: weakref.ref[Instrumentation],
-    one: Metric,
-    options: metrics.CallbackOptions,
+    owner: weakref.ref[Instrumentation], one: Metric, options: metrics.CallbackOptions
 ) -> Iterable[metrics.Observation]:
     found = owner()
     return [] if found is None else found._observe_gauge(one)

@@ -29,26 +29,18 @@ worker.  These are:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any
 
-from opentelemetry import context
-from opentelemetry import metrics
-from opentelemetry import trace
-from opentelemetry.trace.propagation.tracecontext import (
-    TraceContextTextMapPropagator,
-)
+from opentelemetry import context, metrics, trace
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from sqlalchemy import event
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.jobs import ClaimedJob
-from sqla_shard.jobs import JobReport
-from sqla_shard.jobs.queue_counts import queue_counts
-from sqla_shard.jobs.queue_counts import QueueCount
-from sqla_shard.metrics.definitions import Metric
-from sqla_shard.metrics.definitions import metric
+from sqla_shard.jobs import ClaimedJob, JobReport
+from sqla_shard.jobs.queue_counts import queue_counts, QueueCount
+from sqla_shard.metrics.definitions import Metric, metric
 
 __all__ = ["JobInstrumentation", "instrument_queues"]
 
@@ -98,9 +90,7 @@ class JobInstrumentation:
             if event.contains(self._target, name, listener):
                 event.remove(self._target, name, listener)
 
-    def _inject(
-        self, cluster: Cluster, task: str, carrier: dict[str, str]
-    ) -> None:
+    def _inject(self, cluster: Cluster, task: str, carrier: dict[str, str]) -> None:
         _PROPAGATOR.inject(carrier)
 
     def _begin(self, cluster: Cluster, job: ClaimedJob) -> None:

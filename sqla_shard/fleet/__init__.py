@@ -7,16 +7,12 @@ verified; see :mod:`sqla_shard.fleet.runner`.
 
 from __future__ import annotations
 
-from sqla_shard.fleet.accounts import Account
-from sqla_shard.fleet.accounts import Accounts
+from sqla_shard.fleet.accounts import Account, Accounts
 from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.fleet_status import FleetStatus
-from sqla_shard.fleet.fleet_status import status
+from sqla_shard.fleet.fleet_status import FleetStatus, status
 from sqla_shard.fleet.operation import Result
 from sqla_shard.fleet.plans import Plan
-from sqla_shard.fleet.runner import apply
-from sqla_shard.fleet.runner import resume
-from sqla_shard.fleet.runner import undo
+from sqla_shard.fleet.runner import apply, resume, undo
 
 __all__ = [
     "Account",

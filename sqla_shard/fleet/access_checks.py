@@ -10,22 +10,19 @@ from __future__ import annotations
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.app_access import gaps
 from sqla_shard.fleet.clients import late_line
-from sqla_shard.fleet.facts import FleetFacts
-from sqla_shard.fleet.facts import PairFacts
-from sqla_shard.fleet.facts import ServerFacts
-from sqla_shard.fleet.findings import critical
-from sqla_shard.fleet.findings import Findings
-from sqla_shard.fleet.findings import fleet_check
-from sqla_shard.fleet.findings import info
-from sqla_shard.fleet.findings import pair_check
-from sqla_shard.fleet.findings import server_check
-from sqla_shard.fleet.findings import unknown
-from sqla_shard.fleet.findings import warning
+from sqla_shard.fleet.facts import FleetFacts, PairFacts, ServerFacts
+from sqla_shard.fleet.findings import (
+    critical,
+    Findings,
+    fleet_check,
+    info,
+    pair_check,
+    server_check,
+    unknown,
+    warning,
+)
 from sqla_shard.fleet.replication import replication_kind
-from sqla_shard.fleet.sessions import AppSession
-from sqla_shard.fleet.sessions import described
-
-__all__ = ["FOLLOWED", "LONG_TRANSACTION"]
+from sqla_shard.fleet.sessions import AppSession, described
 
 LONG_TRANSACTION = 60
 """Age in seconds from which a transaction is reported."""
@@ -52,9 +49,7 @@ _WRITES = frozenset(
 )
 _PAST_READ_ONLY = frozenset(["CONNECTION_ADMIN", "READ_ONLY ADMIN", "SUPER"])
 #: Accounts of the server itself.
-_SYSTEM = frozenset(
-    ["root", "mariadb.sys", "mysql.sys", "mysql.session", "mysql"]
-)
+_SYSTEM = frozenset(["root", "mariadb.sys", "mysql.sys", "mysql.session", "mysql"])
 _SYSTEM_SESSIONS = frozenset(["system user", "event_scheduler"])
 _SHOWN = 3
 
@@ -85,14 +80,8 @@ def application_access(pair: PairFacts, fleet: FleetFacts) -> Findings:
     if standby is None:
         return
     primary = pair.primary.access
-    for gap in gaps(
-        primary, standby.access, pair.databases, exempt=fleet.operators
-    ):
-        yield critical(
-            standby,
-            f"{gap.what}: a failover is refused",
-            gap.remedy,
-        )
+    for gap in gaps(primary, standby.access, pair.databases, exempt=fleet.operators):
+        yield critical(standby, f"{gap.what}: a failover is refused", gap.remedy)
     user, is_tried, error = primary.attempt
     if error:
         yield info(
@@ -152,8 +141,7 @@ def past_read_only(server: ServerFacts, fleet: FleetFacts) -> Findings:
                 server,
                 f"has an account, {login}, that may write although a server "
                 f"is read-only ({', '.join(found)})",
-                f"{_alone(server)}REVOKE {', '.join(found)} ON *.* FROM "
-                f"{login}",
+                f"{_alone(server)}REVOKE {', '.join(found)} ON *.* FROM {login}",
             )
 
 
@@ -228,9 +216,7 @@ def sessions_elsewhere(server: ServerFacts, fleet: FleetFacts) -> Findings:
         return
     where = described(
         (
-            AppSession(
-                id=one.id, user=one.user, address=one.host, database=None
-            )
+            AppSession(id=one.id, user=one.user, address=one.host, database=None)
             for one in found
         ),
         # Only sessions matter.
@@ -263,8 +249,7 @@ def old_epochs(fleet: FleetFacts) -> Findings:
     if clients.unread is not None:
         yield unknown(
             "fleet",
-            f"the processes that follow ZooKeeper are not known: "
-            f"{clients.unread}",
+            f"the processes that follow ZooKeeper are not known: {clients.unread}",
             "give the operator the permission to read /clients there",
         )
         return
@@ -293,9 +278,7 @@ def old_epochs(fleet: FleetFacts) -> Findings:
 @server_check
 def long_transactions(server: ServerFacts, _: FleetFacts) -> Findings:
     """Transactions that operations would wait for or end."""
-    applied_by = {
-        one.id for one in server.sessions if one.user in _SYSTEM_SESSIONS
-    }
+    applied_by = {one.id for one in server.sessions if one.user in _SYSTEM_SESSIONS}
     found = [
         one
         for one in server.transactions

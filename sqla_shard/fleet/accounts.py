@@ -10,15 +10,12 @@ variables.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from sqlalchemy import make_url
 from sqlalchemy.engine import URL
 
 from sqla_shard.exc import FleetSetupError
-
-__all__ = ["Account", "Accounts"]
 
 _OPERATOR = "SQLA_SHARD_OPERATOR"
 _REPLICATION = "SQLA_SHARD_REPLICATION"
@@ -63,9 +60,7 @@ class Accounts:
                 f"{_OPERATOR}_USER is not set; set it and "
                 f"{_OPERATOR}_PASSWORD to the account of the operator"
             )
-        return cls(
-            operator=operator, replication=_account(_REPLICATION, environ)
-        )
+        return cls(operator=operator, replication=_account(_REPLICATION, environ))
 
     @classmethod
     def if_set(cls, environ: Mapping[str, str]) -> Accounts | None:

@@ -8,21 +8,9 @@ from sqla_shard.fleet.fleet import all_pairs
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of
 
-__all__ = [
-    "address_in",
-    "bare_url",
-    "is_address",
-    "roles_in",
-    "url_at",
-    "with_login",
-    "with_port",
-]
-
 _ADDRESS = re.compile(r"(?:\[[0-9a-f:.]+\]|[^\s:/@?]+):[0-9]+")
 #: The part of a URL before the host; a password has no '@', '/' or '?'.
-_BEFORE_HOST = re.compile(
-    r"(?<![^:/?@])(?P<scheme>[^:/?@]+://)(?P<login>[^/?@]*@)?"
-)
+_BEFORE_HOST = re.compile(r"(?<![^:/?@])(?P<scheme>[^:/?@]+://)(?P<login>[^/?@]*@)?")
 _HOST = re.compile(r"(?:\[[^\]]*\]|[^:/?]*)(?::[0-9]*)?")
 
 
@@ -63,9 +51,7 @@ def with_login(url: str, other: str) -> str:
     """Return a URL with the user and the password of another."""
     match = _BEFORE_HOST.match(other)
     login = "" if match is None else match["login"] or ""
-    return _BEFORE_HOST.sub(
-        lambda found: f"{found['scheme']}{login}", url, count=1
-    )
+    return _BEFORE_HOST.sub(lambda found: f"{found['scheme']}{login}", url, count=1)
 
 
 def roles_in(topology: Topology) -> dict[str, list[str]]:

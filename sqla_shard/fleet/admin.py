@@ -9,29 +9,21 @@ from __future__ import annotations
 import re
 import ssl
 import time
-from collections.abc import Iterable
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import PendingRollbackError
+from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from sqlalchemy.pool import NullPool
 
 from sqla_shard.dialects import backend_for
 from sqla_shard.dialects.passwords import PasswordSource
 from sqla_shard.exc import FleetServerError
-from sqla_shard.exc.base import original
-from sqla_shard.exc.base import shortened_list
+from sqla_shard.exc.base import original, shortened_list
 
-__all__ = ["SYSTEM", "Admin", "marked", "quoted"]
-
-SYSTEM = frozenset(
-    ["information_schema", "mysql", "performance_schema", "sys"]
-)
+SYSTEM = frozenset(["information_schema", "mysql", "performance_schema", "sys"])
 """Databases of a server itself."""
 
 #: User-level lock that the operation in progress holds on each of its
@@ -138,10 +130,7 @@ class Admin:
             another process has taken over.
         """
         session = Admin(
-            self._url,
-            name=self.name,
-            timeout=timeout,
-            password=self._password,
+            self._url, name=self.name, timeout=timeout, password=self._password
         )
         if self._claimed is not None:
             try:
@@ -270,11 +259,7 @@ class Admin:
         """
         with self._translated():
             found = self._connection.exec_driver_sql(
-                sql,
-                execution_options={
-                    "no_parameters": True,
-                    "stream_results": True,
-                },
+                sql, execution_options={"no_parameters": True, "stream_results": True}
             )
             for part in found.scalars().partitions(most):
                 yield list(part)
@@ -299,9 +284,7 @@ class Admin:
         """
         found = {}
         for pattern in patterns:
-            for name, value in self.rows(
-                "SHOW GLOBAL VARIABLES LIKE %s", pattern
-            ):
+            for name, value in self.rows("SHOW GLOBAL VARIABLES LIKE %s", pattern):
                 found[name.lower()] = value
         return found
 
@@ -309,9 +292,7 @@ class Admin:
         """Return status variables by name, in lower case."""
         found = {}
         for pattern in patterns:
-            for name, value in self.rows(
-                "SHOW GLOBAL STATUS LIKE %s", pattern
-            ):
+            for name, value in self.rows("SHOW GLOBAL STATUS LIKE %s", pattern):
                 found[name.lower()] = value
         return found
 
@@ -407,9 +388,7 @@ class Admin:
         except DBAPIError as error:
             found = original(error)
             number = found.args[0] if found.args else 0
-            if isinstance(
-                getattr(found, "original_exception", None), ssl.SSLError
-            ):
+            if isinstance(getattr(found, "original_exception", None), ssl.SSLError):
                 # PyMySQL has the number of a server that is not there.
                 number = _TLS
             raise FleetServerError(

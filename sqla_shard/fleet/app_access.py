@@ -12,47 +12,29 @@ watchers report it.  Grants on single tables are not compared.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from sqlalchemy import make_url
 
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import Problem
-from sqla_shard.exc import TopologyError
+from sqla_shard.exc import FleetServerError, Problem, TopologyError
 from sqla_shard.exc.base import shortened_list
-from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.admin import quoted
-from sqla_shard.fleet.fences import escaped
-from sqla_shard.fleet.fences import grant_rows
-from sqla_shard.fleet.fences import GrantRow
-from sqla_shard.fleet.fences import is_like
-from sqla_shard.fleet.fences import SYSTEM_USERS
-from sqla_shard.fleet.fences import WILDCARD
+from sqla_shard.fleet.admin import Admin, quoted
+from sqla_shard.fleet.fences import (
+    escaped,
+    grant_rows,
+    GrantRow,
+    is_like,
+    SYSTEM_USERS,
+    WILDCARD,
+)
 from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.logins import Login
-from sqla_shard.fleet.logins import PUBLIC
+from sqla_shard.fleet.logins import Login, PUBLIC
 from sqla_shard.fleet.plans import as_list
 from sqla_shard.fleet.replication import Replication
 from sqla_shard.topology.urls import fill
-
-__all__ = [
-    "Access",
-    "Attempt",
-    "Gap",
-    "access_of",
-    "access_problems",
-    "attempt",
-    "gaps",
-    "gaps_alone",
-]
 
 #: Privileges in databases; those to grant and to administrate are not needed.
 _IN_DATABASES = frozenset(
@@ -116,17 +98,13 @@ class Access:
 
     def without_fences(self) -> Access:
         """Return the same with no grants that withhold a database."""
-        return replace(
-            self, grants=[one for one in self.grants if one.privileges]
-        )
+        return replace(self, grants=[one for one in self.grants if one.privileges])
 
     def matching(self, login: Login) -> list[Login]:
         """Return the accounts that do for one of another server."""
         of_user = [one for one in self.accounts if one.user == login.user]
         exact = [one for one in of_user if one.host == login.host]
-        return exact or [
-            one for one in of_user if is_like(one.host, login.host)
-        ]
+        return exact or [one for one in of_user if is_like(one.host, login.host)]
 
     @property
     def accounts(self) -> list[Login]:
@@ -137,9 +115,7 @@ class Access:
         """Return what an account may do in a database."""
         found = set(login.privileges)
         rows = [self.row_of(login.user, database, login.host)]
-        rows += [
-            self.row_of(role, database) for role in (*login.roles, PUBLIC)
-        ]
+        rows += [self.row_of(role, database) for role in (*login.roles, PUBLIC)]
         for row in filter(None, rows):
             found.update(map(_privilege, row.privileges))
         return found & _IN_DATABASES
@@ -158,15 +134,12 @@ class Access:
         rows = rows or [
             one
             for one in patterns
-            if host in (None, one.account[1])
-            and is_like(one.pattern, database)
+            if host in (None, one.account[1]) and is_like(one.pattern, database)
         ]
         return max(rows, key=_precision, default=None)
 
     @cached_property
-    def _grants(
-        self,
-    ) -> dict[str, tuple[dict[str, list[GrantRow]], list[GrantRow]]]:
+    def _grants(self) -> dict[str, tuple[dict[str, list[GrantRow]], list[GrantRow]]]:
         # A fence has a row for each database: thousands.
         found: dict[str, tuple[dict[str, list[GrantRow]], list[GrantRow]]] = {}
         for row in self.grants:
@@ -202,9 +175,7 @@ def attempt(
         return Attempt(user or None)
     try:
         Admin(
-            found.set(username=user, password=password),
-            name=name,
-            timeout=timeout,
+            found.set(username=user, password=password), name=name, timeout=timeout
         ).close()
     except FleetServerError as error:
         if error.number in _DENIED:
@@ -215,11 +186,7 @@ def attempt(
 
 
 def access_of(
-    server: Replication,
-    fleet: Fleet,
-    url: str,
-    *,
-    timeout: float | None = None,
+    server: Replication, fleet: Fleet, url: str, *, timeout: float | None = None
 ) -> Access:
     """Read the accounts of a server, and log in as the application.
 
@@ -235,10 +202,7 @@ def access_of(
         logins=server.logins(),
         grants=grant_rows(admin),
         attempt=attempt(
-            url,
-            fleet.environ,
-            name=str(admin),
-            timeout=timeout or fleet.timeout,
+            url, fleet.environ, name=str(admin), timeout=timeout or fleet.timeout
         ),
     )
 
@@ -289,10 +253,7 @@ def gaps(
 
 
 def _gaps_of(
-    login: Login,
-    allowed: Mapping[str, set[str]],
-    primary: Access,
-    standby: Access,
+    login: Login, allowed: Mapping[str, set[str]], primary: Access, standby: Access
 ) -> Iterator[Gap]:
     """Yield what one account of the primary lacks on the other server."""
     there = standby.matching(login)
@@ -323,8 +284,7 @@ def _gaps_of(
         yield Gap(
             f"has locked {twin}, which may use databases of its shards on "
             f"{primary.name}",
-            f"on {standby.address}: {_UNLOGGED}; ALTER USER {twin} ACCOUNT "
-            "UNLOCK",
+            f"on {standby.address}: {_UNLOGGED}; ALTER USER {twin} ACCOUNT UNLOCK",
         )
     elif (
         # A refused login says the same.
@@ -344,17 +304,12 @@ def _gaps_of(
             f"does not allow {twin} {', '.join(names)} in "
             f"{shortened_list(sorted(lacks), _SHOWN)}, as {primary.name} does",
             f"on {standby.address}: "
-            + "; ".join(
-                (_UNLOGGED, *_grants_for(login, twin, lacks, primary))
-            ),
+            + "; ".join((_UNLOGGED, *_grants_for(login, twin, lacks, primary))),
         )
 
 
 def _grants_for(
-    login: Login,
-    twin: Login,
-    lacks: Mapping[str, set[str]],
-    primary: Access,
+    login: Login, twin: Login, lacks: Mapping[str, set[str]], primary: Access
 ) -> Iterator[str]:
     """Yield the statements that give an account what it lacks."""
     found: dict[str, set[str]] = {}
@@ -364,10 +319,7 @@ def _grants_for(
         pattern = escaped(database) if row is None else row.pattern
         found.setdefault(pattern, set()).update(names)
     for pattern, names in found.items():
-        yield (
-            f"GRANT {', '.join(sorted(names))} ON {quoted(pattern)}.* TO "
-            f"{twin}"
-        )
+        yield (f"GRANT {', '.join(sorted(names))} ON {quoted(pattern)}.* TO {twin}")
 
 
 @as_list
@@ -393,9 +345,7 @@ def gaps_alone(
     accounts = [
         one
         for one in standby.accounts
-        if one.user not in skipped
-        and not one.is_locked
-        and user in (None, one.user)
+        if one.user not in skipped and not one.is_locked and user in (None, one.user)
     ]
     whose = "any application" if user is None else f"the user {user!r}"
     create = (
@@ -405,13 +355,10 @@ def gaps_alone(
     if not accounts:
         yield Gap(f"has no account of {whose}, so it could not write", create)
     elif databases and not any(
-        standby.may(one, name) >= _WRITE
-        for one in accounts
-        for name in databases
+        standby.may(one, name) >= _WRITE for one in accounts for name in databases
     ):
         yield Gap(
-            f"does not allow {whose} SELECT and INSERT in any database of "
-            "its shards",
+            f"does not allow {whose} SELECT and INSERT in any database of its shards",
             create,
         )
     # Accounts may be for the hosts of the application only.

@@ -29,52 +29,30 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Literal
 
-from sqla_shard.exc import BackupFailedError
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import FleetSetupError
-from sqla_shard.exc import OperationRefusedError
-from sqla_shard.exc import Problem
+from sqla_shard.exc import (
+    BackupFailedError,
+    FleetServerError,
+    FleetSetupError,
+    OperationRefusedError,
+    Problem,
+)
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.backup_plans import BackupPlan
-from sqla_shard.fleet.backup_plans import mebibytes
-from sqla_shard.fleet.backup_plans import ServerPlan
-from sqla_shard.fleet.definitions import differences
-from sqla_shard.fleet.definitions import not_tables
-from sqla_shard.fleet.definitions import ServerTable
-from sqla_shard.fleet.definitions import tables_of
+from sqla_shard.fleet.backup_plans import BackupPlan, mebibytes, ServerPlan
+from sqla_shard.fleet.definitions import differences, not_tables, ServerTable, tables_of
 from sqla_shard.fleet.dumps import write_dump
 from sqla_shard.fleet.files import HashingWriter
-from sqla_shard.fleet.fleet import all_pairs
-from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.fleet import Pair
-from sqla_shard.fleet.fleet import pair_named
-from sqla_shard.fleet.replication import Replication
-from sqla_shard.fleet.replication import replication_of
-from sqla_shard.fleet.replication import ReplicationStatus
+from sqla_shard.fleet.fleet import all_pairs, Fleet, Pair, pair_named
+from sqla_shard.fleet.replication import Replication, replication_of, ReplicationStatus
 from sqla_shard.fleet.snapshots import snapshots
-from sqla_shard.fleet.storage import Backup
-from sqla_shard.fleet.storage import DatabaseFile
-from sqla_shard.fleet.storage import dump_name
-from sqla_shard.fleet.storage import new_name
-from sqla_shard.fleet.storage import Storage
+from sqla_shard.fleet.storage import Backup, DatabaseFile, dump_name, new_name, Storage
 from sqla_shard.topology import Topology
-
-__all__ = [
-    "BackupEvent",
-    "Scope",
-    "Source",
-    "create_backups",
-    "plan_backups",
-]
 
 #: Which server of a pair is read.
 Source = Literal["standby", "primary"]
@@ -227,9 +205,7 @@ def plan_backups(
         except FleetServerError as error:
             problems.append(error.as_problem("its state is unknown"))
     return BackupPlan(
-        storage=str(storage),
-        servers=tuple(servers),
-        problems=tuple(problems),
+        storage=str(storage), servers=tuple(servers), problems=tuple(problems)
     )
 
 
@@ -255,11 +231,7 @@ class _Job:
         """Return the problems of the plan."""
         pair = self.part.pair
         if self.source == "standby" and pair.standby is None:
-            return [
-                Problem(
-                    pair.name, "it has no standby; back up from its primary"
-                )
-            ]
+            return [Problem(pair.name, "it has no standby; back up from its primary")]
         with self._connect() as admin:
             return [*self._role(admin), *self._contents(admin)]
 
@@ -273,9 +245,7 @@ class _Job:
             for table in replication_of(admin).table_sizes():
                 if table.database in sizes:
                     sizes[table.database] += table.bytes
-            return ServerPlan(
-                server=pair.name, source=str(admin), databases=sizes
-            )
+            return ServerPlan(server=pair.name, source=str(admin), databases=sizes)
 
     def _role(self, admin: Admin) -> list[Problem]:
         """Return why what it reads may not be the content of the primary."""
@@ -294,9 +264,7 @@ class _Job:
                 f"{status.applier!r}"
             )
         else:
-            with self.fleet.admin(
-                pair.primary, name=f"{pair.name} primary"
-            ) as other:
+            with self.fleet.admin(pair.primary, name=f"{pair.name} primary") as other:
                 found = _behind(replication_of(other), standby, status)
         if not found:
             return []
@@ -314,8 +282,7 @@ class _Job:
         problems = [
             Problem(
                 f"{admin}: {name}",
-                "it does not exist; create it with: sqla-shard schema "
-                "provision",
+                "it does not exist; create it with: sqla-shard schema provision",
             )
             for name in names
             if name not in existing
@@ -372,9 +339,7 @@ class _Job:
                 left.put(database)
             with ThreadPoolExecutor(self.workers) as pool:
                 futures = [
-                    pool.submit(
-                        self._work, session, left, tables, defaults, name
-                    )
+                    pool.submit(self._work, session, left, tables, defaults, name)
                     for session in found.sessions
                 ]
                 try:

@@ -7,13 +7,10 @@ has for rows and indexes; the files are compressed, and smaller.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqla_shard.exc import Problem
-
-__all__ = ["BackupPlan", "BinlogPlan", "ServerPlan", "mebibytes"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +30,7 @@ class ServerPlan:
     def __str__(self) -> str:
         size = mebibytes(sum(self.databases.values()))
         source = self.source or "a server that is not known"
-        first = (
-            f"{self.server}: {len(self.databases)} databases, {size}, from "
-            f"{source}"
-        )
+        first = f"{self.server}: {len(self.databases)} databases, {size}, from {source}"
         return _lines(first, self.databases)
 
 

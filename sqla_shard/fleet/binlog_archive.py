@@ -20,51 +20,41 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import make_url
 
-from sqla_shard.dialects.client_options import address_arguments
-from sqla_shard.dialects.client_options import client_of
-from sqla_shard.dialects.client_options import client_options
-from sqla_shard.dialects.client_options import pipe_with
-from sqla_shard.exc import BackupDamagedError
-from sqla_shard.exc import BackupFailedError
-from sqla_shard.exc import FleetSetupError
-from sqla_shard.exc import Problem
+from sqla_shard.dialects.client_options import (
+    address_arguments,
+    client_of,
+    client_options,
+    pipe_with,
+)
+from sqla_shard.exc import (
+    BackupDamagedError,
+    BackupFailedError,
+    FleetSetupError,
+    Problem,
+)
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.backup import Source
 from sqla_shard.fleet.backup_plans import BinlogPlan
-from sqla_shard.fleet.binlog_events import first_gtids
-from sqla_shard.fleet.binlog_events import first_state
-from sqla_shard.fleet.files import File
-from sqla_shard.fleet.files import Files
-from sqla_shard.fleet.files import files_at
-from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.fleet import pair_named
+from sqla_shard.fleet.binlog_events import first_gtids, first_state
+from sqla_shard.fleet.files import File, Files, files_at
+from sqla_shard.fleet.fleet import Fleet, pair_named
 from sqla_shard.fleet.gtid_sets import GtidSet
-from sqla_shard.fleet.storage import file_name
-from sqla_shard.fleet.storage import MANIFEST
-from sqla_shard.fleet.storage import read_manifest
-from sqla_shard.fleet.storage import record_of
-from sqla_shard.fleet.storage import Storage
-from sqla_shard.fleet.storage import write_manifest
-
-__all__ = [
-    "BinlogArchive",
-    "LogFile",
-    "archives_of",
-    "copy_binlogs",
-    "plan_binlogs",
-]
+from sqla_shard.fleet.storage import (
+    file_name,
+    MANIFEST,
+    read_manifest,
+    record_of,
+    Storage,
+    write_manifest,
+)
 
 #: User-level lock on the server of which the logs are copied.
 _LOCK = "sqla_shard.binlogs"
@@ -179,8 +169,7 @@ class BinlogArchive:
             if damage:
                 found.append(
                     Problem(
-                        str(file),
-                        f"{damage}; restore from the logs of another server",
+                        str(file), f"{damage}; restore from the logs of another server"
                     )
                 )
         return found
@@ -241,9 +230,7 @@ def _url(fleet: Fleet, server: str, source: Source) -> str:
     pair = pair_named(fleet.topology(), server)
     url = pair.primary if source == "primary" else pair.standby
     if url is None:
-        raise FleetSetupError(
-            f"{server} has no standby; copy from its primary"
-        )
+        raise FleetSetupError(f"{server} has no standby; copy from its primary")
     return url
 
 
@@ -264,13 +251,7 @@ def _locked(admin: Admin) -> Iterator[None]:
 class _Copying:
     """One copy of the logs of a server."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        storage: Storage,
-        admin: Admin,
-        url: str,
-    ) -> None:
+    def __init__(self, fleet: Fleet, storage: Storage, admin: Admin, url: str) -> None:
         self._fleet = fleet
         self._admin = admin
         self._url = url
@@ -288,8 +269,7 @@ class _Copying:
             )
         if self.archive.server_id != number:
             raise self._other(
-                f"of server_id {self.archive.server_id}, and the server has "
-                f"{number}"
+                f"of server_id {self.archive.server_id}, and the server has {number}"
             )
 
     def run(self) -> tuple[BinlogArchive, list[str]]:
@@ -340,9 +320,7 @@ class _Copying:
             if closed.get(one.name, one.size) != one.size
         ]
         if others or (closed and last.name > max(closed)):
-            raise self._other(
-                f"of another history ({(others or [last.name])[0]})"
-            )
+            raise self._other(f"of another history ({(others or [last.name])[0]})")
 
     def _copy(self, log: str, size: int, scratch: Path, now: float) -> None:
         self._download(log, size, scratch)
@@ -356,9 +334,9 @@ class _Copying:
             last = self.archive.file(self.archive.logs[-1])
             if not self._follows(last, File(files_at(scratch), log)):
                 raise self._other(f"of another history than {log}")
-        if self._admin.value(
-            "SELECT IS_USED_LOCK(%s)", _LOCK
-        ) != self._admin.value("SELECT CONNECTION_ID()"):
+        if self._admin.value("SELECT IS_USED_LOCK(%s)", _LOCK) != self._admin.value(
+            "SELECT CONNECTION_ID()"
+        ):
             raise self._failed("the lock of the copies was lost; repeat it")
         self.archive.files.take(scratch / log, self.archive.file(copied).path)
         self.archive = replace(self.archive, logs=(*self.archive.logs, copied))
@@ -377,9 +355,7 @@ class _Copying:
             username=account.user, password=account.password
         )
         try:
-            options = client_options(
-                parsed, {}, self._program, has_texts=False
-            )
+            options = client_options(parsed, {}, self._program, has_texts=False)
         except ValueError as error:
             raise FleetSetupError(str(error)) from error
         pipe = pipe_with(options)
@@ -417,9 +393,7 @@ class _Copying:
             reason = errors.strip() or f"it has {found} bytes, not {size}"
             raise self._failed(f"{log}: {reason}")
 
-    def _watched(
-        self, process: subprocess.Popen[str], log: str, path: Path
-    ) -> str:
+    def _watched(self, process: subprocess.Popen[str], log: str, path: Path) -> str:
         """Wait for a program while it writes; return its messages."""
         size = 0
         while True:
@@ -429,8 +403,7 @@ class _Copying:
                 before, size = size, _size(path)
                 if size == before:
                     raise self._failed(
-                        f"{log}: {self._program} has written nothing for "
-                        f"{_STALLED:g} s"
+                        f"{log}: {self._program} has written nothing for {_STALLED:g} s"
                     ) from None
 
     def _failed(self, reason: str) -> BackupFailedError:
@@ -480,9 +453,7 @@ def _program(admin: Admin) -> str:
     return path
 
 
-def archives_of(
-    storage: Storage,
-) -> tuple[list[BinlogArchive], list[Problem]]:
+def archives_of(storage: Storage) -> tuple[list[BinlogArchive], list[Problem]]:
     """Return the copied logs of all servers, and manifests that are damaged.
 
     :raises OSError: if the folder cannot be read.

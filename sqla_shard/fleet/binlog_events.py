@@ -19,31 +19,15 @@ from __future__ import annotations
 import struct
 import uuid
 import zlib
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from typing import Any
-from typing import BinaryIO
+from dataclasses import dataclass, field, replace
+from typing import Any, BinaryIO
 
-from sqla_shard.exc import BackupDamagedError
-from sqla_shard.exc import MissingExtraError
-from sqla_shard.exc import Problem
+from sqla_shard.exc import BackupDamagedError, MissingExtraError, Problem
 from sqla_shard.fleet.binlog_payloads import payload_of
 from sqla_shard.fleet.files import File
 from sqla_shard.fleet.gtid_sets import GtidSet
-
-__all__ = [
-    "BinlogTransaction",
-    "Gtid",
-    "LogReader",
-    "Rows",
-    "Statement",
-    "first_gtids",
-    "first_state",
-]
 
 _MAGIC = b"\xfebin"
 _HEADER = struct.Struct("<IBIIIH")
@@ -168,9 +152,7 @@ class LogReader:
     :param target: name to replace it with.
     """
 
-    def __init__(
-        self, paths: Sequence[File], database: str, target: str
-    ) -> None:
+    def __init__(self, paths: Sequence[File], database: str, target: str) -> None:
         self._paths = paths
         self._database = database.encode()
         self._target = target.encode()
@@ -247,10 +229,7 @@ class LogReader:
                 if size < _HEADER_SIZE or len(rest) < size - _HEADER_SIZE:
                     raise _damaged(path, "it ends within an event")
                 if kind == _ENCRYPTED:
-                    raise _damaged(
-                        path,
-                        "it is encrypted; restore with mariadb-binlog",
-                    )
+                    raise _damaged(path, "it is encrypted; restore with mariadb-binlog")
                 if kind == _FORMAT:
                     # The description has a checksum in any case.
                     self._has_checksums = rest[-_CRC_SIZE - 1] == 1
@@ -320,9 +299,7 @@ class LogReader:
             is_own = bool(one.parts)
         else:
             # It may commit one that was prepared before the first log.
-            is_own = bool(self._xa_flags) and self._prepared.pop(
-                self._xa, True
-            )
+            is_own = bool(self._xa_flags) and self._prepared.pop(self._xa, True)
         if is_own:
             one.problem = one.problem or "an XA transaction"
 
@@ -360,8 +337,7 @@ class LogReader:
             return True
         except ValueError as error:
             raise _damaged(
-                path,
-                f"it has a transaction that cannot be decompressed: {error}",
+                path, f"it has a transaction that cannot be decompressed: {error}"
             ) from error
         is_over = False
         place = 0
@@ -384,9 +360,7 @@ class LogReader:
             text = statement.text.removesuffix(_WITH_ROWS)
             statement = replace(statement, text=text)
         if self._is_standalone is None:
-            self._is_standalone = (
-                word not in (b"BEGIN", b"XA") and not is_with_rows
-            )
+            self._is_standalone = word not in (b"BEGIN", b"XA") and not is_with_rows
             if word == b"XA" and len(rest) == 2:
                 self._xa = rest[1]
                 self._xa_flags = _PREPARED_XA
@@ -405,18 +379,14 @@ class LogReader:
             one.parts.append(statement)
         return bool(self._is_standalone)
 
-    def _add_rows(
-        self, path: File, one: BinlogTransaction, event: _Event
-    ) -> None:
+    def _add_rows(self, path: File, one: BinlogTransaction, event: _Event) -> None:
         if self._database_of(path, event) != self._database:
             return
         named = _renamed(self._tables[event.body[:6]], self._target)
         # The last rows of a statement may be of another database.
         (flags,) = struct.unpack_from("<H", event.body, 6)
         body = bytearray(event.data)
-        struct.pack_into(
-            "<H", body, _HEADER_SIZE + 6, flags | _END_OF_STATEMENT
-        )
+        struct.pack_into("<H", body, _HEADER_SIZE + 6, flags | _END_OF_STATEMENT)
         one.parts.append(Rows(self._sealed(named) + self._sealed(body)))
 
     def _database_of(self, path: File, event: _Event) -> bytes:
@@ -469,9 +439,7 @@ def _previous_gtids(path: File, event: _Event) -> GtidSet:
     body = event.body
     (count,) = struct.unpack_from("<Q", body)
     if count >> 56:
-        raise _damaged(
-            path, "it has GTIDs with a tag in it; restore with mysqlbinlog"
-        )
+        raise _damaged(path, "it has GTIDs with a tag in it; restore with mysqlbinlog")
     place = 8
     found: dict[str, list[tuple[int, int]]] = {}
     for _ in range(count):
@@ -490,9 +458,7 @@ def _state(event: _Event) -> dict[tuple[int, int], int]:
     (count,) = struct.unpack_from("<I", event.body)
     found = {}
     for index in range(count & 0x0FFFFFFF):
-        domain, server, number = struct.unpack_from(
-            "<IIQ", event.body, 4 + 16 * index
-        )
+        domain, server, number = struct.unpack_from("<IIQ", event.body, 4 + 16 * index)
         found[domain, server] = number
     return found
 
@@ -506,9 +472,7 @@ def _name_of(table_map: bytes) -> bytes:
 def _renamed(table_map: bytes, database: bytes) -> bytes:
     start = _HEADER_SIZE + 8
     end = start + 1 + table_map[start]
-    return (
-        table_map[:start] + bytes([len(database)]) + database + table_map[end:]
-    )
+    return table_map[:start] + bytes([len(database)]) + database + table_map[end:]
 
 
 def _statement(event: _Event) -> Statement:
@@ -554,9 +518,7 @@ def _opened(path: File) -> BinaryIO:
     try:
         return path.open()
     except OSError as error:
-        raise _damaged(
-            path, f"it cannot be read: {error.strerror or error}"
-        ) from error
+        raise _damaged(path, f"it cannot be read: {error.strerror or error}") from error
 
 
 @contextmanager
@@ -569,6 +531,4 @@ def _readable(path: File) -> Iterator[None]:
 
 
 def _damaged(path: File, reason: str) -> BackupDamagedError:
-    return BackupDamagedError(
-        (Problem(path.name, reason),), backup=path.folder
-    )
+    return BackupDamagedError((Problem(path.name, reason),), backup=path.folder)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from sqla_shard.types.compression import require_zstd
 
-__all__ = ["payload_of"]
-
 _END, _SIZE, _COMPRESSION = 0, 1, 2
 _ZSTD = 0
 #: Bytes of the numbers that begin with these bytes.

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from sqla_shard.fleet.admin import quoted
 from sqla_shard.fleet.binlog_events import Statement
 
-__all__ = ["NotReplayableError", "Replayable", "qualifiers", "rewritten"]
-
 _ANSI_QUOTES = 4
 _NO_BACKSLASH_ESCAPES = 1 << 20
 
@@ -84,9 +82,7 @@ def qualifiers(text: str) -> list[str]:
     return found
 
 
-def rewritten(
-    statement: Statement, database: str, target: str
-) -> Replayable | None:
+def rewritten(statement: Statement, database: str, target: str) -> Replayable | None:
     """Return a statement for another database.
 
     :param statement: the statement, as logged.
@@ -128,21 +124,15 @@ def rewritten(
         if name == database:
             tokens[index] = ("quoted", quoted(target))
         elif not _is_dotted(tokens, index):
-            raise NotReplayableError(
-                f"it names {name}, which may be another database"
-            )
+            raise NotReplayableError(f"it names {name}, which may be another database")
     return Replayable(
         "".join(value for _, value in tokens), has_default, statement.sql_mode
     )
 
 
-def _check(
-    statement: Statement, tokens: list[tuple[str, str]], plain: str
-) -> None:
+def _check(statement: Statement, tokens: list[tuple[str, str]], plain: str) -> None:
     if statement.sql_mode & (_ANSI_QUOTES | _NO_BACKSLASH_ESCAPES):
-        raise NotReplayableError(
-            "its sql_mode has ANSI_QUOTES or NO_BACKSLASH_ESCAPES"
-        )
+        raise NotReplayableError("its sql_mode has ANSI_QUOTES or NO_BACKSLASH_ESCAPES")
     if any(kind == "comment" for kind, _ in tokens):
         raise NotReplayableError("it has an executable comment")
     if _is_open(tokens):

@@ -17,42 +17,23 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import replace
-from datetime import datetime
-from datetime import UTC
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, UTC
 from time import sleep
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import FleetSetupError
+from sqla_shard.exc import FleetServerError, FleetSetupError
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.content_checks import fill_of
 from sqla_shard.fleet.fact_reader import read_facts
-from sqla_shard.fleet.facts import FleetFacts
-from sqla_shard.fleet.facts import NotReadError
-from sqla_shard.fleet.facts import PairFacts
-from sqla_shard.fleet.fleet import all_pairs
-from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.fleet import Pair
-from sqla_shard.fleet.fleet import pair_named
+from sqla_shard.fleet.facts import FleetFacts, NotReadError, PairFacts
+from sqla_shard.fleet.fleet import all_pairs, Fleet, Pair, pair_named
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.server_states import outage_line
 from sqla_shard.topology import ShardRange
 from sqla_shard.topology.keyspaces import joined
-
-__all__ = [
-    "CapacityReport",
-    "ServerSize",
-    "ShardSize",
-    "measure",
-    "suggest",
-]
 
 _VERSION = 1
 _DAY = 86_400
@@ -205,9 +186,7 @@ class CapacityReport:
             self,
             shards=tuple(
                 replace(
-                    one,
-                    growth=(one.bytes - before[one.keyspace, one.shard])
-                    / days,
+                    one, growth=(one.bytes - before[one.keyspace, one.shard]) / days
                 )
                 if (one.keyspace, one.shard) in before
                 else one
@@ -265,11 +244,7 @@ class CapacityReport:
 
 
 def measure(
-    fleet: Fleet,
-    *,
-    window: float = 5.0,
-    top: int = 10,
-    timeout: float = 60.0,
+    fleet: Fleet, *, window: float = 5.0, top: int = 10, timeout: float = 60.0
 ) -> CapacityReport:
     """Return the sizes of all shards, and their activity for some seconds.
 
@@ -313,9 +288,7 @@ def measure(
     )
 
 
-def suggest(
-    report: CapacityReport, keyspace: str, *, servers: int
-) -> list[str]:
+def suggest(report: CapacityReport, keyspace: str, *, servers: int) -> list[str]:
     """Return commands that divide a keyspace evenly among more servers.
 
     A new server gets shards of one server, since it starts as a copy of that;
@@ -423,11 +396,7 @@ def _shards(pair: PairFacts, facts: FleetFacts) -> list[ShardSize]:
                 bytes=sum(one.bytes for one in tables),
                 rows=sum(one.rows for one in tables),
                 fill=max(
-                    (
-                        fill_of(one, facts)
-                        for one in tables
-                        if one.next_id is not None
-                    ),
+                    (fill_of(one, facts) for one in tables if one.next_id is not None),
                     default=0.0,
                 ),
             )
@@ -436,9 +405,7 @@ def _shards(pair: PairFacts, facts: FleetFacts) -> list[ShardSize]:
 
 
 def _with_rate(
-    shard: ShardSize,
-    facts: FleetFacts,
-    rates: Mapping[str, _Counts],
+    shard: ShardSize, facts: FleetFacts, rates: Mapping[str, _Counts]
 ) -> ShardSize:
     if shard.server not in rates:
         return shard
@@ -461,18 +428,11 @@ def _rates(
 
     :param skipped: names of servers that are left out.
     """
-    pairs = [
-        pair
-        for pair in all_pairs(fleet.topology())
-        if pair.name not in skipped
-    ]
+    pairs = [pair for pair in all_pairs(fleet.topology()) if pair.name not in skipped]
     found: dict[str, _Counts] = {}
     notes: list[str] = []
     with ThreadPoolExecutor(max(1, len(pairs))) as pool:
-        futures = {
-            pair.name: pool.submit(_rate, fleet, pair, window)
-            for pair in pairs
-        }
+        futures = {pair.name: pool.submit(_rate, fleet, pair, window) for pair in pairs}
     for name, future in futures.items():
         try:
             found[name] = future.result()
@@ -487,10 +447,7 @@ def _rates(
             )
     for text, silent in (
         (_UNKNOWN_ROWS, [n for n in found if found[n].rows is None]),
-        (
-            _UNKNOWN_STATEMENTS,
-            [n for n in found if found[n].statements is None],
-        ),
+        (_UNKNOWN_STATEMENTS, [n for n in found if found[n].statements is None]),
     ):
         if silent:
             notes.append(text.format(servers=", ".join(silent)))

@@ -12,32 +12,19 @@ the counter of the primary is ahead until the next row is inserted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from sqla_shard.dialects.mysql.show_create import without_character_sets
-from sqla_shard.dialects.mysql.show_create import without_counter
+from sqla_shard.dialects.mysql.show_create import (
+    without_character_sets,
+    without_counter,
+)
 from sqla_shard.exc import FleetServerError
-from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.admin import marked
-from sqla_shard.fleet.checksums import ComparedColumn
-from sqla_shard.fleet.checksums import ComparedColumns
-from sqla_shard.fleet.checksums import key_of
-from sqla_shard.fleet.differences import Difference
-from sqla_shard.fleet.differences import DifferenceKind
-from sqla_shard.fleet.differences import Unread
+from sqla_shard.fleet.admin import Admin, marked
+from sqla_shard.fleet.checksums import ComparedColumn, ComparedColumns, key_of
+from sqla_shard.fleet.differences import Difference, DifferenceKind, Unread
 from sqla_shard.fleet.replication import replication_of
-
-__all__ = [
-    "PairCatalogue",
-    "compare_catalogues",
-    "wait_applied",
-]
 
 _TRIES = 5
 _TABLES = ("BASE TABLE", "SYSTEM VERSIONED")
@@ -75,9 +62,7 @@ class PairCatalogue:
     """
 
     databases: int = 0
-    tables: list[tuple[str, str, ComparedColumns]] = field(
-        default_factory=list
-    )
+    tables: list[tuple[str, str, ComparedColumns]] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
 
@@ -168,9 +153,7 @@ def _read(admin: Admin, database: str) -> _Database | None:
         " ORDER BY table_name, ordinal_position",
         database,
     ):
-        columns.setdefault(row["table_name"], []).append(
-            ComparedColumn.of_row(row)
-        )
+        columns.setdefault(row["table_name"], []).append(ComparedColumn.of_row(row))
     keys = _keys(admin, database)
     tables = {}
     for name, kind, engine, counter in admin.rows(
@@ -197,14 +180,10 @@ def _read(admin: Admin, database: str) -> _Database | None:
             database,
         )
     }
-    return _Database(
-        defaults=" ".join(defaults[0]), tables=tables, triggers=triggers
-    )
+    return _Database(defaults=" ".join(defaults[0]), tables=tables, triggers=triggers)
 
 
-def _keys(
-    admin: Admin, database: str
-) -> dict[str, dict[str, list[tuple[str, bool]]]]:
+def _keys(admin: Admin, database: str) -> dict[str, dict[str, list[tuple[str, bool]]]]:
     found: dict[str, dict[str, list[tuple[str, bool]]]] = {}
     for table, index, column, part, nullable in admin.rows(
         "SELECT table_name, index_name, column_name, sub_part, nullable"
@@ -222,9 +201,7 @@ def _keys(
 def _definition(admin: Admin, database: str, name: str) -> str | None:
     """Return SHOW CREATE of a table or a view; None if it was dropped."""
     try:
-        row = admin.rows(
-            f"SHOW CREATE TABLE {marked(database)}.{marked(name)}"
-        )[0]
+        row = admin.rows(f"SHOW CREATE TABLE {marked(database)}.{marked(name)}")[0]
     except FleetServerError as error:
         if error.number in (1146, 1049):
             return None
@@ -258,9 +235,7 @@ def _compare(
             result.differences.append(
                 Difference(
                     database=name,
-                    kind="missing_database"
-                    if second is None
-                    else "extra_database",
+                    kind="missing_database" if second is None else "extra_database",
                 )
             )
         else:
@@ -287,9 +262,7 @@ def _compare(
         if isinstance(chosen, ComparedColumns):
             result.tables.append((name, table, chosen))
         else:
-            result.unread.append(
-                Unread(database=name, table=table, reason=chosen)
-            )
+            result.unread.append(Unread(database=name, table=table, reason=chosen))
     return result
 
 
@@ -334,11 +307,7 @@ def _first_change(one: str, two: str) -> str:
 
 
 def _counter(
-    name: str,
-    table: str,
-    before: int | None,
-    after: int | None,
-    second: int | None,
+    name: str, table: str, before: int | None, after: int | None, second: int | None
 ) -> Iterator[Difference]:
     # MySQL has no number before the first row, where MariaDB has 1.
     least, most = before or 1, after or 1
@@ -357,9 +326,7 @@ def _shown(counter: int | None) -> str:
     return "none" if counter is None else str(counter)
 
 
-def _columns(
-    name: str, table: str, one: _Table, two: _Table
-) -> ComparedColumns | str:
+def _columns(name: str, table: str, one: _Table, two: _Table) -> ComparedColumns | str:
     """Return the columns that both have, or why they cannot be compared."""
     for engine in (one.engine, two.engine):
         if engine not in _ENGINES:

@@ -24,20 +24,11 @@ column that is not listed here are reported as unread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqla_shard.fleet.admin import marked
-
-__all__ = [
-    "SESSION",
-    "Bound",
-    "ComparedColumn",
-    "ComparedColumns",
-    "key_of",
-]
 
 #: What a session needs so that the same row has the same checksum on every
 #: server.
@@ -51,17 +42,12 @@ SESSION = (
 Bound = tuple[str, ...]
 
 _TIMES = frozenset({"date", "time", "datetime", "timestamp"})
-_INTEGERS = frozenset(
-    {"tinyint", "smallint", "mediumint", "int", "bigint", "year"}
-)
+_INTEGERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint", "year"})
 _EXACT = _INTEGERS | _TIMES | {"decimal"}
 _FLOATING = frozenset({"float", "double"})
-_TEXTS = frozenset(
-    {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
-)
+_TEXTS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"})
 _BYTES = frozenset(
-    {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
-    | {"vector"}
+    {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"} | {"vector"}
 )
 #: Types whose values have a number, too.
 _NUMBERED = frozenset({"enum", "set", "bit"})
@@ -234,8 +220,7 @@ class ComparedColumns:
         order = ", ".join(marked(column.name) for column in self.key)
         return self._select(
             self._key_list(),
-            f"{self._where(low, high)} ORDER BY {order}"
-            f" LIMIT 1 OFFSET {rows - 1}",
+            f"{self._where(low, high)} ORDER BY {order} LIMIT 1 OFFSET {rows - 1}",
         )
 
     def listing(self, low: Bound | None, high: Bound | None) -> str:
@@ -244,8 +229,7 @@ class ComparedColumns:
         The checksum of each column follows the key.
         """
         each = ", ".join(
-            _hash([*self._parts(column), _nulls([column])])
-            for column in self.columns
+            _hash([*self._parts(column), _nulls([column])]) for column in self.columns
         )
         what = f"{self._key_list()}, {each}"
         return self._select(what, self._where(low, high))
@@ -290,8 +274,7 @@ class ComparedColumns:
     def shown(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Return a key for people, of its values as :meth:`bound` has it."""
         return tuple(
-            column.shown(value)
-            for column, value in zip(self.key, values, strict=False)
+            column.shown(value) for column, value in zip(self.key, values, strict=False)
         )
 
     def _key_list(self) -> str:

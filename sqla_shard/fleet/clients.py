@@ -15,32 +15,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import asdict
-from dataclasses import dataclass
-from typing import Any
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import Any, TYPE_CHECKING
 
 from sqla_shard.exc import TopologyUnavailableError
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.topology import Topology
-from sqla_shard.topology.follow import is_zookeeper
-from sqla_shard.topology.follow import zookeeper_options
+from sqla_shard.topology.follow import is_zookeeper, zookeeper_options
 from sqla_shard.util.json_values import parsed_object
 
 if TYPE_CHECKING:
     from sqla_shard.topology.zookeeper.store import ZooKeeperStore
-
-__all__ = [
-    "Client",
-    "Clients",
-    "known_clients",
-    "late_line",
-    "late_lines",
-    "late_note",
-]
 
 #: Greatest size of a node in bytes, and of a text in it.
 _BYTES = 10_000
@@ -137,8 +124,7 @@ class Clients:
         if not self.known:
             return "clients: none has registered"
         counts = ", ".join(
-            f"{count} with epoch {epoch}"
-            for epoch, count in self.epochs.items()
+            f"{count} with epoch {epoch}" for epoch, count in self.epochs.items()
         )
         lines = [f"clients: {counts}"]
         for one in self.late:
@@ -166,9 +152,7 @@ def known_clients(fleet: Fleet, topology: Topology) -> Clients | None:
         return _read(fleet, topology)
     except TopologyUnavailableError as error:
         # The rest of the report does not depend on them.
-        return Clients(
-            epoch=topology.epoch, known=(), late=(), unread=str(error)
-        )
+        return Clients(epoch=topology.epoch, known=(), late=(), unread=str(error))
 
 
 def _read(fleet: Fleet, topology: Topology) -> Clients:
@@ -221,15 +205,11 @@ def _published(
     }
 
 
-def _behind(
-    one: Client, topology: Topology, published: Mapping[int, float]
-) -> Client:
+def _behind(one: Client, topology: Topology, published: Mapping[int, float]) -> Client:
     """Return a late client with the time since it is late."""
     is_same = one.resets == topology.resets
     later = [
-        when
-        for epoch, when in published.items()
-        if not is_same or epoch > one.epoch
+        when for epoch, when in published.items() if not is_same or epoch > one.epoch
     ]
     behind = max(0.0, time.time() - min(later)) if later else None
     return Client(**{**asdict(one), "behind": behind})
@@ -263,8 +243,7 @@ def _number(document: Mapping[str, Any], name: str) -> int:
 def _text(value: object) -> str:
     """Return the printable part of a text that others have written."""
     return "".join(
-        letter if letter.isprintable() else "?"
-        for letter in str(value)[:_TEXT]
+        letter if letter.isprintable() else "?" for letter in str(value)[:_TEXT]
     )
 
 
@@ -295,8 +274,7 @@ def late_note(fleet: Fleet) -> dict[str, Any]:
 def late_lines(note: Mapping[str, Any]) -> list[str]:
     """Return the lines about a note of :func:`late_note`."""
     lines = [
-        f"old epoch: {late_line(Client(**one))}"
-        for one in note.get("late_clients", ())
+        f"old epoch: {late_line(Client(**one))}" for one in note.get("late_clients", ())
     ]
     if note.get("late", 0) > len(lines):
         lines.append(f"old epoch: {note['late'] - len(lines)} more processes")

@@ -20,24 +20,20 @@ While a snapshot is open, its server cannot purge old versions of rows.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, ExitStack
 from dataclasses import dataclass
 
-from sqla_shard.exc import ApplierStoppedError
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import OperationRefusedError
-from sqla_shard.exc import Problem
+from sqla_shard.exc import (
+    ApplierStoppedError,
+    FleetServerError,
+    OperationRefusedError,
+    Problem,
+)
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.checksums import SESSION
-from sqla_shard.fleet.replication import Replication
-from sqla_shard.fleet.replication import replication_of
-from sqla_shard.fleet.snapshots import prepare_snapshot
-from sqla_shard.fleet.snapshots import snapshots
-
-__all__ = ["CommonPoint", "Opener", "QuietPoint", "common_point"]
+from sqla_shard.fleet.replication import Replication, replication_of
+from sqla_shard.fleet.snapshots import prepare_snapshot, snapshots
 
 #: Connects to a server.
 Opener = Callable[[], Admin]
@@ -96,26 +92,16 @@ def common_point(
             _check(replication)
             began = time.monotonic()
             with _applier_stopped(replication, second):
-                mine = stack.enter_context(
-                    snapshots(one, pairs, timeout=_RESPONSE)
-                )
-                end = replication_of(mine.sessions[0]).snapshot_end(
-                    mine.position
-                )
+                mine = stack.enter_context(snapshots(one, pairs, timeout=_RESPONSE))
+                end = replication_of(mine.sessions[0]).snapshot_end(mine.position)
                 _apply(replication, mine.position, end, patience)
-                other = stack.enter_context(
-                    snapshots(two, pairs, timeout=_RESPONSE)
-                )
+                other = stack.enter_context(snapshots(two, pairs, timeout=_RESPONSE))
                 _assert_at(replication, mine.position, patience)
             stopped = time.monotonic() - began
             position = mine.position
         else:
-            mine = stack.enter_context(
-                snapshots(one, pairs, timeout=_RESPONSE)
-            )
-            other = stack.enter_context(
-                snapshots(two, pairs, timeout=_RESPONSE)
-            )
+            mine = stack.enter_context(snapshots(one, pairs, timeout=_RESPONSE))
+            other = stack.enter_context(snapshots(two, pairs, timeout=_RESPONSE))
             position = f"{mine.position} | {other.position}"
         for session in (*mine.sessions, *other.sessions):
             _prepare(session)
@@ -167,10 +153,7 @@ class QuietPoint:
             for session in pair:
                 session.run("START TRANSACTION WITH CONSISTENT SNAPSHOT")
         return CommonPoint(
-            position=position,
-            pairs=tuple(self._pairs),
-            locked=0.0,
-            stopped=0.0,
+            position=position, pairs=tuple(self._pairs), locked=0.0, stopped=0.0
         )
 
     def close(self) -> None:
@@ -187,9 +170,7 @@ def _prepare(session: Admin) -> None:
         session.run("SET SESSION idle_readonly_transaction_timeout = 0")
 
 
-def _apply(
-    replication: Replication, position: str, end: str, patience: float
-) -> None:
+def _apply(replication: Replication, position: str, end: str, patience: float) -> None:
     """Apply up to a position, and stop."""
     # With nothing to apply, the applier would wait for the next write before
     # it knows where it is.
@@ -203,9 +184,7 @@ def _apply(
     _assert_at(replication, position, patience)
 
 
-def _assert_at(
-    replication: Replication, position: str, patience: float
-) -> None:
+def _assert_at(replication: Replication, position: str, patience: float) -> None:
     applied = replication.applied()
     if replication.is_at(applied, position):
         return
@@ -247,9 +226,7 @@ def _check(replication: Replication) -> None:
 
 
 @contextmanager
-def _applier_stopped(
-    replication: Replication, opener: Opener
-) -> Iterator[None]:
+def _applier_stopped(replication: Replication, opener: Opener) -> Iterator[None]:
     try:
         replication.stop_applier()
         yield

@@ -26,40 +26,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import wait
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqla_shard.exc import FleetLockedError
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import FleetSetupError
+from sqla_shard.exc import FleetLockedError, FleetServerError, FleetSetupError
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.catalogue import compare_catalogues
-from sqla_shard.fleet.catalogue import wait_applied
-from sqla_shard.fleet.checksums import Bound
-from sqla_shard.fleet.checksums import ComparedColumns
-from sqla_shard.fleet.checksums import SESSION
-from sqla_shard.fleet.common_point import common_point
-from sqla_shard.fleet.common_point import CommonPoint
-from sqla_shard.fleet.common_point import Opener
+from sqla_shard.fleet.catalogue import compare_catalogues, wait_applied
+from sqla_shard.fleet.checksums import Bound, ComparedColumns, SESSION
+from sqla_shard.fleet.common_point import common_point, CommonPoint, Opener
 from sqla_shard.fleet.definitions import databases_of
-from sqla_shard.fleet.differences import DataReport
-from sqla_shard.fleet.differences import Difference
-from sqla_shard.fleet.differences import DifferenceKind
-from sqla_shard.fleet.differences import Unread
-from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.fleet import pair_named
+from sqla_shard.fleet.differences import DataReport, Difference, DifferenceKind, Unread
+from sqla_shard.fleet.fleet import Fleet, pair_named
 from sqla_shard.fleet.journal import Journal
 from sqla_shard.fleet.replication import replication_of
-
-__all__ = ["CompareOptions", "Watch", "compare_servers", "verify_data"]
 
 _CHUNK = (100, 100_000)
 # Rows of a range whose columns are listed.
@@ -260,11 +242,7 @@ class _Unit:
     ) -> Difference:
         """Return a difference of a row."""
         return Difference(
-            database=self.database,
-            table=self.table,
-            kind=kind,
-            key=key,
-            **more,
+            database=self.database, table=self.table, kind=kind, key=key, **more
         )
 
 
@@ -284,9 +262,7 @@ class _Interrupted(Exception):  # noqa: N818 - no error
 class _Pair:
     """The sessions of a thread, one on each server, in the same snapshot."""
 
-    def __init__(
-        self, sessions: tuple[Admin, Admin], pool: ThreadPoolExecutor
-    ) -> None:
+    def __init__(self, sessions: tuple[Admin, Admin], pool: ThreadPoolExecutor) -> None:
         self.sessions = sessions
         self._pool = pool
 
@@ -346,11 +322,7 @@ class _Comparison:
                 for statement in SESSION:
                     admin.run(statement)
             catalogue = compare_catalogues(
-                one,
-                two,
-                databases,
-                settle=settle,
-                counters=self.options.counters,
+                one, two, databases, settle=settle, counters=self.options.counters
             )
         self.unread += catalogue.unread
         for difference in catalogue.differences:
@@ -419,10 +391,7 @@ class _Comparison:
     def _round(self) -> None:
         """Compare at one point, until it is too old."""
         threads = min(self.options.threads, len(self.queue))
-        with (
-            self._at_point(threads) as point,
-            ThreadPoolExecutor(2 * threads) as pool,
-        ):
+        with self._at_point(threads) as point, ThreadPoolExecutor(2 * threads) as pool:
             until = min(time.monotonic() + self.options.seconds, self._end)
             futures = [
                 pool.submit(self._work, _Pair(pair, pool), until)
@@ -464,11 +433,7 @@ class _Comparison:
                 self.queue.append(unit)
             else:
                 self.unread.append(
-                    Unread(
-                        database=unit.database,
-                        table=unit.table,
-                        reason=str(error),
-                    )
+                    Unread(database=unit.database, table=unit.table, reason=str(error))
                 )
 
     # -- tables -----------------------------------------------------------
@@ -490,9 +455,7 @@ class _Comparison:
                 return True
             unit.low = high
             unit.failures = 0
-            unit.chunk = _resized(
-                unit.chunk, taken, self.options.chunk_seconds
-            )
+            unit.chunk = _resized(unit.chunk, taken, self.options.chunk_seconds)
             if time.monotonic() > until:
                 return False
 
@@ -528,15 +491,10 @@ class _Comparison:
         self._wait(half)
         left, right = pair.sums(unit.columns.chunk(low, middle))
         self._drill(unit, pair, (low, middle), left, right)
-        self._drill(
-            unit, pair, (middle, high), _rest(one, left), _rest(two, right)
-        )
+        self._drill(unit, pair, (middle, high), _rest(one, left), _rest(two, right))
 
     def _list(
-        self,
-        unit: _Unit,
-        pair: _Pair,
-        ends: tuple[Bound | None, Bound | None],
+        self, unit: _Unit, pair: _Pair, ends: tuple[Bound | None, Bound | None]
     ) -> None:
         """Compare the rows of a range one by one."""
         columns = unit.columns
@@ -548,19 +506,12 @@ class _Comparison:
         for key, row in first.items():
             shown = columns.shown(row)
             if key not in second:
-                self._report(
-                    unit.difference("missing_row", shown),
-                    columns,
-                    key,
-                )
+                self._report(unit.difference("missing_row", shown), columns, key)
                 continue
             names = tuple(
                 column.name
                 for column, mine, other in zip(
-                    columns.columns,
-                    row[width:],
-                    second[key][width:],
-                    strict=True,
+                    columns.columns, row[width:], second[key][width:], strict=True
                 )
                 if mine != other
             )
@@ -578,9 +529,7 @@ class _Comparison:
         for key, row in second.items():
             if key not in first:
                 self._report(
-                    unit.difference("extra_row", columns.shown(row)),
-                    columns,
-                    key,
+                    unit.difference("extra_row", columns.shown(row)), columns, key
                 )
 
     def _values(
@@ -640,10 +589,7 @@ class _Comparison:
     def _again(self) -> None:
         """Compare the listed rows again, at another point."""
         if any(one.columns is not None for one in self.listed):
-            with (
-                self._at_point(1) as point,
-                ThreadPoolExecutor(1) as pool,
-            ):
+            with self._at_point(1) as point, ThreadPoolExecutor(1) as pool:
                 pair = _Pair(point.pairs[0], pool)
                 self.listed = [
                     one

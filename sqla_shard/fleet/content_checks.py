@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqla_shard.fleet.facts import FleetFacts
-from sqla_shard.fleet.facts import PairFacts
-from sqla_shard.fleet.facts import ServerFacts
-from sqla_shard.fleet.facts import Volume
+from sqla_shard.fleet.facts import FleetFacts, PairFacts, ServerFacts, Volume
 from sqla_shard.fleet.fences import usable
-from sqla_shard.fleet.findings import critical
-from sqla_shard.fleet.findings import Findings
-from sqla_shard.fleet.findings import fleet_check
-from sqla_shard.fleet.findings import info
-from sqla_shard.fleet.findings import pair_check
-from sqla_shard.fleet.findings import server_check
-from sqla_shard.fleet.findings import unknown
-from sqla_shard.fleet.findings import warning
+from sqla_shard.fleet.findings import (
+    critical,
+    Findings,
+    fleet_check,
+    info,
+    pair_check,
+    server_check,
+    unknown,
+    warning,
+)
 from sqla_shard.fleet.replication import TableSize
-
-__all__ = ["CRITICAL_FILL", "WARNING_FILL", "fill_of"]
 
 WARNING_FILL = 0.7
 """Used part of the ids of a table, or of a disk, from which to warn."""
@@ -62,8 +59,7 @@ def missing_databases(pair: PairFacts, fleet: FleetFacts) -> Findings:
         if lost:
             yield critical(
                 standby,
-                f"lacks {len(lost)} databases that its primary has "
-                f"({_listed(lost)})",
+                f"lacks {len(lost)} databases that its primary has ({_listed(lost)})",
                 f"sqla-shard fleet replica rebuild {pair.name}",
             )
 
@@ -97,9 +93,7 @@ def orphans(pair: PairFacts, fleet: FleetFacts) -> Findings:
             )
 
 
-def _surplus(
-    server: ServerFacts, pair: PairFacts, fleet: FleetFacts
-) -> set[str]:
+def _surplus(server: ServerFacts, pair: PairFacts, fleet: FleetFacts) -> set[str]:
     """Return the databases of shards that a pair should not have."""
     return {
         database
@@ -114,9 +108,7 @@ def differing_definitions(pair: PairFacts, _: FleetFacts) -> Findings:
     standby = pair.standby
     if standby is None or not pair.differing:
         return
-    names = [
-        f"{database}.{table or '*'}" for database, table in pair.differing
-    ]
+    names = [f"{database}.{table or '*'}" for database, table in pair.differing]
     what = f"has {len(names)} tables of another definition than its primary"
     if pair.primary.version != standby.version:
         yield info(
@@ -128,8 +120,7 @@ def differing_definitions(pair: PairFacts, _: FleetFacts) -> Findings:
         yield critical(
             standby,
             f"{what} ({_listed(names)})",
-            f"compare SHOW CREATE TABLE; sqla-shard fleet replica rebuild "
-            f"{pair.name}",
+            f"compare SHOW CREATE TABLE; sqla-shard fleet replica rebuild {pair.name}",
         )
 
 
@@ -216,8 +207,7 @@ def silent_disks(fleet: FleetFacts) -> Findings:
     if found:
         silent = [server.address for server in found]
         plugin = (
-            "INSTALL SONAME 'disks', and GRANT FILE ON *.* TO the operator; "
-            "or "
+            "INSTALL SONAME 'disks', and GRANT FILE ON *.* TO the operator; or "
             if any(server.version.is_mariadb for server in found)
             else "MySQL has no statement for it: "
         )
@@ -234,11 +224,7 @@ def _data_volume(server: ServerFacts) -> Volume | None:
     """Return the file system of the data; None if the server hides it."""
     directory = server.variables.get("datadir", "/")
     return max(
-        (
-            one
-            for one in server.volumes or ()
-            if directory.startswith(one.path)
-        ),
+        (one for one in server.volumes or () if directory.startswith(one.path)),
         key=lambda one: len(one.path),
         default=None,
     )

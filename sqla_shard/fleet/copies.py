@@ -34,28 +34,22 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable
-from collections.abc import Mapping
-from dataclasses import asdict
-from dataclasses import dataclass
-from typing import Any
-from typing import get_args
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, get_args, Literal
 
-from sqla_shard.exc import CopyFailedError
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import Problem
+from sqla_shard.exc import CopyFailedError, FleetServerError, Problem
 from sqla_shard.fleet.accounts import Account
-from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.admin import marked
-from sqla_shard.fleet.definitions import COPY_DATABASE
-from sqla_shard.fleet.definitions import databases_of
-from sqla_shard.fleet.definitions import differences
-from sqla_shard.fleet.definitions import not_tables
-from sqla_shard.fleet.definitions import tables_of
+from sqla_shard.fleet.admin import Admin, marked
+from sqla_shard.fleet.definitions import (
+    COPY_DATABASE,
+    databases_of,
+    differences,
+    not_tables,
+    tables_of,
+)
 from sqla_shard.fleet.replication import replication_of
-from sqla_shard.fleet.row_copy import CopyEvent
-from sqla_shard.fleet.row_copy import RowCopy
+from sqla_shard.fleet.row_copy import CopyEvent, RowCopy
 
 __all__ = [
     "WAYS",
@@ -122,8 +116,7 @@ class CopyState:
 def copy_state(target: Admin) -> CopyState | None:
     """Return the state of the copy to a server; None if there is none."""
     found = target.rows(
-        "SELECT table_name FROM information_schema.tables"
-        " WHERE table_schema = %s",
+        "SELECT table_name FROM information_schema.tables WHERE table_schema = %s",
         COPY_DATABASE,
     )
     if not found:
@@ -265,16 +258,11 @@ class Copy:
 
     def _wrong_way(self) -> list[Problem]:
         if self._way not in WAYS:
-            return [
-                Problem(
-                    "way", f"{self._way!r} is not one of {', '.join(WAYS)}"
-                )
-            ]
+            return [Problem("way", f"{self._way!r} is not one of {', '.join(WAYS)}")]
         if (self._way == "command") != bool(self._command):
             return [
                 Problem(
-                    "command",
-                    "the way 'command' needs a command, and no other has one",
+                    "command", "the way 'command' needs a command, and no other has one"
                 )
             ]
         if self._way == "clone" and self._target.is_mariadb:
@@ -355,8 +343,7 @@ class Copy:
             changed = differences(before, after)
         if changed:
             raise self._failed(
-                f"its tables are not those of {self._source}: "
-                f"{', '.join(changed[:5])}"
+                f"its tables are not those of {self._source}: {', '.join(changed[:5])}"
             )
         return position
 
@@ -386,8 +373,7 @@ class Copy:
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip()
             raise self._failed(
-                f"the command ended with status {done.returncode}: "
-                f"{said[-500:]}"
+                f"the command ended with status {done.returncode}: {said[-500:]}"
             )
         found = done.stdout.decode(errors="replace").split("\n")
         lines = [line for text in found if (line := text.strip())]

@@ -16,19 +16,12 @@ next one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sqla_shard.exc.base import shortened_list
-from sqla_shard.fleet.common_point import CommonPoint
-from sqla_shard.fleet.common_point import Opener
-from sqla_shard.fleet.common_point import QuietPoint
-from sqla_shard.fleet.compare import compare_servers
-from sqla_shard.fleet.compare import CompareOptions
-from sqla_shard.fleet.compare import Watch
+from sqla_shard.fleet.common_point import CommonPoint, Opener, QuietPoint
+from sqla_shard.fleet.compare import compare_servers, CompareOptions, Watch
 from sqla_shard.fleet.differences import DataReport
-
-__all__ = ["CutoverContents", "fault_of", "proof_of"]
 
 #: Sessions on each server that compare rows, and differences that are shown.
 _THREADS = 2

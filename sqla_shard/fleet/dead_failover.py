@@ -25,42 +25,31 @@ begin with the time, so that the id of a lost row never names another object.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import Problem
+from sqla_shard.exc import FleetServerError, Problem
 from sqla_shard.fleet.admin import marked
-from sqla_shard.fleet.app_access import access_problems
-from sqla_shard.fleet.app_access import gaps_alone
+from sqla_shard.fleet.app_access import access_problems, gaps_alone
 from sqla_shard.fleet.clients import late_note
-from sqla_shard.fleet.events import enable_events
-from sqla_shard.fleet.events import replicated_events_of
-from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.fleet import pair_named
-from sqla_shard.fleet.loss import loss_of
-from sqla_shard.fleet.loss import NONE
-from sqla_shard.fleet.loss import SemiSyncProbe
-from sqla_shard.fleet.pair_checks import bypass_problems
-from sqla_shard.fleet.pair_checks import form_problems
-from sqla_shard.fleet.pair_checks import setting_problems
-from sqla_shard.fleet.plans import Plan
-from sqla_shard.fleet.plans import Step
-from sqla_shard.fleet.replication import Replication
-from sqla_shard.fleet.replication import replication_of
-from sqla_shard.fleet.replication import ReplicationStatus
+from sqla_shard.fleet.events import enable_events, replicated_events_of
+from sqla_shard.fleet.fleet import Fleet, pair_named
+from sqla_shard.fleet.loss import loss_of, NONE, SemiSyncProbe
+from sqla_shard.fleet.pair_checks import (
+    bypass_problems,
+    form_problems,
+    setting_problems,
+)
+from sqla_shard.fleet.plans import Plan, Step
+from sqla_shard.fleet.replication import Replication, replication_of, ReplicationStatus
 from sqla_shard.fleet.role_change import Promotion
 from sqla_shard.ids import TimeLayout
 from sqla_shard.outbox.tables import CLOCKS
 from sqla_shard.topology import Topology
-
-__all__ = ["DRAIN", "DeadFailover", "responds"]
 
 DRAIN = 600.0
 """Seconds for which a standby that is draining may apply nothing."""
@@ -166,9 +155,7 @@ class DeadFailover(Promotion):
         new = self.plan.arguments["new"]
         return (
             Step(
-                name="record",
-                text=f"record what {new} has received",
-                run=self._record,
+                name="record", text=f"record what {new} has received", run=self._record
             ),
             Step(
                 name="drain",
@@ -203,9 +190,7 @@ class DeadFailover(Promotion):
                 run=self._enable_events,
             ),
             Step(
-                name="verify",
-                text=f"check that {new} can be written",
-                run=self._verify,
+                name="verify", text=f"check that {new} can be written", run=self._verify
             ),
         )
 
@@ -258,9 +243,7 @@ class DeadFailover(Promotion):
             ),
         )
 
-    def _still_receives(
-        self, status: ReplicationStatus | None
-    ) -> list[Problem]:
+    def _still_receives(self, status: ReplicationStatus | None) -> list[Problem]:
         if status is None or status.receiver != "Yes":
             return []
         if self.plan.arguments["fenced"]:
@@ -372,9 +355,7 @@ class DeadFailover(Promotion):
         applied = self.new.applied()
         for position in filter(None, (received, status.received)):
             if not self.new.covers(applied, position):
-                raise self._failed(
-                    f"it has applied {applied}, but received {position}"
-                )
+                raise self._failed(f"it has applied {applied}, but received {position}")
 
     def _probe(self) -> SemiSyncProbe | None:
         probe = self.plan.arguments["probe"]
@@ -413,8 +394,7 @@ class DeadFailover(Promotion):
         """
         admin = self.new.admin
         there = admin.rows(
-            "SELECT table_schema FROM information_schema.tables"
-            " WHERE table_name = %s",
+            "SELECT table_schema FROM information_schema.tables WHERE table_name = %s",
             CLOCKS.name,
         )
         pair = pair_named(self.fleet.topology(), self.server)
@@ -443,9 +423,7 @@ class DeadFailover(Promotion):
         # primary must not remain if the operation is undone.
         self._raise_clocks()
         semi_sync = new.semi_sync()
-        if semi_sync is not None and (
-            semi_sync.source_enabled or semi_sync.replica_on
-        ):
+        if semi_sync is not None and (semi_sync.source_enabled or semi_sync.replica_on):
             # With no standby each COMMIT would wait for the timeout.
             new.set_semi_sync(source=False, replica=False)
         new.open_writes()
@@ -473,9 +451,7 @@ class DeadFailover(Promotion):
 
     def _failed(self, reason: str) -> FleetServerError:
         return FleetServerError(
-            server=self.full_name(self.plan.arguments["new"]),
-            number=0,
-            reason=reason,
+            server=self.full_name(self.plan.arguments["new"]), number=0, reason=reason
         )
 
 
@@ -504,9 +480,7 @@ def _not_drainable(
     return None
 
 
-def _compared(
-    fleet: Fleet, server: str, probe: SemiSyncProbe
-) -> SemiSyncProbe:
+def _compared(fleet: Fleet, server: str, probe: SemiSyncProbe) -> SemiSyncProbe:
     """Compare a probe with the standby as it is now."""
     standby = pair_named(fleet.topology(), server).standby
     if standby is None:

@@ -4,29 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from sqla_shard.dialects.mysql.show_create import without_character_sets
 from sqla_shard.exc import Problem
-from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.admin import marked
-from sqla_shard.fleet.admin import quoted
-from sqla_shard.fleet.admin import SYSTEM
-
-__all__ = [
-    "COPY_DATABASE",
-    "ServerTable",
-    "StoredColumn",
-    "databases_of",
-    "definition_of",
-    "differences",
-    "not_tables",
-    "tables_of",
-]
+from sqla_shard.fleet.admin import Admin, marked, quoted, SYSTEM
 
 COPY_DATABASE = "sqla_shard_copy"
 """Database that marks the target of a copy; it is never copied itself."""
@@ -96,9 +79,7 @@ def tables_of(
         # MySQL says DEFAULT_GENERATED of a column with a default.
         generated = "GENERATED" in extra.replace("DEFAULT_GENERATED", "")
         if database in wanted and not generated:
-            columns[database, table].append(
-                StoredColumn(name=name, type=kind.lower())
-            )
+            columns[database, table].append(StoredColumn(name=name, type=kind.lower()))
     found = {}
     for database, name, size in admin.rows(
         "SELECT table_schema, table_name, data_length"
@@ -160,21 +141,15 @@ _OTHERS = {
     "tables without transactions": "SELECT table_schema, table_name FROM"
     " information_schema.tables WHERE table_type = 'BASE TABLE'"
     " AND engine <> 'InnoDB'",
-    "triggers": "SELECT trigger_schema, trigger_name FROM"
-    " information_schema.triggers",
-    "routines": "SELECT routine_schema, routine_name FROM"
-    " information_schema.routines",
+    "triggers": "SELECT trigger_schema, trigger_name FROM information_schema.triggers",
+    "routines": "SELECT routine_schema, routine_name FROM information_schema.routines",
     "events": "SELECT event_schema, event_name FROM information_schema.events",
 }
 
 
-def definition_of(
-    admin: Admin, database: str, name: str
-) -> tuple[str, int | None]:
+def definition_of(admin: Admin, database: str, name: str) -> tuple[str, int | None]:
     """Return the statement that creates a table, and its counter."""
-    ((_, sql),) = admin.rows(
-        f"SHOW CREATE TABLE {marked(database)}.{marked(name)}"
-    )
+    ((_, sql),) = admin.rows(f"SHOW CREATE TABLE {marked(database)}.{marked(name)}")
     if not admin.is_mariadb:
         # The table that is created from it would be shown differently.
         sql = without_character_sets(sql)

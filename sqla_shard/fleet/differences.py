@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import field
-from typing import Any
-from typing import Literal
-
-__all__ = ["DataReport", "Difference", "DifferenceKind", "Unread"]
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 DifferenceKind = Literal[
     "missing_database",

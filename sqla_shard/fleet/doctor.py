@@ -16,29 +16,23 @@ check is one function there, see :mod:`sqla_shard.fleet.findings`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from dataclasses import asdict
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from sqla_shard.fleet import access_checks
-from sqla_shard.fleet import content_checks
-from sqla_shard.fleet import findings
-from sqla_shard.fleet import replication_checks
-from sqla_shard.fleet import setting_checks
+from sqla_shard.fleet import (
+    access_checks,
+    content_checks,
+    findings,
+    replication_checks,
+    setting_checks,
+)
 from sqla_shard.fleet.fact_reader import read_facts
 from sqla_shard.fleet.facts import FleetFacts
-from sqla_shard.fleet.findings import Finding
-from sqla_shard.fleet.findings import findings_of
-from sqla_shard.fleet.findings import SEVERITIES
-from sqla_shard.fleet.findings import Severity
+from sqla_shard.fleet.findings import Finding, findings_of, SEVERITIES, Severity
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.former import writable_formers
-
-__all__ = ["CHECKS", "DoctorReport", "check_names", "diagnose", "examine"]
 
 CHECKS = (replication_checks, content_checks, access_checks, setting_checks)
 """The modules of the checks; the worst findings come from the first."""
@@ -77,11 +71,7 @@ class DoctorReport:
     def at_least(self, severity: Severity) -> list[Finding]:
         """Return the findings of a severity or a worse one."""
         most = SEVERITIES.index(severity)
-        return [
-            one
-            for one in self.findings
-            if SEVERITIES.index(one.severity) <= most
-        ]
+        return [one for one in self.findings if SEVERITIES.index(one.severity) <= most]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report in JSON values."""
@@ -122,9 +112,7 @@ def examine(
     :raises TopologyError: if the topology is not valid.
     :raises TopologyUnavailableError: if it cannot be read.
     """
-    formers = writable_formers(
-        fleet, fleet.journal.history(_HISTORY), timeout=_FORMER
-    )
+    formers = writable_formers(fleet, fleet.journal.history(_HISTORY), timeout=_FORMER)
     return diagnose(
         read_facts(
             fleet,
@@ -136,9 +124,7 @@ def examine(
     )
 
 
-def diagnose(
-    facts: FleetFacts, *, ignored: Collection[str] = ()
-) -> DoctorReport:
+def diagnose(facts: FleetFacts, *, ignored: Collection[str] = ()) -> DoctorReport:
     """Return the findings of some facts; connects to no server."""
     return DoctorReport(
         epoch=facts.topology.epoch,

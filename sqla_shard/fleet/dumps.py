@@ -19,28 +19,13 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.admin import quoted
-from sqla_shard.fleet.definitions import definition_of
-from sqla_shard.fleet.definitions import ServerTable
-from sqla_shard.fleet.files import File
-from sqla_shard.fleet.files import HashingWriter
+from sqla_shard.fleet.admin import Admin, quoted
+from sqla_shard.fleet.definitions import definition_of, ServerTable
+from sqla_shard.fleet.files import File, HashingWriter
 from sqla_shard.fleet.row_copy import literal
-
-__all__ = [
-    "HEAD",
-    "TableContent",
-    "content_of",
-    "digest_of",
-    "read_statements",
-    "same_content",
-    "write_dump",
-]
 
 #: What a session needs to load a dump.
 HEAD = (
@@ -88,9 +73,7 @@ class _Sum:
         self._sum = (self._sum + int.from_bytes(digest, "big")) & _MASK
         self.rows += 1
 
-    def content(
-        self, table: ServerTable, auto_increment: int | None
-    ) -> TableContent:
+    def content(self, table: ServerTable, auto_increment: int | None) -> TableContent:
         """Return the content of a table of which all rows were added."""
         return TableContent(
             name=table.name,
@@ -140,9 +123,7 @@ def write_dump(
         for table in tables:
             sql, counter = definition_of(session, table.database, table.name)
             if sql != table.sql:
-                raise session.error(
-                    f"{table.path} was altered during the backup"
-                )
+                raise session.error(f"{table.path} was altered during the backup")
             file.write(f"{sql};\n".encode())
             total = _Sum()
             for insert in _inserts(session, table, total):
@@ -157,9 +138,7 @@ def write_dump(
     return tuple(found)
 
 
-def _inserts(
-    session: Admin, table: ServerTable, total: _Sum
-) -> Iterator[bytes]:
+def _inserts(session: Admin, table: ServerTable, total: _Sum) -> Iterator[bytes]:
     names = ", ".join(quoted(column.name) for column in table.columns)
     into = f"{quoted(table.name)} ({names})"
     head = b"INSERT INTO " + into.encode() + b" VALUES "
@@ -230,7 +209,6 @@ def same_content(
             first, second = (getattr(x[name], field) for x in (one, two))
             if first != second:
                 problems.append(
-                    f"table {name}: {field} {second}, not {first} as in the "
-                    "backup"
+                    f"table {name}: {field} {second}, not {first} as in the backup"
                 )
     return problems

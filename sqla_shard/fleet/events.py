@@ -11,17 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.admin import marked
+from sqla_shard.fleet.admin import Admin, marked
 from sqla_shard.fleet.replication import replication_of
-
-__all__ = [
-    "disable_events",
-    "enable_events",
-    "events_of",
-    "replicated_events_of",
-    "set_scheduler",
-]
 
 #: The second one is that of MySQL 8.2 and later.
 _REPLICATED = ("SLAVESIDE_DISABLED", "REPLICA_SIDE_DISABLED")
@@ -71,9 +62,7 @@ def disable_events(admin: Admin, events: Sequence[Sequence[str]]) -> None:
 
 def _alter(admin: Admin, events: Sequence[Sequence[str]], end: str) -> None:
     there = set(
-        admin.rows(
-            "SELECT event_schema, event_name FROM information_schema.events"
-        )
+        admin.rows("SELECT event_schema, event_name FROM information_schema.events")
     )
     with admin.unlogged():
         for database, name, definer in events:

@@ -10,47 +10,35 @@ their connection.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from threading import Lock
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 from sqlalchemy import make_url
 
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import TopologyError
-from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.admin import SYSTEM
+from sqla_shard.exc import FleetServerError, TopologyError
+from sqla_shard.fleet.admin import Admin, SYSTEM
 from sqla_shard.fleet.app_access import attempt
-from sqla_shard.fleet.facts import Event
-from sqla_shard.fleet.facts import FleetFacts
-from sqla_shard.fleet.facts import OpenTransaction
-from sqla_shard.fleet.facts import PairFacts
-from sqla_shard.fleet.facts import Role
-from sqla_shard.fleet.facts import ServerFacts
-from sqla_shard.fleet.facts import ServerVersion
-from sqla_shard.fleet.facts import Session
-from sqla_shard.fleet.facts import Volume
+from sqla_shard.fleet.facts import (
+    Event,
+    FleetFacts,
+    OpenTransaction,
+    PairFacts,
+    Role,
+    ServerFacts,
+    ServerVersion,
+    Session,
+    Volume,
+)
 from sqla_shard.fleet.fences import grant_rows
-from sqla_shard.fleet.fleet import all_pairs
-from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.fleet import Pair
+from sqla_shard.fleet.fleet import all_pairs, Fleet, Pair
 from sqla_shard.fleet.fleet_status import status
-from sqla_shard.fleet.replication import Replication
-from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.replication import Replication, replication_of
 from sqla_shard.fleet.sessions import programs
 from sqla_shard.topology import Topology
-from sqla_shard.topology.urls import address_of
-from sqla_shard.topology.urls import fill
-
-__all__ = ["GRACE", "read_facts"]
+from sqla_shard.topology.urls import address_of, fill
 
 GRACE = 2.0
 """Seconds in which a standby must apply what its primary had at a moment."""
@@ -106,10 +94,7 @@ def read_facts(
     everything = [*jobs.values(), *elsewhere.values()]
     for job in everything:
         job.start(first)
-    facts = {
-        id(job): job.facts_at(first, limit=_FIRST * timeout)
-        for job in everything
-    }
+    facts = {id(job): job.facts_at(first, limit=_FIRST * timeout) for job in everything}
     comparisons = [
         _Comparison(
             fleet,
@@ -127,8 +112,7 @@ def read_facts(
     return FleetFacts(
         topology=topology,
         pairs=tuple(
-            comparison.facts_at(deadline, limit=timeout)
-            for comparison in comparisons
+            comparison.facts_at(deadline, limit=timeout) for comparison in comparisons
         ),
         others=tuple(facts[id(job)] for job in elsewhere.values()),
         application=frozenset(users),
@@ -201,9 +185,7 @@ class _ServerReading:
         self._parts = _Parts()
         self._lanes: list[dict[tuple[str, ...], _Read]] = [
             # Last: not a session of the application for the part of sessions.
-            _STATE
-            if self.environ is None
-            else {**_STATE, ("attempt",): self._attempt},
+            _STATE if self.environ is None else {**_STATE, ("attempt",): self._attempt},
             _REPLICATION,
             _CONTENT if self.role == "primary" else {},
             _DEFINITIONS if self.databases else {},
@@ -217,9 +199,7 @@ class _ServerReading:
 
     def facts_at(self, deadline: float, *, limit: float) -> ServerFacts:
         """Wait for the facts, and return them."""
-        wanted = [
-            part for lane in self._lanes for parts in lane for part in parts
-        ]
+        wanted = [part for lane in self._lanes for parts in lane for part in parts]
         parts, unread = self._parts.at(deadline, wanted, limit)
         return ServerFacts(
             name=self.name,
@@ -234,9 +214,7 @@ class _ServerReading:
             },
         )
 
-    def _attempt(
-        self, server: Replication, _: Sequence[str]
-    ) -> Mapping[str, Any]:
+    def _attempt(self, server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
         return {
             "attempt": attempt(
                 self.url,
@@ -246,20 +224,14 @@ class _ServerReading:
             )
         }
 
-    def _read(
-        self, lane: Mapping[tuple[str, ...], _Read], deadline: float
-    ) -> None:
+    def _read(self, lane: Mapping[tuple[str, ...], _Read], deadline: float) -> None:
         admin: Admin | None = None
         try:
             for parts, read in lane.items():
                 try:
                     if admin is None:
-                        admin = _connect(
-                            self.fleet, self.url, self.name, deadline
-                        )
-                    self._parts.add(
-                        read(replication_of(admin), self.databases)
-                    )
+                        admin = _connect(self.fleet, self.url, self.name, deadline)
+                    self._parts.add(read(replication_of(admin), self.databases))
                 except FleetServerError as error:
                     self._parts.fail(parts, error.reason, error.number)
                     if admin is not None and error.number in _LOST:
@@ -318,18 +290,13 @@ class _Comparison:
                     self.fleet, self.pair.primary, str(self.primary), deadline
                 ) as one,
                 _connect(
-                    self.fleet,
-                    str(self.pair.standby),
-                    str(standby),
-                    deadline,
+                    self.fleet, str(self.pair.standby), str(standby), deadline
                 ) as other,
             ):
                 first, second = replication_of(one), replication_of(other)
                 # The history of the standby was read before, so the primary
                 # has all of it now, but for errant transactions.
-                self._parts.add(
-                    {"errant": first.errant(standby.part("history"))}
-                )
+                self._parts.add({"errant": first.errant(standby.part("history"))})
                 came = second.reaches(self.primary.part("position"), GRACE)
                 self._parts.add({"late": 0.0 if came else GRACE})
                 self._compare_definitions(standby, first, second)
@@ -353,24 +320,20 @@ class _Comparison:
                 return
         databases = {
             database
-            for database, _ in _differences(
-                self.primary.digests, standby.digests
-            )
+            for database, _ in _differences(self.primary.digests, standby.digests)
         }
         found: set[tuple[str, str]] = set()
         if databases:
             # A revision may be on its way: compare again at one position.
             second.reaches(first.position(), GRACE)
             found = _differences(
-                first.admin.digests(databases),
-                second.admin.digests(databases),
+                first.admin.digests(databases), second.admin.digests(databases)
             )
         self._parts.add({"differing": tuple(sorted(found))})
 
 
 def _differences(
-    one: Mapping[str, Mapping[str, str]],
-    other: Mapping[str, Mapping[str, str]],
+    one: Mapping[str, Mapping[str, str]], other: Mapping[str, Mapping[str, str]]
 ) -> set[tuple[str, str]]:
     # A database that is missing is another finding.
     return {
@@ -434,10 +397,7 @@ def _clock(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
     before = time.time()
     there = float(server.admin.value("SELECT UNIX_TIMESTAMP(NOW(6))"))
     after = time.time()
-    return {
-        "clock": there - (before + after) / 2,
-        "clock_error": (after - before) / 2,
-    }
+    return {"clock": there - (before + after) / 2, "clock_error": (after - before) / 2}
 
 
 def _sessions(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
@@ -450,7 +410,7 @@ def _sessions(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
                 " FROM information_schema.processlist"
                 " WHERE id <> CONNECTION_ID()"
             )
-        ),
+        )
     }
 
 
@@ -512,9 +472,7 @@ _STATE: dict[tuple[str, ...], _Read] = {
     ("transactions",): _transactions,
     ("logins",): lambda server, _: {"logins": tuple(server.logins())},
     ("grants",): lambda server, _: {"grants": tuple(grant_rows(server.admin))},
-    ("configured",): lambda server, _: {
-        "configured": server.configured(*_SETTINGS)
-    },
+    ("configured",): lambda server, _: {"configured": server.configured(*_SETTINGS)},
     ("events",): _events,
     ("databases",): _databases,
     ("volumes",): _volumes,
@@ -532,7 +490,5 @@ _CONTENT: dict[tuple[str, ...], _Read] = {
     ("tables",): lambda server, _: {"tables": tuple(server.table_sizes())}
 }
 _DEFINITIONS: dict[tuple[str, ...], _Read] = {
-    ("digests",): lambda server, databases: {
-        "digests": server.admin.digests(databases)
-    }
+    ("digests",): lambda server, databases: {"digests": server.admin.digests(databases)}
 }

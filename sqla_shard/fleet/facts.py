@@ -10,40 +10,16 @@ Nothing here connects to a server: see :mod:`sqla_shard.fleet.fact_reader`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from typing import Any
-from typing import Generic
-from typing import Literal
-from typing import NamedTuple
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from sqla_shard.fleet.app_access import Access
-from sqla_shard.fleet.app_access import Attempt
+from sqla_shard.fleet.app_access import Access, Attempt
 from sqla_shard.fleet.fences import GrantRow
 from sqla_shard.fleet.fleet import shard_of
 from sqla_shard.fleet.fleet_status import FleetStatus
-from sqla_shard.fleet.replication import Login
-from sqla_shard.fleet.replication import ReplicationStatus
-from sqla_shard.fleet.replication import SemiSync
-from sqla_shard.fleet.replication import TableSize
+from sqla_shard.fleet.replication import Login, ReplicationStatus, SemiSync, TableSize
 from sqla_shard.fleet.sessions import Program
-from sqla_shard.topology import Keyspace
-from sqla_shard.topology import Topology
-
-__all__ = [
-    "Event",
-    "FleetFacts",
-    "NotReadError",
-    "OpenTransaction",
-    "PairFacts",
-    "Role",
-    "ServerFacts",
-    "ServerVersion",
-    "Session",
-    "Volume",
-]
+from sqla_shard.topology import Keyspace, Topology
 
 T = TypeVar("T")
 

@@ -25,48 +25,42 @@ if the process dies before the old primary is read-only, just before
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sqla_shard.exc import ApplierStoppedError
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import OperationRefusedError
-from sqla_shard.exc import Problem
+from sqla_shard.exc import (
+    ApplierStoppedError,
+    FleetServerError,
+    OperationRefusedError,
+    Problem,
+)
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.app_access import access_problems
-from sqla_shard.fleet.app_access import gaps
+from sqla_shard.fleet.app_access import access_problems, gaps
 from sqla_shard.fleet.clients import late_note
-from sqla_shard.fleet.cutover_contents import CutoverContents
-from sqla_shard.fleet.cutover_contents import fault_of
-from sqla_shard.fleet.cutover_contents import proof_of
-from sqla_shard.fleet.events import disable_events
-from sqla_shard.fleet.events import enable_events
-from sqla_shard.fleet.events import events_of
-from sqla_shard.fleet.events import set_scheduler
-from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.fleet import pair_named
-from sqla_shard.fleet.pair_checks import account_problems
-from sqla_shard.fleet.pair_checks import bypass_problems
-from sqla_shard.fleet.pair_checks import fence_problems
-from sqla_shard.fleet.pair_checks import followers
-from sqla_shard.fleet.pair_checks import long_work
-from sqla_shard.fleet.pair_checks import primary_problems
-from sqla_shard.fleet.pair_checks import setting_problems
-from sqla_shard.fleet.pair_checks import standby_problems
-from sqla_shard.fleet.plans import Plan
-from sqla_shard.fleet.plans import Step
+from sqla_shard.fleet.cutover_contents import CutoverContents, fault_of, proof_of
+from sqla_shard.fleet.events import (
+    disable_events,
+    enable_events,
+    events_of,
+    set_scheduler,
+)
+from sqla_shard.fleet.fleet import Fleet, pair_named
+from sqla_shard.fleet.pair_checks import (
+    account_problems,
+    bypass_problems,
+    fence_problems,
+    followers,
+    long_work,
+    primary_problems,
+    setting_problems,
+    standby_problems,
+)
+from sqla_shard.fleet.plans import Plan, Step
 from sqla_shard.fleet.replication import Replication
 from sqla_shard.fleet.role_change import Promotion
-from sqla_shard.fleet.sessions import applications
-from sqla_shard.fleet.sessions import end_sessions
-from sqla_shard.fleet.sessions import ended_note
-from sqla_shard.fleet.sessions import programs
+from sqla_shard.fleet.sessions import applications, end_sessions, ended_note, programs
 from sqla_shard.topology import Topology
-
-__all__ = ["COMPARE_LIMIT", "Failover"]
 
 #: Seconds that a standby may be behind when the failover is planned.
 _LAG = 30.0
@@ -94,11 +88,7 @@ class Failover(Promotion):
 
     @classmethod
     def planned(
-        cls,
-        fleet: Fleet,
-        server: str,
-        *,
-        compare_limit: float | None = COMPARE_LIMIT,
+        cls, fleet: Fleet, server: str, *, compare_limit: float | None = COMPARE_LIMIT
     ) -> Plan:
         """Return the plan, with all problems.
 
@@ -215,9 +205,7 @@ class Failover(Promotion):
                 critical=True,
             ),
             Step(
-                name="attach",
-                text=f"let {old} replicate from {new}",
-                run=self._attach,
+                name="attach", text=f"let {old} replicate from {new}", run=self._attach
             ),
             Step(
                 name="kill",
@@ -254,9 +242,7 @@ class Failover(Promotion):
     def changed(self, topology: Topology) -> Topology:
         """Exchange the URLs of the pair."""
         pair = pair_named(topology, self.server)
-        return pair.changed(
-            topology, primary=pair.standby, standby=pair.primary
-        )
+        return pair.changed(topology, primary=pair.standby, standby=pair.primary)
 
     # -- steps ------------------------------------------------------------
 
@@ -286,16 +272,10 @@ class Failover(Promotion):
         try:
             self.old.start()
             report = self._contents("new", "old").replicated()
-        except (
-            ApplierStoppedError,
-            FleetServerError,
-            OperationRefusedError,
-        ) as error:
+        except (ApplierStoppedError, FleetServerError, OperationRefusedError) as error:
             return {"problem": f"rows were not compared: {error}; {remedy}"}
         if report.found:
-            return {
-                "problem": f"after the failover {fault_of(report)}; {remedy}"
-            }
+            return {"problem": f"after the failover {fault_of(report)}; {remedy}"}
         return {"rows": report.rows, "proof": proof_of(report)}
 
     def _contents(self, first: str, second: str) -> CutoverContents:
@@ -316,9 +296,7 @@ class Failover(Promotion):
 
     def _opener(self, address: str) -> Callable[[], Admin]:
         """Return a function that opens other sessions on a server."""
-        return partial(
-            self.fleet.admin, self.url_of(address), name=self.role(address)
-        )
+        return partial(self.fleet.admin, self.url_of(address), name=self.role(address))
 
     def _prepare(self) -> Mapping[str, Any]:
         old, new = self.old, self.new
@@ -330,14 +308,11 @@ class Failover(Promotion):
             if caught_up and time.monotonic() < begin + 0.1:
                 break
             if time.monotonic() > deadline:
-                raise new.admin.error(
-                    f"it stays behind its primary for {_LAG:g} s"
-                )
+                raise new.admin.error(f"it stays behind its primary for {_LAG:g} s")
         self.prepare_publish()
         semi_sync = old.semi_sync(), new.semi_sync()
         return {
-            "scheduler": old.admin.value("SELECT @@GLOBAL.event_scheduler")
-            == "ON",
+            "scheduler": old.admin.value("SELECT @@GLOBAL.event_scheduler") == "ON",
             "events": events_of(old.admin),
             "semi_sync": any(
                 one is not None and (one.source_enabled or one.replica_on)
@@ -353,9 +328,7 @@ class Failover(Promotion):
         old.freeze(_FENCE)
         position = old.position()
         if not new.reaches(position, _CATCH_UP):
-            raise new.admin.error(
-                f"it has not applied {position} within {_CATCH_UP} s"
-            )
+            raise new.admin.error(f"it has not applied {position} within {_CATCH_UP} s")
         new.stop()
         # In the session of the fence: what was written since is seen, and a
         # fence that was lost is an error here.
@@ -446,9 +419,7 @@ class Failover(Promotion):
         admin = self.old.admin
         users = {accounts.operator.user, accounts.for_replication().user}
         known = programs(admin)
-        ended, left = end_sessions(
-            admin, lambda: applications(admin, users), _PATIENCE
-        )
+        ended, left = end_sessions(admin, lambda: applications(admin, users), _PATIENCE)
         note = ended_note(admin, ended.values(), known)
         if left:
             note["problem"] = (
@@ -463,16 +434,13 @@ class Failover(Promotion):
         enable_events(self.new.admin, events)
         if prepared.get("scheduler"):
             set_scheduler(self.new.admin, on=True)
-        return self._if_reachable(
-            lambda: disable_events(self.old.admin, events)
-        )
+        return self._if_reachable(lambda: disable_events(self.old.admin, events))
 
     def _verify(self) -> Mapping[str, Any]:
         new = self.new
         if new.is_read_only() or new.status() is not None:
             raise new.admin.error(
-                "it is published as the primary, but it is read-only "
-                "or replicates"
+                "it is published as the primary, but it is read-only or replicates"
             )
         note = self._if_reachable(self._verify_old)
         if note is None and self._compare_limit is not None:

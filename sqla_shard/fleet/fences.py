@@ -21,33 +21,15 @@ Limits:
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from sqla_shard.exc import Problem
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.replication import PUBLIC
-from sqla_shard.fleet.replication import replication_of
-from sqla_shard.fleet.sessions import AppSession
-from sqla_shard.fleet.sessions import end_sessions
-from sqla_shard.fleet.sessions import sessions_of
-
-__all__ = [
-    "SYSTEM_USERS",
-    "WILDCARD",
-    "Fence",
-    "GrantRow",
-    "carry_fences",
-    "escaped",
-    "grant_rows",
-    "is_like",
-    "usable",
-]
+from sqla_shard.fleet.replication import PUBLIC, replication_of
+from sqla_shard.fleet.sessions import AppSession, end_sessions, sessions_of
 
 SYSTEM_USERS = frozenset(
     (
@@ -124,8 +106,7 @@ def usable(rows: Iterable[GrantRow], databases: Iterable[str]) -> list[str]:
         name
         for name in databases
         if any(
-            (account, escaped(name)) not in shut
-            for account in _matching(every, name)
+            (account, escaped(name)) not in shut for account in _matching(every, name)
         )
     ]
 
@@ -146,13 +127,11 @@ def carry_fences(source: Admin, target: Admin) -> int:
     if wanted != has:
         with target.unlogged():
             target.run_many(
-                "INSERT IGNORE INTO mysql.db (User, Host, Db)"
-                " VALUES (%s, %s, %s)",
+                "INSERT IGNORE INTO mysql.db (User, Host, Db) VALUES (%s, %s, %s)",
                 sorted(wanted - has),
             )
             target.run_many(
-                "DELETE FROM mysql.db"
-                " WHERE User = %s AND Host = %s AND Db = %s",
+                "DELETE FROM mysql.db WHERE User = %s AND Host = %s AND Db = %s",
                 sorted(has - wanted),
             )
         target.run("FLUSH LOCAL PRIVILEGES")
@@ -163,9 +142,7 @@ def _is_fence(row: GrantRow) -> bool:
     return not row.privileges and WILDCARD.search(row.pattern) is None
 
 
-def _matching(
-    rows: Iterable[GrantRow], name: str
-) -> Iterator[tuple[str, str]]:
+def _matching(rows: Iterable[GrantRow], name: str) -> Iterator[tuple[str, str]]:
     """Yield the accounts that could use a database without the fence."""
     for row in rows:
         if WILDCARD.search(row.pattern) and is_like(row.pattern, name):
@@ -181,11 +158,7 @@ class Fence:
     """
 
     def __init__(
-        self,
-        admin: Admin,
-        databases: Iterable[str],
-        *,
-        exempt: Collection[str] = (),
+        self, admin: Admin, databases: Iterable[str], *, exempt: Collection[str] = ()
     ) -> None:
         self.admin = admin
         self.databases = tuple(databases)
@@ -266,10 +239,7 @@ class Fence:
             for user, host in self.accounts():
                 for chunk in _chunks(list(self._by_pattern)):
                     marks = ", ".join(["%s"] * len(chunk))
-                    where = (
-                        f"User = %s AND Host = %s AND Db IN ({marks})"
-                        f" AND {others}"
-                    )
+                    where = f"User = %s AND Host = %s AND Db IN ({marks}) AND {others}"
                     # Names of columns of the server.
                     sql = f"DELETE FROM mysql.db WHERE {where}"  # noqa: S608
                     self.admin.run(sql, user, host, *chunk)
@@ -280,9 +250,7 @@ class Fence:
         # LOCAL: not replicated either.
         self.admin.run("FLUSH LOCAL PRIVILEGES")
 
-    def kill_sessions(
-        self, seconds: float = _KILL_SECONDS
-    ) -> list[AppSession]:
+    def kill_sessions(self, seconds: float = _KILL_SECONDS) -> list[AppSession]:
         """End the sessions of the fenced accounts, and wait for their end.
 
         :param seconds: time to wait.
@@ -304,9 +272,7 @@ class Fence:
     def _rows(self) -> list[GrantRow]:
         """Read the rows of accounts that are not exempt."""
         return [
-            row
-            for row in grant_rows(self.admin)
-            if row.account[0] not in self._exempt
+            row for row in grant_rows(self.admin) if row.account[0] not in self._exempt
         ]
 
     def _columns(self) -> list[str]:
@@ -321,8 +287,7 @@ class Fence:
     def _global_grants(self) -> Iterator[str]:
         found: dict[str, set[str]] = {}
         for grantee, privilege in self.admin.rows(
-            "SELECT GRANTEE, PRIVILEGE_TYPE"
-            " FROM information_schema.user_privileges"
+            "SELECT GRANTEE, PRIVILEGE_TYPE FROM information_schema.user_privileges"
         ):
             if privilege in _WRITES and _user(grantee) not in self._exempt:
                 found.setdefault(grantee, set()).add(privilege)

@@ -19,34 +19,25 @@ import stat
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import asdict
-from dataclasses import replace
-from datetime import datetime
-from datetime import UTC
+from dataclasses import asdict, replace
+from datetime import datetime, UTC
 from pathlib import Path
-from typing import Any
-from typing import IO
+from typing import Any, IO
 
-from sqla_shard.exc import FleetLockedError
-from sqla_shard.exc import FleetLockLostError
-from sqla_shard.exc import NoOperationError
-from sqla_shard.exc import TopologyConflictError
-from sqla_shard.exc import TopologyUnavailableError
-from sqla_shard.fleet.journal import JournalHold
-from sqla_shard.fleet.journal import Pending
-from sqla_shard.fleet.journal import Record
-from sqla_shard.topology import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology import FileSource
-from sqla_shard.topology import to_json
-from sqla_shard.topology import Topology
+from sqla_shard.exc import (
+    FleetLockedError,
+    FleetLockLostError,
+    NoOperationError,
+    TopologyConflictError,
+    TopologyUnavailableError,
+)
+from sqla_shard.fleet.journal import JournalHold, Pending, Record
+from sqla_shard.topology import DEFAULT_PLACEHOLDERS, FileSource, to_json, Topology
 from sqla_shard.topology.admission import check_next
 from sqla_shard.topology.generations import with_raised_generations
-from sqla_shard.topology.publication_notes import HistoryEntry
-from sqla_shard.topology.publication_notes import PublicationNote
+from sqla_shard.topology.publication_notes import HistoryEntry, PublicationNote
 from sqla_shard.util.files import replace_file
 from sqla_shard.util.json_values import parsed_json
-
-__all__ = ["FileJournal"]
 
 #: Seconds to wait for the lock: a process that only looks whether it is held
 #: has it for a moment.
@@ -98,9 +89,7 @@ class FileJournal:
             record = self._read(self._operation)
         finally:
             lock.close()
-        return (
-            None if record is None else Pending(record=record, running=False)
-        )
+        return None if record is None else Pending(record=record, running=False)
 
     def history(self, most: int = 20) -> list[Record]:
         """Return finished and undone operations, the latest first."""
@@ -181,11 +170,7 @@ class FileJournal:
         ]
 
     def publish(
-        self,
-        topology: Topology,
-        *,
-        expected_epoch: int,
-        note: PublicationNote,
+        self, topology: Topology, *, expected_epoch: int, note: PublicationNote
     ) -> Topology:
         """Replace the topology; called with the lock."""
         old = self.topology()
@@ -203,12 +188,8 @@ class FileJournal:
         replace_file(self.path, data, mode)
         return new
 
-    def _add_publication(
-        self, epoch: int, size: int, note: PublicationNote
-    ) -> None:
-        earlier = [
-            one for one in self._publications() if one["epoch"] != epoch
-        ]
+    def _add_publication(self, epoch: int, size: int, note: PublicationNote) -> None:
+        earlier = [one for one in self._publications() if one["epoch"] != epoch]
         entry = {
             "epoch": epoch,
             "published": datetime.now(UTC).isoformat(),
@@ -221,9 +202,7 @@ class FileJournal:
     def _publications(self) -> list[dict[str, Any]]:
         """Return the documents of the publications, the oldest first."""
         try:
-            found: list[dict[str, Any]] = parsed_json(
-                self._published.read_bytes()
-            )
+            found: list[dict[str, Any]] = parsed_json(self._published.read_bytes())
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -275,9 +254,7 @@ class FileJournal:
             "remove it if no operation is pending",
         )
 
-    def _is_locked(
-        self, record: Record | None, *, running: bool
-    ) -> FleetLockedError:
+    def _is_locked(self, record: Record | None, *, running: bool) -> FleetLockedError:
         return FleetLockedError(
             fleet=self.name,
             operation="an operation" if record is None else record.title,
@@ -296,9 +273,7 @@ class FileJournal:
 class _FileHold:
     """The lock of the operation, which ends with this process."""
 
-    def __init__(
-        self, journal: FileJournal, record: Record, lock: IO[str]
-    ) -> None:
+    def __init__(self, journal: FileJournal, record: Record, lock: IO[str]) -> None:
         self.record = record
         self._journal = journal
         self._lock = lock
@@ -319,9 +294,7 @@ class _FileHold:
                     lost = "its file was replaced"
         if lost is not None:
             raise FleetLockLostError(
-                fleet=self._journal.name,
-                operation=self.record.title,
-                reason=lost,
+                fleet=self._journal.name, operation=self.record.title, reason=lost
             )
 
     def write(self, record: Record) -> None:
@@ -338,9 +311,7 @@ class _FileHold:
         """Replace the topology file."""
         self.check()
         return self._journal.publish(
-            topology,
-            expected_epoch=expected_epoch,
-            note=self.record.publication_note(),
+            topology, expected_epoch=expected_epoch, note=self.record.publication_note()
         )
 
     def release(self) -> None:

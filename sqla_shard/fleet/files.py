@@ -19,21 +19,16 @@ import hashlib
 import os
 import shutil
 import tempfile
-from abc import ABC
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
-from sqla_shard.exc import FleetSetupError
-from sqla_shard.exc import MissingExtraError
+from sqla_shard.exc import FleetSetupError, MissingExtraError
 from sqla_shard.util.files import flush_to_disk
-
-__all__ = ["File", "Files", "HashingWriter", "files_at"]
 
 _PARTIAL = ".partial"
 
@@ -315,8 +310,7 @@ class _FsspecFiles(Files):
         except (ImportError, ValueError) as error:
             # An ImportError names the package that the scheme needs.
             raise FleetSetupError(
-                f"{self._url}: {error}; or use a path, or another URL of "
-                "fsspec"
+                f"{self._url}: {error}; or use a path, or another URL of fsspec"
             ) from error
 
     def __str__(self) -> str:

@@ -16,44 +16,15 @@ of findings of the same severity.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
-from typing import Literal
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from sqla_shard.engine.unread import unread_line
-from sqla_shard.fleet.facts import FleetFacts
-from sqla_shard.fleet.facts import NotReadError
-from sqla_shard.fleet.facts import PairFacts
-from sqla_shard.fleet.facts import ServerFacts
-from sqla_shard.fleet.fleet import all_pairs
-from sqla_shard.fleet.fleet import Pair
+from sqla_shard.fleet.facts import FleetFacts, NotReadError, PairFacts, ServerFacts
+from sqla_shard.fleet.fleet import all_pairs, Pair
 from sqla_shard.fleet.server_states import outage_line
-
-__all__ = [
-    "SEVERITIES",
-    "UNREAD",
-    "Finding",
-    "Findings",
-    "Severity",
-    "check_names",
-    "critical",
-    "findings_of",
-    "fleet_check",
-    "info",
-    "pair_check",
-    "server_check",
-    "unknown",
-    "warning",
-]
 
 UNREAD = "unread"
 """The check of findings about facts that were not read."""
@@ -108,9 +79,7 @@ _Place: TypeAlias = "ServerFacts | Literal['fleet']"
 def _finding(
     severity: Severity, server: _Place, what: str, remedy: str = ""
 ) -> Finding:
-    return Finding(
-        severity=severity, server=str(server), what=what, remedy=remedy
-    )
+    return Finding(severity=severity, server=str(server), what=what, remedy=remedy)
 
 
 critical = partial(_finding, "critical")
@@ -130,10 +99,7 @@ _checks: dict[str, list[tuple[str, Callable[[FleetFacts], list[_Call]]]]] = {}
 def server_check(check: _ServerCheck) -> _ServerCheck:
     """Register a check of each server."""
     _register(
-        check,
-        lambda fleet: [
-            partial(check, server, fleet) for server in fleet.servers
-        ],
+        check, lambda fleet: [partial(check, server, fleet) for server in fleet.servers]
     )
     return check
 
@@ -141,8 +107,7 @@ def server_check(check: _ServerCheck) -> _ServerCheck:
 def pair_check(check: _PairCheck) -> _PairCheck:
     """Register a check of each pair."""
     _register(
-        check,
-        lambda fleet: [partial(check, pair, fleet) for pair in fleet.pairs],
+        check, lambda fleet: [partial(check, pair, fleet) for pair in fleet.pairs]
     )
     return check
 
@@ -159,10 +124,7 @@ def check_names(modules: Iterable[str]) -> list[str]:
 
 
 def findings_of(
-    fleet: FleetFacts,
-    modules: Iterable[str],
-    *,
-    ignored: Collection[str] = (),
+    fleet: FleetFacts, modules: Iterable[str], *, ignored: Collection[str] = ()
 ) -> list[Finding]:
     """Return the findings of all registered checks, the worst first.
 
@@ -217,11 +179,7 @@ def _outage(error: NotReadError, pairs: Mapping[str, Pair]) -> str:
             is_up=is_up,
         )
     return unread_line(
-        str(server),
-        {},
-        why=error.reason,
-        number=error.number,
-        is_lost=not is_up,
+        str(server), {}, why=error.reason, number=error.number, is_lost=not is_up
     )
 
 

@@ -14,32 +14,27 @@ comments of TOML.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from sqla_shard.exc import FleetSetupError
-from sqla_shard.exc import UnknownServerError
+from sqla_shard.exc import FleetSetupError, UnknownServerError
 from sqla_shard.fleet.accounts import Accounts
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.file_journal import FileJournal
 from sqla_shard.fleet.journal import Journal
-from sqla_shard.topology import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology import Keyspace
-from sqla_shard.topology import Server
-from sqla_shard.topology import server_names
-from sqla_shard.topology import Topology
+from sqla_shard.topology import (
+    DEFAULT_PLACEHOLDERS,
+    Keyspace,
+    Server,
+    server_names,
+    Topology,
+)
 from sqla_shard.topology.databases import Template
-from sqla_shard.topology.follow import is_zookeeper
-from sqla_shard.topology.follow import load_location
+from sqla_shard.topology.follow import is_zookeeper, load_location
 from sqla_shard.topology.urls import address_of
 from sqla_shard.util.masking import masked
-
-__all__ = ["Fleet", "Pair", "all_pairs", "pair_named", "shard_of"]
 
 
 class Pair:
@@ -52,9 +47,7 @@ class Pair:
         entry belongs to the pair if it has the same primary.
     """
 
-    def __init__(
-        self, name: str, members: Iterable[tuple[Keyspace, Server]]
-    ) -> None:
+    def __init__(self, name: str, members: Iterable[tuple[Keyspace, Server]]) -> None:
         self.members = tuple(members)
         first = self.members[0][1]
         self.name = name
@@ -173,9 +166,7 @@ class Fleet:
             environ=self._environ,
         )
 
-    def admin(
-        self, url: str, *, name: str, timeout: float | None = None
-    ) -> Admin:
+    def admin(self, url: str, *, name: str, timeout: float | None = None) -> Admin:
         """Connect to a server as the operator.
 
         :param url: URL of the topology, or ``mysql://host:port``.
@@ -184,9 +175,7 @@ class Fleet:
             fleet.
         :raises FleetServerError: if it cannot be connected to.
         """
-        return Admin(
-            self.accounts.url(url), name=name, timeout=timeout or self.timeout
-        )
+        return Admin(self.accounts.url(url), name=name, timeout=timeout or self.timeout)
 
 
 def pair_named(topology: Topology, name: str) -> Pair:
@@ -236,9 +225,7 @@ def shard_of(topology: Topology, database: str) -> tuple[Keyspace, int] | None:
     The shard may not be open.
     """
     for keyspace in topology.keyspaces.values():
-        template = Template.parse(
-            keyspace.database, sharded=keyspace.kind != "global"
-        )
+        template = Template.parse(keyspace.database, sharded=keyspace.kind != "global")
         # The topology has checked the template.
         if isinstance(template, Template):
             shard_id = template.shard_of(database)

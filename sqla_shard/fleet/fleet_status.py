@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
-from datetime import UTC
-from typing import Any
-from typing import TYPE_CHECKING
+from datetime import datetime, UTC
+from typing import Any, TYPE_CHECKING
 
 from sqla_shard.exc import FleetSetupError
-from sqla_shard.fleet.clients import Clients
-from sqla_shard.fleet.clients import known_clients
+from sqla_shard.fleet.clients import Clients, known_clients
 from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.journal import Pending
-from sqla_shard.fleet.journal import Record
-from sqla_shard.fleet.operation import PUBLISH
-from sqla_shard.fleet.operation import UNDO
+from sqla_shard.fleet.journal import Pending, Record
+from sqla_shard.fleet.operation import PUBLISH, UNDO
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.runner import operation_of
 from sqla_shard.topology import Topology
@@ -23,8 +18,6 @@ from sqla_shard.topology.follow import is_zookeeper
 
 if TYPE_CHECKING:
     from sqla_shard.fleet.watch_votes import Watched
-
-__all__ = ["FleetStatus", "status"]
 
 _RESUME = "sqla-shard fleet resume"
 _UNDO = "sqla-shard fleet undo"
@@ -90,12 +83,8 @@ class FleetStatus:
             "epoch": self.epoch,
             "operation": operation,
             "commands": list(self.commands),
-            "watchers": None
-            if self.watched is None
-            else self.watched.as_dict(),
-            "clients": None
-            if self.clients is None
-            else self.clients.as_dict(),
+            "watchers": None if self.watched is None else self.watched.as_dict(),
+            "clients": None if self.clients is None else self.clients.as_dict(),
         }
 
     def __str__(self) -> str:

@@ -8,41 +8,27 @@ close it, and the doctor looks at it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import Problem
-from sqla_shard.fleet.addresses import roles_in
-from sqla_shard.fleet.addresses import url_at
+from sqla_shard.exc import FleetServerError, Problem
+from sqla_shard.fleet.addresses import roles_in, url_at
 from sqla_shard.fleet.dead_failover import DeadFailover
-from sqla_shard.fleet.fleet import all_pairs
-from sqla_shard.fleet.fleet import Fleet
+from sqla_shard.fleet.fleet import all_pairs, Fleet
 from sqla_shard.fleet.journal import Record
 from sqla_shard.fleet.operation import Operation
-from sqla_shard.fleet.plans import Plan
-from sqla_shard.fleet.plans import Step
-from sqla_shard.fleet.replication import Replication
-from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.plans import Plan, Step
+from sqla_shard.fleet.replication import Replication, replication_of
 from sqla_shard.fleet.retire import Retire
-from sqla_shard.fleet.sessions import applications
-from sqla_shard.fleet.sessions import AppSession
-from sqla_shard.fleet.sessions import ended_note
-from sqla_shard.fleet.sessions import programs
+from sqla_shard.fleet.sessions import applications, AppSession, ended_note, programs
 from sqla_shard.topology import Topology
-
-__all__ = ["CloseFormer", "former_primaries", "former_url", "writable_formers"]
 
 #: Former primaries that are looked at at a time.
 _THREADS = 32
 
 
-def former_primaries(
-    topology: Topology, records: Iterable[Record]
-) -> dict[str, str]:
+def former_primaries(topology: Topology, records: Iterable[Record]) -> dict[str, str]:
     """Return the pair of each former primary, by its address.
 
     :param records: operations of the journal, the latest first.
@@ -97,9 +83,7 @@ def writable_formers(
     with ThreadPoolExecutor(_THREADS) as pool:
         return [
             address
-            for address, found in zip(
-                formers, pool.map(is_open, formers), strict=True
-            )
+            for address, found in zip(formers, pool.map(is_open, formers), strict=True)
             if found
         ]
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-
-__all__ = ["GtidSet"]
+from collections.abc import Iterable, Iterator, Mapping
 
 _ORIGIN = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _INTERVAL = re.compile(r"([1-9]\d*)(?:-([1-9]\d*))?")
@@ -103,9 +99,7 @@ class GtidSet:
     def lasts(self) -> set[tuple[str, int]]:
         """Return the last GTID of each origin."""
         return {
-            (origin, each[-1][1])
-            for origin, each in self._intervals.items()
-            if each
+            (origin, each[-1][1]) for origin, each in self._intervals.items() if each
         }
 
     def _insert(self, origin: str, first: int, last: int) -> None:

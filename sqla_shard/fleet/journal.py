@@ -13,28 +13,15 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from typing import Any
-from typing import Literal
-from typing import Protocol
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 from sqla_shard.topology import Topology
-from sqla_shard.topology.publication_notes import current_author
-from sqla_shard.topology.publication_notes import LONGEST_NOTE
-from sqla_shard.topology.publication_notes import PublicationNote
-
-__all__ = [
-    "Journal",
-    "JournalHold",
-    "Pending",
-    "Record",
-    "holder_name",
-    "paused",
-]
-
+from sqla_shard.topology.publication_notes import (
+    current_author,
+    LONGEST_NOTE,
+    PublicationNote,
+)
 
 #: The step whose note has the pause: it ends the pause.  A former version of
 #: this package reads notes with any keys, but no other attributes of records.
@@ -91,8 +78,7 @@ class Record:
     def publication_note(self) -> PublicationNote:
         """Return the note about a publication by this process."""
         return PublicationNote(
-            author=current_author(),
-            message=f"{self.title} ({self.id})"[:LONGEST_NOTE],
+            author=current_author(), message=f"{self.title} ({self.id})"[:LONGEST_NOTE]
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -8,8 +8,7 @@ over.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
@@ -19,14 +18,13 @@ from sqlalchemy.engine import URL
 
 from sqla_shard.dialects.passwords import PasswordSource
 from sqla_shard.engine.pools import server_name
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import FleetSetupError
-from sqla_shard.fleet.server_states import all_answers
-from sqla_shard.fleet.server_states import read_state
-from sqla_shard.fleet.server_states import reason_of
-from sqla_shard.fleet.server_states import ServerState
-
-__all__ = ["LagGuard", "Replicas"]
+from sqla_shard.exc import FleetServerError, FleetSetupError
+from sqla_shard.fleet.server_states import (
+    all_answers,
+    read_state,
+    reason_of,
+    ServerState,
+)
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +65,7 @@ class LagGuard:
     :param limit: seconds that each may be behind, as the replica reports it.
     """
 
-    def __init__(
-        self, replicas: Callable[[], Replicas], *, limit: float
-    ) -> None:
+    def __init__(self, replicas: Callable[[], Replicas], *, limit: float) -> None:
         self._replicas = replicas
         self._limit = limit
         self._next = monotonic()
@@ -124,9 +120,7 @@ class LagGuard:
         ]
         return [one for one in found if one is not None]
 
-    def _one_behind(
-        self, name: str, state: ServerState | Exception
-    ) -> _Behind | None:
+    def _one_behind(self, name: str, state: ServerState | Exception) -> _Behind | None:
         if isinstance(state, FleetServerError) and not (
             state.is_unanswered or state.number in _PASSING
         ):
@@ -145,9 +139,7 @@ class LagGuard:
                 "its replication, or do not name it as a replica"
             )
         if not status.runs or status.lag is None:
-            return _Behind(
-                name, f"does not replicate: {status.error or 'stopped'}"
-            )
+            return _Behind(name, f"does not replicate: {status.error or 'stopped'}")
         if status.lag > self._limit:
             return _Behind(name, "is behind", seconds=status.lag)
         return None

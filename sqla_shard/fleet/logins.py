@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.admin import Admin
-
-__all__ = [
-    "PUBLIC",
-    "Login",
-    "logins_of",
-]
 
 _UNRESOLVED = {"skip_name_resolve": "ON"}
 #: Hosts of accounts that such a server ignores.
@@ -73,8 +64,7 @@ def logins_of(
         roles.setdefault(user, set()).add(role)
     own: dict[str, set[str]] = {}
     for grantee, privilege in admin.rows(
-        "SELECT grantee, privilege_type"
-        " FROM information_schema.user_privileges"
+        "SELECT grantee, privilege_type FROM information_schema.user_privileges"
     ):
         own.setdefault(grantee, set()).add(privilege)
     # Without privileges an account has USAGE.

@@ -15,21 +15,10 @@ since, which deletes what was received and not applied.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqla_shard.fleet.replication import Replication
-
-__all__ = [
-    "NONE",
-    "Acknowledgements",
-    "Receiving",
-    "SemiSyncProbe",
-    "acknowledgements",
-    "loss_of",
-    "receiving",
-]
 
 NONE = "none"
 """The loss statement begins with this if nothing is lost."""

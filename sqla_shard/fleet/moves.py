@@ -9,33 +9,17 @@ server that has the shards, as in the topology, since it gets a copy of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sqla_shard.exc import FleetSetupError
-from sqla_shard.exc import Problem
-from sqla_shard.exc import TopologyError
-from sqla_shard.exc import UnknownServerError
-from sqla_shard.fleet.addresses import bare_url
-from sqla_shard.fleet.addresses import with_login
-from sqla_shard.fleet.fleet import all_pairs
-from sqla_shard.fleet.fleet import Pair
-from sqla_shard.fleet.fleet import pair_named
-from sqla_shard.topology import Keyspace
-from sqla_shard.topology import Server
-from sqla_shard.topology import ShardRange
-from sqla_shard.topology import Topology
-from sqla_shard.topology.keyspaces import common
-from sqla_shard.topology.keyspaces import joined
+from sqla_shard.exc import FleetSetupError, Problem, TopologyError, UnknownServerError
+from sqla_shard.fleet.addresses import bare_url, with_login
+from sqla_shard.fleet.fleet import all_pairs, Pair, pair_named
+from sqla_shard.topology import Keyspace, Server, ShardRange, Topology
+from sqla_shard.topology.keyspaces import common, joined
 from sqla_shard.topology.urls import address_of
 from sqla_shard.util.masking import redact
-
-__all__ = ["Request", "ShardMove"]
 
 _SHARDS = re.compile(
     r"(?:(?P<keyspace>[^:]+):)?(?P<first>\d{1,5})(?:-(?P<last>\d{1,5}))?"
@@ -66,33 +50,23 @@ class Request:
         """Title of the operation."""
         if self.shards is None:
             return f"move of {self.server} to {self.target}"
-        return (
-            f"split of {self.server}: {', '.join(self.shards)} to "
-            f"{self.target}"
-        )
+        return f"split of {self.server}: {', '.join(self.shards)} to {self.target}"
 
-    def resolve(
-        self, topology: Topology, problems: list[Problem]
-    ) -> ShardMove | None:
+    def resolve(self, topology: Topology, problems: list[Problem]) -> ShardMove | None:
         """Return the move; None if the server or the target is unknown.
 
         :param problems: list to which every problem is appended.
         """
         urls = {
             role: _bare_target(role, text, problems)
-            for role, text in (
-                ("primary", self.primary),
-                ("standby", self.standby),
-            )
+            for role, text in (("primary", self.primary), ("standby", self.standby))
             if text is not None
         }
         pair = self._pair(topology, problems)
         problems += self._name_problems(topology)
         problems += _address_problems(topology, urls)
         if self.weight is not None and not 0 <= self.weight < float("inf"):
-            problems.append(
-                Problem("weight", f"{self.weight} must be 0 or more")
-            )
+            problems.append(Problem("weight", f"{self.weight} must be 0 or more"))
         if pair is None or None in urls.values():
             return None
         moving = list(self._ranges(pair, problems))
@@ -115,9 +89,7 @@ class Request:
             server=self.server,
             target=self.target,
             source_primary=bare_url(pair.primary),
-            source_standby=None
-            if pair.standby is None
-            else bare_url(pair.standby),
+            source_standby=None if pair.standby is None else bare_url(pair.standby),
             target_primary=str(urls["primary"]),
             target_standby=urls.get("standby"),
             moving=tuple(moving),
@@ -125,9 +97,7 @@ class Request:
             weight=self.weight,
         )
 
-    def _pair(
-        self, topology: Topology, problems: list[Problem]
-    ) -> Pair | None:
+    def _pair(self, topology: Topology, problems: list[Problem]) -> Pair | None:
         try:
             return pair_named(topology, self.server)
         except (UnknownServerError, FleetSetupError) as error:
@@ -141,9 +111,7 @@ class Request:
             for server in keyspace.servers
         }
         if not self.target.strip() or "/" in self.target:
-            yield Problem(
-                "target", f"{self.target!r} is not a name of a server"
-            )
+            yield Problem("target", f"{self.target!r} is not a name of a server")
         if self.target in used:
             yield Problem(
                 "target",
@@ -155,9 +123,7 @@ class Request:
         self, pair: Pair, problems: list[Problem]
     ) -> Iterator[tuple[str, ShardRange]]:
         """Yield the ranges that move, joined, by keyspace."""
-        has = {
-            keyspace.name: server.shards for keyspace, server in pair.members
-        }
+        has = {keyspace.name: server.shards for keyspace, server in pair.members}
         if self.shards is None:
             for name, ranges in has.items():
                 yield from ((name, one) for one in ranges)
@@ -258,9 +224,7 @@ class ShardMove:
         target = address_of(self.target_primary)
         return all(
             name in topology.keyspaces
-            and address_of(
-                topology.keyspaces[name].server_for(item.first).primary
-            )
+            and address_of(topology.keyspaces[name].server_for(item.first).primary)
             == target
             for name, item in self.moving
         )
@@ -303,9 +267,7 @@ class ShardMove:
                 shards=tuple(moving),
                 weight=server.weight if self.weight is None else self.weight,
                 # Rows that were cached before the move have a lower one.
-                generation=None
-                if server.generation is None
-                else server.generation + 1,
+                generation=None if server.generation is None else server.generation + 1,
             )
 
 

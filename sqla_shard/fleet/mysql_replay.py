@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from sqla_shard.exc import BackupDamagedError
-from sqla_shard.exc import Problem
+from sqla_shard.exc import BackupDamagedError, Problem
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.binlog_events import BinlogTransaction
-from sqla_shard.fleet.binlog_events import first_gtids
-from sqla_shard.fleet.binlog_events import Gtid
-from sqla_shard.fleet.binlog_events import LogReader
+from sqla_shard.fleet.binlog_events import (
+    BinlogTransaction,
+    first_gtids,
+    Gtid,
+    LogReader,
+)
 from sqla_shard.fleet.files import File
 from sqla_shard.fleet.gtid_sets import GtidSet
 from sqla_shard.fleet.replay import Replay
-
-__all__ = ["MySQLReplay"]
 
 
 class MySQLReplay(Replay):
@@ -33,13 +31,9 @@ class MySQLReplay(Replay):
             problem = Problem(
                 "the backup", f"{error}: {position}; restore with mysqlbinlog"
             )
-            raise BackupDamagedError(
-                (problem,), backup=self._archive.place
-            ) from error
+            raise BackupDamagedError((problem,), backup=self._archive.place) from error
         moment = GtidSet.parsed(self._moment.gtid or "")
-        self._wanted = {
-            gtid for gtid in moment.lasts() if gtid not in self._begin
-        }
+        self._wanted = {gtid for gtid in moment.lasts() if gtid not in self._begin}
         self._read = GtidSet()
 
     def _is_before_backup(self, log: File) -> bool:

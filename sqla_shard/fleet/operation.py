@@ -7,39 +7,20 @@ one, is the commit point.
 
 from __future__ import annotations
 
-from abc import ABC
-from abc import abstractmethod
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import replace
-from typing import Any
-from typing import ClassVar
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Literal
 
-from sqla_shard.exc import FleetSetupError
-from sqla_shard.exc import Problem
+from sqla_shard.exc import FleetSetupError, Problem
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.clients import late_lines
 from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.journal import JournalHold
-from sqla_shard.fleet.journal import paused
-from sqla_shard.fleet.plans import Plan
-from sqla_shard.fleet.plans import Step
+from sqla_shard.fleet.journal import JournalHold, paused
+from sqla_shard.fleet.plans import Plan, Step
 from sqla_shard.fleet.sessions import ended_lines
 from sqla_shard.topology import Topology
-
-__all__ = [
-    "PUBLISH",
-    "UNDO",
-    "Operation",
-    "Progress",
-    "Result",
-    "StepEvent",
-]
 
 PUBLISH = "publish"
 """Name of the step that is the commit point."""
@@ -301,7 +282,5 @@ class Operation(ABC):
             if self.is_published(now):
                 return {"epoch": now.epoch}
             self._next = self.changed(now)
-        published = self.hold.publish(
-            self._next, expected_epoch=self.plan.epoch
-        )
+        published = self.hold.publish(self._next, expected_epoch=self.plan.epoch)
         return {"epoch": published.epoch}

@@ -10,28 +10,21 @@ orphan has some: a database that was created anew is no home.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from sqla_shard.exc import Problem
 from sqla_shard.exc.base import shortened_list
-from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.admin import marked
+from sqla_shard.fleet.admin import Admin, marked
 from sqla_shard.fleet.common_point import Opener
-from sqla_shard.fleet.compare import compare_servers
-from sqla_shard.fleet.compare import CompareOptions
+from sqla_shard.fleet.compare import compare_servers, CompareOptions
 from sqla_shard.fleet.differences import DataReport
 from sqla_shard.fleet.fleet import Pair
-from sqla_shard.fleet.journal import Journal
-from sqla_shard.fleet.journal import Record
+from sqla_shard.fleet.journal import Journal, Record
 from sqla_shard.fleet.moves import ShardMove
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of
-
-__all__ = ["proven_by_journal", "unequal", "without_rows"]
 
 #: Operations of the journal that are looked at.
 _MOST = 1000
@@ -64,28 +57,23 @@ def proven_by_journal(
     return found
 
 
-def _moved(
-    record: Record, topology: Topology, pair: Pair, home: Admin
-) -> set[str]:
+def _moved(record: Record, topology: Topology, pair: Pair, home: Admin) -> set[str]:
     """Return the databases of a split that are orphans of a pair."""
     arguments: dict[str, Any] = record.plan["arguments"]
     move = ShardMove.from_arguments(arguments["move"])
     position = record.notes.get("drain", {}).get("position")
     if position is None or not any(
         replication_of(home).covers(has, position)
-        for has in (
-            replication_of(home).position(),
-            replication_of(home).applied(),
-        )
+        for has in (replication_of(home).position(), replication_of(home).applied())
     ):
         return set()
     here = set(map(address_of, pair.urls.values()))
     found: set[str] = set()
     if address_of(move.target_primary) in here:
         found.update(move.staying_databases(topology))
-    is_compared = arguments.get(
-        "compare_limit"
-    ) is not None and not record.notes.get("verify", {}).get("problem")
+    is_compared = arguments.get("compare_limit") is not None and not record.notes.get(
+        "verify", {}
+    ).get("problem")
     if address_of(move.source_primary) in here and is_compared:
         found.update(move.databases(topology))
     return found
@@ -101,8 +89,7 @@ def without_rows(
     return [
         table
         for table in tables
-        if _has_rows(here, names[0], table)
-        and not _has_rows(there, names[1], table)
+        if _has_rows(here, names[0], table) and not _has_rows(there, names[1], table)
     ]
 
 
@@ -112,9 +99,7 @@ def _has_rows(admin: Admin, database: str, table: str) -> bool:
     return bool(admin.rows(sql))
 
 
-def unequal(
-    here: Opener, there: Opener, databases: Sequence[str]
-) -> Iterator[Problem]:
+def unequal(here: Opener, there: Opener, databases: Sequence[str]) -> Iterator[Problem]:
     """Compare orphans with their home; yield those that have other rows.
 
     :raises FleetServerError: if a server cannot be read.

@@ -22,39 +22,23 @@ from __future__ import annotations
 import calendar
 import re
 import time
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
-from typing import Literal
+from typing import Any, Literal
 
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import Problem
+from sqla_shard.exc import FleetServerError, Problem
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.addresses import bare_url
-from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.admin import marked
+from sqla_shard.fleet.admin import Admin, marked
 from sqla_shard.fleet.fences import Fence
-from sqla_shard.fleet.fleet import all_pairs
-from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.fleet import Pair
-from sqla_shard.fleet.fleet import pair_named
-from sqla_shard.fleet.fleet import shard_of
+from sqla_shard.fleet.fleet import all_pairs, Fleet, Pair, pair_named, shard_of
 from sqla_shard.fleet.operation import Operation
-from sqla_shard.fleet.orphan_proofs import proven_by_journal
-from sqla_shard.fleet.orphan_proofs import unequal
-from sqla_shard.fleet.orphan_proofs import without_rows
-from sqla_shard.fleet.plans import Plan
-from sqla_shard.fleet.plans import Step
+from sqla_shard.fleet.orphan_proofs import proven_by_journal, unequal, without_rows
+from sqla_shard.fleet.plans import Plan, Step
 from sqla_shard.fleet.sessions import ended_note
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of
-
-__all__ = ["GRACE", "Action", "Orphan", "OrphanChange", "orphans_of"]
 
 Action = Literal["fence", "rename", "restore", "drop"]
 
@@ -113,9 +97,7 @@ def orphans_of(fleet: Fleet, server: str | None = None) -> list[Orphan]:
         pairs = [pair_named(topology, server)]
     found: list[Orphan] = []
     for pair in pairs:
-        with fleet.admin(
-            bare_url(pair.primary), name=f"{pair.name} primary"
-        ) as admin:
+        with fleet.admin(bare_url(pair.primary), name=f"{pair.name} primary") as admin:
             found += _orphans(topology, pair, admin)
     return found
 
@@ -139,9 +121,7 @@ def _orphans(topology: Topology, pair: Pair, admin: Admin) -> Iterator[Orphan]:
             )
 
 
-def _home(
-    topology: Topology, database: str
-) -> tuple[str | None, str | None] | None:
+def _home(topology: Topology, database: str) -> tuple[str | None, str | None] | None:
     """Return name and URL of the server that has a database.
 
     None for a database that is no shard's.
@@ -244,20 +224,14 @@ class OrphanChange(Operation):
         """Compare each database with the topology and both servers."""
         if not self._names:
             return [
-                Problem(
-                    self._server, f"there is no orphan to {self._action} on it"
-                )
+                Problem(self._server, f"there is no orphan to {self._action} on it")
             ]
         chosen, found = self._compared(self._names)
         for orphan in chosen:
-            found += (
-                Problem(orphan.database, text) for text in self._faults(orphan)
-            )
+            found += (Problem(orphan.database, text) for text in self._faults(orphan))
         return found
 
-    def _compared(
-        self, names: Sequence[str]
-    ) -> tuple[list[Orphan], list[Problem]]:
+    def _compared(self, names: Sequence[str]) -> tuple[list[Orphan], list[Problem]]:
         """Return the orphans of some names, and why they are in use."""
         topology = self.fleet.topology()
         pair = pair_named(topology, self._server)
@@ -288,8 +262,7 @@ class OrphanChange(Operation):
         return (
             Step(
                 name=self._action,
-                text=f"{self._action} {len(self._names)} databases of "
-                f"{self._server}",
+                text=f"{self._action} {len(self._names)} databases of {self._server}",
                 run=self._change,
             ),
         )
@@ -338,8 +311,7 @@ class OrphanChange(Operation):
             return
         if orphan.renamed is None:
             yield (
-                "is not renamed; rename it first, with: sqla-shard fleet "
-                "orphans rename"
+                "is not renamed; rename it first, with: sqla-shard fleet orphans rename"
             )
         elif self._action == "restore":
             if self._primary.rows("SHOW DATABASES LIKE %s", orphan.original):
@@ -371,8 +343,7 @@ class OrphanChange(Operation):
             if home is None or home[1] is None:
                 yield Problem(
                     orphan.database,
-                    "the topology has its shard on no server; look at it "
-                    "yourself",
+                    "the topology has its shard on no server; look at it yourself",
                 )
                 continue
             url = bare_url(home[1])
@@ -443,9 +414,7 @@ class OrphanChange(Operation):
                 "its rows were deleted there, add --accept-differences",
             )
 
-    def _not_fenced(
-        self, pair: Pair, chosen: Sequence[Orphan]
-    ) -> Iterator[Problem]:
+    def _not_fenced(self, pair: Pair, chosen: Sequence[Orphan]) -> Iterator[Problem]:
         """Yield the databases that an application can use."""
         for role, fence in self._fences(pair, chosen):
             for name in fence.missing():
@@ -494,9 +463,7 @@ class OrphanChange(Operation):
         admin = self._primary
         there = set(admin.databases())
         # Resumed, it may be days after the check.
-        chosen, problems = self._compared(
-            [n for n in self._names if n in there]
-        )
+        chosen, problems = self._compared([n for n in self._names if n in there])
         if problems:
             raise admin.error("; ".join(map(str, problems)))
         if self._action == "fence":
@@ -560,9 +527,7 @@ def _move_tables(admin: Admin, old: str, new: str) -> None:
         admin.run(f"RENAME TABLE {pairs}")
     left = _tables(admin, old)
     if left:
-        raise admin.error(
-            f"{old} has new tables ({', '.join(left)}): it is in use"
-        )
+        raise admin.error(f"{old} has new tables ({', '.join(left)}): it is in use")
     admin.run(f"DROP DATABASE {marked(old)}")
 
 

@@ -14,19 +14,6 @@ from sqla_shard.fleet.fences import grant_rows
 from sqla_shard.fleet.plans import as_list
 from sqla_shard.fleet.replication import Replication
 
-__all__ = [
-    "account_problems",
-    "bypass_problems",
-    "fence_problems",
-    "followers",
-    "form_problems",
-    "long_work",
-    "primary_problems",
-    "privilege_problems",
-    "setting_problems",
-    "standby_problems",
-]
-
 _LONG = 1.0
 
 
@@ -49,8 +36,7 @@ def setting_problems(*servers: Replication) -> list[Problem]:
             found.append(
                 Problem(
                     server.admin.name,
-                    f"its server_id {own} is that of {other}; give each "
-                    "server its own",
+                    f"its server_id {own} is that of {other}; give each server its own",
                 )
             )
     return found
@@ -81,8 +67,7 @@ def primary_problems(primary: Replication, reopen: str) -> Iterator[Problem]:
     if primary.is_read_only():
         yield Problem(
             place,
-            "it is read-only already; if it was restarted, open it with: "
-            f"{reopen}",
+            f"it is read-only already; if it was restarted, open it with: {reopen}",
         )
     if primary.status() is not None:
         yield Problem(
@@ -139,9 +124,7 @@ def standby_problems(
         )
 
 
-def fence_problems(
-    primary: Replication, standby: Replication
-) -> list[Problem]:
+def fence_problems(primary: Replication, standby: Replication) -> list[Problem]:
     """Return the fenced databases that a failover to a standby would open.
 
     The primary fences databases that the topology has elsewhere.
@@ -184,9 +167,7 @@ def form_problems(standby: Replication) -> Iterator[Problem]:
         )
 
 
-def account_problems(
-    accounts: Accounts, *servers: Replication
-) -> list[Problem]:
+def account_problems(accounts: Accounts, *servers: Replication) -> list[Problem]:
     """Return on which servers the replication account is missing."""
     if accounts.replication is None:
         return [
@@ -239,8 +220,7 @@ def long_work(server: Replication) -> list[str]:
         _LONG,
     )
     return [
-        f"{server.admin}: {statement}; if it writes, the fence gives up after "
-        "1 s"
+        f"{server.admin}: {statement}; if it writes, the fence gives up after 1 s"
         for statement in server.admin.long_statements(_LONG)
     ] + [
         f"{server.admin}: session {number} has a transaction of {seconds} s, "

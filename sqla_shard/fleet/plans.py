@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import wraps
-from typing import Any
-from typing import ParamSpec
-from typing import TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from sqla_shard.exc import FleetSetupError
-from sqla_shard.exc import Problem
-
-__all__ = ["Plan", "Step", "as_list"]
+from sqla_shard.exc import FleetSetupError, Problem
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -88,9 +79,7 @@ class Plan:
 
         :raises FleetSetupError: if it is not the document of a plan.
         """
-        if not isinstance(document, Mapping) or (
-            document.get("plan") != _VERSION
-        ):
+        if not isinstance(document, Mapping) or (document.get("plan") != _VERSION):
             raise FleetSetupError(
                 "the document is not a plan of this version; make one with "
                 "--plan-only --json"
@@ -104,9 +93,7 @@ class Plan:
                 steps=tuple((one[0], one[1]) for one in document["steps"]),
                 costs=tuple(document["costs"]),
                 warnings=tuple(document["warnings"]),
-                problems=tuple(
-                    Problem(**problem) for problem in document["problems"]
-                ),
+                problems=tuple(Problem(**problem) for problem in document["problems"]),
             )
         except (KeyError, TypeError, IndexError) as error:
             raise FleetSetupError(

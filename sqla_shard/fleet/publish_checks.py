@@ -9,11 +9,8 @@ nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from dataclasses import asdict
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -23,21 +20,18 @@ from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.registry import filled
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.fleet import all_pairs
-from sqla_shard.fleet.fleet import Pair
-from sqla_shard.fleet.server_states import all_answers
-from sqla_shard.fleet.server_states import outage_line
-from sqla_shard.fleet.server_states import read_states
-from sqla_shard.fleet.server_states import reason_of
-from sqla_shard.fleet.server_states import Role
-from sqla_shard.fleet.server_states import ServerState
+from sqla_shard.fleet.fleet import all_pairs, Pair
+from sqla_shard.fleet.server_states import (
+    all_answers,
+    outage_line,
+    read_states,
+    reason_of,
+    Role,
+    ServerState,
+)
 from sqla_shard.schema.selection import shards_of
-from sqla_shard.schema.versions import read_versions
-from sqla_shard.schema.versions import revisions_text
-from sqla_shard.schema.versions import Version
+from sqla_shard.schema.versions import read_versions, revisions_text, Version
 from sqla_shard.topology.keyspaces import as_ranges
-
-__all__ = ["ServerFault", "server_faults"]
 
 #: Name of alembic's table.
 _VERSION_TABLE = "alembic_version"
@@ -91,9 +85,7 @@ def server_faults(
     """
     topology = cluster.topology
     pairs = all_pairs(topology)
-    states = read_states(
-        pairs, partial(filled, environ=environ), timeout=timeout
-    )
+    states = read_states(pairs, partial(filled, environ=environ), timeout=timeout)
     versions = _versions(cluster, pairs, states)
     missing = _missing_on_standbys(pairs, states, versions, environ, timeout)
     usual = _usual(versions)
@@ -131,17 +123,13 @@ def _joined(state: ServerState, faults: Iterable[_Fault]) -> ServerFault:
 def _of_state(pair: Pair, state: ServerState) -> Iterator[_Fault]:
     if state.error is not None:
         yield (
-            outage_line(
-                pair, state.role, why=state.error, number=state.error_number
-            ),
+            outage_line(pair, state.role, why=state.error, number=state.error_number),
             "start it, or correct its address or account",
         )
         return
     for problem in state.problems:
         if problem == "is read-only":
-            remedy = (
-                "if it is to be the primary: SET GLOBAL read_only = OFF there"
-            )
+            remedy = "if it is to be the primary: SET GLOBAL read_only = OFF there"
         elif problem == "is not read-only":
             remedy = "SET GLOBAL read_only = ON there"
         else:
@@ -150,9 +138,7 @@ def _of_state(pair: Pair, state: ServerState) -> Iterator[_Fault]:
 
 
 def _versions(
-    cluster: Cluster,
-    pairs: Iterable[Pair],
-    states: Mapping[_Key, ServerState],
+    cluster: Cluster, pairs: Iterable[Pair], states: Mapping[_Key, ServerState]
 ) -> dict[str, list[Version]]:
     """Return the versions of the shards of each primary that was read."""
     places = cluster.places
@@ -176,9 +162,7 @@ def _versions(
     return found
 
 
-def _usual(
-    versions: Mapping[str, Iterable[Version]],
-) -> dict[str, tuple[str, ...]]:
+def _usual(versions: Mapping[str, Iterable[Version]]) -> dict[str, tuple[str, ...]]:
     """Return the revisions that most shards of each keyspace have."""
     counts: dict[str, Counter[tuple[str, ...]]] = {}
     for on_server in versions.values():
@@ -186,10 +170,7 @@ def _usual(
             if one.heads:
                 count = counts.setdefault(one.shard.keyspace, Counter())
                 count[one.heads] += 1
-    return {
-        keyspace: count.most_common(1)[0][0]
-        for keyspace, count in counts.items()
-    }
+    return {keyspace: count.most_common(1)[0][0] for keyspace, count in counts.items()}
 
 
 def _of_versions(
@@ -212,9 +193,7 @@ def _of_versions(
         yield f"has {count} {as_ranges(ids)} of {keyspace} {what}", remedy
 
 
-def _of_version(
-    version: Version, usual: tuple[str, ...] | None
-) -> _Fault | None:
+def _of_version(version: Version, usual: tuple[str, ...] | None) -> _Fault | None:
     if version.error is not None:
         return (
             f"that could not be read ({' '.join(version.error.split())})",
@@ -226,10 +205,7 @@ def _of_version(
     if version.is_missing:
         return "without a database", f"create them: {provision}"
     if version.open is not None:
-        return (
-            f"with an unfinished {version.open.step}",
-            f"see: {_SCHEMA} status",
-        )
+        return (f"with an unfinished {version.open.step}", f"see: {_SCHEMA} status")
     if not version.heads:
         others = "" if usual is None else f" (others: {revisions_text(usual)})"
         return f"without a revision{others}", f"create them: {provision}"

@@ -11,25 +11,19 @@ close it again, unless the topology names another primary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import FleetSetupError
-from sqla_shard.exc import Problem
-from sqla_shard.exc import UnknownServerError
-from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.fleet import pair_named
-from sqla_shard.fleet.plans import as_list
-from sqla_shard.fleet.plans import Plan
-from sqla_shard.fleet.plans import Step
+from sqla_shard.exc import (
+    FleetServerError,
+    FleetSetupError,
+    Problem,
+    UnknownServerError,
+)
+from sqla_shard.fleet.fleet import Fleet, pair_named
+from sqla_shard.fleet.plans import as_list, Plan, Step
 from sqla_shard.fleet.role_change import RoleChange
 from sqla_shard.topology.urls import address_of
-
-__all__ = ["Reopen"]
 
 
 class Reopen(RoleChange):
@@ -63,9 +57,7 @@ class Reopen(RoleChange):
             for look in looks:
                 found += look()
         except FleetServerError as error:
-            found.append(
-                error.as_problem("whether it has later writes is unknown")
-            )
+            found.append(error.as_problem("whether it has later writes is unknown"))
         return found
 
     def _is_open(self) -> list[Problem]:
@@ -94,9 +86,7 @@ class Reopen(RoleChange):
             return
         place = self.new.admin.name
         if not self.new.is_read_only():
-            yield Problem(
-                place, "it can be written; close it before you go on"
-            )
+            yield Problem(place, "it can be written; close it before you go on")
         promote = (
             "promote it: stop the primary, then sqla-shard fleet failover "
             f"{self.server} --dead"
@@ -123,9 +113,7 @@ class Reopen(RoleChange):
         old = self.plan.arguments["old"]
         return (
             Step(
-                name="open",
-                text=f"let applications write to {old}",
-                run=self._open_old,
+                name="open", text=f"let applications write to {old}", run=self._open_old
             ),
             Step(
                 name="verify",
@@ -187,7 +175,6 @@ class Reopen(RoleChange):
             return {"problem": str(error)}
         if status is None or not status.runs:
             return {
-                "problem": f"{name} does not replicate; see: "
-                "sqla-shard fleet doctor"
+                "problem": f"{name} does not replicate; see: sqla-shard fleet doctor"
             }
         return None

@@ -7,34 +7,26 @@ that names another.
 from __future__ import annotations
 
 import base64
-from abc import ABC
-from abc import abstractmethod
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from sqla_shard.exc import BackupDamagedError
-from sqla_shard.exc import Problem
+from sqla_shard.exc import BackupDamagedError, Problem
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.binlog_archive import archives_of
-from sqla_shard.fleet.binlog_archive import BinlogArchive
-from sqla_shard.fleet.binlog_archive import LogFile
-from sqla_shard.fleet.binlog_events import BinlogTransaction
-from sqla_shard.fleet.binlog_events import first_state
-from sqla_shard.fleet.binlog_events import Gtid
-from sqla_shard.fleet.binlog_events import LogReader
-from sqla_shard.fleet.binlog_events import Rows
-from sqla_shard.fleet.binlog_statements import NotReplayableError
-from sqla_shard.fleet.binlog_statements import rewritten
+from sqla_shard.fleet.binlog_archive import archives_of, BinlogArchive, LogFile
+from sqla_shard.fleet.binlog_events import (
+    BinlogTransaction,
+    first_state,
+    Gtid,
+    LogReader,
+    Rows,
+)
+from sqla_shard.fleet.binlog_statements import NotReplayableError, rewritten
 from sqla_shard.fleet.files import File
 from sqla_shard.fleet.replication import gtids
 from sqla_shard.fleet.storage import Storage
-
-__all__ = ["MariaDBReplay", "Moment", "Replay", "best_replay"]
 
 _SHOWN = 100
 _MOST = 5
@@ -211,9 +203,7 @@ class Replay(ABC):
 
     # -- writing ----------------------------------------------------------
 
-    def apply(
-        self, session: Admin, other: Admin
-    ) -> Iterator[BinlogTransaction]:
+    def apply(self, session: Admin, other: Admin) -> Iterator[BinlogTransaction]:
         """Replay, and yield each transaction that has changed the database.
 
         :param session: session with the restored database as its default.
@@ -271,8 +261,7 @@ class MariaDBReplay(Replay):
         self._wanted = {
             gtid
             for gtid in gtids(self._moment.gtid or "")
-            if gtid not in self._begin
-            and gtid[2] >= self._start.get(gtid[0], -1)
+            if gtid not in self._begin and gtid[2] >= self._start.get(gtid[0], -1)
         }
         # Domain, server, first and last number of what follows the backup.
         self._runs: list[tuple[int, int, int, int]] = []
@@ -342,9 +331,7 @@ class MariaDBReplay(Replay):
                 "the backup: logs between them were not copied, or are of "
                 "another server"
             )
-        ahead = {
-            gtid for gtid in self._begin if state.get(gtid[:2]) != gtid[2]
-        }
+        ahead = {gtid for gtid in self._begin if state.get(gtid[:2]) != gtid[2]}
         return ahead, {domain for domain, _ in state}
 
     def _record(self, gtid: Gtid) -> None:
@@ -374,10 +361,7 @@ class MariaDBReplay(Replay):
                     and server != theirs
                     and number <= min(last, end)
                 ):
-                    return (
-                        f"{domain}-{server}-{number} and "
-                        f"{domain}-{theirs}-{number}"
-                    )
+                    return f"{domain}-{server}-{number} and {domain}-{theirs}-{number}"
         return None
 
 

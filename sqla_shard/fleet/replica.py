@@ -28,49 +28,37 @@ Limits:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import Problem
-from sqla_shard.fleet.addresses import address_in
-from sqla_shard.fleet.addresses import is_address
-from sqla_shard.fleet.addresses import roles_in
-from sqla_shard.fleet.addresses import url_at
-from sqla_shard.fleet.addresses import with_port
+from sqla_shard.exc import FleetServerError, Problem
+from sqla_shard.fleet.addresses import (
+    address_in,
+    is_address,
+    roles_in,
+    url_at,
+    with_port,
+)
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.app_access import access_of
-from sqla_shard.fleet.app_access import access_problems
-from sqla_shard.fleet.app_access import gaps
+from sqla_shard.fleet.app_access import access_of, access_problems, gaps
 from sqla_shard.fleet.common_point import Opener
-from sqla_shard.fleet.compare import compare_servers
-from sqla_shard.fleet.compare import CompareOptions
-from sqla_shard.fleet.copies import abandon_copy
-from sqla_shard.fleet.copies import Copy
-from sqla_shard.fleet.copies import copy_state
-from sqla_shard.fleet.copies import finish_copy
+from sqla_shard.fleet.compare import compare_servers, CompareOptions
+from sqla_shard.fleet.copies import abandon_copy, Copy, copy_state, finish_copy
 from sqla_shard.fleet.definitions import databases_of
 from sqla_shard.fleet.fences import carry_fences
-from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.fleet import pair_named
-from sqla_shard.fleet.operation import Operation
-from sqla_shard.fleet.operation import PUBLISH
-from sqla_shard.fleet.pair_checks import account_problems
-from sqla_shard.fleet.pair_checks import bypass_problems
-from sqla_shard.fleet.pair_checks import setting_problems
-from sqla_shard.fleet.pair_checks import standby_problems
-from sqla_shard.fleet.plans import as_list
-from sqla_shard.fleet.plans import Plan
-from sqla_shard.fleet.plans import Step
-from sqla_shard.fleet.replication import Replication
-from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.fleet import Fleet, pair_named
+from sqla_shard.fleet.operation import Operation, PUBLISH
+from sqla_shard.fleet.pair_checks import (
+    account_problems,
+    bypass_problems,
+    setting_problems,
+    standby_problems,
+)
+from sqla_shard.fleet.plans import as_list, Plan, Step
+from sqla_shard.fleet.replication import Replication, replication_of
 from sqla_shard.topology import Topology
-
-__all__ = ["ACTIONS", "Replica"]
 
 ACTIONS = ("build", "rebuild", "replace")
 
@@ -183,8 +171,7 @@ class Replica(Operation):
             return [Problem(self.server, text)]
         if self._action == "build" and self._publishes and standby:
             text = (
-                f"it has the standby {standby}; replace it, or build without "
-                "publishing"
+                f"it has the standby {standby}; replace it, or build without publishing"
             )
             return [Problem(self.server, text)]
         if not is_address(self._target):
@@ -204,8 +191,7 @@ class Replica(Operation):
             others = [r for r in others if r != f"the standby of {name}"]
         return [
             Problem(
-                self._target,
-                f"it is {role} in the topology; its content would be lost",
+                self._target, f"it is {role} in the topology; its content would be lost"
             )
             for role in others
         ]
@@ -226,9 +212,7 @@ class Replica(Operation):
             found += access_problems(
                 target.admin.name,
                 gaps(
-                    access_of(
-                        primary, self.fleet, self._url(primary.admin.address)
-                    ),
+                    access_of(primary, self.fleet, self._url(primary.admin.address)),
                     there.without_fences(),
                     databases_of(primary.admin),
                     exempt=accounts.users,
@@ -251,9 +235,7 @@ class Replica(Operation):
         place = target.admin.name
         if not target.is_read_only():
             yield Problem(
-                place,
-                "it is writable; set read_only=1 there, in its "
-                "configuration too",
+                place, "it is writable; set read_only=1 there, in its configuration too"
             )
         if target.filters():
             yield Problem(
@@ -291,8 +273,7 @@ class Replica(Operation):
         target = self._new
         names = databases_of(target.admin)
         self.warnings.append(
-            f"{len(names)} databases of {target.admin} are dropped: "
-            f"{', '.join(names)}"
+            f"{len(names)} databases of {target.admin} are dropped: {', '.join(names)}"
         )
         self.warnings.append(
             f"{self.server} has no usable standby until the end; an undo "
@@ -394,17 +375,13 @@ class Replica(Operation):
             # The fleet must not stay locked until it responds.
             return f"{error}; look at it before it is used"
         if self._action == "rebuild":
-            return (
-                f"the content of {target.admin} was dropped: rebuild it again"
-            )
+            return f"the content of {target.admin} was dropped: rebuild it again"
         return None
 
     def changed(self, topology: Topology) -> Topology:
         """Name the target as the standby."""
         pair = pair_named(topology, self.server)
-        return pair.changed(
-            topology, standby=url_at(pair.primary, self._target)
-        )
+        return pair.changed(topology, standby=url_at(pair.primary, self._target))
 
     def is_published(self, topology: Topology) -> bool:
         """Look which server is the standby."""
@@ -421,9 +398,7 @@ class Replica(Operation):
         # not have been opened meanwhile.
         problems = self._role_problems()
         if problems or not self._new.is_read_only():
-            raise self._failed(
-                problems[0].message if problems else "it is writable"
-            )
+            raise self._failed(problems[0].message if problems else "it is writable")
         try:
             return self._copy().run().as_dict()
         finally:
@@ -438,8 +413,7 @@ class Replica(Operation):
         # A server that is only prepared must not acknowledge writes.
         if semi_sync is not None and semi_sync.source_enabled:
             target.set_semi_sync(
-                source=False,
-                replica=self._publishes or self._action == "rebuild",
+                source=False, replica=self._publishes or self._action == "rebuild"
             )
         target.attach(
             primary.admin.host,
@@ -504,8 +478,7 @@ class Replica(Operation):
         if report.found:
             shown = "; ".join(map(str, report.differences[:_SHOWN]))
             raise self._failed(
-                f"it differs from its primary in {report.found} places: "
-                f"{shown}"
+                f"it differs from its primary in {report.found} places: {shown}"
             )
         notes = {
             "databases": report.databases,
@@ -517,8 +490,7 @@ class Replica(Operation):
             unread = "; ".join(map(str, report.unread[:_SHOWN]))
             return {
                 **notes,
-                "problem": f"{len(report.unread)} places were not compared: "
-                f"{unread}",
+                "problem": f"{len(report.unread)} places were not compared: {unread}",
             }
         return notes
 
@@ -581,9 +553,7 @@ class Replica(Operation):
         return self._at(source, "standby")
 
     def _at(self, address: str, role: str) -> Replication:
-        return replication_of(
-            self.admin(self._url(address), f"{self.server} {role}")
-        )
+        return replication_of(self.admin(self._url(address), f"{self.server} {role}"))
 
     def _url(self, address: str) -> str:
         # Its TLS options are those of the primary.

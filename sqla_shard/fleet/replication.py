@@ -14,13 +14,14 @@ from typing import ClassVar
 from sqla_shard.exc import FleetSetupError
 from sqla_shard.fleet.accounts import Account
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.logins import Login
-from sqla_shard.fleet.logins import PUBLIC
+from sqla_shard.fleet.logins import Login, PUBLIC
 from sqla_shard.fleet.replication_base import Replication
-from sqla_shard.fleet.replication_values import gtids
-from sqla_shard.fleet.replication_values import ReplicationStatus
-from sqla_shard.fleet.replication_values import SemiSync
-from sqla_shard.fleet.replication_values import TableSize
+from sqla_shard.fleet.replication_values import (
+    gtids,
+    ReplicationStatus,
+    SemiSync,
+    TableSize,
+)
 
 __all__ = [
     "PUBLIC",
@@ -86,8 +87,7 @@ class MariaDBReplication(Replication):
     # earlier role; with the option the server sets it (10.10).
     DEMOTED = ", MASTER_DEMOTE_TO_SLAVE = 1"
     RECEIVER = (
-        "SELECT id FROM information_schema.processlist"
-        " WHERE command = 'Slave_IO'"
+        "SELECT id FROM information_schema.processlist WHERE command = 'Slave_IO'"
     )
     LONGEST_WAIT = (
         "SELECT MAX(time_ms) / 1000 FROM information_schema.processlist"
@@ -146,22 +146,18 @@ class MariaDBReplication(Replication):
         """Compare the sequence numbers of each domain."""
         has = {domain: number for domain, _, number in gtids(applied)}
         return all(
-            has.get(domain, -1) >= number
-            for domain, _, number in gtids(position)
+            has.get(domain, -1) >= number for domain, _, number in gtids(position)
         )
 
     def is_at(self, applied: str, position: str) -> bool:
         """Compare the sequence numbers of the domains of the primary."""
         has = {domain: number for domain, _, number in gtids(applied)}
-        return all(
-            has.get(domain) == number for domain, _, number in gtids(position)
-        )
+        return all(has.get(domain) == number for domain, _, number in gtids(position))
 
     def errant(self, history: str) -> dict[str, int]:
         """Compare the last number of each domain and server."""
         mine = {
-            (domain, server): number
-            for domain, server, number in gtids(self.history())
+            (domain, server): number for domain, server, number in gtids(self.history())
         }
         return {
             f"{domain}-{server}": number - mine.get((domain, server), 0)
@@ -205,9 +201,7 @@ class MariaDBReplication(Replication):
         found = self.admin.variables(
             "replicate_do_%", "replicate_ignore_%", "replicate_wild_%"
         )
-        return tuple(
-            f"{name}={value}" for name, value in found.items() if value
-        )
+        return tuple(f"{name}={value}" for name, value in found.items() if value)
 
     def has_first_write(self) -> bool:
         """Read the list of GTIDs at the beginning of the oldest log."""
@@ -219,9 +213,7 @@ class MariaDBReplication(Replication):
         if not logs:
             return False
         # The events 'Format_desc', 'Gtid_list' and others.
-        events = self.admin.rows(
-            f"SHOW BINLOG EVENTS IN '{logs[0][0]}' LIMIT 3"
-        )
+        events = self.admin.rows(f"SHOW BINLOG EVENTS IN '{logs[0][0]}' LIMIT 3")
         return any(row[2] == "Gtid_list" and row[5] == "[]" for row in events)
 
     def domain(self) -> int:
@@ -250,9 +242,7 @@ class MariaDBReplication(Replication):
         # UNTIL master_gtid_pos is refused while the receiver runs (error
         # 1254); if it were stopped, the relay log would be deleted, and
         # semi-synchronous COMMITs of the primary would wait.
-        found = dict(
-            self.admin.rows("SHOW SESSION STATUS LIKE 'binlog_snapshot_%%'")
-        )
+        found = dict(self.admin.rows("SHOW SESSION STATUS LIKE 'binlog_snapshot_%%'"))
         return (
             f"MASTER_LOG_FILE = '{found['Binlog_snapshot_file']}',"
             f" MASTER_LOG_POS = {found['Binlog_snapshot_position']}"
@@ -274,9 +264,7 @@ class MariaDBReplication(Replication):
                 else self.admin.rows("SHOW GRANTS FOR %s", role)
             )
             found[role] = {
-                privilege
-                for (grant,) in grants
-                for privilege in self._global(grant)
+                privilege for (grant,) in grants for privilege in self._global(grant)
             }
         return found
 
@@ -287,9 +275,7 @@ class MariaDBReplication(Replication):
             return []
         if parts[1] != "ALL PRIVILEGES":
             return parts[1].split(", ")
-        return [
-            str(row[0]).upper() for row in self.admin.rows("SHOW PRIVILEGES")
-        ]
+        return [str(row[0]).upper() for row in self.admin.rows("SHOW PRIVILEGES")]
 
 
 class MySQLReplication(Replication):
@@ -381,17 +367,13 @@ class MySQLReplication(Replication):
 
     def covers(self, applied: str, position: str) -> bool:
         """Call ``GTID_SUBSET``."""
-        return bool(
-            self.admin.value("SELECT GTID_SUBSET(%s, %s)", position, applied)
-        )
+        return bool(self.admin.value("SELECT GTID_SUBSET(%s, %s)", position, applied))
 
     def is_at(self, applied: str, position: str) -> bool:
         """Call ``GTID_SUBTRACT`` in both directions."""
         if not self.covers(applied, position):
             return False
-        left = self.admin.value(
-            "SELECT GTID_SUBTRACT(%s, %s)", applied, position
-        )
+        left = self.admin.value("SELECT GTID_SUBTRACT(%s, %s)", applied, position)
         return not _origins(left) & _origins(position)
 
     def errant(self, history: str) -> dict[str, int]:
@@ -430,9 +412,7 @@ class MySQLReplication(Replication):
 
     def clone_from(self, host: str, port: int, account: Account) -> None:
         """``CLONE INSTANCE FROM``; the plugin must be installed on both."""
-        self.admin.run(
-            "SET GLOBAL clone_valid_donor_list = %s", f"{host}:{port}"
-        )
+        self.admin.run("SET GLOBAL clone_valid_donor_list = %s", f"{host}:{port}")
         self.admin.run(
             f"CLONE INSTANCE FROM %s@%s:{int(port)} IDENTIFIED BY %s",
             account.user,

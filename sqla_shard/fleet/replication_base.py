@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from abc import ABC
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from sqla_shard.fleet.accounts import Account
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.logins import Login
-from sqla_shard.fleet.logins import logins_of
-from sqla_shard.fleet.replication_values import ReplicationStatus
-from sqla_shard.fleet.replication_values import SemiSync
-from sqla_shard.fleet.replication_values import TableSize
-
-__all__ = [
-    "Replication",
-]
+from sqla_shard.fleet.logins import Login, logins_of
+from sqla_shard.fleet.replication_values import ReplicationStatus, SemiSync, TableSize
 
 #: Seconds in which a standby must apply what it has received.
 _APPLY = 5.0
@@ -160,9 +151,7 @@ class Replication(ABC):
 
     def own_privileges(self) -> set[str]:
         """Return the global privileges of the operator."""
-        user, _, host = str(
-            self.admin.value("SELECT CURRENT_USER()")
-        ).rpartition("@")
+        user, _, host = str(self.admin.value("SELECT CURRENT_USER()")).rpartition("@")
         return {
             privilege
             for (privilege,) in self.admin.rows(
@@ -182,11 +171,7 @@ class Replication(ABC):
         They may have the privilege by a role, even one that is not active.
         """
         privileges = self.past_read_only()
-        return {
-            login.user
-            for login in self.logins()
-            if login.privileges & privileges
-        }
+        return {login.user for login in self.logins() if login.privileges & privileges}
 
     # -- positions --------------------------------------------------------
 
@@ -460,8 +445,7 @@ class Replication(ABC):
             return None
         status = self.admin.counters("rpl_semi_sync_%")
         return SemiSync(
-            source_on=status.get(f"{source}_status") == "ON"
-            and enabled == "ON",
+            source_on=status.get(f"{source}_status") == "ON" and enabled == "ON",
             source_enabled=enabled == "ON",
             replica_on=found.get(f"{replica}_enabled") == "ON",
             acknowledges=found.get(f"{replica}_enabled") == "ON"
@@ -546,9 +530,7 @@ class Replication(ABC):
                 table=table,
                 bytes=int(size),
                 rows=int(rows),
-                next_id=int(next_id or 1)
-                if (schema, table) in types
-                else None,
+                next_id=int(next_id or 1) if (schema, table) in types else None,
                 id_type=types.get((schema, table), ""),
             )
             for schema, table, size, rows, next_id in self.admin.rows(

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from sqla_shard.fleet.facts import FleetFacts
-from sqla_shard.fleet.facts import PairFacts
-from sqla_shard.fleet.facts import ServerFacts
-from sqla_shard.fleet.findings import critical
-from sqla_shard.fleet.findings import Findings
-from sqla_shard.fleet.findings import fleet_check
-from sqla_shard.fleet.findings import info
-from sqla_shard.fleet.findings import pair_check
-from sqla_shard.fleet.findings import server_check
-from sqla_shard.fleet.findings import warning
-from sqla_shard.fleet.replication import Replication
-from sqla_shard.fleet.replication import replication_kind
-
-__all__ = ["SEMI_SYNC_TIMEOUT"]
+from sqla_shard.fleet.facts import FleetFacts, PairFacts, ServerFacts
+from sqla_shard.fleet.findings import (
+    critical,
+    Findings,
+    fleet_check,
+    info,
+    pair_check,
+    server_check,
+    warning,
+)
+from sqla_shard.fleet.replication import Replication, replication_kind
 
 SEMI_SYNC_TIMEOUT = 10.0
 """Seconds that semi-sync should wait at least: afterwards it gives up."""
@@ -50,8 +47,7 @@ def two_writable(pair: PairFacts, _: FleetFacts) -> Findings:
             standby,
             "is writable, and its primary is read-only: a failover was not "
             "finished, or was done by hand",
-            f"sqla-shard fleet status; else on {standby.address}: {_CLOSE}; "
-            + verify,
+            f"sqla-shard fleet status; else on {standby.address}: {_CLOSE}; " + verify,
         )
     else:
         yield critical(
@@ -77,9 +73,7 @@ def primary_closed(pair: PairFacts, _: FleetFacts) -> Findings:
 def writable_outside(server: ServerFacts, fleet: FleetFacts) -> Findings:
     """A former server that still takes writes from old processes."""
     if server.role == "other" and not server.is_on("read_only"):
-        shards = sum(
-            fleet.shard_of(one) is not None for one in server.databases
-        )
+        shards = sum(fleet.shard_of(one) is not None for one in server.databases)
         if shards:
             yield critical(
                 server,
@@ -97,11 +91,7 @@ def operation(fleet: FleetFacts) -> Findings:
         return
     title = found.pending.record.title
     if found.is_interrupted:
-        yield critical(
-            "fleet",
-            f"{title} was interrupted",
-            " or ".join(found.commands),
-        )
+        yield critical("fleet", f"{title} was interrupted", " or ".join(found.commands))
     else:
         yield info(
             "fleet",
@@ -283,8 +273,7 @@ def semi_sync(pair: PairFacts, _: FleetFacts) -> Findings:
     if state is None or not state.source_enabled:
         yield warning(
             pair.primary,
-            "has semi-sync switched off: acknowledged writes can be lost "
-            "with it",
+            "has semi-sync switched off: acknowledged writes can be lost with it",
             # A configuration would apply to a server without a standby, too,
             # where each COMMIT waits for its timeout.
             f"{on}enabled = 1, and not in its configuration; failovers and "
@@ -303,8 +292,7 @@ def semi_sync(pair: PairFacts, _: FleetFacts) -> Findings:
             pair.primary,
             "falls back to asynchronous replication after "
             f"{state.timeout:g} s without its standby",
-            f"{on}timeout = {1000 * SEMI_SYNC_TIMEOUT:.0f}, and in its "
-            "configuration",
+            f"{on}timeout = {1000 * SEMI_SYNC_TIMEOUT:.0f}, and in its configuration",
         )
     other = standby.semi_sync
     if other is None or not other.replica_on:

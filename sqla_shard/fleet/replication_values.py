@@ -4,13 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = [
-    "ReplicationStatus",
-    "SemiSync",
-    "TableSize",
-    "gtids",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicationStatus:

@@ -28,45 +28,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 from typing import Any
 
-from sqla_shard.exc import BackupDamagedError
-from sqla_shard.exc import FleetSetupError
-from sqla_shard.exc import Problem
+from sqla_shard.exc import BackupDamagedError, FleetSetupError, Problem
 from sqla_shard.exc.base import bullets
-from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.admin import quoted
+from sqla_shard.fleet.admin import Admin, quoted
 from sqla_shard.fleet.definitions import tables_of
-from sqla_shard.fleet.dumps import content_of
-from sqla_shard.fleet.dumps import HEAD
-from sqla_shard.fleet.dumps import read_statements
-from sqla_shard.fleet.dumps import same_content
-from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.fleet import Pair
-from sqla_shard.fleet.fleet import pair_named
+from sqla_shard.fleet.dumps import content_of, HEAD, read_statements, same_content
+from sqla_shard.fleet.fleet import Fleet, Pair, pair_named
 from sqla_shard.fleet.gtid_sets import GtidSet
 from sqla_shard.fleet.mysql_replay import MySQLReplay
 from sqla_shard.fleet.operation import Operation
-from sqla_shard.fleet.plans import as_list
-from sqla_shard.fleet.plans import Plan
-from sqla_shard.fleet.plans import Step
-from sqla_shard.fleet.replay import best_replay
-from sqla_shard.fleet.replay import MariaDBReplay
-from sqla_shard.fleet.replay import Moment
-from sqla_shard.fleet.replay import Replay
-from sqla_shard.fleet.replication import gtids
-from sqla_shard.fleet.replication import replication_of
-from sqla_shard.fleet.storage import Backup
-from sqla_shard.fleet.storage import DatabaseFile
-from sqla_shard.fleet.storage import Storage
-
-__all__ = ["Restore"]
+from sqla_shard.fleet.plans import as_list, Plan, Step
+from sqla_shard.fleet.replay import best_replay, MariaDBReplay, Moment, Replay
+from sqla_shard.fleet.replication import gtids, replication_of
+from sqla_shard.fleet.storage import Backup, DatabaseFile, Storage
 
 _TIMEOUT = 600.0
 #: Seconds between two looks at the lock of the fleet.
@@ -148,8 +127,7 @@ class Restore(Operation):
         target = database or f"restored_{chosen.database_for(shard)}"
         plan = Plan(
             kind=cls.kind,
-            title=f"restore of shard {shard} of {keyspace} as {target} on "
-            f"{server}",
+            title=f"restore of shard {shard} of {keyspace} as {target} on {server}",
             epoch=topology.epoch,
             arguments={
                 "folder": str(storage),
@@ -189,9 +167,7 @@ class Restore(Operation):
         problems = self._storage.problems(backup, [file])
         problems += self._target_problems()
         if self._moment is not None:
-            problems += (
-                self._moment_problems(backup) or self._replay(backup, file)[1]
-            )
+            problems += self._moment_problems(backup) or self._replay(backup, file)[1]
         return problems
 
     @as_list
@@ -203,18 +179,12 @@ class Restore(Operation):
             yield Problem(place, text)
             return
         if self._target in self._pair().databases():
-            yield Problem(
-                place, "it is the database of a shard; use another name"
-            )
+            yield Problem(place, "it is the database of a shard; use another name")
         elif self._exists(admin):
-            yield Problem(
-                place,
-                "it exists; drop it, or give another name with --as",
-            )
+            yield Problem(place, "it exists; drop it, or give another name with --as")
         if replication_of(admin).is_read_only():
             yield Problem(
-                str(admin),
-                "it is read-only; restore to a server that is written",
+                str(admin), "it is read-only; restore to a server that is written"
             )
 
     def _moment_problems(self, backup: Backup) -> list[Problem]:
@@ -229,10 +199,7 @@ class Restore(Operation):
         gtid = self._moment.gtid if self._moment else None
         if gtid and _lasts(gtid, is_mariadb=backup.is_mariadb) is None:
             return [
-                Problem(
-                    backup.name,
-                    f"{gtid!r} is a GTID of another kind of server",
-                )
+                Problem(backup.name, f"{gtid!r} is a GTID of another kind of server")
             ]
         if self._moment is None or _is_before(backup, self._moment):
             return []
@@ -256,9 +223,7 @@ class Restore(Operation):
                 run=self._create,
             ),
             Step(
-                name="load",
-                text=f"load and verify the backup{moment}",
-                run=self._load,
+                name="load", text=f"load and verify the backup{moment}", run=self._load
             ),
         )
 
@@ -288,8 +253,7 @@ class Restore(Operation):
         file = self._file(backup)
         with ExitStack() as stack:
             session, other = (
-                stack.enter_context(admin.another(timeout=_TIMEOUT))
-                for _ in range(2)
+                stack.enter_context(admin.another(timeout=_TIMEOUT)) for _ in range(2)
             )
             for one in (session, other):
                 for statement in HEAD:
@@ -309,19 +273,13 @@ class Restore(Operation):
         }
 
     def _replay_changes(
-        self,
-        backup: Backup,
-        file: DatabaseFile,
-        session: Admin,
-        other: Admin,
+        self, backup: Backup, file: DatabaseFile, session: Admin, other: Admin
     ) -> dict[str, Any]:
         if self._moment is None:
             return {"position": backup.position}
         replay, problems = self._replay(backup, file)
         if replay is None:
-            raise BackupDamagedError(
-                tuple(problems), backup=str(self._storage)
-            )
+            raise BackupDamagedError(tuple(problems), backup=str(self._storage))
         count = 0
         last = backup.position
         for transaction in replay.apply(session, other):
@@ -374,9 +332,7 @@ class Restore(Operation):
     def _file(self, backup: Backup) -> DatabaseFile:
         found = backup.database(self._keyspace, self._shard)
         if found is None:
-            raise FleetSetupError(
-                f"{backup.name} does not contain shard {self._shard}"
-            )
+            raise FleetSetupError(f"{backup.name} does not contain shard {self._shard}")
         return found
 
     def _replay(
@@ -393,14 +349,9 @@ class Restore(Operation):
 
 
 def _latest(
-    backups: Sequence[Backup],
-    keyspace: str,
-    shard: int,
-    moment: Moment | None,
+    backups: Sequence[Backup], keyspace: str, shard: int, moment: Moment | None
 ) -> Backup | None:
-    found = [
-        one for one in backups if one.database(keyspace, shard) is not None
-    ]
+    found = [one for one in backups if one.database(keyspace, shard) is not None]
     if moment is not None and found:
         # If all are later, the checks of the first one say so.
         found = [one for one in found if _is_before(one, moment)] or found[:1]
@@ -413,9 +364,7 @@ def _is_before(backup: Backup, moment: Moment) -> bool:
     is_mariadb = backup.is_mariadb
     start = _lasts(backup.position, is_mariadb=is_mariadb) or {}
     wanted = _lasts(moment.gtid or "", is_mariadb=is_mariadb) or {}
-    return all(
-        number >= start.get(origin, 0) for origin, number in wanted.items()
-    )
+    return all(number >= start.get(origin, 0) for origin, number in wanted.items())
 
 
 def _lasts(text: str, *, is_mariadb: bool) -> dict[Any, int] | None:

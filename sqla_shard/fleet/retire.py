@@ -7,30 +7,17 @@ it is not stopped.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import Problem
-from sqla_shard.fleet.addresses import is_address
-from sqla_shard.fleet.addresses import roles_in
-from sqla_shard.fleet.addresses import url_at
-from sqla_shard.fleet.addresses import with_port
-from sqla_shard.fleet.fleet import all_pairs
-from sqla_shard.fleet.fleet import Fleet
+from sqla_shard.exc import FleetServerError, Problem
+from sqla_shard.fleet.addresses import is_address, roles_in, url_at, with_port
+from sqla_shard.fleet.fleet import all_pairs, Fleet
 from sqla_shard.fleet.operation import Operation
 from sqla_shard.fleet.pair_checks import followers
-from sqla_shard.fleet.plans import as_list
-from sqla_shard.fleet.plans import Plan
-from sqla_shard.fleet.plans import Step
-from sqla_shard.fleet.replication import Replication
-from sqla_shard.fleet.replication import replication_of
-from sqla_shard.fleet.sessions import applications
-from sqla_shard.fleet.sessions import described
-
-__all__ = ["Retire"]
+from sqla_shard.fleet.plans import as_list, Plan, Step
+from sqla_shard.fleet.replication import Replication, replication_of
+from sqla_shard.fleet.sessions import applications, described
 
 #: Seconds for which a server may list a session that its client has closed.
 _CLOSING = 1.0
@@ -70,8 +57,7 @@ class Retire(Operation):
         problems = [
             Problem(
                 target,
-                f"it is {role} in the topology; replace it, or fail over, "
-                "before",
+                f"it is {role} in the topology; replace it, or fail over, before",
             )
             for role in roles_in(self.fleet.topology()).get(target, ())
         ]
@@ -91,9 +77,7 @@ class Retire(Operation):
                 "their primary before",
             )
         deadline = time.monotonic() + _CLOSING
-        while sessions := applications(
-            server.admin, self.fleet.accounts.users
-        ):
+        while sessions := applications(server.admin, self.fleet.accounts.users):
             if time.monotonic() > deadline:
                 break
             time.sleep(0.05)
@@ -108,11 +92,7 @@ class Retire(Operation):
         """Return the steps."""
         target = self.plan.arguments["target"]
         return (
-            Step(
-                name="close",
-                text=f"make {target} read-only",
-                run=self._close,
-            ),
+            Step(name="close", text=f"make {target} read-only", run=self._close),
             Step(
                 name="detach",
                 text=f"stop replication on {target}, and forget its primary",

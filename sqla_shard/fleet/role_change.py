@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqla_shard.exc import FleetSetupError
-from sqla_shard.exc import Problem
-from sqla_shard.fleet.app_access import Access
-from sqla_shard.fleet.app_access import access_of
-from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.fleet import pair_named
+from sqla_shard.exc import FleetSetupError, Problem
+from sqla_shard.fleet.app_access import Access, access_of
+from sqla_shard.fleet.fleet import Fleet, pair_named
 from sqla_shard.fleet.operation import Operation
 from sqla_shard.fleet.plans import Plan
-from sqla_shard.fleet.replication import Replication
-from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.replication import Replication, replication_of
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of
-
-__all__ = ["Promotion", "RoleChange"]
 
 
 class RoleChange(Operation):
@@ -125,9 +119,7 @@ class RoleChange(Operation):
         return f"{self.server} {'primary' if is_old else 'standby'}"
 
     def _at(self, address: str) -> Replication:
-        return replication_of(
-            self.admin(self.url_of(address), self.role(address))
-        )
+        return replication_of(self.admin(self.url_of(address), self.role(address)))
 
 
 class Promotion(RoleChange):

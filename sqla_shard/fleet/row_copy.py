@@ -10,28 +10,20 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sqla_shard.exc import CopyFailedError
-from sqla_shard.exc import FleetServerError
-from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.admin import marked
-from sqla_shard.fleet.admin import quoted
-from sqla_shard.fleet.definitions import differences
-from sqla_shard.fleet.definitions import ServerTable
-from sqla_shard.fleet.definitions import StoredColumn
-from sqla_shard.fleet.definitions import tables_of
-from sqla_shard.fleet.snapshots import Snapshots
-from sqla_shard.fleet.snapshots import snapshots
-
-__all__ = ["CopyEvent", "RowCopy", "literal"]
+from sqla_shard.exc import CopyFailedError, FleetServerError
+from sqla_shard.fleet.admin import Admin, marked, quoted
+from sqla_shard.fleet.definitions import (
+    differences,
+    ServerTable,
+    StoredColumn,
+    tables_of,
+)
+from sqla_shard.fleet.snapshots import Snapshots, snapshots
 
 _MIB = 2**20
 _ROWS = 500
@@ -60,16 +52,7 @@ _BINARY = frozenset(
     ]
 )
 _NUMBERS = frozenset(
-    [
-        "tinyint",
-        "smallint",
-        "mediumint",
-        "int",
-        "bigint",
-        "decimal",
-        "double",
-        "year",
-    ]
+    ["tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "double", "year"]
 )
 
 
@@ -170,9 +153,7 @@ class RowCopy:
     def _create(self, tables: Mapping[tuple[str, str], ServerTable]) -> None:
         with self._loading() as target:
             for name in self.databases:
-                ((_, sql),) = self.source.rows(
-                    f"SHOW CREATE DATABASE {marked(name)}"
-                )
+                ((_, sql),) = self.source.rows(f"SHOW CREATE DATABASE {marked(name)}")
                 target.run_verbatim(sql)
             for table in tables.values():
                 target.run_verbatim(f"USE {quoted(table.database)}")
@@ -185,8 +166,7 @@ class RowCopy:
             left.put(table)
         with ThreadPoolExecutor(len(found.sessions)) as pool:
             futures = [
-                pool.submit(self._work, session, left)
-                for session in found.sessions
+                pool.submit(self._work, session, left) for session in found.sessions
             ]
             try:
                 for future in futures:
@@ -197,9 +177,7 @@ class RowCopy:
                 found.kill(self.source)
                 raise
 
-    def _work(
-        self, session: Admin, left: queue.SimpleQueue[ServerTable]
-    ) -> None:
+    def _work(self, session: Admin, left: queue.SimpleQueue[ServerTable]) -> None:
         try:
             with self._loading() as target:
                 while not self._stopped.is_set():
@@ -217,9 +195,7 @@ class RowCopy:
             self._stopped.set()
             raise
 
-    def _copy_table(
-        self, session: Admin, target: Admin, table: ServerTable
-    ) -> None:
+    def _copy_table(self, session: Admin, target: Admin, table: ServerTable) -> None:
         names = ", ".join(quoted(column.name) for column in table.columns)
         values = ", ',', ".join(map(literal, table.columns))
         head = f"INSERT INTO {table.path} ({names}) VALUES "  # noqa: S608
@@ -279,9 +255,7 @@ class RowCopy:
             self._last = now
             self.progress(self.event)
 
-    def _set_counters(
-        self, tables: Mapping[tuple[str, str], ServerTable]
-    ) -> None:
+    def _set_counters(self, tables: Mapping[tuple[str, str], ServerTable]) -> None:
         copied = tables_of(self.target, self.databases)
         changed = differences(tables, copied)
         if changed:

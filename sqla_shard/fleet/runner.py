@@ -18,40 +18,36 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
-from typing import Literal
-from typing import NoReturn
-from typing import TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
-from sqla_shard.exc import FleetLockLostError
-from sqla_shard.exc import FleetSetupError
-from sqla_shard.exc import OperationFailedError
-from sqla_shard.exc import OperationRefusedError
-from sqla_shard.exc import Problem
-from sqla_shard.exc import TopologyUnavailableError
-from sqla_shard.exc import UndoRefusedError
+from sqla_shard.exc import (
+    FleetLockLostError,
+    FleetSetupError,
+    OperationFailedError,
+    OperationRefusedError,
+    Problem,
+    TopologyUnavailableError,
+    UndoRefusedError,
+)
 from sqla_shard.fleet.dead_failover import DeadFailover
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.former import CloseFormer
-from sqla_shard.fleet.journal import holder_name
-from sqla_shard.fleet.journal import JournalHold
-from sqla_shard.fleet.journal import Record
-from sqla_shard.fleet.operation import Operation
-from sqla_shard.fleet.operation import Progress
-from sqla_shard.fleet.operation import PUBLISH
-from sqla_shard.fleet.operation import Result
-from sqla_shard.fleet.operation import StepEvent
-from sqla_shard.fleet.operation import UNDO
+from sqla_shard.fleet.journal import holder_name, JournalHold, Record
+from sqla_shard.fleet.operation import (
+    Operation,
+    Progress,
+    PUBLISH,
+    Result,
+    StepEvent,
+    UNDO,
+)
 from sqla_shard.fleet.orphans import OrphanChange
-from sqla_shard.fleet.plans import Plan
-from sqla_shard.fleet.plans import Step
+from sqla_shard.fleet.plans import Plan, Step
 from sqla_shard.fleet.reopen import Reopen
 from sqla_shard.fleet.replica import Replica
 from sqla_shard.fleet.restore import Restore
@@ -59,8 +55,6 @@ from sqla_shard.fleet.retire import Retire
 from sqla_shard.fleet.single_writer import CloseStandby
 from sqla_shard.fleet.split import Split
 from sqla_shard.topology import Topology
-
-__all__ = ["KINDS", "apply", "operation_of", "resume", "undo"]
 
 _log = logging.getLogger(__name__)
 
@@ -101,9 +95,7 @@ def operation_of(fleet: Fleet, plan: Plan) -> Operation:
     return kind(fleet, plan)
 
 
-def apply(
-    fleet: Fleet, plan: Plan, *, progress: Progress | None = None
-) -> Result:
+def apply(fleet: Fleet, plan: Plan, *, progress: Progress | None = None) -> Result:
     """Apply a plan.
 
     :param progress: is called before and after each step.
@@ -178,10 +170,7 @@ class _Run:
     """One process that applies, resumes or undoes an operation."""
 
     def __init__(
-        self,
-        operation: Operation,
-        hold: JournalHold,
-        progress: Progress | None,
+        self, operation: Operation, hold: JournalHold, progress: Progress | None
     ) -> None:
         self._operation = operation
         self._hold = hold
@@ -214,9 +203,7 @@ class _Run:
     def refuse_undo(self) -> None:
         """Check that the topology is not published."""
         topology = _patiently(self._hold.topology)
-        if PUBLISH in self._hold.record.done or self._operation.is_published(
-            topology
-        ):
+        if PUBLISH in self._hold.record.done or self._operation.is_published(topology):
             raise self._undo_refused(topology)
 
     def _undo_refused(self, topology: Topology) -> UndoRefusedError:
@@ -379,9 +366,7 @@ class _Run:
             raise self._failure(step, reason, undone=False) from error
         self._raise(step, error, undone=True)
 
-    def _raise(
-        self, step: str, error: BaseException, *, undone: bool
-    ) -> NoReturn:
+    def _raise(self, step: str, error: BaseException, *, undone: bool) -> NoReturn:
         if not isinstance(error, Exception):
             # KeyboardInterrupt and SystemExit end the program as always.
             raise error
@@ -443,10 +428,7 @@ class _Run:
         self._tell(list(self._began)[-1], "progress", text)
 
     def _tell(
-        self,
-        step: str,
-        state: Literal["begin", "progress", "done", "undo"],
-        text: str,
+        self, step: str, state: Literal["begin", "progress", "done", "undo"], text: str
     ) -> None:
         _log.info(
             "%s: %s (%s)",

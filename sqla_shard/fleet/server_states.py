@@ -7,40 +7,23 @@ connection of its own: those of the pools may all wait for a server that hangs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
-from typing import Literal
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 from sqlalchemy.engine import URL
 
 from sqla_shard.dialects.passwords import PasswordSource
-from sqla_shard.engine.pools import Answer
-from sqla_shard.engine.pools import in_threads
+from sqla_shard.engine.pools import Answer, in_threads
 from sqla_shard.engine.unread import unread_line
 from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.fleet import Pair
-from sqla_shard.fleet.replication import replication_of
-from sqla_shard.fleet.replication import ReplicationStatus
+from sqla_shard.fleet.replication import replication_of, ReplicationStatus
 from sqla_shard.topology.urls import address_of
-
-__all__ = [
-    "Role",
-    "ServerState",
-    "all_answers",
-    "outage_line",
-    "read_state",
-    "read_states",
-    "reason_of",
-    "role_of",
-]
 
 T = TypeVar("T")
 
@@ -132,9 +115,7 @@ def read_state(
             "SELECT @@GLOBAL.read_only, @@GLOBAL.max_connections, @@version"
         )
         after = perf_counter()
-        counters = admin.counters(
-            "Threads_connected", "Threads_running", "Uptime"
-        )
+        counters = admin.counters("Threads_connected", "Threads_running", "Uptime")
         known: dict[str, Any] = {}
         if role == "standby":
             try:
@@ -190,11 +171,7 @@ def read_states(
 
 
 def _state(
-    pair: Pair,
-    role: Role,
-    text: str,
-    url_of: Callable[[str], URL],
-    timeout: float,
+    pair: Pair, role: Role, text: str, url_of: Callable[[str], URL], timeout: float
 ) -> ServerState:
     url = url_of(text)
     known: dict[str, Any] = {
@@ -209,9 +186,7 @@ def _state(
     return ServerState(**known, error=missing, read_only=False)
 
 
-def all_answers(
-    jobs: Sequence[Callable[[], T]], timeout: float
-) -> list[T | Exception]:
+def all_answers(jobs: Sequence[Callable[[], T]], timeout: float) -> list[T | Exception]:
     """Return the result of each job, or the error of its server.
 
     :param jobs: functions that ask one server each, over a connection of
@@ -219,10 +194,7 @@ def all_answers(
     """
     found: dict[int, T] = {}
     answers = in_threads(
-        [
-            partial(_answered, found, number, job)
-            for number, job in enumerate(jobs)
-        ],
+        [partial(_answered, found, number, job) for number, job in enumerate(jobs)],
         # Connecting and reading have the limit each.
         2 * timeout,
     )
@@ -232,9 +204,7 @@ def all_answers(
     ]
 
 
-def _answered(
-    found: dict[int, T], number: int, job: Callable[[], T]
-) -> Answer:
+def _answered(found: dict[int, T], number: int, job: Callable[[], T]) -> Answer:
     try:
         found[number] = job()
     except (FleetServerError, OSError) as error:
@@ -243,12 +213,7 @@ def _answered(
 
 
 def outage_line(
-    pair: Pair,
-    role: str,
-    *,
-    why: str,
-    number: int | None,
-    is_up: bool = False,
+    pair: Pair, role: str, *, why: str, number: int | None, is_up: bool = False
 ) -> str:
     """Return the line of a server that was not read, as all commands do.
 

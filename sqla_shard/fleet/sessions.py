@@ -10,37 +10,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.admin import Admin
 
-__all__ = [
-    "AppSession",
-    "Program",
-    "applications",
-    "described",
-    "end_sessions",
-    "ended_lines",
-    "ended_note",
-    "grouped",
-    "host_of",
-    "programs",
-    "sessions_of",
-]
-
 #: Attributes of a connection, by what they say.
-_ATTRIBUTES = {
-    "program_name": "name",
-    "_client_name": "driver",
-    "_pid": "pid",
-}
+_ATTRIBUTES = {"program_name": "name", "_client_name": "driver", "_pid": "pid"}
 #: Users of the threads of the server.
 _SYSTEM = frozenset(["system user", "event_scheduler"])
 #: Most groups in a note, and most ports or processes of each.
@@ -89,9 +67,7 @@ def sessions_of(admin: Admin, users: Collection[str]) -> dict[int, AppSession]:
     return {one.id: one for one, _ in _sessions(admin) if one.user in users}
 
 
-def applications(
-    admin: Admin, users: Collection[str]
-) -> dict[int, AppSession]:
+def applications(admin: Admin, users: Collection[str]) -> dict[int, AppSession]:
     """Return the sessions that are neither replication nor of some users.
 
     :param users: users whose sessions are left out.
@@ -109,8 +85,7 @@ def applications(
 def _sessions(admin: Admin) -> Iterator[tuple[AppSession, str]]:
     """Yield every session, with its command."""
     for number, user, address, database, command in admin.rows(
-        "SELECT id, user, host, db, command"
-        " FROM information_schema.processlist"
+        "SELECT id, user, host, db, command FROM information_schema.processlist"
     ):
         session = AppSession(
             id=number, user=user, address=address or "", database=database
@@ -224,8 +199,7 @@ def ended_note(
     return {
         "killed": len(sessions),
         "ended": [
-            {"server": str(admin), **group}
-            for group in grouped(sessions, known)
+            {"server": str(admin), **group} for group in grouped(sessions, known)
         ],
     }
 

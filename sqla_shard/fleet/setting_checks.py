@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from sqla_shard.fleet.facts import FleetFacts
-from sqla_shard.fleet.facts import NotReadError
-from sqla_shard.fleet.facts import PairFacts
-from sqla_shard.fleet.facts import ServerFacts
-from sqla_shard.fleet.findings import critical
-from sqla_shard.fleet.findings import Findings
-from sqla_shard.fleet.findings import fleet_check
-from sqla_shard.fleet.findings import info
-from sqla_shard.fleet.findings import pair_check
-from sqla_shard.fleet.findings import server_check
-from sqla_shard.fleet.findings import warning
-
-__all__ = ["BINLOG_SECONDS", "CLOCK_SECONDS", "CONNECTIONS"]
+from sqla_shard.fleet.facts import FleetFacts, NotReadError, PairFacts, ServerFacts
+from sqla_shard.fleet.findings import (
+    critical,
+    Findings,
+    fleet_check,
+    info,
+    pair_check,
+    server_check,
+    warning,
+)
 
 BINLOG_SECONDS = 86_400
 """Age that binary logs should reach: a standby may be away for so long."""
@@ -70,8 +67,7 @@ def durability(server: ServerFacts, _: FleetFacts) -> Findings:
         if value != wanted:
             yield warning(
                 server,
-                f"has {name} = {value}: a power failure loses acknowledged "
-                "writes",
+                f"has {name} = {value}: a power failure loses acknowledged writes",
                 f"on {server.address}: SET GLOBAL {name} = {wanted}, and in "
                 "its configuration",
             )
@@ -126,8 +122,7 @@ def versions_of_pair(pair: PairFacts, _: FleetFacts) -> Findings:
     if one.is_mariadb != other.is_mariadb:
         yield critical(
             standby,
-            f"is {other}, and its primary is {one}: they cannot replace each "
-            "other",
+            f"is {other}, and its primary is {one}: they cannot replace each other",
             f"sqla-shard fleet replica rebuild {pair.name}, with a server of "
             "the same kind",
         )
@@ -168,8 +163,7 @@ def server_ids(fleet: FleetFacts) -> Findings:
                 server,
                 f"has the server_id {server.server_id} of {other}: a standby "
                 "of one ignores what the other has written",
-                "give it another server_id in its configuration, and restart "
-                "it",
+                "give it another server_id in its configuration, and restart it",
             )
 
 
@@ -208,8 +202,7 @@ def clock(server: ServerFacts, _: FleetFacts) -> Findings:
         direction = "ahead of" if server.clock > 0 else "behind"
         yield warning(
             server,
-            f"has a clock {abs(server.clock):.1f} s {direction} that of this "
-            "machine",
+            f"has a clock {abs(server.clock):.1f} s {direction} that of this machine",
             "synchronise both with NTP",
         )
 
@@ -245,6 +238,5 @@ def connections(server: ServerFacts, _: FleetFacts) -> Findings:
         yield warning(
             server,
             f"has {used:,} sessions of at most {most:,}",
-            "make the pools of the application smaller, or raise "
-            "max_connections",
+            "make the pools of the application smaller, or raise max_connections",
         )

@@ -12,14 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import Problem
+from sqla_shard.exc import FleetServerError, Problem
 from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.plans import Plan
-from sqla_shard.fleet.plans import Step
+from sqla_shard.fleet.plans import Plan, Step
 from sqla_shard.fleet.role_change import RoleChange
-
-__all__ = ["CloseStandby"]
 
 
 class CloseStandby(RoleChange):
@@ -68,9 +64,7 @@ class CloseStandby(RoleChange):
     def steps(self) -> Sequence[Step]:
         """Return the steps."""
         new = self.plan.arguments["new"]
-        return (
-            Step(name="close", text=f"make {new} read-only", run=self._close),
-        )
+        return (Step(name="close", text=f"make {new} read-only", run=self._close),)
 
     def undo(self) -> str | None:
         """Leave it closed."""

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextlib import ExitStack
+from contextlib import contextmanager, ExitStack
 from dataclasses import dataclass
 
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.replication import replication_of
-
-__all__ = ["Snapshots", "prepare_snapshot", "snapshots"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +92,5 @@ def prepare_snapshot(session: Admin) -> None:
         # The reader waits for the server that it writes to.
         " net_write_timeout = 3600, wait_timeout = 86400"
     )
-    limit = (
-        "max_statement_time" if session.is_mariadb else ("max_execution_time")
-    )
+    limit = "max_statement_time" if session.is_mariadb else ("max_execution_time")
     session.run(f"SET SESSION {limit} = 0")

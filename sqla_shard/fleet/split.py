@@ -27,57 +27,40 @@ the topology is published, and both sides are opened.  Limits:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import OperationRefusedError
-from sqla_shard.exc import Problem
+from sqla_shard.exc import FleetServerError, OperationRefusedError, Problem
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.addresses import url_at
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.app_access import access_of
-from sqla_shard.fleet.app_access import access_problems
-from sqla_shard.fleet.app_access import gaps
+from sqla_shard.fleet.app_access import access_of, access_problems, gaps
 from sqla_shard.fleet.clients import late_note
-from sqla_shard.fleet.cutover_contents import CutoverContents
-from sqla_shard.fleet.cutover_contents import fault_of
-from sqla_shard.fleet.cutover_contents import proof_of
-from sqla_shard.fleet.fences import carry_fences
-from sqla_shard.fleet.fences import Fence
-from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.fleet import pair_named
-from sqla_shard.fleet.moves import Request
-from sqla_shard.fleet.moves import ShardMove
-from sqla_shard.fleet.operation import Operation
-from sqla_shard.fleet.operation import PUBLISH
-from sqla_shard.fleet.pair_checks import bypass_problems
-from sqla_shard.fleet.pair_checks import long_work
-from sqla_shard.fleet.pair_checks import setting_problems
-from sqla_shard.fleet.pair_checks import standby_problems
-from sqla_shard.fleet.plans import Plan
-from sqla_shard.fleet.plans import Step
-from sqla_shard.fleet.replication import Replication
-from sqla_shard.fleet.replication import replication_of
-from sqla_shard.fleet.sessions import ended_note
-from sqla_shard.fleet.sessions import Program
-from sqla_shard.fleet.sessions import programs
-from sqla_shard.fleet.split_checks import copy_problems
-from sqla_shard.fleet.split_checks import empty_problems
-from sqla_shard.fleet.split_checks import prepared_problems
-from sqla_shard.fleet.split_checks import schema_problems
-from sqla_shard.fleet.split_checks import source_problems
+from sqla_shard.fleet.cutover_contents import CutoverContents, fault_of, proof_of
+from sqla_shard.fleet.fences import carry_fences, Fence
+from sqla_shard.fleet.fleet import Fleet, pair_named
+from sqla_shard.fleet.moves import Request, ShardMove
+from sqla_shard.fleet.operation import Operation, PUBLISH
+from sqla_shard.fleet.pair_checks import (
+    bypass_problems,
+    long_work,
+    setting_problems,
+    standby_problems,
+)
+from sqla_shard.fleet.plans import Plan, Step
+from sqla_shard.fleet.replication import Replication, replication_of
+from sqla_shard.fleet.sessions import ended_note, Program, programs
+from sqla_shard.fleet.split_checks import (
+    copy_problems,
+    empty_problems,
+    prepared_problems,
+    schema_problems,
+    source_problems,
+)
 from sqla_shard.topology import Topology
-
-__all__ = ["Split"]
 
 #: Seconds in which the target must catch up before writes are stopped.
 _WAIT = 600.0
@@ -206,9 +189,7 @@ class Split(Operation):
                 self.warnings += long_work(reached["source"])
         return problems
 
-    def _compare_servers(
-        self, reached: Mapping[str, Replication]
-    ) -> list[Problem]:
+    def _compare_servers(self, reached: Mapping[str, Replication]) -> list[Problem]:
         """Look at the servers that answer, by their role."""
         accounts = self.fleet.accounts
         found = setting_problems(*reached.values())
@@ -223,16 +204,12 @@ class Split(Operation):
                 # Accounts may be in the binary log of the source: the step
                 # "compare" refuses those that are still missing then.
                 self.warnings += [
-                    f"{one}; unless it gets this by replication"
-                    for one in lacking
+                    f"{one}; unless it gets this by replication" for one in lacking
                 ]
             else:
                 found += lacking
             found += bypass_problems(accounts, target)
-        for primary, role in (
-            (source, "source standby"),
-            (target, "target standby"),
-        ):
+        for primary, role in ((source, "source standby"), (target, "target standby")):
             standby = reached.get(role)
             if primary is None or standby is None:
                 continue
@@ -242,9 +219,7 @@ class Split(Operation):
                     "leave out --standby, and build it after the split with: "
                     "sqla-shard fleet replica build"
                 )
-                found += empty_problems(
-                    primary, standby, accounts, remedy=remedy
-                )
+                found += empty_problems(primary, standby, accounts, remedy=remedy)
             else:
                 found += standby_problems(primary, standby, lag=_PLAN_LAG)
         return found
@@ -398,9 +373,7 @@ class Split(Operation):
             if server.status() is None:
                 server.close_writes()
                 server.attach(
-                    primary.admin.host,
-                    primary.admin.port,
-                    accounts.for_replication(),
+                    primary.admin.host, primary.admin.port, accounts.for_replication()
                 )
                 attached.append(str(server.admin))
         return {"attached": attached} if attached else None
@@ -412,9 +385,7 @@ class Split(Operation):
             self._source, target, self._move.databases(self.fleet.topology())
         ) + self._access_problems(self._source, target)
         if problems:
-            raise target.admin.error(
-                "; ".join(problem.message for problem in problems)
-            )
+            raise target.admin.error("; ".join(problem.message for problem in problems))
         if self._contents is None:
             return None
         report = self._contents.replicated()
@@ -484,9 +455,7 @@ class Split(Operation):
         target.stop()
         # Detects later writes of root or of an event.
         last, applied = source.position(), target.applied()
-        if not (
-            source.covers(position, last) and target.covers(applied, last)
-        ):
+        if not (source.covers(position, last) and target.covers(applied, last)):
             raise source.admin.error(
                 f"it was at {position} when writes were stopped, and "
                 f"is at {last} now, which {target.admin.name} has applied up "
@@ -513,8 +482,7 @@ class Split(Operation):
                 standby.set_domain(own)
 
         return self._if_reachable(
-            (role for role in self._move.urls if role == "target standby"),
-            follow,
+            (role for role in self._move.urls if role == "target standby"), follow
         )
 
     def _reopen(self) -> Mapping[str, Any] | None:
@@ -539,15 +507,13 @@ class Split(Operation):
             standby.start()
             if not standby.runs_within(_SETTLE):
                 raise standby.admin.error(
-                    "it does not replicate, so that the target "
-                    "stays without semi-sync"
+                    "it does not replicate, so that the target stays without semi-sync"
                 )
             # Not before: with no standby each COMMIT waits for the timeout.
             target.set_semi_sync(source=True, replica=False)
 
         return self._if_reachable(
-            (role for role in self._move.urls if role == "target standby"),
-            acknowledge,
+            (role for role in self._move.urls if role == "target standby"), acknowledge
         )
 
     def _shut(self) -> Mapping[str, Any] | None:
@@ -610,8 +576,7 @@ class Split(Operation):
         move = self._move
         if not move.is_in(self.fleet.topology()):
             return (
-                f"sqla-shard fleet verify {move.server} --against "
-                f"{move.target_primary}"
+                f"sqla-shard fleet verify {move.server} --against {move.target_primary}"
             )
         return (
             f"sqla-shard fleet verify {move.target} --against "
@@ -693,18 +658,14 @@ class Split(Operation):
             target.admin.name,
             gaps(
                 access_of(source, self.fleet, url),
-                access_of(
-                    target, self.fleet, url_at(url, target.admin.address)
-                ),
+                access_of(target, self.fleet, url_at(url, target.admin.address)),
                 self._move.databases(topology),
                 exempt=self.fleet.accounts.users,
             ),
         )
 
     def _at(self, role: str) -> Replication:
-        return replication_of(
-            self.admin(self._move.urls[role], self._name_of(role))
-        )
+        return replication_of(self.admin(self._move.urls[role], self._name_of(role)))
 
     def _name_of(self, role: str) -> str:
         pair, _, place = role.partition(" ")
@@ -787,15 +748,12 @@ class Split(Operation):
         while True:
             begin = time.monotonic()
             position = self._source.position()
-            reached = all(
-                server.reaches(position, 1.0) for server in self._targets
-            )
+            reached = all(server.reaches(position, 1.0) for server in self._targets)
             if reached and time.monotonic() < begin + lag:
                 return
             if time.monotonic() > deadline:
                 raise self._target.admin.error(
-                    f"it is still behind {self._move.server} after "
-                    f"{seconds:g} s"
+                    f"it is still behind {self._move.server} after {seconds:g} s"
                 )
 
     def _reach(self, position: str, seconds: float) -> None:

@@ -5,30 +5,22 @@ Each function returns problems, all at once, and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from sqla_shard.exc import Problem
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.accounts import Accounts
 from sqla_shard.fleet.admin import SYSTEM
 from sqla_shard.fleet.fences import Fence
-from sqla_shard.fleet.pair_checks import account_problems
-from sqla_shard.fleet.pair_checks import bypass_problems
-from sqla_shard.fleet.pair_checks import primary_problems
-from sqla_shard.fleet.pair_checks import privilege_problems
-from sqla_shard.fleet.pair_checks import standby_problems
+from sqla_shard.fleet.pair_checks import (
+    account_problems,
+    bypass_problems,
+    primary_problems,
+    privilege_problems,
+    standby_problems,
+)
 from sqla_shard.fleet.plans import as_list
 from sqla_shard.fleet.replication import Replication
-
-__all__ = [
-    "copy_problems",
-    "empty_problems",
-    "prepared_problems",
-    "schema_problems",
-    "source_problems",
-]
 
 #: Seconds that a server may be behind when the split is planned.
 _LAG = 30.0
@@ -137,9 +129,7 @@ def empty_problems(
     :param remedy: an alternative.
     """
     place = target.admin.name
-    names = [
-        name for name in target.admin.databases() if name.lower() not in SYSTEM
-    ]
+    names = [name for name in target.admin.databases() if name.lower() not in SYSTEM]
     if names:
         yield Problem(
             place,

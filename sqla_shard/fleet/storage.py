@@ -23,38 +23,15 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import fields
-from typing import Any
-from typing import NamedTuple
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
-from sqla_shard.exc import BackupDamagedError
-from sqla_shard.exc import BackupNotFoundError
-from sqla_shard.exc import Problem
+from sqla_shard.exc import BackupDamagedError, BackupNotFoundError, Problem
 from sqla_shard.fleet.dumps import TableContent
-from sqla_shard.fleet.files import File
-from sqla_shard.fleet.files import files_at
+from sqla_shard.fleet.files import File, files_at
 from sqla_shard.util.json_values import parsed_json
-
-__all__ = [
-    "MANIFEST",
-    "Backup",
-    "DatabaseFile",
-    "Listing",
-    "Storage",
-    "dump_name",
-    "file_name",
-    "new_name",
-    "read_manifest",
-    "record_of",
-    "write_manifest",
-]
 
 MANIFEST = "manifest.json"
 """Name of the file that describes the other files of a folder."""
@@ -247,9 +224,7 @@ class Storage:
         """
         names = self.files.names(_BACKUPS)
         # The name is compared, not opened: it could be a path.
-        if name not in names or MANIFEST not in self.files.names(
-            f"{_BACKUPS}/{name}"
-        ):
+        if name not in names or MANIFEST not in self.files.names(f"{_BACKUPS}/{name}"):
             known = {one.name for one in self.listing().backups}
             raise BackupNotFoundError(
                 backup=name, folder=str(self), known=tuple(sorted(known))
@@ -276,9 +251,7 @@ class Storage:
             file = self.file(backup.name, one.file)
             damage = file.damage(one.size, one.sha256)
             if damage:
-                found.append(
-                    Problem(str(file), f"{damage}; use another backup")
-                )
+                found.append(Problem(str(file), f"{damage}; use another backup"))
         return found
 
     def _read(self, name: str) -> Backup:
@@ -300,12 +273,7 @@ class Storage:
     # -- retention --------------------------------------------------------
 
     def prune(
-        self,
-        *,
-        keep_last: int,
-        keep_days: float,
-        now: float,
-        dry_run: bool = False,
+        self, *, keep_last: int, keep_days: float, now: float, dry_run: bool = False
     ) -> list[str]:
         """Remove backups that are neither among the last nor recent.
 
@@ -351,9 +319,7 @@ class Storage:
         self, group: Sequence[Backup], *, without: Sequence[Backup]
     ) -> bool:
         return any(
-            not self.problems(one)
-            for one in reversed(group)
-            if one not in without
+            not self.problems(one) for one in reversed(group) if one not in without
         )
 
     def _last_change(self, name: str, now: float) -> float:
@@ -464,10 +430,7 @@ def _database(document: Mapping[str, Any]) -> DatabaseFile:
     tables: Iterable[Mapping[str, Any]] = document["tables"]
     found = record_of(
         DatabaseFile,
-        {
-            **document,
-            "tables": tuple(record_of(TableContent, one) for one in tables),
-        },
+        {**document, "tables": tuple(record_of(TableContent, one) for one in tables)},
     )
     # A manifest that was tampered with must not name a file elsewhere, nor
     # be a part of the statement that creates the database.

@@ -18,8 +18,6 @@ from contextlib import suppress
 
 from sqla_shard.exc import FleetSetupError
 
-__all__ = ["Hook"]
-
 _log = logging.getLogger(__name__)
 
 _STDERR = 2

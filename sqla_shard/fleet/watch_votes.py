@@ -15,39 +15,24 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Collection
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import fields
-from dataclasses import replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from sqla_shard.exc import FleetSetupError
 from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.loss import Acknowledgements
-from sqla_shard.fleet.loss import SemiSyncProbe
+from sqla_shard.fleet.loss import Acknowledgements, SemiSyncProbe
 from sqla_shard.topology.follow import is_zookeeper
 from sqla_shard.topology.follow.locations import zookeeper_options
-from sqla_shard.topology.zookeeper.publications import FLEET
-from sqla_shard.topology.zookeeper.publications import MAX_BYTES
-from sqla_shard.topology.zookeeper.publications import OPERATION
-from sqla_shard.topology.zookeeper.publications import TOPOLOGY
-from sqla_shard.topology.zookeeper.store import Create
-from sqla_shard.topology.zookeeper.store import Replace
-from sqla_shard.topology.zookeeper.store import ZooKeeperStore
+from sqla_shard.topology.zookeeper.publications import (
+    FLEET,
+    MAX_BYTES,
+    OPERATION,
+    TOPOLOGY,
+)
+from sqla_shard.topology.zookeeper.store import Create, Replace, ZooKeeperStore
 from sqla_shard.util.json_values import parsed_object
-
-__all__ = [
-    "Sight",
-    "Votes",
-    "Watched",
-    "doubt",
-    "probe_of",
-    "vote_of",
-    "watched",
-]
 
 _VOTES = f"{FLEET}/watch/votes"
 _LEADER = f"{FLEET}/watch/leader"
@@ -107,9 +92,7 @@ class Sight:
         )
 
 
-def doubt(
-    sights: Collection[Sight], *, watchers: int, dead_after: float
-) -> str | None:
+def doubt(sights: Collection[Sight], *, watchers: int, dead_after: float) -> str | None:
     """Return why a primary is not certainly lost; None if it is.
 
     :param sights: of the watchers that respond.
@@ -144,9 +127,7 @@ def probe_of(sights: Collection[Sight], now: float) -> SemiSyncProbe | None:
     if not seen:
         return None
     last = min(seen, key=lambda sight: sight.seen_ago or 0.0)
-    return SemiSyncProbe(
-        seen=now - (last.seen_ago or 0.0), lost=now, acks=last.acks
-    )
+    return SemiSyncProbe(seen=now - (last.seen_ago or 0.0), lost=now, acks=last.acks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,9 +154,7 @@ class Watched:
         for address in sorted({key for vote in valid for key in vote}):
             sights = [vote[address] for vote in valid if address in vote]
             seen = sum(sight.lost_for is None for sight in sights)
-            lines.append(
-                f"primary {address}: {seen} of {len(sights)} watchers see it"
-            )
+            lines.append(f"primary {address}: {seen} of {len(sights)} watchers see it")
         lines += [
             f"watcher {name}: its vote is not valid"
             for name, vote in self.votes.items()
@@ -202,9 +181,7 @@ def watched(fleet: Fleet) -> Watched:
                 except ValueError:
                     votes[name] = None
     return Watched(
-        leader=None
-        if leader is None
-        else leader.data.decode(errors="replace"),
+        leader=None if leader is None else leader.data.decode(errors="replace"),
         votes=votes,
     )
 
@@ -288,9 +265,7 @@ class Votes:
                 )
                 continue
             if when is not None and now - when <= self._stale:
-                found.append(
-                    {key: one.later(now - when) for key, one in vote.items()}
-                )
+                found.append({key: one.later(now - when) for key, one in vote.items()})
         self._renewed = renewed
         self._collected = now
         return found, problems
@@ -330,9 +305,7 @@ def _object(document: Any, kind: type[Any]) -> None:
         raise ValueError("it is not of this version")
 
 
-def _seconds(
-    document: Mapping[str, Any], *names: str, optional: bool = False
-) -> None:
+def _seconds(document: Mapping[str, Any], *names: str, optional: bool = False) -> None:
     for name in names:
         value = document[name]
         if optional and value is None:

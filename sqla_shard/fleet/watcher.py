@@ -24,52 +24,30 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from dataclasses import replace
-from datetime import datetime
-from datetime import UTC
+from dataclasses import dataclass, replace
+from datetime import datetime, UTC
 from typing import Any
 
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import ShardError
-from sqla_shard.exc import TopologyUnavailableError
+from sqla_shard.exc import FleetServerError, ShardError, TopologyUnavailableError
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.app_access import access_of
-from sqla_shard.fleet.app_access import gaps
+from sqla_shard.fleet.app_access import access_of, gaps
 from sqla_shard.fleet.dead_failover import DeadFailover
 from sqla_shard.fleet.failover import Failover
-from sqla_shard.fleet.fleet import all_pairs
-from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.fleet import Pair
-from sqla_shard.fleet.former import CloseFormer
-from sqla_shard.fleet.former import writable_formers
-from sqla_shard.fleet.loss import Acknowledgements
-from sqla_shard.fleet.loss import acknowledgements
-from sqla_shard.fleet.loss import NONE
-from sqla_shard.fleet.loss import receiving
-from sqla_shard.fleet.operation import Operation
-from sqla_shard.fleet.operation import Progress
-from sqla_shard.fleet.operation import Result
+from sqla_shard.fleet.fleet import all_pairs, Fleet, Pair
+from sqla_shard.fleet.former import CloseFormer, writable_formers
+from sqla_shard.fleet.loss import Acknowledgements, acknowledgements, NONE, receiving
+from sqla_shard.fleet.operation import Operation, Progress, Result
 from sqla_shard.fleet.plans import Plan
-from sqla_shard.fleet.replication import Replication
-from sqla_shard.fleet.replication import replication_of
-from sqla_shard.fleet.runner import apply
-from sqla_shard.fleet.runner import resume
+from sqla_shard.fleet.replication import Replication, replication_of
+from sqla_shard.fleet.runner import apply, resume
 from sqla_shard.fleet.single_writer import CloseStandby
 from sqla_shard.fleet.watch_hook import Hook
-from sqla_shard.fleet.watch_votes import doubt
-from sqla_shard.fleet.watch_votes import probe_of
-from sqla_shard.fleet.watch_votes import Sight
-from sqla_shard.fleet.watch_votes import Votes
+from sqla_shard.fleet.watch_votes import doubt, probe_of, Sight, Votes
 from sqla_shard.topology.follow import source_at
 from sqla_shard.topology.urls import address_of
-
-__all__ = ["WatchPolicy", "WatchReport", "Watcher"]
 
 _log = logging.getLogger(__name__)
 
@@ -171,11 +149,7 @@ class Watcher:
     """
 
     def __init__(
-        self,
-        fleet: Fleet,
-        policy: WatchPolicy,
-        *,
-        progress: Progress | None = None,
+        self, fleet: Fleet, policy: WatchPolicy, *, progress: Progress | None = None
     ) -> None:
         self.fleet = fleet
         self.policy = policy
@@ -264,9 +238,7 @@ class Watcher:
         self._views = views
         return list(views.values())
 
-    def _act(
-        self, view: _View, votes: Sequence[Mapping[str, Sight]]
-    ) -> Iterator[str]:
+    def _act(self, view: _View, votes: Sequence[Mapping[str, Sight]]) -> Iterator[str]:
         """Yield the actions on a pair."""
         if view.sight().lost_for is not None:
             address = view.address
@@ -328,9 +300,7 @@ class Watcher:
     def _decide(self, pair: Pair, sights: Sequence[Sight]) -> str:
         """Return the action on a lost primary, or the reason for none."""
         policy = self.policy
-        reason = doubt(
-            sights, watchers=policy.watchers, dead_after=policy.dead_after
-        )
+        reason = doubt(sights, watchers=policy.watchers, dead_after=policy.dead_after)
         reason = reason or self._held_off(
             str(address_of(pair.primary)), DeadFailover, Failover
         )
@@ -551,8 +521,7 @@ class _View:
         except FleetServerError as error:
             self._forget(url)
             yield (
-                f"{name}: the state of {error.server} is unknown: error "
-                f"{error.number}"
+                f"{name}: the state of {error.server} is unknown: error {error.number}"
             )
 
     def _look_at_accounts(self, url: str) -> list[str]:

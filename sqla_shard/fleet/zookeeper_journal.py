@@ -23,38 +23,37 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Collection
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from sqla_shard.exc import FleetLockedError
-from sqla_shard.exc import FleetLockLostError
-from sqla_shard.exc import NoOperationError
-from sqla_shard.exc import TopologyConflictError
-from sqla_shard.exc import TopologyUnavailableError
-from sqla_shard.fleet.journal import holder_name
-from sqla_shard.fleet.journal import JournalHold
-from sqla_shard.fleet.journal import Pending
-from sqla_shard.fleet.journal import Record
-from sqla_shard.topology import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology import Topology
+from sqla_shard.exc import (
+    FleetLockedError,
+    FleetLockLostError,
+    NoOperationError,
+    TopologyConflictError,
+    TopologyUnavailableError,
+)
+from sqla_shard.fleet.journal import holder_name, JournalHold, Pending, Record
+from sqla_shard.topology import DEFAULT_PLACEHOLDERS, Topology
 from sqla_shard.topology.follow.locations import zookeeper_options
-from sqla_shard.topology.zookeeper.publications import LOCK
-from sqla_shard.topology.zookeeper.publications import MAX_BYTES
-from sqla_shard.topology.zookeeper.publications import OPERATION
-from sqla_shard.topology.zookeeper.publications import OPERATIONS
-from sqla_shard.topology.zookeeper.publications import TOPOLOGY
+from sqla_shard.topology.zookeeper.publications import (
+    LOCK,
+    MAX_BYTES,
+    OPERATION,
+    OPERATIONS,
+    TOPOLOGY,
+)
 from sqla_shard.topology.zookeeper.publisher import Publisher
-from sqla_shard.topology.zookeeper.store import Change
-from sqla_shard.topology.zookeeper.store import Create
-from sqla_shard.topology.zookeeper.store import Replace
-from sqla_shard.topology.zookeeper.store import StoredNode
-from sqla_shard.topology.zookeeper.store import VersionCheck
-from sqla_shard.topology.zookeeper.store import ZooKeeperStore
+from sqla_shard.topology.zookeeper.store import (
+    Change,
+    Create,
+    Replace,
+    StoredNode,
+    VersionCheck,
+    ZooKeeperStore,
+)
 from sqla_shard.util.json_values import parsed_json
-
-__all__ = ["ZooKeeperJournal"]
 
 #: Operations to keep in the history.
 _KEEP = 100
@@ -109,8 +108,7 @@ class ZooKeeperJournal:
                 # Otherwise it may have ended before the lock was read.
                 if lock is not None or again == node:
                     return Pending(
-                        record=_record_of(store, node),
-                        running=lock is not None,
+                        record=_record_of(store, node), running=lock is not None
                     )
                 node = again
         return None
@@ -120,9 +118,7 @@ class ZooKeeperJournal:
         with self._opened() as store:
             names = sorted(store.names(OPERATIONS), reverse=True)[:most]
             nodes = [store.read(f"{OPERATIONS}/{name}") for name in names]
-            return [
-                _record_of(store, node) for node in nodes if node is not None
-            ]
+            return [_record_of(store, node) for node in nodes if node is not None]
 
     def begin(self, record: Record) -> JournalHold:
         """Take the lock for a new operation and write its record."""
@@ -191,9 +187,7 @@ class ZooKeeperJournal:
             store.close()
             raise
 
-    def _taken(
-        self, store: ZooKeeperStore, node: StoredNode
-    ) -> JournalHold | None:
+    def _taken(self, store: ZooKeeperStore, node: StoredNode) -> JournalHold | None:
         """Take a free lock; return None if another process was faster."""
         store.prepare(OPERATIONS, like=TOPOLOGY)
         old = _record_of(store, node)
@@ -201,8 +195,7 @@ class ZooKeeperJournal:
         hold = _ZooKeeperHold(self, store, record)
         try:
             found = store.commit(
-                Replace(OPERATION, _data_of(store, record), node.version),
-                hold.lock,
+                Replace(OPERATION, _data_of(store, record), node.version), hold.lock
             )
         except TopologyUnavailableError as error:
             lock = store.read(LOCK)
@@ -222,9 +215,7 @@ class ZooKeeperJournal:
     def publisher(self) -> Publisher:
         """Return a publisher at the same path."""
         return Publisher(
-            self._location,
-            timeout=self._timeout,
-            placeholders=self._placeholders,
+            self._location, timeout=self._timeout, placeholders=self._placeholders
         )
 
     def _open(self) -> ZooKeeperStore:
@@ -299,9 +290,7 @@ class _ZooKeeperHold:
                 raise self._lost("the operation has ended")
             found = _record_of(self._store, node)
             if (found.id, found.token) != (self.record.id, self.record.token):
-                raise self._lost(
-                    f"{found.holder} has taken over {found.title}"
-                )
+                raise self._lost(f"{found.holder} has taken over {found.title}")
             self.version = node.version
             lock = self._store.read(LOCK)
             if lock is not None:
@@ -309,14 +298,11 @@ class _ZooKeeperHold:
                     raise self._lost("another process has it")
                 return
             _log.warning(
-                "the session with ZooKeeper has expired; the lock of %s is "
-                "taken again",
+                "the session with ZooKeeper has expired; the lock of %s is taken again",
                 self.record.title,
                 extra={"action": "take fleet lock"},
             )
-            if self._store.commit(
-                VersionCheck(OPERATION, self.version), self.lock
-            ):
+            if self._store.commit(VersionCheck(OPERATION, self.version), self.lock):
                 return
         raise self._lost("another process takes it over")
 
@@ -398,9 +384,7 @@ class _ZooKeeperHold:
         """Delete the oldest operations of the history."""
         try:
             names = sorted(self._store.names(OPERATIONS), reverse=True)
-            self._store.remove(
-                f"{OPERATIONS}/{name}" for name in names[_KEEP:]
-            )
+            self._store.remove(f"{OPERATIONS}/{name}" for name in names[_KEEP:])
         except TopologyUnavailableError as error:
             # The operation has ended; the next one deletes them.
             _log.warning(
@@ -415,9 +399,7 @@ class _ZooKeeperHold:
 
     def _lost(self, reason: str) -> FleetLockLostError:
         return FleetLockLostError(
-            fleet=self._store.name,
-            operation=self.record.title,
-            reason=reason,
+            fleet=self._store.name, operation=self.record.title, reason=reason
         )
 
 

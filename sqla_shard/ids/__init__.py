@@ -27,19 +27,21 @@ another object in another layout.
 
 from __future__ import annotations
 
-from sqla_shard.ids.layout import check_shard_id
-from sqla_shard.ids.layout import DEFAULT_LAYOUT
-from sqla_shard.ids.layout import IdLayout
-from sqla_shard.ids.layout import LOCAL_BITS
-from sqla_shard.ids.layout import MAX_ID
-from sqla_shard.ids.layout import MAX_LOCAL_ID
-from sqla_shard.ids.layout import MAX_SHARD_ID
-from sqla_shard.ids.layout import MAX_TYPE_ID
-from sqla_shard.ids.layout import ObjectId
-from sqla_shard.ids.layout import pack
-from sqla_shard.ids.layout import SHARD_SHIFT
-from sqla_shard.ids.layout import TYPE_SHIFT
-from sqla_shard.ids.layout import unpack
+from sqla_shard.ids.layout import (
+    check_shard_id,
+    DEFAULT_LAYOUT,
+    IdLayout,
+    LOCAL_BITS,
+    MAX_ID,
+    MAX_LOCAL_ID,
+    MAX_SHARD_ID,
+    MAX_TYPE_ID,
+    ObjectId,
+    pack,
+    SHARD_SHIFT,
+    TYPE_SHIFT,
+    unpack,
+)
 from sqla_shard.ids.time_layout import TimeLayout
 from sqla_shard.ids.type_registry import TypeRegistry
 

@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import field
-from typing import Any
-from typing import NamedTuple
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TYPE_CHECKING
 
 # Errors are imported where they are raised: SQLAlchemy, from which they
 # descend, takes most of the time of `sqla-shard id`.
 if TYPE_CHECKING:
-    from sqla_shard.exc import IdLayoutError
-    from sqla_shard.exc import InvalidIdError
-    from sqla_shard.exc import WrongTypeError
-
-__all__ = [
-    "DEFAULT_LAYOUT",
-    "LOCAL_BITS",
-    "MAX_ID",
-    "MAX_LOCAL_ID",
-    "MAX_SHARD_ID",
-    "MAX_TYPE_ID",
-    "SHARD_SHIFT",
-    "TYPE_SHIFT",
-    "IdLayout",
-    "ObjectId",
-    "check_shard_id",
-    "invalid_id_error",
-    "layout_error",
-    "pack",
-    "part_of",
-    "parts_of",
-    "unpack",
-]
+    from sqla_shard.exc import IdLayoutError, InvalidIdError, WrongTypeError
 
 #: Bits of a signed BIGINT that an id may use.
 _ID_BITS = 63
@@ -93,9 +68,7 @@ class IdLayout:
             value = getattr(self, name)
             if type(value) is not int or not lowest <= value <= highest:
                 raise layout_error(
-                    f"{name}={{}} must be an integer from {lowest} to "
-                    f"{highest}",
-                    value,
+                    f"{name}={{}} must be an integer from {lowest} to {highest}", value
                 )
         bits = self.shard_bits + self.type_bits + self.local_bits
         if bits > _ID_BITS:
@@ -147,8 +120,7 @@ class IdLayout:
     def describe(self, parts: ObjectId) -> str:
         """Return the parts of an id as text."""
         return (
-            f"shard {parts.shard_id}, type {parts.type_id}, local id "
-            f"{parts.local_id}"
+            f"shard {parts.shard_id}, type {parts.type_id}, local id {parts.local_id}"
         )
 
     def pack(self, shard_id: int, type_id: int, local_id: int) -> int:
@@ -164,14 +136,9 @@ class IdLayout:
             and 0 <= type_id <= self.max_type_id
             and 0 <= local_id <= self.max_local_id
         ):
-            return (
-                shard_id << self.shard_shift
-                | type_id << self.type_shift
-                | local_id
-            )
+            return shard_id << self.shard_shift | type_id << self.type_shift | local_id
         return (
-            part_of("shard_id", shard_id, self.max_shard_id)
-            << self.shard_shift
+            part_of("shard_id", shard_id, self.max_shard_id) << self.shard_shift
             | part_of("type_id", type_id, self.max_type_id) << self.type_shift
             | part_of("local_id", local_id, self.max_local_id)
         )
@@ -219,9 +186,7 @@ class IdLayout:
         shard_id: int = object_id >> self.shard_shift
         return shard_id
 
-    def check_type(
-        self, object_id: Any, type_id: int | None, name: str
-    ) -> ObjectId:
+    def check_type(self, object_id: Any, type_id: int | None, name: str) -> ObjectId:
         """Return the parts of an id; see :meth:`shard_of`."""
         self.shard_of(object_id, type_id, name)
         return self.unpack(object_id)
@@ -269,9 +234,7 @@ class IdLayout:
 
 def _layout(shard_bits: int, type_bits: int, local_bits: int) -> IdLayout:
     """Return the layout that was pickled."""
-    return IdLayout(
-        shard_bits=shard_bits, type_bits=type_bits, local_bits=local_bits
-    )
+    return IdLayout(shard_bits=shard_bits, type_bits=type_bits, local_bits=local_bits)
 
 
 def _unpickled(layout: IdLayout, parts: tuple[int, int, int]) -> ObjectId:
@@ -357,9 +320,7 @@ def part_of(name: str, value: Any, highest: int) -> int:
             value,
         )
     if not 0 <= value <= highest:
-        raise invalid_id_error(
-            f"{name} must be from 0 to {highest}, not {{}}", value
-        )
+        raise invalid_id_error(f"{name} must be from 0 to {highest}, not {{}}", value)
     return int(value)
 
 

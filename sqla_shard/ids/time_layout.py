@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import field
-from datetime import datetime
-from datetime import timedelta
-from datetime import UTC
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, UTC
 from typing import Any
 
-from sqla_shard.ids.layout import IdLayout
-from sqla_shard.ids.layout import layout_error
-from sqla_shard.ids.layout import ObjectId
-from sqla_shard.ids.layout import part_of
-from sqla_shard.ids.layout import parts_of
-
-__all__ = ["TimeLayout"]
+from sqla_shard.ids.layout import IdLayout, layout_error, ObjectId, part_of, parts_of
 
 #: Bits of a signed BIGINT that an id may use.
 _ID_BITS = 63
@@ -74,9 +65,7 @@ class TimeLayout(IdLayout):
             value = getattr(self, name)
             if type(value) is not int or not lowest <= value <= highest:
                 raise layout_error(
-                    f"{name}={{}} must be an integer from {lowest} to "
-                    f"{highest}",
-                    value,
+                    f"{name}={{}} must be an integer from {lowest} to {highest}", value
                 )
         time_bits = min(
             _ID_BITS - self.shard_bits - self.sequence_bits, _MOST_TIME_BITS
@@ -96,8 +85,7 @@ class TimeLayout(IdLayout):
             "max_shard_id": (1 << self.shard_bits) - 1,
             "max_type_id": 0,
             "max_local_id": (1 << time_bits + self.sequence_bits) - 1,
-            "max_id": (1 << time_bits + self.shard_bits + self.sequence_bits)
-            - 1,
+            "max_id": (1 << time_bits + self.shard_bits + self.sequence_bits) - 1,
         }
         for name, value in found.items():
             object.__setattr__(self, name, value)

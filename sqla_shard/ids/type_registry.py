@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqla_shard.ids.layout import DEFAULT_LAYOUT
-from sqla_shard.ids.layout import IdLayout
-from sqla_shard.ids.layout import invalid_id_error
-from sqla_shard.ids.layout import MAX_TYPE_ID
-from sqla_shard.ids.layout import part_of
-
-__all__ = ["TypeRegistry"]
+from sqla_shard.ids.layout import (
+    DEFAULT_LAYOUT,
+    IdLayout,
+    invalid_id_error,
+    MAX_TYPE_ID,
+    part_of,
+)
 
 
 class TypeRegistry:
@@ -24,9 +24,7 @@ class TypeRegistry:
     def __init__(self) -> None:
         self._classes: dict[int, type[Any]] = {}
 
-    def check(
-        self, type_id: int, name: str, layout: IdLayout = DEFAULT_LAYOUT
-    ) -> int:
+    def check(self, type_id: int, name: str, layout: IdLayout = DEFAULT_LAYOUT) -> int:
         """Return ``type_id`` if it is valid and not taken.
 
         :param name: the class that requests it, for the message.
@@ -53,10 +51,7 @@ class TypeRegistry:
         return value
 
     def register(
-        self,
-        type_id: int,
-        cls: type[Any],
-        layout: IdLayout = DEFAULT_LAYOUT,
+        self, type_id: int, cls: type[Any], layout: IdLayout = DEFAULT_LAYOUT
     ) -> None:
         """Record that ``cls`` has ``type_id``.
 

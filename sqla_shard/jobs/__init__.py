@@ -34,39 +34,31 @@ writes the shard of its job is acknowledged by the same transaction.
 
 from __future__ import annotations
 
-from sqla_shard.jobs.claims import ClaimedJob
-from sqla_shard.jobs.claims import JobState
+from sqla_shard.jobs.claims import ClaimedJob, JobState
 from sqla_shard.jobs.crontab import Crontab
 from sqla_shard.jobs.enqueue import EnqueuedJob
 from sqla_shard.jobs.job_events import JobReport
-from sqla_shard.jobs.queue_counts import count_queues
-from sqla_shard.jobs.queue_counts import QueueCount
-from sqla_shard.jobs.queue_limits import limits
-from sqla_shard.jobs.queue_limits import pause
-from sqla_shard.jobs.queue_limits import QueueLimit
-from sqla_shard.jobs.queue_limits import resume
-from sqla_shard.jobs.queue_limits import set_limit
+from sqla_shard.jobs.queue_counts import count_queues, QueueCount
+from sqla_shard.jobs.queue_limits import limits, pause, QueueLimit, resume, set_limit
 from sqla_shard.jobs.respacing import respace_by_job
-from sqla_shard.jobs.retry import Exponential
-from sqla_shard.jobs.retry import Linear
-from sqla_shard.jobs.retry import RetryPolicy
-from sqla_shard.jobs.running import current_job
-from sqla_shard.jobs.running import JobLogFilter
-from sqla_shard.jobs.running import RunningJob
-from sqla_shard.jobs.stored_changes import ChangeReport
-from sqla_shard.jobs.stored_changes import delete_jobs
-from sqla_shard.jobs.stored_changes import delete_of
-from sqla_shard.jobs.stored_changes import retry_failed
-from sqla_shard.jobs.stored_changes import retry_jobs
-from sqla_shard.jobs.stored_jobs import JobPage
-from sqla_shard.jobs.stored_jobs import jobs_by_key
-from sqla_shard.jobs.stored_jobs import jobs_of
-from sqla_shard.jobs.stored_jobs import stored_job
-from sqla_shard.jobs.stored_jobs import StoredJob
-from sqla_shard.jobs.tasks import Task
-from sqla_shard.jobs.tasks import task
-from sqla_shard.jobs.worker import RunReport
-from sqla_shard.jobs.worker import Worker
+from sqla_shard.jobs.retry import Exponential, Linear, RetryPolicy
+from sqla_shard.jobs.running import current_job, JobLogFilter, RunningJob
+from sqla_shard.jobs.stored_changes import (
+    ChangeReport,
+    delete_jobs,
+    delete_of,
+    retry_failed,
+    retry_jobs,
+)
+from sqla_shard.jobs.stored_jobs import (
+    JobPage,
+    jobs_by_key,
+    jobs_of,
+    stored_job,
+    StoredJob,
+)
+from sqla_shard.jobs.tasks import Task, task
+from sqla_shard.jobs.worker import RunReport, Worker
 
 __all__ = [
     "ChangeReport",

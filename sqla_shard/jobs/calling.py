@@ -14,29 +14,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from copy import deepcopy
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 from sqlalchemy import Connection
 
 from sqla_shard.cluster.async_session import to_the_end
-from sqla_shard.exc import JobClaimLostError
-from sqla_shard.exc import TaskDefinitionError
-from sqla_shard.exc import UnknownTaskError
+from sqla_shard.exc import JobClaimLostError, TaskDefinitionError, UnknownTaskError
 from sqla_shard.exc.base import summary
 from sqla_shard.jobs.claims import ClaimedJob
-from sqla_shard.jobs.running import as_current
-from sqla_shard.jobs.running import Ending
-from sqla_shard.jobs.running import Outcome
-from sqla_shard.jobs.running import RunningJob
+from sqla_shard.jobs.running import as_current, Ending, Outcome, RunningJob
 from sqla_shard.jobs.tasks import Task
 from sqla_shard.outbox.apply import place_at
 from sqla_shard.session.transaction import TransactionLog
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
-
-__all__ = ["async_run_job", "run_job"]
 
 #: Seconds between two cancellations of a task.
 _UNTIL_AGAIN = 0.5
@@ -137,9 +129,7 @@ async def _await(cluster: Cluster, task: Task, running: RunningJob) -> None:
         await to_the_end(session.run_sync(_commit, running, guard))
 
 
-async def _within(
-    awaited: Coroutine[Any, Any, Any], running: RunningJob
-) -> None:
+async def _within(awaited: Coroutine[Any, Any, Any], running: RunningJob) -> None:
     """Await the function, not longer than its time limit.
 
     :raises JobTimeLimitError: if it was cancelled.

@@ -13,59 +13,22 @@ Rows are updated by primary key only, in one order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from secrets import token_bytes
 from typing import Any
 
-from sqlalchemy import and_
-from sqlalchemy import BigInteger
-from sqlalchemy import bindparam
-from sqlalchemy import Boolean
-from sqlalchemy import case
-from sqlalchemy import select
-from sqlalchemy import update
+from sqlalchemy import and_, BigInteger, bindparam, Boolean, case, select, update
 
-from sqla_shard.dialects.sql import ServerTime
-from sqla_shard.dialects.sql import SkipLocked
+from sqla_shard.dialects.sql import ServerTime, SkipLocked
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import JobClaimLostError
-from sqla_shard.jobs.unique_keys import duplicates_of
-from sqla_shard.jobs.unique_keys import free_key
-from sqla_shard.outbox.apply import microseconds
-from sqla_shard.outbox.apply import place_at
-from sqla_shard.outbox.tables import JOB_INDEX
-from sqla_shard.outbox.tables import JOBS
-from sqla_shard.outbox.tables import TOKEN_BYTES
+from sqla_shard.jobs.unique_keys import duplicates_of, free_key
+from sqla_shard.outbox.apply import microseconds, place_at
+from sqla_shard.outbox.tables import JOB_INDEX, JOBS, TOKEN_BYTES
 from sqla_shard.session import ShardSession
 from sqla_shard.util.json_values import parsed_json
-
-__all__ = [
-    "BY_KEY",
-    "DONE",
-    "FAILED",
-    "LEASE",
-    "PENDING",
-    "RUNNING",
-    "ClaimedJob",
-    "JobState",
-    "acknowledge",
-    "checkpoint",
-    "claim",
-    "fail",
-    "fenced",
-    "held",
-    "locked_batch",
-    "release",
-    "reopened",
-    "update_rows",
-    "using_index",
-    "with_hint",
-]
 
 #: Seconds until a claim expires.
 LEASE = 60.0
@@ -151,8 +114,7 @@ def locked_batch(*columns: Any) -> Any:
             _job.state == bindparam("state"),
             _job.queue == bindparam("queue"),
             _job.priority == bindparam("priority"),
-            _job.due_at
-            <= ServerTime(bindparam("since", value=0, type_=BigInteger())),
+            _job.due_at <= ServerTime(bindparam("since", value=0, type_=BigInteger())),
         )
         .order_by(_job.due_at, _job.id)
         .limit(bindparam("batch"))
@@ -225,12 +187,7 @@ def claim(
     :returns: the jobs, oldest first; empty if there are none.
     """
     at = {"place": place}
-    what = {
-        "state": PENDING,
-        "queue": queue,
-        "priority": priority,
-        "batch": limit,
-    }
+    what = {"state": PENDING, "queue": queue, "priority": priority, "batch": limit}
     rows = session.execute(_BATCH, what, bind_arguments=at).all()
     if not rows:
         return []
@@ -315,10 +272,7 @@ _LOCK = select(_job.id).where(_job.id.in_(_ids), held).with_for_update()
 
 
 def _locked(
-    session: ShardSession,
-    at: dict[str, Any],
-    token: bytes,
-    jobs: Iterable[ClaimedJob],
+    session: ShardSession, at: dict[str, Any], token: bytes, jobs: Iterable[ClaimedJob]
 ) -> list[ClaimedJob]:
     """Lock the jobs with a unique key; return those whose claims are valid.
 
@@ -488,9 +442,7 @@ def fenced(
         raise JobClaimLostError(jobs=(str(job),))
 
 
-def _by_token(
-    jobs: Iterable[ClaimedJob],
-) -> Iterable[tuple[bytes, list[ClaimedJob]]]:
+def _by_token(jobs: Iterable[ClaimedJob]) -> Iterable[tuple[bytes, list[ClaimedJob]]]:
     found: dict[bytes, list[ClaimedJob]] = {}
     for job in jobs:
         found.setdefault(job.token, []).append(job)

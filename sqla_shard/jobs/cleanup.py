@@ -7,38 +7,25 @@ changed in batches, each in a transaction of its own.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
-from sqlalchemy import bindparam
-from sqlalchemy import delete
-from sqlalchemy import update
+from sqlalchemy import bindparam, delete, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects.sql import ServerTime
-from sqla_shard.engine.unread import describe_unread
-from sqla_shard.engine.unread import short
-from sqla_shard.jobs.claims import JobState
-from sqla_shard.jobs.claims import locked_batch
-from sqla_shard.jobs.claims import reopened
-from sqla_shard.jobs.claims import RUNNING
-from sqla_shard.jobs.survey import Ages
-from sqla_shard.jobs.survey import due_rows
-from sqla_shard.jobs.survey import DueGroup
+from sqla_shard.engine.unread import describe_unread, short
+from sqla_shard.jobs.claims import JobState, locked_batch, reopened, RUNNING
+from sqla_shard.jobs.survey import Ages, due_rows, DueGroup
 from sqla_shard.jobs.unique_keys import free_key
 from sqla_shard.outbox.apply import place_at
-from sqla_shard.outbox.tables import JOB_KEYS
-from sqla_shard.outbox.tables import JOBS
+from sqla_shard.outbox.tables import JOB_KEYS, JOBS
 from sqla_shard.session import ShardSession
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
-
-__all__ = ["KEEP_DONE", "KEEP_FAILED", "CleanupReport", "clean_up"]
 
 #: The retention time of jobs that have succeeded.
 KEEP_DONE = timedelta(days=1)
@@ -120,9 +107,7 @@ def _clean_shard(
             counts[group.state] += found or 0
 
 
-def _change(
-    session: ShardSession, group: DueGroup, age: timedelta
-) -> int | None:
+def _change(session: ShardSession, group: DueGroup, age: timedelta) -> int | None:
     """Change one batch of rows.
 
     :returns: the number of rows; None if another process does the same.
@@ -153,15 +138,12 @@ _RECOVER = (
     .values(reopened(ServerTime()))
 )
 _DELETE = delete(JOBS).where(
-    _job.id.in_(bindparam("ids", expanding=True)),
-    _job.state == bindparam("state"),
+    _job.id.in_(bindparam("ids", expanding=True)), _job.state == bindparam("state")
 )
 _LOST = "its claim has expired: the worker was killed, or has hung"
 
 
-def _change_locked(
-    session: ShardSession, group: DueGroup, age: timedelta
-) -> int:
+def _change_locked(session: ShardSession, group: DueGroup, age: timedelta) -> int:
     at = {"place": place_at(session, group.address)}
     what: dict[str, Any] = {
         "state": group.state.value,
@@ -211,9 +193,7 @@ def _recover(session: ShardSession, at: dict[str, Any], row: Any) -> int:
     if ends and not free_key(session, at, _Lost(row.id, row.unique_key)):
         ends, attempts = False, 0
         # Otherwise a job that kills each worker would run for ever.
-        session.execute(
-            _START_COUNT, {"the_key": row.unique_key}, bind_arguments=at
-        )
+        session.execute(_START_COUNT, {"the_key": row.unique_key}, bind_arguments=at)
     values = {
         "the_id": row.id,
         "the_error": _LOST,

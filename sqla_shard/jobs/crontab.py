@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import re
-from datetime import date
-from datetime import datetime
-from datetime import time
-from datetime import timedelta
+from datetime import date, datetime, time, timedelta
 
 from sqla_shard.exc import JobOptionError
-
-__all__ = ["Crontab", "Every", "check_every", "next_due"]
 
 _FIELDS = {
     "minute": (0, 59),

@@ -8,26 +8,18 @@ them; only where something is found do the passes of ``sqla-shard repair`` and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sqlalchemy import literal_column
-from sqlalchemy import Select
-from sqlalchemy import union_all
+from sqlalchemy import literal_column, Select, union_all
 
 from sqla_shard.engine.unread import describe_unread
 from sqla_shard.outbox.invalidations import WHICH
-from sqla_shard.outbox.pending_operations import KEEP
-from sqla_shard.outbox.pending_operations import since
-from sqla_shard.outbox.pending_operations import WHICH_DUE
-from sqla_shard.outbox.pending_operations import WHICH_OLD
+from sqla_shard.outbox.pending_operations import KEEP, since, WHICH_DUE, WHICH_OLD
 from sqla_shard.outbox.scan import read_all
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
-
-__all__ = ["DeliveryReport", "deliver"]
 
 
 @dataclass(kw_only=True)

@@ -9,50 +9,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from datetime import timedelta
-from datetime import UTC
+from datetime import datetime, timedelta, UTC
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger
-from sqlalchemy import bindparam
-from sqlalchemy import delete
-from sqlalchemy import insert
-from sqlalchemy import select
+from sqlalchemy import BigInteger, bindparam, delete, insert, select
 
-from sqla_shard.dialects.sql import InsertCounting
-from sqla_shard.dialects.sql import ServerTime
+from sqla_shard.dialects.sql import InsertCounting, ServerTime
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import JobArgumentError
-from sqla_shard.exc import JobOptionError
+from sqla_shard.exc import JobArgumentError, JobOptionError
 from sqla_shard.jobs.claims import PENDING
 from sqla_shard.outbox.apply import microseconds
-from sqla_shard.outbox.tables import JOB_KEYS
-from sqla_shard.outbox.tables import JOBS
-from sqla_shard.outbox.tables import LONGEST_QUEUE
-from sqla_shard.outbox.tables import LONGEST_UNIQUE_KEY
+from sqla_shard.outbox.tables import JOB_KEYS, JOBS, LONGEST_QUEUE, LONGEST_UNIQUE_KEY
 from sqla_shard.session import ShardSession
 from sqla_shard.session.placement import root_shard
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = [
-    "PRIORITIES",
-    "EnqueuedJob",
-    "JobOptions",
-    "RunAfter",
-    "check_queue",
-    "encoded",
-    "insert_job",
-    "insert_jobs",
-    "place_near",
-    "seconds_of",
-    "stored_key",
-    "take_key",
-]
 
 #: The priorities of jobs: 1 is the most urgent.
 PRIORITIES = (1, 2, 3)
@@ -122,8 +95,7 @@ class JobOptions:
             seconds_of(self.run_after)
         elif self.run_after.tzinfo is None:
             raise JobOptionError(
-                "has no time zone; pass an aware datetime, or a delay as a "
-                "timedelta",
+                "has no time zone; pass an aware datetime, or a delay as a timedelta",
                 option="run_after",
                 value=self.run_after,
             )
@@ -171,9 +143,7 @@ def check_queue(queue: object) -> str:
     return queue
 
 
-def seconds_of(
-    delay: timedelta | float | None, option: str = "run_after"
-) -> float:
+def seconds_of(delay: timedelta | float | None, option: str = "run_after") -> float:
     """Return a delay in seconds.
 
     :param option: its name, for messages.
@@ -216,9 +186,7 @@ def encoded(value: Any, task: str, parameter: str | None = None) -> str:
     return text
 
 
-def place_near(
-    session: ShardSession, near: int | None, keyspace: str | None
-) -> Place:
+def place_near(session: ShardSession, near: int | None, keyspace: str | None) -> Place:
     """Return the shard of a job.
 
     :param near: id of an object on that shard; None for the shard that the
@@ -232,9 +200,7 @@ def place_near(
     return places.place(space, space.id_layout.shard_of(near))
 
 
-_COLUMNS = (
-    *("task", "arguments", "context", "queue", "priority", "shard_id"),
-)
+_COLUMNS = (*("task", "arguments", "context", "queue", "priority", "shard_id"),)
 _DUE = {
     "now": ServerTime(),
     "later": ServerTime(bindparam("later", type_=BigInteger())),
@@ -259,9 +225,7 @@ def _statement(due: str) -> Any:
 _TAKE_KEY = InsertCounting(JOB_KEYS).values(
     unique_key=bindparam("the_key"), job_id=bindparam("the_id"), duplicates=0
 )
-_HOLDER = select(JOB_KEYS.c.job_id).where(
-    JOB_KEYS.c.unique_key == bindparam("the_key")
-)
+_HOLDER = select(JOB_KEYS.c.job_id).where(JOB_KEYS.c.unique_key == bindparam("the_key"))
 _DELETE = delete(JOBS).where(JOBS.c.id == bindparam("the_id"))
 
 
@@ -374,9 +338,7 @@ def _row(
     }
 
 
-def _address(
-    place: Place, local_id: int, *, is_new: bool = True
-) -> EnqueuedJob:
+def _address(place: Place, local_id: int, *, is_new: bool = True) -> EnqueuedJob:
     return EnqueuedJob(
         keyspace=place.keyspace,
         shard_id=place.shard_id,

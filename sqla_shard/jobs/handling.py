@@ -7,42 +7,27 @@ sends one transaction for a batch of jobs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from time import monotonic
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from sqlalchemy.exc import DataError
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, SQLAlchemyError
 
 from sqla_shard.engine.unread import short
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import JobClaimLostError
-from sqla_shard.exc import UnsafeBinaryLogError
-from sqla_shard.jobs.claims import acknowledge
-from sqla_shard.jobs.claims import claim
-from sqla_shard.jobs.claims import ClaimedJob
-from sqla_shard.jobs.claims import fail
-from sqla_shard.jobs.claims import release
+from sqla_shard.exc import CommitUnknownError, JobClaimLostError, UnsafeBinaryLogError
+from sqla_shard.jobs.claims import acknowledge, claim, ClaimedJob, fail, release
 from sqla_shard.jobs.health import windows_of
 from sqla_shard.jobs.heartbeat import confirm
-from sqla_shard.jobs.periodic import is_periodic
-from sqla_shard.jobs.periodic import repeat
-from sqla_shard.jobs.running import Ending
-from sqla_shard.jobs.running import Outcome
+from sqla_shard.jobs.periodic import is_periodic, repeat
+from sqla_shard.jobs.running import Ending, Outcome
 from sqla_shard.jobs.survey import DueGroup
-from sqla_shard.outbox.apply import Address
-from sqla_shard.outbox.apply import place_at
+from sqla_shard.outbox.apply import Address, place_at
 from sqla_shard.session import ShardSession
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
-
-__all__ = ["Exchange", "Exchanges", "check_binary_logs", "exchange"]
 
 _log = logging.getLogger(__name__)
 
@@ -87,9 +72,7 @@ def exchange(
         wanted = min(limit - len(claimed), left[group.queue])
         if wanted < 1:
             continue
-        found = claim(
-            session, place, group.queue, group.priority, wanted, lease=lease
-        )
+        found = claim(session, place, group.queue, group.priority, wanted, lease=lease)
         claimed += found
         left[group.queue] -= len(found)
         if len(found) < wanted:
@@ -215,8 +198,7 @@ class Exchanges:
         def attempt(session: ShardSession) -> Exchange:
             tried[:] = [
                 exchange(
-                    session,
-                    *(address, outcomes, groups, limit, allowed, self._lease),
+                    session, *(address, outcomes, groups, limit, allowed, self._lease)
                 )
             ]
             return tried[0]
@@ -239,11 +221,7 @@ class Exchanges:
         except CommitUnknownError:
             if tried and tried[0].claimed:
                 self._doubts.append(
-                    _Doubt(
-                        claimed=tried[0].claimed,
-                        outcomes=outcomes,
-                        expires=expires,
-                    )
+                    _Doubt(claimed=tried[0].claimed, outcomes=outcomes, expires=expires)
                 )
                 return None
         except SQLAlchemyError as error:
@@ -255,8 +233,7 @@ class Exchanges:
             if isinstance(error, DataError):
                 # Otherwise one error's text would stop its shard for ever.
                 outcomes = [
-                    replace(one, error=one.error and _REFUSED)
-                    for one in outcomes
+                    replace(one, error=one.error and _REFUSED) for one in outcomes
                 ]
         self._add_again(outcomes)
         return None
@@ -297,8 +274,7 @@ class Exchanges:
                 if now < doubt.expires:
                     continue
                 _log.warning(
-                    "whether %d jobs were claimed is unknown; they are run "
-                    "again: %s",
+                    "whether %d jobs were claimed is unknown; they are run again: %s",
                     *(len(doubt.claimed), short(error)),
                     extra={"action": "claim"},
                 )

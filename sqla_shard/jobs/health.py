@@ -18,16 +18,12 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Engine
 
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import ServerFencedError
-from sqla_shard.exc import ServerUnreachableError
+from sqla_shard.exc import CommitUnknownError, ServerFencedError, ServerUnreachableError
 from sqla_shard.exc.base import summary
 from sqla_shard.util.jitter import jittered
 
 if TYPE_CHECKING:
     from sqla_shard.session.session import AnyCluster
-
-__all__ = ["UNHEALTHY", "HealthWindows", "windows_of"]
 
 #: Errors of a server.
 UNHEALTHY = (CommitUnknownError, ServerFencedError, ServerUnreachableError)

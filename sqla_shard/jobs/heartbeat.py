@@ -8,32 +8,26 @@ have ended before.  The thread also learns which claims are lost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
-from sqlalchemy import BigInteger
-from sqlalchemy import bindparam
-from sqlalchemy import select
+from sqlalchemy import BigInteger, bindparam, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqla_shard.dialects.sql import ServerTime
-from sqla_shard.dialects.sql import SkipLocked
+from sqla_shard.dialects.sql import ServerTime, SkipLocked
 from sqla_shard.engine.unread import short
-from sqla_shard.jobs.claims import BY_KEY
-from sqla_shard.jobs.claims import ClaimedJob
-from sqla_shard.jobs.claims import held
-from sqla_shard.jobs.claims import LEASE
-from sqla_shard.jobs.claims import RUNNING
-from sqla_shard.jobs.claims import update_rows
-from sqla_shard.jobs.claims import with_hint
-from sqla_shard.outbox.apply import Address
-from sqla_shard.outbox.apply import microseconds
-from sqla_shard.outbox.apply import place_at
+from sqla_shard.jobs.claims import (
+    BY_KEY,
+    ClaimedJob,
+    held,
+    LEASE,
+    RUNNING,
+    update_rows,
+    with_hint,
+)
+from sqla_shard.outbox.apply import Address, microseconds, place_at
 from sqla_shard.outbox.scan import PARALLEL
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.session import ShardSession
@@ -42,8 +36,6 @@ if TYPE_CHECKING:
     from sqla_shard import Cluster
     from sqla_shard.jobs.running import RunningJob
 
-__all__ = ["Heartbeat", "confirm", "extend"]
-
 _log = logging.getLogger(__name__)
 
 _job = JOBS.c
@@ -51,10 +43,7 @@ _ids: Any = bindparam("ids", expanding=True)
 _later = bindparam("later", type_=BigInteger())
 
 _STATES = select(
-    _job.id,
-    _job.token,
-    _job.state,
-    (_job.due_at > ServerTime()).label("is_valid"),
+    _job.id, _job.token, _job.state, (_job.due_at > ServerTime()).label("is_valid")
 ).where(_job.id.in_(_ids))
 _LOCKED_STATES = with_hint(_STATES, BY_KEY).suffix_with(SkipLocked())
 _EXTEND = update_rows(_job.id.in_(_ids), _job.state == RUNNING).values(
@@ -90,18 +79,13 @@ def extend(
 
 
 def _extend(
-    session: ShardSession,
-    at: dict[str, Any],
-    jobs: Sequence[ClaimedJob],
-    lease: float,
+    session: ShardSession, at: dict[str, Any], jobs: Sequence[ClaimedJob], lease: float
 ) -> list[ClaimedJob]:
     which = {"ids": sorted({job.local_id for job in jobs})}
     found = session.execute(_LOCKED_STATES, which, bind_arguments=at).all()
     rows = {row.id: row for row in found}
     valid = [
-        job
-        for job in jobs
-        if job.local_id in rows and _holds(job, rows[job.local_id])
+        job for job in jobs if job.local_id in rows and _holds(job, rows[job.local_id])
     ]
     if valid:
         session.execute(
@@ -130,9 +114,7 @@ def _extend(
 
 def _holds(job: ClaimedJob, row: Any) -> bool:
     """Return whether a row has a valid claim of a job."""
-    return bool(
-        row.token == job.token and row.state == RUNNING and row.is_valid
-    )
+    return bool(row.token == job.token and row.state == RUNNING and row.is_valid)
 
 
 _MINE = with_hint(
@@ -140,9 +122,7 @@ _MINE = with_hint(
 )
 
 
-def confirm(
-    session: ShardSession, jobs: Sequence[ClaimedJob]
-) -> list[ClaimedJob]:
+def confirm(session: ShardSession, jobs: Sequence[ClaimedJob]) -> list[ClaimedJob]:
     """Return which of some jobs were claimed by a transaction.
 
     It waits for the locks of that transaction: after an unknown outcome of
@@ -155,10 +135,7 @@ def confirm(
     found = set(
         session.execute(
             _MINE,
-            {
-                "ids": sorted(job.local_id for job in jobs),
-                "the_token": jobs[0].token,
-            },
+            {"ids": sorted(job.local_id for job in jobs), "the_token": jobs[0].token},
             bind_arguments={"place": place},
         ).scalars()
     )
@@ -173,10 +150,7 @@ class Heartbeat:
     """
 
     def __init__(
-        self,
-        cluster: Cluster,
-        lease: float,
-        jobs: Callable[[], Collection[RunningJob]],
+        self, cluster: Cluster, lease: float, jobs: Callable[[], Collection[RunningJob]]
     ) -> None:
         self._cluster = cluster
         self._lease = lease
@@ -221,8 +195,7 @@ class Heartbeat:
             )
         except SQLAlchemyError as error:
             _log.warning(
-                "the claims of %d jobs could not be extended; this is tried "
-                "again: %s",
+                "the claims of %d jobs could not be extended; this is tried again: %s",
                 *(len(group), short(error)),
                 extra={"action": "extend"},
             )

@@ -5,17 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 from sqla_shard.jobs.claims import ClaimedJob
-from sqla_shard.jobs.running import Ending
-from sqla_shard.jobs.running import Outcome
+from sqla_shard.jobs.running import Ending, Outcome
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
-
-__all__ = ["JobReport", "job_begins", "job_ends", "report_lost_claims"]
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +71,5 @@ def _call(listeners: Any, *arguments: Any) -> None:
         # The job must be acknowledged nevertheless.
         except BaseException:
             _log.exception(
-                "a listener of an event of jobs failed",
-                extra={"action": "report"},
+                "a listener of an event of jobs failed", extra={"action": "report"}
             )

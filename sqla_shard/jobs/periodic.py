@@ -10,38 +10,24 @@ while no worker was running are skipped.
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime
-from datetime import UTC
-from typing import Any
-from typing import TYPE_CHECKING
+from datetime import datetime, UTC
+from typing import Any, TYPE_CHECKING
 
-from sqlalchemy import bindparam
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 
 from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import UnknownTaskError
-from sqla_shard.jobs.claims import ClaimedJob
-from sqla_shard.jobs.claims import fenced
-from sqla_shard.jobs.claims import held
-from sqla_shard.jobs.claims import PENDING
-from sqla_shard.jobs.claims import update_rows
-from sqla_shard.jobs.crontab import Every
-from sqla_shard.jobs.crontab import next_due
-from sqla_shard.jobs.enqueue import insert_job
-from sqla_shard.jobs.enqueue import JobOptions
-from sqla_shard.jobs.tasks import all_tasks
-from sqla_shard.jobs.tasks import find_task
-from sqla_shard.jobs.tasks import Task
+from sqla_shard.jobs.claims import ClaimedJob, fenced, held, PENDING, update_rows
+from sqla_shard.jobs.crontab import Every, next_due
+from sqla_shard.jobs.enqueue import insert_job, JobOptions
+from sqla_shard.jobs.tasks import all_tasks, find_task, Task
 from sqla_shard.outbox.apply import place_at
-from sqla_shard.outbox.tables import JOB_KEYS
-from sqla_shard.outbox.tables import JOBS
+from sqla_shard.outbox.tables import JOB_KEYS, JOBS
 from sqla_shard.session import ShardSession
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
-
-__all__ = ["ensure_periodic", "is_periodic", "repeat"]
 
 _PREFIX = "every "
 _SHARD = 0
@@ -123,9 +109,7 @@ def is_periodic(job: ClaimedJob) -> bool:
     return _every(job) is not None
 
 
-def repeat(
-    session: ShardSession, job: ClaimedJob, error: str | None = None
-) -> None:
+def repeat(session: ShardSession, job: ClaimedJob, error: str | None = None) -> None:
     """End a run of a periodic task, whose job waits for the next time.
 
     :param error: the error, if it has failed.

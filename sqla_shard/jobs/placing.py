@@ -7,28 +7,24 @@ another one is tried, unless COMMIT was sent: the job may exist.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
-from typing import TYPE_CHECKING
-from typing import TypeVar
+from typing import Any, TYPE_CHECKING, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import NoHealthyShardsError
-from sqla_shard.exc import PlacementError
-from sqla_shard.exc import ServerFencedError
-from sqla_shard.exc import ServerUnreachableError
+from sqla_shard.exc import (
+    NoHealthyShardsError,
+    PlacementError,
+    ServerFencedError,
+    ServerUnreachableError,
+)
 from sqla_shard.exc.base import summary
 from sqla_shard.jobs.health import windows_of
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
-
-__all__ = ["async_on_healthy_shard", "on_healthy_shard"]
 
 T = TypeVar("T")
 

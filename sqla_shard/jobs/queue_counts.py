@@ -7,35 +7,19 @@ found by the first columns of the index; nothing registers a queue.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import timedelta
-from functools import lru_cache
-from functools import partial
-from typing import Any
-from typing import TYPE_CHECKING
+from functools import lru_cache, partial
+from typing import Any, TYPE_CHECKING
 
-from sqlalchemy import BigInteger
-from sqlalchemy import bindparam
-from sqlalchemy import func
-from sqlalchemy import literal
-from sqlalchemy import select
-from sqlalchemy import type_coerce
+from sqlalchemy import BigInteger, bindparam, func, literal, select, type_coerce
 
 from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import complete
-from sqla_shard.engine.unread import UnreadServer
-from sqla_shard.jobs.claims import DONE
-from sqla_shard.jobs.claims import FAILED
-from sqla_shard.jobs.claims import JobState
-from sqla_shard.jobs.claims import PENDING
-from sqla_shard.jobs.claims import RUNNING
-from sqla_shard.jobs.claims import using_index
-from sqla_shard.jobs.enqueue import check_queue
-from sqla_shard.jobs.enqueue import PRIORITIES
+from sqla_shard.engine.unread import complete, UnreadServer
+from sqla_shard.jobs.claims import DONE, FAILED, JobState, PENDING, RUNNING, using_index
+from sqla_shard.jobs.enqueue import check_queue, PRIORITIES
 from sqla_shard.jobs.tasks import task_names
 from sqla_shard.outbox.scan import scan
 from sqla_shard.outbox.tables import JOBS
@@ -45,29 +29,12 @@ from sqla_shard.types import UTCTimestamp
 if TYPE_CHECKING:
     from sqla_shard.session.session import AnyCluster
 
-__all__ = [
-    "MOST_COUNTED",
-    "QueueCount",
-    "TaskCount",
-    "count_queues",
-    "queue_counts",
-    "task_counts",
-]
-
 #: Maximum number of jobs that are counted of a shard, a queue and a state.
 MOST_COUNTED = 10_000
 #: Seconds of the counts of jobs that have succeeded recently.
 RECENT = 60
 
-_NUMBERS = (
-    "due",
-    "scheduled",
-    "running",
-    "expired",
-    "failed",
-    "done",
-    "recent",
-)
+_NUMBERS = ("due", "scheduled", "running", "expired", "failed", "done", "recent")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,9 +126,7 @@ class TaskCount:
 
     def __str__(self) -> str:
         retries = f", {self.retries:,} retries" if self.retries else ""
-        return (
-            f"{self.task}: {self.count:,} {self.state.name.lower()}{retries}"
-        )
+        return f"{self.task}: {self.count:,} {self.state.name.lower()}{retries}"
 
 
 def count_queues(cluster: AnyCluster) -> list[QueueCount]:
@@ -172,9 +137,7 @@ def count_queues(cluster: AnyCluster) -> list[QueueCount]:
     return complete(queue_counts(cluster))
 
 
-def queue_counts(
-    cluster: AnyCluster,
-) -> tuple[list[QueueCount], list[UnreadServer]]:
+def queue_counts(cluster: AnyCluster) -> tuple[list[QueueCount], list[UnreadServer]]:
     """Return the numbers of jobs of all queues, and the unread servers."""
     found, unread = scan(cluster, _read, purpose="jobs", kinds=("objects",))
     sums: dict[str, QueueCount] = {}
@@ -188,10 +151,7 @@ def _sum(one: QueueCount, other: QueueCount) -> QueueCount:
     ages = [age for age in (one.oldest, other.oldest) if age is not None]
     return QueueCount(
         queue=one.queue,
-        **{
-            name: getattr(one, name) + getattr(other, name)
-            for name in _NUMBERS
-        },
+        **{name: getattr(one, name) + getattr(other, name) for name in _NUMBERS},
         oldest=max(ages, default=None),
         capped=tuple(sorted({*one.capped, *other.capped})),
     )
@@ -285,8 +245,7 @@ def _counted(
 _first = (
     using_index(
         select(_job.task, _job.attempts).where(
-            _job.state == bindparam("state"),
-            _job.queue == bindparam("queue"),
+            _job.state == bindparam("state"), _job.queue == bindparam("queue")
         )
     )
     .order_by(_job.priority, _job.due_at, _job.id)
@@ -317,10 +276,7 @@ def task_counts(
     for state in JobState:
         values = {"state": state.value, "queue": queue}
         found, missed = scan(
-            cluster,
-            partial(_read_tasks, values),
-            purpose="jobs",
-            kinds=("objects",),
+            cluster, partial(_read_tasks, values), purpose="jobs", kinds=("objects",)
         )
         unread.update((one.server, one) for one in missed)
         for row in found:
@@ -338,6 +294,4 @@ def task_counts(
 def _read_tasks(
     values: Mapping[str, Any], session: ShardSession, places: Sequence[Place]
 ) -> list[Any]:
-    return list(
-        session.execute(_TASKS, values, bind_arguments={"places": places})
-    )
+    return list(session.execute(_TASKS, values, bind_arguments={"places": places}))

@@ -14,20 +14,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from dataclasses import asdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import inf
 from time import monotonic
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
-from sqlalchemy import bindparam
-from sqlalchemy import select
-from sqlalchemy import update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqla_shard.dialects.sql import InsertMissing
-from sqla_shard.dialects.sql import ServerTime
+from sqla_shard.dialects.sql import InsertMissing, ServerTime
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import short
@@ -38,16 +33,6 @@ from sqla_shard.session import ShardSession
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
-
-__all__ = [
-    "LimitedQueues",
-    "QueueLimit",
-    "limits",
-    "pause",
-    "resume",
-    "set_limit",
-    "take_tokens",
-]
 
 _log = logging.getLogger(__name__)
 
@@ -107,9 +92,7 @@ def limits(cluster: Cluster) -> list[QueueLimit]:
     return cluster.run(_read)
 
 
-def set_limit(
-    cluster: Cluster, queue: str, per_second: float | None
-) -> QueueLimit:
+def set_limit(cluster: Cluster, queue: str, per_second: float | None) -> QueueLimit:
     """Limit the jobs that all workers of a queue claim in a second.
 
     :param per_second: number of jobs on average; 0 claims none until another
@@ -167,16 +150,12 @@ def _read(session: ShardSession) -> list[QueueLimit]:
     ]
 
 
-def _change(
-    session: ShardSession, queue: str, values: dict[str, Any]
-) -> QueueLimit:
+def _change(session: ShardSession, queue: str, values: dict[str, Any]) -> QueueLimit:
     at = _at(session.places)
     which = {"the_queue": queue}
     session.execute(_INSERT, which, bind_arguments=at)
     session.execute(
-        update(QUEUES).where(_this).values(**values),
-        which,
-        bind_arguments=at,
+        update(QUEUES).where(_this).values(**values), which, bind_arguments=at
     )
     found = session.execute(_SELECT.where(_this), which, bind_arguments=at)
     return QueueLimit(**found.one()._mapping)
@@ -219,9 +198,7 @@ def take_tokens(session: ShardSession, queue: str, wanted: int) -> int:
     tokens = min(most, row.tokens + seconds * row.per_second)
     taken = min(wanted, int(tokens)) if row.per_second else 0
     session.execute(
-        _FILL,
-        {**which, "the_tokens": tokens - taken, "now": now},
-        bind_arguments=at,
+        _FILL, {**which, "the_tokens": tokens - taken, "now": now}, bind_arguments=at
     )
     return taken
 
@@ -251,9 +228,7 @@ class LimitedQueues:
         self._refresh()
         if not self._is_known:
             return []
-        closed = {
-            one.queue for one in self._limits.values() if not one.is_open
-        }
+        closed = {one.queue for one in self._limits.values() if not one.is_open}
         return [name for name in self._queues if name not in closed]
 
     def allowance(self, queue: str, wanted: int) -> int:

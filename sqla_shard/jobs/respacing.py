@@ -10,19 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from sqla_shard.exc import MissingTargetError
-from sqla_shard.jobs.tasks import Task
-from sqla_shard.jobs.tasks import task
-from sqla_shard.models import MappingMixin
-from sqla_shard.models import NarrowGap
+from sqla_shard.jobs.tasks import Task, task
+from sqla_shard.models import MappingMixin, NarrowGap
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
 
-__all__ = ["respace_by_job"]
 
-
-def respace_by_job(
-    mapping: type[MappingMixin], *, queue: str = "default"
-) -> Task:
+def respace_by_job(mapping: type[MappingMixin], *, queue: str = "default") -> Task:
     """Let jobs re-space the lists of a mapping class.
 
     ::

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from sqla_shard.exc import JobOptionError
 from sqla_shard.util.jitter import jittered
 
-__all__ = ["DEFAULT", "Exponential", "Linear", "RetryPolicy"]
-
 #: The largest part of a pause that is added or subtracted at random: jobs
 #: that failed together must not be retried together.
 _SPREAD = 0.1
@@ -103,12 +101,7 @@ class Exponential(RetryPolicy):
     longest: float = 3600.0
 
     def __post_init__(self) -> None:
-        _check(
-            self.retries,
-            first=self.first,
-            factor=self.factor,
-            longest=self.longest,
-        )
+        _check(self.retries, first=self.first, factor=self.factor, longest=self.longest)
         if self.factor < 1:
             raise JobOptionError(
                 "must be 1 or more", option="factor", value=self.factor
@@ -127,16 +120,12 @@ class Exponential(RetryPolicy):
 def _check(retries: object, **seconds: object) -> None:
     if type(retries) is not int or not 0 <= retries <= _MOST_RETRIES:
         raise JobOptionError(
-            f"must be an int from 0 to {_MOST_RETRIES}",
-            option="retries",
-            value=retries,
+            f"must be an int from 0 to {_MOST_RETRIES}", option="retries", value=retries
         )
     for name, value in seconds.items():
         if not isinstance(value, int | float) or not 0 <= value <= _LONGEST:
             raise JobOptionError(
-                f"must be a number from 0 to {_LONGEST:g}",
-                option=name,
-                value=value,
+                f"must be a number from 0 to {_LONGEST:g}", option=name, value=value
             )
 
 

@@ -15,18 +15,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sqla_shard.jobs.calling import async_run_job
-from sqla_shard.jobs.calling import run_job
-from sqla_shard.jobs.job_events import job_begins
-from sqla_shard.jobs.job_events import job_ends
-from sqla_shard.jobs.running import Outcome
-from sqla_shard.jobs.running import RunningJob
+from sqla_shard.jobs.calling import async_run_job, run_job
+from sqla_shard.jobs.job_events import job_begins, job_ends
+from sqla_shard.jobs.running import Outcome, RunningJob
 from sqla_shard.util.jitter import jittered
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
-
-__all__ = ["Repeating", "Runners"]
 
 #: Called with each job that has ended, by any thread.
 Finished = Callable[[RunningJob, Outcome], None]
@@ -87,9 +82,7 @@ class Runners:
     :param finished: called with each job that has ended.
     """
 
-    def __init__(
-        self, cluster: Cluster, concurrency: int, finished: Finished
-    ) -> None:
+    def __init__(self, cluster: Cluster, concurrency: int, finished: Finished) -> None:
         self._cluster = cluster
         self._concurrency = concurrency
         self._finished = finished
@@ -101,9 +94,7 @@ class Runners:
         """Run a job as soon as a thread, or the event loop, is free."""
         if running.is_async:
             if self._loop is None:
-                self._loop = _Loop(
-                    self._cluster, self._concurrency, self._finished
-                )
+                self._loop = _Loop(self._cluster, self._concurrency, self._finished)
             self._loop.submit(running)
             return
         if len(self._threads) < self._concurrency:
@@ -156,9 +147,7 @@ class Runners:
 class _Loop:
     """An event loop in a thread, and the jobs that run in it."""
 
-    def __init__(
-        self, cluster: Cluster, concurrency: int, finished: Finished
-    ) -> None:
+    def __init__(self, cluster: Cluster, concurrency: int, finished: Finished) -> None:
         self._cluster = cluster
         self._concurrency = concurrency
         self._finished = finished

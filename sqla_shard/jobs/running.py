@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from time import monotonic
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 from sqla_shard.cluster.async_session import AsyncShardSession
-from sqla_shard.exc import JobArgumentError
-from sqla_shard.exc import JobClaimLostError
-from sqla_shard.exc import JobTimeLimitError
+from sqla_shard.exc import JobArgumentError, JobClaimLostError, JobTimeLimitError
 from sqla_shard.jobs import claims
 from sqla_shard.jobs.claims import ClaimedJob
-from sqla_shard.jobs.enqueue import encoded
-from sqla_shard.jobs.enqueue import seconds_of
+from sqla_shard.jobs.enqueue import encoded, seconds_of
 from sqla_shard.jobs.heartbeat import extend
-from sqla_shard.jobs.periodic import is_periodic
-from sqla_shard.jobs.periodic import repeat
+from sqla_shard.jobs.periodic import is_periodic, repeat
 from sqla_shard.jobs.tasks import find_task
 from sqla_shard.session import ShardSession
 from sqla_shard.session.transaction import TransactionLog
@@ -33,15 +27,6 @@ from sqla_shard.util.json_values import is_json
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
-
-__all__ = [
-    "Ending",
-    "JobLogFilter",
-    "Outcome",
-    "RunningJob",
-    "as_current",
-    "current_job",
-]
 
 
 class Ending(Enum):
@@ -83,12 +68,7 @@ class RunningJob:
     """
 
     def __init__(
-        self,
-        cluster: Cluster,
-        job: ClaimedJob,
-        *,
-        expires: float,
-        lease: float,
+        self, cluster: Cluster, job: ClaimedJob, *, expires: float, lease: float
     ) -> None:
         """Describe a job that has been claimed.
 
@@ -174,9 +154,7 @@ class RunningJob:
         """Extend the claim, in ``async def``; see :meth:`extend`."""
         await asyncio.to_thread(self.extend, lease)
 
-    def save(
-        self, checkpoint: Any, *, session: ShardSession | None = None
-    ) -> None:
+    def save(self, checkpoint: Any, *, session: ShardSession | None = None) -> None:
         """Store progress, which the next attempt gets, and extend the claim.
 
         :param checkpoint: a JSON value.
@@ -187,9 +165,7 @@ class RunningJob:
         """
         text = self._encoded(checkpoint)
         if session is None:
-            self.cluster.run(
-                claims.checkpoint, self.job, text, lease=self._lease
-            )
+            self.cluster.run(claims.checkpoint, self.job, text, lease=self._lease)
         else:
             claims.checkpoint(session, self.job, text, lease=self._lease)
 
@@ -207,10 +183,7 @@ class RunningJob:
             await session.run_sync(save)
 
     def run_again(
-        self,
-        session: ShardSession,
-        checkpoint: Any,
-        after: timedelta | float = 0.0,
+        self, session: ShardSession, checkpoint: Any, after: timedelta | float = 0.0
     ) -> None:
         """Store progress, and run the job again with all its attempts.
 
@@ -224,10 +197,7 @@ class RunningJob:
         :raises JobClaimLostError: if the claim is lost.
         """
         claims.checkpoint(
-            session,
-            self.job,
-            self._encoded(checkpoint),
-            again_after=seconds_of(after),
+            session, self.job, self._encoded(checkpoint), again_after=seconds_of(after)
         )
         self._written_by(session)
 

@@ -15,18 +15,14 @@ would wait until the backlog is done.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from time import monotonic
 
-from sqla_shard.engine import by_server
-from sqla_shard.engine import Places
+from sqla_shard.engine import by_server, Places
 from sqla_shard.engine.rendering import MOST_BRANCHES
 from sqla_shard.jobs.survey import DueGroup
 from sqla_shard.outbox.apply import Address
 from sqla_shard.util.jitter import jittered
-
-__all__ = ["Schedule"]
 
 #: How often each priority comes first.
 _CHANCES = {1: 7, 2: 2, 3: 1}
@@ -107,9 +103,7 @@ class Schedule:
 
     def emptied(self, address: Address, groups: Sequence[DueGroup]) -> None:
         """Forget groups without due jobs; the other shards come first."""
-        left = [
-            one for one in self._groups.pop(address, ()) if one not in groups
-        ]
+        left = [one for one in self._groups.pop(address, ()) if one not in groups]
         if left:
             self._groups[address] = left
 

@@ -6,54 +6,27 @@ only if they still have their state, so workers may run at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import field
-from datetime import datetime
-from datetime import timedelta
-from typing import Any
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, TYPE_CHECKING
 
-from sqlalchemy import bindparam
-from sqlalchemy import delete
-from sqlalchemy import or_
-from sqlalchemy import select
-from sqlalchemy import update
+from sqlalchemy import bindparam, delete, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects.sql import ServerTime
-from sqla_shard.engine.unread import describe_unread
-from sqla_shard.engine.unread import short
+from sqla_shard.engine.unread import describe_unread, short
 from sqla_shard.exc import JobOptionError
-from sqla_shard.jobs.claims import JobState
-from sqla_shard.jobs.claims import PENDING
-from sqla_shard.jobs.claims import using_index
-from sqla_shard.jobs.enqueue import check_queue
-from sqla_shard.jobs.enqueue import take_key
+from sqla_shard.jobs.claims import JobState, PENDING, using_index
+from sqla_shard.jobs.enqueue import check_queue, take_key
 from sqla_shard.jobs.stored_jobs import job_address
-from sqla_shard.jobs.survey import due_rows
-from sqla_shard.jobs.survey import DueGroup
-from sqla_shard.outbox.apply import Address
-from sqla_shard.outbox.apply import place_at
-from sqla_shard.outbox.tables import JOB_KEYS
-from sqla_shard.outbox.tables import JOBS
+from sqla_shard.jobs.survey import due_rows, DueGroup
+from sqla_shard.outbox.apply import Address, place_at
+from sqla_shard.outbox.tables import JOB_KEYS, JOBS
 from sqla_shard.session import ShardSession
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
-
-__all__ = [
-    "ChangeReport",
-    "delete_jobs",
-    "delete_of",
-    "retry_failed",
-    "retry_jobs",
-]
 
 #: Number of jobs that a transaction changes.
 _BATCH = 500
@@ -113,9 +86,7 @@ _WALK = (
     .limit(_BATCH)
 )
 _LOCK = _by_id(
-    select(_job.id, _job.task, _job.state, _job.unique_key).where(
-        _job.id.in_(_ids)
-    )
+    select(_job.id, _job.task, _job.state, _job.unique_key).where(_job.id.in_(_ids))
 )
 _RETRY = (
     update(JOBS)
@@ -129,9 +100,7 @@ _DELETE_KEYS = delete(JOB_KEYS).where(
 )
 
 #: Changes locked rows of a shard; returns why some were not changed, by id.
-_Change = Callable[
-    [ShardSession, dict[str, Any], Sequence[Any]], dict[int, str]
-]
+_Change = Callable[[ShardSession, dict[str, Any], Sequence[Any]], dict[int, str]]
 
 
 def _retry(
@@ -158,9 +127,7 @@ def _delete(
     ids = [row.id for row in rows]
     keys = sorted(row.unique_key for row in rows if row.unique_key is not None)
     if keys:
-        session.execute(
-            _DELETE_KEYS, {"keys": keys, "ids": ids}, bind_arguments=at
-        )
+        session.execute(_DELETE_KEYS, {"keys": keys, "ids": ids}, bind_arguments=at)
     session.execute(_DELETE, {"ids": ids}, bind_arguments=at)
     return {}
 
@@ -195,11 +162,7 @@ def delete_jobs(
 
 
 def retry_failed(
-    cluster: Cluster,
-    queue: str,
-    *,
-    task: str | None = None,
-    dry_run: bool = False,
+    cluster: Cluster, queue: str, *, task: str | None = None, dry_run: bool = False
 ) -> ChangeReport:
     """Make the failed jobs of a queue pending, with all their attempts.
 
@@ -270,9 +233,7 @@ def _change_queue(
     change: _Change | None,
 ) -> ChangeReport:
     check_queue(queue)
-    groups, unread = due_rows(
-        cluster, [queue], dict.fromkeys(states, _ANY_TIME)
-    )
+    groups, unread = due_rows(cluster, [queue], dict.fromkeys(states, _ANY_TIME))
     report = ChangeReport(troubles=describe_unread(unread))
     for group in groups:
         try:
@@ -320,15 +281,11 @@ def _batches(
 
 def _now(session: ShardSession, address: Address) -> datetime:
     at = {"place": place_at(session, address)}
-    now: datetime = session.scalars(
-        select(ServerTime()), bind_arguments=at
-    ).one()
+    now: datetime = session.scalars(select(ServerTime()), bind_arguments=at).one()
     return now.replace(tzinfo=None)
 
 
-def _walk(
-    session: ShardSession, address: Address, values: dict[str, Any]
-) -> list[Any]:
+def _walk(session: ShardSession, address: Address, values: dict[str, Any]) -> list[Any]:
     at = {"place": place_at(session, address)}
     return list(session.execute(_WALK, values, bind_arguments=at))
 

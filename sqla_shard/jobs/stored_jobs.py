@@ -8,54 +8,29 @@ search for a task ends also with a backlog of millions.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
-from sqlalchemy import bindparam
-from sqlalchemy import or_
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import type_coerce
+from sqlalchemy import bindparam, or_, select, String, type_coerce
 
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import UnreadServer
 from sqla_shard.exc import JobOptionError
-from sqla_shard.jobs.claims import JobState
-from sqla_shard.jobs.claims import PENDING
-from sqla_shard.jobs.claims import using_index
-from sqla_shard.jobs.enqueue import check_queue
-from sqla_shard.jobs.enqueue import stored_key
+from sqla_shard.jobs.claims import JobState, PENDING, using_index
+from sqla_shard.jobs.enqueue import check_queue, stored_key
 from sqla_shard.jobs.tasks import task_names
-from sqla_shard.outbox.apply import Address
-from sqla_shard.outbox.apply import place_at
+from sqla_shard.outbox.apply import Address, place_at
 from sqla_shard.outbox.scan import scan
-from sqla_shard.outbox.tables import JOB_KEYS
-from sqla_shard.outbox.tables import JOBS
+from sqla_shard.outbox.tables import JOB_KEYS, JOBS
 from sqla_shard.session import ShardSession
 from sqla_shard.types import UTCTimestamp
 from sqla_shard.util.json_values import parsed_json
 
 if TYPE_CHECKING:
     from sqla_shard.session.session import AnyCluster
-
-__all__ = [
-    "MOST_EXAMINED",
-    "JobPage",
-    "StoredJob",
-    "job_address",
-    "jobs_by_key",
-    "jobs_of",
-    "pending_on",
-    "stored_job",
-]
 
 #: Maximum number of jobs that are read of a shard, a state and a queue.
 MOST_EXAMINED = 10_000
@@ -127,10 +102,9 @@ class StoredJob:
         return f"{self.keyspace}/{self.shard_id}/{self.local_id}"
 
     def __str__(self) -> str:
-        when = {
-            JobState.PENDING: "due at",
-            JobState.RUNNING: "claimed until",
-        }.get(self.state, "since")
+        when = {JobState.PENDING: "due at", JobState.RUNNING: "claimed until"}.get(
+            self.state, "since"
+        )
         key = f", key {self.unique_key}" if self.unique_key else ""
         error = f": {self.error}" if self.error else ""
         return (
@@ -165,8 +139,7 @@ def job_address(text: str) -> tuple[Address, int]:
     match = _ADDRESS.fullmatch(text)
     if match is None:
         raise JobOptionError(
-            "the id of a job is its keyspace, shard and number, such as "
-            "objects/7/1234",
+            "the id of a job is its keyspace, shard and number, such as objects/7/1234",
             option="id",
             value=text,
         )
@@ -193,8 +166,7 @@ _BY_KEY = (
 _first = (
     using_index(
         select(_job.id, _job.task).where(
-            _job.state == bindparam("state"),
-            _job.queue == bindparam("queue"),
+            _job.state == bindparam("state"), _job.queue == bindparam("queue")
         )
     )
     .order_by(_job.priority, _job.due_at, _job.id)
@@ -236,10 +208,7 @@ def jobs_by_key(cluster: AnyCluster, unique_key: str) -> JobPage:
     """
     values = {"the_key": stored_key(unique_key)}
     jobs, unread = scan(
-        cluster,
-        partial(_read, _BY_KEY, values),
-        purpose="jobs",
-        kinds=("objects",),
+        cluster, partial(_read, _BY_KEY, values), purpose="jobs", kinds=("objects",)
     )
     return JobPage(jobs=_sorted(jobs), is_complete=True, unread=unread)
 
@@ -288,9 +257,7 @@ def jobs_of(
 _PENDING = select(*_COLUMNS).where(_job.state == PENDING)
 
 
-def pending_on(
-    session: ShardSession, places: Sequence[Place]
-) -> list[StoredJob]:
+def pending_on(session: ShardSession, places: Sequence[Place]) -> list[StoredJob]:
     """Return all pending jobs of shards of a server that a session sees."""
     return _read(_PENDING, {}, session, places)
 
@@ -312,9 +279,7 @@ def _read(
     session: ShardSession,
     places: Sequence[Place],
 ) -> list[StoredJob]:
-    rows = session.execute(
-        statement, values, bind_arguments={"places": places}
-    )
+    rows = session.execute(statement, values, bind_arguments={"places": places})
     return [_stored(places[0].keyspace, row) for row in rows]
 
 
@@ -335,7 +300,5 @@ def _stored(keyspace: str, row: Any) -> StoredJob:
         unique_key=None if key is None else key.decode(),
         error=row.error,
         arguments=parsed_json(row.arguments),
-        checkpoint=(
-            None if row.checkpoint is None else parsed_json(row.checkpoint)
-        ),
+        checkpoint=(None if row.checkpoint is None else parsed_json(row.checkpoint)),
     )

@@ -8,21 +8,13 @@ jobs as for one.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
-from functools import partial
-from typing import Any
-from typing import TYPE_CHECKING
+from functools import lru_cache, partial
+from typing import Any, TYPE_CHECKING
 
-from sqlalchemy import BigInteger
-from sqlalchemy import bindparam
-from sqlalchemy import exists
-from sqlalchemy import literal
-from sqlalchemy import select
+from sqlalchemy import BigInteger, bindparam, exists, literal, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects.sql import ServerTime
@@ -31,18 +23,14 @@ from sqla_shard.engine.unread import UnreadServer
 from sqla_shard.exc import NoHealthyShardsError
 from sqla_shard.jobs.claims import JobState
 from sqla_shard.jobs.enqueue import PRIORITIES
-from sqla_shard.jobs.health import HealthWindows
-from sqla_shard.jobs.health import windows_of
-from sqla_shard.outbox.scan import Read
-from sqla_shard.outbox.scan import scan
+from sqla_shard.jobs.health import HealthWindows, windows_of
+from sqla_shard.outbox.scan import Read, scan
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.session import ShardSession
 from sqla_shard.types.shard_bound import ShardNumber
 
 if TYPE_CHECKING:
     from sqla_shard.session.session import AnyCluster
-
-__all__ = ["Ages", "DueGroup", "due_jobs", "due_rows"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +93,7 @@ def due_rows(
         parameters[f"since{number}"] = ages[state] // _AGO
     return scan(
         cluster,
-        _watched(
-            windows_of(cluster),
-            partial(_read, len(ages), groups, parameters),
-        ),
+        _watched(windows_of(cluster), partial(_read, len(ages), groups, parameters)),
         purpose="jobs",
         kinds=("objects",),
     )
@@ -117,9 +102,7 @@ def due_rows(
 def _watched(windows: HealthWindows, read: Read[DueGroup]) -> Read[DueGroup]:
     """Return a function that does not read a server which has a rest."""
 
-    def watched(
-        session: ShardSession, places: Sequence[Place]
-    ) -> list[DueGroup]:
+    def watched(session: ShardSession, places: Sequence[Place]) -> list[DueGroup]:
         first = places[0]
         if not windows.allows(first.engine):
             last = windows.last_error(first.engine)
@@ -158,9 +141,7 @@ def _which(states: int) -> Any:
         .label(f"there{number}")
         for number in range(states)
     ]
-    return select(
-        literal(ShardNumber(), BigInteger()).label("shard_id"), *there
-    )
+    return select(literal(ShardNumber(), BigInteger()).label("shard_id"), *there)
 
 
 def _shard_number() -> Any:

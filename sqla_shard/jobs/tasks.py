@@ -8,30 +8,24 @@ name.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
-from sqla_shard.exc import JobArgumentError
-from sqla_shard.exc import JobOptionError
-from sqla_shard.exc import TaskDefinitionError
-from sqla_shard.jobs.crontab import check_every
-from sqla_shard.jobs.crontab import Every
-from sqla_shard.jobs.enqueue import check_queue
-from sqla_shard.jobs.enqueue import EnqueuedJob
-from sqla_shard.jobs.enqueue import insert_job
-from sqla_shard.jobs.enqueue import insert_jobs
-from sqla_shard.jobs.enqueue import JobOptions
-from sqla_shard.jobs.enqueue import place_near
-from sqla_shard.jobs.enqueue import RunAfter
-from sqla_shard.jobs.enqueue import seconds_of
-from sqla_shard.jobs.placing import async_on_healthy_shard
-from sqla_shard.jobs.placing import on_healthy_shard
-from sqla_shard.jobs.retry import DEFAULT
-from sqla_shard.jobs.retry import RetryPolicy
+from sqla_shard.exc import JobArgumentError, JobOptionError, TaskDefinitionError
+from sqla_shard.jobs.crontab import check_every, Every
+from sqla_shard.jobs.enqueue import (
+    check_queue,
+    EnqueuedJob,
+    insert_job,
+    insert_jobs,
+    JobOptions,
+    place_near,
+    RunAfter,
+    seconds_of,
+)
+from sqla_shard.jobs.placing import async_on_healthy_shard, on_healthy_shard
+from sqla_shard.jobs.retry import DEFAULT, RetryPolicy
 from sqla_shard.outbox.tables import LONGEST_NAME
 from sqla_shard.session import ShardSession
 from sqla_shard.util.definitions import definition_of
@@ -40,15 +34,8 @@ from sqla_shard.util.json_values import is_json
 if TYPE_CHECKING:
     from sqla_shard import Cluster
 
-__all__ = ["Task", "all_tasks", "find_task", "task", "task_names"]
-
-_PLAIN = (
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.KEYWORD_ONLY,
-)
-_OPTIONS = frozenset(
-    ("near", "priority", "run_after", "unique_key", "max_attempts")
-)
+_PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_OPTIONS = frozenset(("near", "priority", "run_after", "unique_key", "max_attempts"))
 
 
 class Task:
@@ -88,9 +75,7 @@ class Task:
         self.function = function
         self.queue = queue
         self.retry = retry
-        self.max_attempts = (
-            retry.retries + 1 if max_attempts is None else max_attempts
-        )
+        self.max_attempts = retry.retries + 1 if max_attempts is None else max_attempts
         self.priority = priority
         self.in_transaction = in_transaction
         self.keyspace = keyspace
@@ -178,9 +163,7 @@ class Task:
         place = place_near(session, near, self.keyspace)
         return insert_jobs(session, place, self.name, bound, options)
 
-    def enqueue_now(
-        self, cluster: Cluster, *args: Any, **kwargs: Any
-    ) -> EnqueuedJob:
+    def enqueue_now(self, cluster: Cluster, *args: Any, **kwargs: Any) -> EnqueuedJob:
         """Add a job in a transaction of its own.
 
         Without ``near`` it is on a random shard, by the weights of the
@@ -206,9 +189,7 @@ class Task:
         """Add a job in a transaction of its own; see :meth:`enqueue_now`."""
 
         async def add(session: Any) -> EnqueuedJob:
-            job: EnqueuedJob = await session.run_sync(
-                self.enqueue, *args, **kwargs
-            )
+            job: EnqueuedJob = await session.run_sync(self.enqueue, *args, **kwargs)
             return job
 
         if kwargs.get("near") is not None:
@@ -254,9 +235,7 @@ class Task:
         return JobOptions(
             queue=self.queue,
             priority=self.priority if priority is None else priority,
-            max_attempts=(
-                self.max_attempts if max_attempts is None else max_attempts
-            ),
+            max_attempts=(self.max_attempts if max_attempts is None else max_attempts),
             run_after=run_after,
             unique_key=unique_key,
         )
@@ -273,9 +252,7 @@ def _checked_signature(
     :raises TaskDefinitionError: if it cannot.
     """
     if not callable(function):
-        raise TaskDefinitionError(
-            f"{function!r} must be a function", task=name
-        )
+        raise TaskDefinitionError(f"{function!r} must be a function", task=name)
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
     if in_transaction and not parameters:
@@ -310,9 +287,7 @@ def _time_limit(limit: timedelta | float | None) -> float | None:
     seconds = seconds_of(limit, "time_limit")
     if not seconds:
         raise JobOptionError(
-            "must be more than 0; None is no limit",
-            option="time_limit",
-            value=limit,
+            "must be more than 0; None is no limit", option="time_limit", value=limit
         )
     return seconds
 
@@ -412,8 +387,7 @@ def task(
         path = definition_of(function)
         if before is not None and definition_of(before.function) != path:
             raise TaskDefinitionError(
-                f"the name is already used by "
-                f"{definition_of(before.function)}",
+                f"the name is already used by {definition_of(before.function)}",
                 task=name,
             )
         _tasks[name] = made

@@ -10,17 +10,12 @@ have read before that transaction has written.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
-from typing import Protocol
+from typing import Any, Protocol
 
-from sqlalchemy import bindparam
-from sqlalchemy import delete
-from sqlalchemy import select
+from sqlalchemy import bindparam, delete, select
 
 from sqla_shard.outbox.tables import JOB_KEYS
 from sqla_shard.session import ShardSession
-
-__all__ = ["Keyed", "duplicates_of", "free_key"]
 
 
 class Keyed(Protocol):
@@ -51,13 +46,8 @@ _key = JOB_KEYS.c
 _COUNTS = select(_key.job_id, _key.duplicates).where(
     _key.unique_key.in_(bindparam("keys", expanding=True))
 )
-_this = (
-    _key.unique_key == bindparam("the_key"),
-    _key.job_id == bindparam("the_id"),
-)
-_FREE = delete(JOB_KEYS).where(
-    *_this, _key.duplicates == bindparam("the_count")
-)
+_this = (_key.unique_key == bindparam("the_key"), _key.job_id == bindparam("the_id"))
+_FREE = delete(JOB_KEYS).where(*_this, _key.duplicates == bindparam("the_count"))
 _FIND = select(_key.job_id).where(*_this)
 
 
@@ -85,10 +75,7 @@ def free_key(session: ShardSession, at: dict[str, Any], job: Keyed) -> bool:
     """
     if job.unique_key is None:
         return True
-    values: dict[str, Any] = {
-        "the_key": job.unique_key,
-        "the_id": job.local_id,
-    }
+    values: dict[str, Any] = {"the_key": job.unique_key, "the_id": job.local_id}
     result: Any = session.execute(
         _FREE, {**values, "the_count": job.duplicates}, bind_arguments=at
     )

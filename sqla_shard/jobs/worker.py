@@ -16,49 +16,35 @@ import logging
 import queue
 import random
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from contextlib import nullcontext
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from datetime import timedelta
 from math import inf
 from time import monotonic
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqla_shard.engine.unread import describe_unread
-from sqla_shard.engine.unread import short
+from sqla_shard.engine.unread import describe_unread, short
 from sqla_shard.exc import JobOptionError
-from sqla_shard.jobs.claims import ClaimedJob
-from sqla_shard.jobs.claims import LEASE
-from sqla_shard.jobs.cleanup import clean_up
-from sqla_shard.jobs.cleanup import KEEP_DONE
-from sqla_shard.jobs.cleanup import KEEP_FAILED
+from sqla_shard.jobs.claims import ClaimedJob, LEASE
+from sqla_shard.jobs.cleanup import clean_up, KEEP_DONE, KEEP_FAILED
 from sqla_shard.jobs.delivery import deliver
 from sqla_shard.jobs.enqueue import check_queue
-from sqla_shard.jobs.handling import check_binary_logs
-from sqla_shard.jobs.handling import Exchanges
+from sqla_shard.jobs.handling import check_binary_logs, Exchanges
 from sqla_shard.jobs.heartbeat import Heartbeat
 from sqla_shard.jobs.job_events import report_lost_claims
 from sqla_shard.jobs.periodic import ensure_periodic
 from sqla_shard.jobs.queue_limits import LimitedQueues
-from sqla_shard.jobs.runners import Repeating
-from sqla_shard.jobs.runners import Runners
-from sqla_shard.jobs.running import Ending
-from sqla_shard.jobs.running import Outcome
-from sqla_shard.jobs.running import RunningJob
+from sqla_shard.jobs.runners import Repeating, Runners
+from sqla_shard.jobs.running import Ending, Outcome, RunningJob
 from sqla_shard.jobs.schedule import Schedule
 from sqla_shard.jobs.survey import due_jobs
 from sqla_shard.outbox.apply import Address
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
-
-__all__ = ["RunReport", "Worker"]
 
 _log = logging.getLogger(__name__)
 
@@ -161,9 +147,7 @@ class Worker:
             raise JobOptionError(
                 "must be a list of names", option="queues", value=names
             )
-        if type(concurrency) is not int or not (
-            1 <= concurrency <= _MOST_THREADS
-        ):
+        if type(concurrency) is not int or not (1 <= concurrency <= _MOST_THREADS):
             raise JobOptionError(
                 f"must be an int from 1 to {_MOST_THREADS}",
                 option="concurrency",
@@ -183,9 +167,9 @@ class Worker:
         self._undelivered: list[str] = []
         self._keep = {"keep_done": keep_done, "keep_failed": keep_failed}
         self._stops_at: float | None = None
-        self._finished: queue.SimpleQueue[
-            tuple[RunningJob, Outcome] | None
-        ] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[tuple[RunningJob, Outcome] | None] = (
+            queue.SimpleQueue()
+        )
         self._held: set[RunningJob] = set()
         self._seconds = 0.0  # of a job, on average
         self._exchanges = Exchanges(cluster, self._lease)
@@ -232,16 +216,12 @@ class Worker:
         self._report = report = RunReport()
         self._checked = None
         self._schedule.reset()
-        heartbeat = Heartbeat(
-            self._cluster, self._lease, lambda: list(self._held)
-        )
+        heartbeat = Heartbeat(self._cluster, self._lease, lambda: list(self._held))
         self._clean_up()
         delivery: AbstractContextManager[object] = nullcontext()
         if self._delivers:
             self._deliver()
-            delivery = Repeating(
-                "delivery", self._deliver, _DELIVERY, self._fail
-            )
+            delivery = Repeating("delivery", self._deliver, _DELIVERY, self._fail)
         with (
             delivery,
             Repeating(
@@ -251,9 +231,7 @@ class Worker:
                 self._fail,
                 spread=0.3,
             ),
-            Repeating(
-                "heartbeat", heartbeat.beat, self._lease / 6, self._fail
-            ),
+            Repeating("heartbeat", heartbeat.beat, self._lease / 6, self._fail),
         ):
             on_ready()
             try:
@@ -439,9 +417,7 @@ class Worker:
         :param expires: when the claims expire, by the monotonic clock.
         """
         for job in jobs:
-            running = RunningJob(
-                self._cluster, job, expires=expires, lease=self._lease
-            )
+            running = RunningJob(self._cluster, job, expires=expires, lease=self._lease)
             self._held.add(running)
             self._runners.submit(running)
 

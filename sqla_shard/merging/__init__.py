@@ -11,12 +11,14 @@
 
 from __future__ import annotations
 
-from sqla_shard.merging.elements import grouped_by_ids
-from sqla_shard.merging.elements import is_random
-from sqla_shard.merging.elements import Ordering
-from sqla_shard.merging.elements import orderings
-from sqla_shard.merging.elements import same
-from sqla_shard.merging.elements import sorted_by_shown
+from sqla_shard.merging.elements import (
+    grouped_by_ids,
+    is_random,
+    Ordering,
+    orderings,
+    same,
+    sorted_by_shown,
+)
 from sqla_shard.merging.groups import is_combined
 from sqla_shard.merging.having import of_groups
 from sqla_shard.merging.planning import plan

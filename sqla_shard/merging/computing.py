@@ -5,69 +5,52 @@ Each aggregate of an expression is merged, and a column replaces it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import BigInteger
-from sqlalchemy import column
-from sqlalchemy import ColumnClause
-from sqlalchemy import Date
-from sqlalchemy import DateTime
-from sqlalchemy import Float
-from sqlalchemy import func
-from sqlalchemy import Interval
-from sqlalchemy import literal_column
-from sqlalchemy import Numeric
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import Time
-from sqlalchemy.sql.elements import BinaryExpression
-from sqlalchemy.sql.elements import BooleanClauseList
-from sqlalchemy.sql.elements import FunctionFilter
-from sqlalchemy.sql.elements import Grouping
-from sqlalchemy.sql.elements import Label
-from sqlalchemy.sql.elements import Over
+from sqlalchemy import (
+    BigInteger,
+    column,
+    ColumnClause,
+    Date,
+    DateTime,
+    Float,
+    func,
+    Interval,
+    literal_column,
+    Numeric,
+    select,
+    text,
+    Time,
+)
+from sqlalchemy.sql.elements import (
+    BinaryExpression,
+    BooleanClauseList,
+    FunctionFilter,
+    Grouping,
+    Label,
+    Over,
+)
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import replacement_traverse
 from sqlalchemy.util import EMPTY_DICT
 
 from sqla_shard.dialects import Backend
-from sqla_shard.dialects.base import Averaged
-from sqla_shard.dialects.base import NumberForm
+from sqla_shard.dialects.base import Averaged, NumberForm
 from sqla_shard.dialects.decimals import plain_type
 from sqla_shard.dialects.functions import name_of
-from sqla_shard.dialects.numbers import Precision
-from sqla_shard.dialects.numbers import precision_of
+from sqla_shard.dialects.numbers import Precision, precision_of
 from sqla_shard.dialects.sorting import kind_of
 from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.merging.elements import Added
-from sqla_shard.merging.elements import divides
-from sqla_shard.merging.elements import same
-from sqla_shard.merging.merge import Computed
-from sqla_shard.merging.merge import Extreme
-from sqla_shard.merging.merge import First
-from sqla_shard.merging.merge import Recipe
-from sqla_shard.merging.values import places_of_quotient
-from sqla_shard.merging.values import rounded_as
-from sqla_shard.routing.aggregates import is_textual
-from sqla_shard.routing.aggregates import may_aggregate
-from sqla_shard.routing.clauses import is_column
-from sqla_shard.routing.clauses import is_select
-from sqla_shard.routing.clauses import walk
+from sqla_shard.merging.elements import Added, divides, same
+from sqla_shard.merging.merge import Computed, Extreme, First, Recipe
+from sqla_shard.merging.values import places_of_quotient, rounded_as
+from sqla_shard.routing.aggregates import is_textual, may_aggregate
+from sqla_shard.routing.clauses import is_column, is_select, walk
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = [
-    "Computation",
-    "Computations",
-    "Operand",
-    "name_of_part",
-]
-
 
 # Servers have different rules for the digits of a quotient, for ``round()``
 # and for conditions in HAVING.  So the sums and counts of all shards are sent
@@ -120,11 +103,7 @@ class Computation:
     @cached_property
     def _averages(self) -> list[int]:
         """The positions of the expressions that compute with an average."""
-        return [
-            at
-            for at, made in enumerate(self.expressions)
-            if _has_average(made)
-        ]
+        return [at for at, made in enumerate(self.expressions) if _has_average(made)]
 
     def values(self, group: Sequence[Any]) -> tuple[Any, ...]:
         """Return the parts of a group, which may have no rows."""
@@ -211,9 +190,7 @@ class Computation:
             columns = [f"{number} AS {_NUMBER}"]
             columns += [
                 f"{backend.number(value, form)} AS {name_of_part(at)}"
-                for at, (value, form) in enumerate(
-                    zip(group, forms, strict=True)
-                )
+                for at, (value, form) in enumerate(zip(group, forms, strict=True))
             ]
             rows.append(f"SELECT {', '.join(columns)}")
         key: ColumnClause[int] = column(_NUMBER)
@@ -224,9 +201,7 @@ class Computation:
             for at, expression in enumerate(self.expressions)
         ]
         shown += [
-            _with_places(self.expressions[at], forms).label(
-                f"sqla_shard_a{at}"
-            )
+            _with_places(self.expressions[at], forms).label(f"sqla_shard_a{at}")
             for at in self._averages
         ]
         made = select(literal_column(_NUMBER), *shown)
@@ -288,10 +263,7 @@ class Computations:
     """
 
     def __init__(
-        self,
-        groups: Sequence[Any],
-        added: Added,
-        recipe: Callable[[Any, int], Recipe],
+        self, groups: Sequence[Any], added: Added, recipe: Callable[[Any, int], Recipe]
     ) -> None:
         self._groups = groups
         self._added = added
@@ -313,8 +285,7 @@ class Computations:
         """
         if any(isinstance(part, FunctionFilter) for part in walk(element)):
             raise self._refusal(
-                element,
-                "FILTER (use func.sum(case((condition, value))) instead)",
+                element, "FILTER (use func.sum(case((condition, value))) instead)"
             )
         made = replacement_traverse(element, {}, self._replaced)
         for part in walk(made):
@@ -333,9 +304,7 @@ class Computations:
             return self._aggregate(element)
         if any(same(element, group) for group in self._groups):
             if not _is_number(element):
-                raise self._refusal(
-                    element, f"{element}, which is not a number,"
-                )
+                raise self._refusal(element, f"{element}, which is not a number,")
             at = self._added.comparable(element, "GROUP BY")
             return self._part(First(at), _form(element), element.type)
         return None
@@ -346,13 +315,8 @@ class Computations:
         if name != "count":
             for argument in arguments:
                 if not _is_number(argument):
-                    raise self._refusal(
-                        function, "a value that is not a number"
-                    )
-                if (
-                    divides(argument)
-                    and precision_of(argument) is not Precision.DOUBLE
-                ):
+                    raise self._refusal(function, "a value that is not a number")
+                if divides(argument) and precision_of(argument) is not Precision.DOUBLE:
                     raise self._refusal(
                         function,
                         "an aggregate of a quotient, which has more digits "
@@ -366,9 +330,7 @@ class Computations:
         recipe = self._recipe(function, self._added.value(function))
         if isinstance(recipe, Extreme):
             # A float is compared, and computed with, in all of its digits.
-            recipe = Extreme(
-                recipe.sort_index, recipe.sort_index, recipe.greatest
-            )
+            recipe = Extreme(recipe.sort_index, recipe.sort_index, recipe.greatest)
         if name == "count":
             return self._part(recipe, NumberForm("integer"), BigInteger(), 0)
         form = _form(arguments[0])

@@ -2,68 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import func
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import BinaryExpression
-from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.elements import ColumnElement
-from sqlalchemy.sql.elements import Label
-from sqlalchemy.sql.elements import Null
-from sqlalchemy.sql.elements import TextClause
-from sqlalchemy.sql.elements import UnaryExpression
+from sqlalchemy.sql.elements import (
+    BinaryExpression,
+    BindParameter,
+    ColumnElement,
+    Label,
+    Null,
+    TextClause,
+    UnaryExpression,
+)
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.sql.selectable import Join
-from sqlalchemy.sql.selectable import Select
-from sqlalchemy.sql.visitors import iterate
-from sqlalchemy.sql.visitors import replacement_traverse
+from sqlalchemy.sql.selectable import Join, Select
+from sqlalchemy.sql.visitors import iterate, replacement_traverse
 
 from sqla_shard.dialects.decimals import DIVISIONS
 from sqla_shard.dialects.functions import name_of
-from sqla_shard.dialects.sorting import kind_of
-from sqla_shard.dialects.sorting import OfText
-from sqla_shard.dialects.sorting import ShownId
-from sqla_shard.dialects.sorting import SortKey
-from sqla_shard.exc import ScatterLimitError
-from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.merging.merge import First
-from sqla_shard.merging.merge import most_of
-from sqla_shard.merging.merge import OrderKey
+from sqla_shard.dialects.sorting import kind_of, OfText, ShownId, SortKey
+from sqla_shard.exc import ScatterLimitError, ScatterUnsupportedError
+from sqla_shard.merging.merge import First, most_of, OrderKey
 from sqla_shard.merging.values import Text
-from sqla_shard.routing.aggregates import is_textual
-from sqla_shard.routing.aggregates import may_aggregate
-from sqla_shard.routing.aggregates import RANDOM
-from sqla_shard.routing.clauses import children
-from sqla_shard.routing.clauses import is_column
-from sqla_shard.routing.clauses import is_select
-from sqla_shard.routing.clauses import walk
-from sqla_shard.types import full_id
-from sqla_shard.types import ShardedId
+from sqla_shard.routing.aggregates import is_textual, may_aggregate, RANDOM
+from sqla_shard.routing.clauses import children, is_column, is_select, walk
+from sqla_shard.types import full_id, ShardedId
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = [
-    "Added",
-    "Bounds",
-    "Ordering",
-    "bounds_of",
-    "counting",
-    "depends_only_on",
-    "divides",
-    "group_elements",
-    "grouped_by_ids",
-    "groupings",
-    "has_aggregate",
-    "is_random",
-    "orderings",
-    "same",
-    "sorted_by_shown",
-]
 
 _DIRECTIONS = {operators.asc_op: False, operators.desc_op: True}
 _NULLS = {operators.nulls_first_op: False, operators.nulls_last_op: True}
@@ -285,9 +252,7 @@ def sorted_by_shown(statement: Any) -> Any:
     if not any(map(_sorts_by_id, clauses)):
         return statement
     made = tuple(
-        replacement_traverse(clause, {}, _shown_id)
-        if _sorts_by_id(clause)
-        else clause
+        replacement_traverse(clause, {}, _shown_id) if _sorts_by_id(clause) else clause
         for clause in clauses
     )
     return private.copy_with(statement, order_by_clauses=made)
@@ -414,9 +379,7 @@ def _check_shadow(element: Any, under: Any, statement: Any) -> None:
     name = element.element
     if not isinstance(under, Label):
         return
-    if getattr(under.element, "name", None) == name and is_column(
-        under.element
-    ):
+    if getattr(under.element, "name", None) == name and is_column(under.element):
         return
     for source in statement.get_final_froms():
         if any(column.name == name for column in _all_columns(source)):
@@ -477,10 +440,7 @@ def bounds_of(statement: Any, parameters: Any, max_offset: int) -> Bounds:
         there is an OFFSET and none is allowed.
     :raises ScatterLimitError: if the OFFSET is larger than ``max_offset``.
     """
-    limit, offset = (
-        private.limit_clause(statement),
-        private.offset_clause(statement),
-    )
+    limit, offset = (private.limit_clause(statement), private.offset_clause(statement))
     found = Bounds(
         None if limit is None else _number(limit, parameters, "LIMIT"),
         0 if offset is None else _number(offset, parameters, "OFFSET"),

@@ -7,65 +7,60 @@ computed from those of the shards, such as a median, are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import func
-from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.elements import ColumnElement
-from sqlalchemy.sql.elements import Grouping
-from sqlalchemy.sql.elements import Label
-from sqlalchemy.sql.elements import TypeCoerce
+from sqlalchemy.sql.elements import (
+    BindParameter,
+    ColumnElement,
+    Grouping,
+    Label,
+    TypeCoerce,
+)
 from sqlalchemy.sql.functions import FunctionElement
 
-from sqla_shard.dialects.decimals import AllDigits
-from sqla_shard.dialects.decimals import DividedSum
-from sqla_shard.dialects.functions import AGGREGATES
-from sqla_shard.dialects.functions import name_of
-from sqla_shard.dialects.numbers import is_rounded
-from sqla_shard.dialects.numbers import is_single
-from sqla_shard.dialects.numbers import Precision
-from sqla_shard.dialects.numbers import precision_of
-from sqla_shard.dialects.sorting import kind_of
-from sqla_shard.dialects.sorting import LONGEST_COMPARED
-from sqla_shard.dialects.sorting import SortKey
+from sqla_shard.dialects.decimals import AllDigits, DividedSum
+from sqla_shard.dialects.functions import AGGREGATES, name_of
+from sqla_shard.dialects.numbers import is_rounded, is_single, Precision, precision_of
+from sqla_shard.dialects.sorting import kind_of, LONGEST_COMPARED, SortKey
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.merging.computing import Computations
-from sqla_shard.merging.elements import Added
-from sqla_shard.merging.elements import depends_only_on
-from sqla_shard.merging.elements import groupings
-from sqla_shard.merging.elements import has_aggregate
-from sqla_shard.merging.elements import is_random
-from sqla_shard.merging.elements import Ordering
-from sqla_shard.merging.elements import orderings
-from sqla_shard.merging.elements import same
+from sqla_shard.merging.elements import (
+    Added,
+    depends_only_on,
+    groupings,
+    has_aggregate,
+    is_random,
+    Ordering,
+    orderings,
+    same,
+)
 from sqla_shard.merging.having import Having
-from sqla_shard.merging.merge import Coalesce
-from sqla_shard.merging.merge import Computed
-from sqla_shard.merging.merge import Constant
-from sqla_shard.merging.merge import DistinctCount
-from sqla_shard.merging.merge import Extreme
-from sqla_shard.merging.merge import First
-from sqla_shard.merging.merge import GroupRule
-from sqla_shard.merging.merge import Mean
-from sqla_shard.merging.merge import OrderKey
-from sqla_shard.merging.merge import Recipe
-from sqla_shard.merging.merge import Rounded
-from sqla_shard.merging.merge import Total
+from sqla_shard.merging.merge import (
+    Coalesce,
+    Computed,
+    Constant,
+    DistinctCount,
+    Extreme,
+    First,
+    GroupRule,
+    Mean,
+    OrderKey,
+    Recipe,
+    Rounded,
+    Total,
+)
 from sqla_shard.merging.values import Fraction
-from sqla_shard.routing.aggregates import counted_distinct
-from sqla_shard.routing.aggregates import distinct_of
-from sqla_shard.routing.aggregates import may_aggregate
-from sqla_shard.routing.aggregates import row_expressions
-from sqla_shard.routing.clauses import children
-from sqla_shard.routing.clauses import is_select
-from sqla_shard.routing.clauses import unlabelled
+from sqla_shard.routing.aggregates import (
+    counted_distinct,
+    distinct_of,
+    may_aggregate,
+    row_expressions,
+)
+from sqla_shard.routing.clauses import children, is_select, unlabelled
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = ["Combiner", "is_combined"]
 
 _FRACTIONS = {
     Precision.EXACT: Fraction.EXACT,
@@ -87,9 +82,7 @@ def is_combined(statement: Any, *, grouped_on_shard: bool) -> bool:
     """
     if private.group_by_clauses(statement):
         return not grouped_on_shard
-    return any(
-        has_aggregate(element) for element in row_expressions(statement)
-    )
+    return any(has_aggregate(element) for element in row_expressions(statement))
 
 
 class Combiner:
@@ -101,9 +94,7 @@ class Combiner:
         are definitely on one shard.
     """
 
-    def __init__(
-        self, statement: Any, added: Added, counted: Sequence[bool]
-    ) -> None:
+    def __init__(self, statement: Any, added: Added, counted: Sequence[bool]) -> None:
         self._statement = statement
         self._added = added
         added.grouped = True
@@ -124,9 +115,7 @@ class Combiner:
                 self.split.append(element)
         #: Whether a row is returned even if no shard has one.
         self._whole = not self._groups and bool(self.split)
-        self._computations = Computations(
-            self._groups, self._added, self._recipe
-        )
+        self._computations = Computations(self._groups, self._added, self._recipe)
 
     def combine(self) -> tuple[GroupRule, tuple[OrderKey, ...]]:
         """Return the rule for groups, and their sort keys.
@@ -171,9 +160,7 @@ class Combiner:
             return self._added.key(ordering)
         recipe = self._recipe(element, self._added.value(element))
         if isinstance(recipe, Extreme) and recipe.type_index is None:
-            recipe = Extreme(
-                recipe.sort_index, recipe.sort_index, recipe.greatest
-            )
+            recipe = Extreme(recipe.sort_index, recipe.sort_index, recipe.greatest)
         unordered = isinstance(recipe, Computed) and kind_of(element) not in (
             "float",
             "plain",
@@ -196,22 +183,16 @@ class Combiner:
             )
         while isinstance(element, (Label, Grouping, TypeCoerce)):
             element = (
-                element.clause
-                if isinstance(element, TypeCoerce)
-                else element.element
+                element.clause if isinstance(element, TypeCoerce) else element.element
             )
         if depends_only_on(element, self._groups):
             # If no shard has a row, a server computes it.
-            return (
-                self._computations.add(element) if self._whole else First(at)
-            )
+            return self._computations.add(element) if self._whole else First(at)
         if isinstance(element, FunctionElement) and may_aggregate(element):
             return self._function(element, at)
         if (otherwise := self._recipe_in_coalesce(element, at)) is not None:
             return otherwise
-        unknown = sorted(
-            set(_unsupported_aggregates(row_expressions(self._statement)))
-        )
+        unknown = sorted(set(_unsupported_aggregates(row_expressions(self._statement))))
         if has_aggregate(element) and not unknown:
             return self._computations.add(element)
         also = "".join(f"; {name}() may read several rows" for name in unknown)
@@ -246,9 +227,7 @@ class Combiner:
             elif id(distinct) in self._apart:
                 return Total(at)
             else:
-                return DistinctCount(
-                    *self._added.identity(distinct, "count()")
-                )
+                return DistinctCount(*self._added.identity(distinct, "count()"))
         elif len(arguments) == 1:
             argument = arguments[0] if distinct is None else distinct
             if name in ("min", "max"):
@@ -263,10 +242,7 @@ class Combiner:
         own = self._added.value(first)
         inner = self._recipe(first, own)
         text = kind_of(other) == "text"
-        doubles = precision_of(first) in (
-            Precision.DOUBLE,
-            Precision.ROUNDED,
-        )
+        doubles = precision_of(first) in (Precision.DOUBLE, Precision.ROUNDED)
         if (
             not isinstance(inner, Extreme)
             or inner.type_index is not None
@@ -318,8 +294,7 @@ class Combiner:
     def _refusal(self, function: Any, why: str) -> ScatterUnsupportedError:
         name = f"{getattr(function, 'name', 'a function')}()"
         return ScatterUnsupportedError(
-            f"{function} over several shards cannot be combined: {why}",
-            construct=name,
+            f"{function} over several shards cannot be combined: {why}", construct=name
         )
 
 

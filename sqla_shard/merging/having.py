@@ -9,26 +9,21 @@ return, so that a server evaluates such a condition.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import Boolean
-from sqlalchemy import Float
-from sqlalchemy import func
-from sqlalchemy import Integer
-from sqlalchemy import Numeric
+from sqlalchemy import Boolean, Float, func, Integer, Numeric
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import BinaryExpression
-from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.elements import BooleanClauseList
-from sqlalchemy.sql.elements import ColumnElement
-from sqlalchemy.sql.elements import Null
-from sqlalchemy.sql.elements import UnaryExpression
+from sqlalchemy.sql.elements import (
+    BinaryExpression,
+    BindParameter,
+    BooleanClauseList,
+    ColumnElement,
+    Null,
+    UnaryExpression,
+)
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import Select
 from sqlalchemy.sql.visitors import replacement_traverse
@@ -36,32 +31,19 @@ from sqlalchemy.sql.visitors import replacement_traverse
 from sqla_shard.dialects.functions import name_of
 from sqla_shard.dialects.sql import BlobValue
 from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.merging.elements import Added
-from sqla_shard.merging.elements import counting
-from sqla_shard.merging.elements import depends_only_on
-from sqla_shard.merging.elements import divides
-from sqla_shard.merging.elements import group_elements
-from sqla_shard.merging.elements import same
-from sqla_shard.merging.merge import First
-from sqla_shard.merging.merge import Recipe
-from sqla_shard.merging.merge import Row
+from sqla_shard.merging.elements import (
+    Added,
+    counting,
+    depends_only_on,
+    divides,
+    group_elements,
+    same,
+)
+from sqla_shard.merging.merge import First, Recipe, Row
 from sqla_shard.routing import counted_select
 from sqla_shard.routing.aggregates import may_aggregate
-from sqla_shard.routing.clauses import is_select
-from sqla_shard.routing.clauses import unlabelled
-from sqla_shard.routing.clauses import walk
+from sqla_shard.routing.clauses import is_select, unlabelled, walk
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = [
-    "Compared",
-    "Having",
-    "HavingAll",
-    "HavingAny",
-    "IsNull",
-    "Negated",
-    "of_groups",
-]
-
 
 # As on a server, a condition is true, false or, with NULL, None.
 _NUMBERS = (int, float, Decimal)
@@ -175,9 +157,7 @@ def of_groups(statement: Any) -> Any:
     if counted is not None:
         made = of_groups(counted)
         return statement if made is counted else counting(statement, made)
-    if not isinstance(statement, Select) or not private.group_by_clauses(
-        statement
-    ):
+    if not isinstance(statement, Select) or not private.group_by_clauses(statement):
         return statement
     shown = {column.key: column for column in statement.selected_columns}
     common = list(_grouped(statement, shown))
@@ -191,8 +171,7 @@ def of_groups(statement: Any) -> Any:
     if not common or not private.having_criteria(statement):
         return statement
     having = tuple(
-        _with_least(clause, common)
-        for clause in private.having_criteria(statement)
+        _with_least(clause, common) for clause in private.having_criteria(statement)
     )
     return private.copy_with(statement, having_criteria=having)
 
@@ -235,9 +214,7 @@ def _grouped(statement: Any, shown: Mapping[Any, Any]) -> Iterator[Any]:
         else:
             named = element
         found = unlabelled(named)
-        if isinstance(found, ColumnElement) and (
-            found.__visit_name__ != "column"
-        ):
+        if isinstance(found, ColumnElement) and (found.__visit_name__ != "column"):
             yield found
 
 
@@ -290,10 +267,7 @@ class Having:
                 if clause.operator is operators.and_
                 else HavingAny(parts)
             )
-        if (
-            isinstance(clause, UnaryExpression)
-            and clause.operator is operators.inv
-        ):
+        if isinstance(clause, UnaryExpression) and clause.operator is operators.inv:
             return Negated(self._condition(clause.element))
         if isinstance(clause, BinaryExpression):
             found = self._binary(clause)
@@ -309,9 +283,7 @@ class Having:
             null = IsNull(self._number(clause.left))
             if clause.operator is operators.is_:
                 return null
-            return (
-                Negated(null) if clause.operator is operators.is_not else None
-            )
+            return Negated(null) if clause.operator is operators.is_not else None
         if clause.operator in _BETWEEN:
             low, high = clause.right.clauses
             above = self._binary(clause.left >= low)

@@ -11,25 +11,23 @@ rows of each server.  Sums, averages and groups are few rows as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
-from typing import Protocol
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, TYPE_CHECKING
 
 from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.merging.values import added
-from sqla_shard.merging.values import all_digits
-from sqla_shard.merging.values import as_type
-from sqla_shard.merging.values import average
-from sqla_shard.merging.values import check_identities
-from sqla_shard.merging.values import check_places
-from sqla_shard.merging.values import Fraction
-from sqla_shard.merging.values import Text
-from sqla_shard.merging.values import weigh
+from sqla_shard.merging.values import (
+    added,
+    all_digits,
+    as_type,
+    average,
+    check_identities,
+    check_places,
+    Fraction,
+    Text,
+    weigh,
+)
 
 if TYPE_CHECKING:
     from sqla_shard.merging.computing import Computation
@@ -450,9 +448,7 @@ class Merge:
         """
         for at in self.compared():
             for run in runs:
-                value = next(
-                    (row[at] for row in run if row[at] is not None), None
-                )
+                value = next((row[at] for row in run if row[at] is not None), None)
                 if isinstance(value, str):
                     raise ScatterUnsupportedError(
                         "ORDER BY, GROUP BY, min() or max() over several "
@@ -502,9 +498,7 @@ class Merge:
                 rows = [row for run in weigh(runs, self.texts) for row in run]
                 _sort(rows, self.keys, _of_row)
         elif combine.columns is not None:
-            return self._combined(
-                combine, combine.columns, runs, formats, compute
-            )
+            return self._combined(combine, combine.columns, runs, formats, compute)
         else:
             weighed = weigh(runs, self.texts)
             groups = _groups(weighed, combine)
@@ -562,9 +556,7 @@ def most_of(limit: int | None, offset: int) -> int | None:
     return None if limit is None else min(limit + offset, 2**63 - 1)
 
 
-def _round_floats(
-    rows: Sequence[list[Any]], formats: Sequence[str | None]
-) -> None:
+def _round_floats(rows: Sequence[list[Any]], formats: Sequence[str | None]) -> None:
     for at, form in enumerate(formats):
         if form is not None:
             for row in rows:
@@ -623,9 +615,7 @@ def _of_group(key: OrderKey, group: Sequence[Row]) -> Any:
 
 
 def _sort(
-    items: list[Any],
-    keys: Sequence[OrderKey],
-    value: Callable[[OrderKey, Any], Any],
+    items: list[Any], keys: Sequence[OrderKey], value: Callable[[OrderKey, Any], Any]
 ) -> None:
     # From the last key to the first: sorting is stable, and fast for
     # concatenated sorted runs.

@@ -9,50 +9,43 @@ itself do not change.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import literal_column
 from sqlalchemy.orm import LoaderCriteriaOption
 from sqlalchemy.orm.context import FromStatement
 from sqlalchemy.sql.elements import ColumnElement
-from sqlalchemy.sql.selectable import Join
-from sqlalchemy.sql.selectable import Select
+from sqlalchemy.sql.selectable import Join, Select
 
 from sqla_shard.dialects.numbers import is_grouped_whole
-from sqla_shard.dialects.sorting import Hidden
-from sqla_shard.dialects.sorting import kind_of
+from sqla_shard.dialects.sorting import Hidden, kind_of
 from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.merging.elements import Added
-from sqla_shard.merging.elements import Bounds
-from sqla_shard.merging.elements import bounds_of
-from sqla_shard.merging.elements import counting
-from sqla_shard.merging.elements import depends_only_on
-from sqla_shard.merging.elements import is_random
-from sqla_shard.merging.elements import Ordering
-from sqla_shard.merging.elements import orderings
-from sqla_shard.merging.elements import sorted_by_shown
-from sqla_shard.merging.groups import Combiner
-from sqla_shard.merging.groups import is_combined
-from sqla_shard.merging.merge import Extreme
-from sqla_shard.merging.merge import First
-from sqla_shard.merging.merge import GroupRule
-from sqla_shard.merging.merge import LimitedCount
-from sqla_shard.merging.merge import Merge
-from sqla_shard.merging.merge import OrderKey
-from sqla_shard.merging.merge import Total
-from sqla_shard.routing import counted_select
-from sqla_shard.routing import exists_columns
-from sqla_shard.routing import shows_if
-from sqla_shard.routing import Spread
+from sqla_shard.merging.elements import (
+    Added,
+    Bounds,
+    bounds_of,
+    counting,
+    depends_only_on,
+    is_random,
+    Ordering,
+    orderings,
+    sorted_by_shown,
+)
+from sqla_shard.merging.groups import Combiner, is_combined
+from sqla_shard.merging.merge import (
+    Extreme,
+    First,
+    GroupRule,
+    LimitedCount,
+    Merge,
+    OrderKey,
+    Total,
+)
+from sqla_shard.routing import counted_select, exists_columns, shows_if, Spread
 from sqla_shard.routing.clauses import unlabelled
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = ["Planned", "plan"]
 
 
 @dataclass(frozen=True)
@@ -120,13 +113,10 @@ def plan(
 def _plan_exists(statement: Any, missing: tuple[bool, ...]) -> Planned:
     """Plan the merge of ``exists()``: true if any shard has a row."""
     columns = tuple(
-        Extreme(at, at, greatest=not negated)
-        for at, negated in enumerate(missing)
+        Extreme(at, at, greatest=not negated) for at, negated in enumerate(missing)
     )
     steps = ("true if any shard has a row",)
-    return Planned(
-        statement, Merge(combine=GroupRule((), (), columns), steps=steps)
-    )
+    return Planned(statement, Merge(combine=GroupRule((), (), columns), steps=steps))
 
 
 def _plan(statement: Any, bounds: Bounds, spread: Spread) -> Planned:
@@ -192,14 +182,10 @@ def _sorted_as_drawn(
     return statement.order_by(None).order_by(*clauses)
 
 
-def _counting(
-    statement: Any, inner: Any, bounds: Bounds, spread: Spread
-) -> Planned:
+def _counting(statement: Any, inner: Any, bounds: Bounds, spread: Spread) -> Planned:
     """Plan to count the rows of another SELECT over all shards."""
     alike = private.distinct(inner) and not spread.distinct_on_shard
-    if not alike and not is_combined(
-        inner, grouped_on_shard=spread.grouped_on_shard
-    ):
+    if not alike and not is_combined(inner, grouped_on_shard=spread.grouped_on_shard):
         if bounds or private.offset_clause(inner) is not None:
             part = inner.limit(bounds.row_limit).offset(None)
             statement = counting(statement, part)
@@ -208,8 +194,7 @@ def _counting(
         combine = GroupRule((), (), (counted,))
         return Planned(statement, Merge(combine=combine, steps=tuple(steps)))
     if alike and (
-        private.group_by_clauses(inner)
-        or is_combined(inner, grouped_on_shard=False)
+        private.group_by_clauses(inner) or is_combined(inner, grouped_on_shard=False)
     ):
         raise ScatterUnsupportedError(
             "DISTINCT of counts or groups over several shards is not "
@@ -231,9 +216,7 @@ def _groups_of(statement: Any, inner: Any, *, alike: bool) -> Any:
 
     :param alike: whether those rows are DISTINCT.
     """
-    groups = inner.order_by(None).with_only_columns(
-        *private.raw_columns(statement)
-    )
+    groups = inner.order_by(None).with_only_columns(*private.raw_columns(statement))
     sources = _sources(inner)
     groups = private.copy_with(groups, from_obj=_from_of(inner, sources))
     if _from_elements(groups) != _from_elements(inner):
@@ -364,9 +347,7 @@ def _elements_of(sources: Iterable[Any]) -> list[Any]:
     return found
 
 
-def _combined(
-    statement: Any, bounds: Bounds, added: Added, spread: Spread
-) -> Planned:
+def _combined(statement: Any, bounds: Bounds, added: Added, spread: Spread) -> Planned:
     combiner = Combiner(statement, added, spread.counted_on_shard)
     combine, keys = combiner.combine()
     ordered = orderings(statement)
@@ -429,9 +410,7 @@ def _with_hidden(
             )
         )
         # Otherwise DISTINCT would be written again, after the prefix.
-        statement = private.copy_with(
-            sorted_by_shown(statement), distinct=False
-        )
+        statement = private.copy_with(sorted_by_shown(statement), distinct=False)
     merge = Merge(
         len(added.elements),
         keys,
@@ -448,9 +427,7 @@ def _changes_in_groups(statement: Any, added: Added) -> bool:
     """Return whether a temporary table would change a value of a group."""
     # When it sorts groups in descending order, MariaDB replaces NULL by the
     # preceding decimal.
-    if not private.group_by_clauses(statement) or private.order_by_clauses(
-        statement
-    ):
+    if not private.group_by_clauses(statement) or private.order_by_clauses(statement):
         return False
     shown = [*added.elements, *statement.selected_columns]
     return not all(map(is_grouped_whole, shown))

@@ -8,34 +8,15 @@ truncated.  The returned value is rounded from that, half up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Context
-from decimal import Decimal
-from decimal import ROUND_DOWN
-from decimal import ROUND_HALF_UP
+from decimal import Context, Decimal, ROUND_DOWN, ROUND_HALF_UP
 from enum import Enum
 from typing import Any
 
 from sqla_shard.dialects.decimals import MOST_PLACES
-from sqla_shard.dialects.sorting import NO_TEXT
-from sqla_shard.dialects.sorting import TOO_LONG_TO_GROUP
+from sqla_shard.dialects.sorting import NO_TEXT, TOO_LONG_TO_GROUP
 from sqla_shard.exc import ScatterUnsupportedError
-
-__all__ = [
-    "Fraction",
-    "Text",
-    "added",
-    "all_digits",
-    "as_type",
-    "average",
-    "check_identities",
-    "check_places",
-    "weigh",
-]
-
 
 #: A sum of DECIMAL(65, 30) has 65 digits before the point at most; Python's
 #: default of 28 digits would round it.
@@ -117,9 +98,7 @@ def added(values: Iterable[Any]) -> Any:
     """
     total = None
     for value in values:
-        if isinstance(value, Decimal) and value.copy_abs() == _largest_decimal(
-            value
-        ):
+        if isinstance(value, Decimal) and value.copy_abs() == _largest_decimal(value):
             raise _too_large(value, "sum()")
         if total is None:
             total = value
@@ -210,9 +189,7 @@ def _inside(total: Decimal, shown: int, fraction: Fraction) -> set[int]:
     if fraction is Fraction.EXACT:
         return {places_of_quotient(most, shown - most)}
     if fraction is Fraction.MIXED:
-        return {
-            places_of_quotient(n, shown - most) for n in range(least, most + 1)
-        }
+        return {places_of_quotient(n, shown - most) for n in range(least, most + 1)}
     if most == MOST_PLACES and least <= shown - _INCREMENT:
         # MySQL, which rounds quotients to the places that it returns.
         most = shown - _INCREMENT
@@ -223,9 +200,7 @@ def _inside(total: Decimal, shown: int, fraction: Fraction) -> set[int]:
         least = max(least, shown - _INCREMENT)
     found = range(least, max(least, _MOST) + 1)
     if fraction is Fraction.GROUPS:
-        return {
-            places_of_quotient(n, _INCREMENT) for n in found if n % _GROUP == 0
-        }
+        return {places_of_quotient(n, _INCREMENT) for n in found if n % _GROUP == 0}
     return {places_of_quotient(n, _INCREMENT) for n in found}
 
 
@@ -284,9 +259,7 @@ def weigh(runs: Sequence[list[Row]], texts: Sequence[Text]) -> list[list[Row]]:
     return [[_changed(row, texts, made) for row in run] for run in runs]
 
 
-def _changed(
-    row: Row, texts: Sequence[Text], made: Sequence[dict[bytes, Any]]
-) -> Row:
+def _changed(row: Row, texts: Sequence[Text], made: Sequence[dict[bytes, Any]]) -> Row:
     values = list(row)
     for text, known in zip(texts, made, strict=True):
         weights = values[text.index]

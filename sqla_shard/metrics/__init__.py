@@ -12,16 +12,14 @@
 
 from __future__ import annotations
 
-from sqla_shard.metrics.load import LoadReport
-from sqla_shard.metrics.load import LoadSnapshot
-from sqla_shard.metrics.load import report_load
-from sqla_shard.metrics.load_meter import LoadMeter
-from sqla_shard.metrics.load_meter import measure_load
-from sqla_shard.metrics.load_meter import meter_of
-from sqla_shard.metrics.load_stores import LoadCache
-from sqla_shard.metrics.load_stores import LoadDirectory
-from sqla_shard.metrics.load_stores import LoadPublisher
-from sqla_shard.metrics.load_stores import publish_load
+from sqla_shard.metrics.load import LoadReport, LoadSnapshot, report_load
+from sqla_shard.metrics.load_meter import LoadMeter, measure_load, meter_of
+from sqla_shard.metrics.load_stores import (
+    LoadCache,
+    LoadDirectory,
+    LoadPublisher,
+    publish_load,
+)
 
 __all__ = [
     "LoadCache",

@@ -14,15 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = [
-    "APPLICATION",
-    "FLEET",
-    "METRICS",
-    "Kind",
-    "Metric",
-    "metric",
-]
-
 Kind = Literal["counter", "gauge", "histogram"]
 """The kind of a metric."""
 
@@ -71,21 +62,13 @@ class Metric:
 
 def _counter(name: str, unit: str, text: str, *labels: str) -> Metric:
     return Metric(
-        name=f"sqla_shard.{name}",
-        kind="counter",
-        unit=unit,
-        help=text,
-        labels=labels,
+        name=f"sqla_shard.{name}", kind="counter", unit=unit, help=text, labels=labels
     )
 
 
 def _gauge(name: str, unit: str, text: str, *labels: str) -> Metric:
     return Metric(
-        name=f"sqla_shard.{name}",
-        kind="gauge",
-        unit=unit,
-        help=text,
-        labels=labels,
+        name=f"sqla_shard.{name}", kind="gauge", unit=unit, help=text, labels=labels
     )
 
 
@@ -130,11 +113,7 @@ APPLICATION = (
         *("error", "site"),
     ),
     _histogram(
-        "fan_out",
-        "{server}",
-        WIDTHS,
-        "Servers that executed a statement.",
-        "keyspace",
+        "fan_out", "{server}", WIDTHS, "Servers that executed a statement.", "keyspace"
     ),
     _histogram(
         "connection.wait",
@@ -161,11 +140,7 @@ APPLICATION = (
         "Repetitions of transactions by Cluster.run, by cause.",
         "error",
     ),
-    _gauge(
-        "topology.epoch",
-        "{epoch}",
-        "Epoch of the topology that the process uses.",
-    ),
+    _gauge("topology.epoch", "{epoch}", "Epoch of the topology that the process uses."),
     _gauge(
         "topology.age",
         "s",
@@ -177,12 +152,8 @@ APPLICATION = (
         "1 if the source of the topology cannot be read, 0 if it can.",
     ),
     _counter("cache.hits", "{key}", "Keys found in the cache.", "region"),
-    _counter(
-        "cache.misses", "{key}", "Keys read from the database.", "region"
-    ),
-    _counter(
-        "cache.fills", "{value}", "Values written to the cache.", "region"
-    ),
+    _counter("cache.misses", "{key}", "Keys read from the database.", "region"),
+    _counter("cache.fills", "{value}", "Values written to the cache.", "region"),
     _counter(
         "cache.lease_losses",
         "{value}",
@@ -202,16 +173,10 @@ APPLICATION = (
         "region",
     ),
     _counter(
-        "cache.errors",
-        "{key}",
-        "Misses due to a node that did not respond.",
-        "region",
+        "cache.errors", "{key}", "Misses due to a node that did not respond.", "region"
     ),
     _counter(
-        "cache.unreadable",
-        "{value}",
-        "Values of another version or server.",
-        "region",
+        "cache.unreadable", "{value}", "Values of another version or server.", "region"
     ),
     _counter(
         "cache.waits",
@@ -222,15 +187,10 @@ APPLICATION = (
     _counter("cache.gave_up", "{key}", "Waits that timed out.", "region"),
     _counter("cache.invalidations", "{key}", "Tombstones written.", "region"),
     _counter(
-        "cache.outbox",
-        "{key}",
-        "Tombstones that could not be written.",
-        "region",
+        "cache.outbox", "{key}", "Tombstones that could not be written.", "region"
     ),
     _counter("cache.bytes_read", "By", "Bytes of values read.", "region"),
-    _counter(
-        "cache.bytes_written", "By", "Bytes of values written.", "region"
-    ),
+    _counter("cache.bytes_written", "By", "Bytes of values written.", "region"),
     _counter("cache.seconds", "s", "Time spent on the cache.", "region"),
     _histogram(
         "job.duration",
@@ -239,13 +199,7 @@ APPLICATION = (
         "Duration of the runs of jobs.",
         *("task", "queue", "ending"),
     ),
-    _counter(
-        "job.retries",
-        "{attempt}",
-        "Attempts after the first.",
-        "task",
-        "queue",
-    ),
+    _counter("job.retries", "{attempt}", "Attempts after the first.", "task", "queue"),
     _counter("job.lost_claims", "{job}", "Jobs whose claim was lost."),
 )
 
@@ -288,16 +242,10 @@ FLEET = (
         "server",
     ),
     _gauge(
-        "server.lag",
-        "s",
-        "Time by which the standby is behind its primary.",
-        "server",
+        "server.lag", "s", "Time by which the standby is behind its primary.", "server"
     ),
     _gauge(
-        "operation.pending",
-        "{operation}",
-        "Pending operations, by name.",
-        "operation",
+        "operation.pending", "{operation}", "Pending operations, by name.", "operation"
     ),
     _gauge(
         "operation.failed",
@@ -311,32 +259,18 @@ FLEET = (
         "Age of the oldest pending operation, by name.",
         "operation",
     ),
-    _gauge(
-        "outbox.pending",
-        "{key}",
-        "Pending invalidations of the cache.",
-        "region",
-    ),
+    _gauge("outbox.pending", "{key}", "Pending invalidations of the cache.", "region"),
     _gauge(
         "outbox.oldest",
         "s",
         "Age of the oldest pending invalidation of the cache.",
         "region",
     ),
+    _gauge("queue.jobs", "{job}", "Jobs of a queue, by state.", "queue", "state"),
     _gauge(
-        "queue.jobs", "{job}", "Jobs of a queue, by state.", "queue", "state"
+        "queue.oldest", "s", "Time for which the oldest due job has been due.", "queue"
     ),
-    _gauge(
-        "queue.oldest",
-        "s",
-        "Time for which the oldest due job has been due.",
-        "queue",
-    ),
-    _gauge(
-        "queue.unread_servers",
-        "{server}",
-        "Servers whose jobs were not counted.",
-    ),
+    _gauge("queue.unread_servers", "{server}", "Servers whose jobs were not counted."),
     _gauge(
         "schema.shards",
         "{shard}",

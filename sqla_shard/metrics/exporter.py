@@ -6,16 +6,17 @@ import logging
 from collections.abc import Iterable
 from functools import partial
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from sqla_shard.exc import MissingExtraError
 
 try:
-    from prometheus_client import CollectorRegistry
-    from prometheus_client import CONTENT_TYPE_LATEST
-    from prometheus_client import generate_latest
+    from prometheus_client import (
+        CollectorRegistry,
+        CONTENT_TYPE_LATEST,
+        generate_latest,
+    )
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector
 except ImportError as error:
@@ -25,8 +26,6 @@ except ImportError as error:
 
 from sqla_shard.metrics.definitions import FLEET
 from sqla_shard.metrics.fleet_metrics import FleetMetrics
-
-__all__ = ["Exporter", "render"]
 
 _log = logging.getLogger("sqla_shard.exporter")
 

@@ -11,50 +11,38 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from time import monotonic
-from time import perf_counter
-from typing import Any
-from typing import NamedTuple
+from time import monotonic, perf_counter
+from typing import Any, NamedTuple
 
-from sqlalchemy import make_url
-from sqlalchemy import text as sql
+from sqlalchemy import make_url, text as sql
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.engine.registry import filled
-from sqla_shard.engine.registry import urls_of
-from sqla_shard.engine.unread import Address
-from sqla_shard.engine.unread import describe_unread
-from sqla_shard.engine.unread import unread_lines
-from sqla_shard.engine.unread import UnreadServer
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import ShardMissingError
+from sqla_shard.engine.registry import filled, urls_of
+from sqla_shard.engine.unread import (
+    Address,
+    describe_unread,
+    unread_lines,
+    UnreadServer,
+)
+from sqla_shard.exc import FleetServerError, ShardMissingError
 from sqla_shard.exc.base import summary
 from sqla_shard.fleet.accounts import Accounts
 from sqla_shard.fleet.fleet import pair_named
-from sqla_shard.fleet.server_states import outage_line
-from sqla_shard.fleet.server_states import read_state
-from sqla_shard.fleet.server_states import Role
+from sqla_shard.fleet.server_states import outage_line, read_state, Role
 from sqla_shard.jobs.queue_counts import queue_counts
 from sqla_shard.metrics.definitions import metric
 from sqla_shard.metrics.load import report_load
 from sqla_shard.metrics.load_stores import LoadStore
 from sqla_shard.metrics.recorder import Observation
-from sqla_shard.outbox.invalidations import by_region
-from sqla_shard.outbox.invalidations import outbox_size
+from sqla_shard.outbox.invalidations import by_region, outbox_size
 from sqla_shard.outbox.pending_operations import counts
 from sqla_shard.schema.selection import shards_of
 from sqla_shard.schema.versions import read_versions
-from sqla_shard.topology import server_names
-from sqla_shard.topology import Topology
+from sqla_shard.topology import server_names, Topology
 from sqla_shard.topology.urls import address_of
-
-__all__ = ["DATABASES", "GRANTS", "TABLES", "FleetMetrics"]
 
 DATABASES = "databases"
 """Key of :meth:`FleetMetrics.problems`: shards without a database."""
@@ -105,18 +93,14 @@ class _Reading(NamedTuple):
 def _databases(missing: Iterable[tuple[str, Address]]) -> list[str]:
     # Servers show no database on which an account has no privilege.
     why = "no such database, or no privilege on it"
-    return unread_lines(
-        (server, why, [address]) for server, address in missing
-    )
+    return unread_lines((server, why, [address]) for server, address in missing)
 
 
 _Read = Callable[[], _Reading]
 _NOTHING = _Reading([], [])
 _LATE = "no response in time"
 
-_QUEUE_STATES = (
-    *("due", "scheduled", "running", "expired", "failed", "done"),
-)
+_QUEUE_STATES = (*("due", "scheduled", "running", "expired", "failed", "done"),)
 
 
 class FleetMetrics:
@@ -196,9 +180,7 @@ class FleetMetrics:
         for name, attempt in parts.items():
             observed, is_read = attempt.result(end)
             found += observed
-            found.append(
-                Observation(metric("exporter.read"), is_read, (name,))
-            )
+            found.append(Observation(metric("exporter.read"), is_read, (name,)))
         return found
 
     def problems(self) -> dict[str, list[str]]:
@@ -280,9 +262,7 @@ class FleetMetrics:
         except FleetServerError as error:
             if not error.is_unanswered:
                 raise
-            line = self._outage(
-                name, role, why=error.reason, number=error.number
-            )
+            line = self._outage(name, role, why=error.reason, number=error.number)
             return _Reading([], [line])
         values = {
             "server.round_trip": state.round_trip,
@@ -301,9 +281,7 @@ class FleetMetrics:
             why = f"replication of {name}: {state.unknown}"
             return _Reading(found, [why])
         runs = state.replication is not None and state.replication.runs
-        found.append(
-            Observation(metric("server.replication_runs"), runs, (name,))
-        )
+        found.append(Observation(metric("server.replication_runs"), runs, (name,)))
         if state.lag is not None:
             found.append(Observation(metric("server.lag"), state.lag, (name,)))
         return _Reading(found, [])
@@ -334,9 +312,7 @@ class FleetMetrics:
                 seconds = perf_counter() - start
         except ShardMissingError as error:
             return _Reading.of([], [UnreadServer.of([place], error)])
-        observed = Observation(
-            metric("server.round_trip"), seconds, (name, role)
-        )
+        observed = Observation(metric("server.round_trip"), seconds, (name, role))
         return _Reading([observed], [])
 
     # -- counts of rows
@@ -367,19 +343,13 @@ class FleetMetrics:
 
     def _queues(self) -> _Reading:
         found, unread = queue_counts(self._cluster)
-        observed = [
-            Observation(metric("queue.unread_servers"), len(unread)),
-        ]
+        observed = [Observation(metric("queue.unread_servers"), len(unread))]
         for one in found:
             oldest = 0.0 if one.oldest is None else one.oldest.total_seconds()
-            observed.append(
-                Observation(metric("queue.oldest"), oldest, (one.queue,))
-            )
+            observed.append(Observation(metric("queue.oldest"), oldest, (one.queue,)))
             observed += [
                 Observation(
-                    metric("queue.jobs"),
-                    getattr(one, state),
-                    (one.queue, state),
+                    metric("queue.jobs"), getattr(one, state), (one.queue, state)
                 )
                 for state in _QUEUE_STATES
             ]
@@ -403,16 +373,12 @@ class FleetMetrics:
                     databases.append((one.shard.server, address))
             shards = Counter(",".join(one.heads) for one in known)
             observed += [
-                Observation(
-                    metric("schema.shards"), count, (keyspace.name, revision)
-                )
+                Observation(metric("schema.shards"), count, (keyspace.name, revision))
                 for revision, count in shards.items()
             ]
             unfinished = sum(one.open is not None for one in known)
             observed.append(
-                Observation(
-                    metric("schema.unfinished"), unfinished, (keyspace.name,)
-                )
+                Observation(metric("schema.unfinished"), unfinished, (keyspace.name,))
             )
         return _Reading(observed, unread_lines(unread), tuple(databases))
 
@@ -427,9 +393,7 @@ class FleetMetrics:
                 ("write", one.write_share, one.hot_writes),
             ):
                 labels = one.keyspace, str(one.shard_id), operation
-                observed.append(
-                    Observation(metric("load.share"), share, labels)
-                )
+                observed.append(Observation(metric("load.share"), share, labels))
                 hot[one.keyspace, operation] += is_hot
         observed += [
             Observation(metric("load.hot"), count, labels)
@@ -510,10 +474,7 @@ class _Part:
             # One that persists is logged once.
             if line not in self._logged:
                 _log.warning(
-                    "%s is not read: %s",
-                    self.name,
-                    line,
-                    extra={"action": "export"},
+                    "%s is not read: %s", self.name, line, extra={"action": "export"}
                 )
         self._logged = lines
         attempt.reading, attempt.is_read = reading, not lines

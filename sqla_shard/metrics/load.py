@@ -19,30 +19,13 @@ them alike: it is counted for its table, not for the shards.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections import defaultdict
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from math import sqrt
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqla_shard.topology import Topology
-
-__all__ = [
-    "OTHERS",
-    "Cell",
-    "Key",
-    "KeyLoad",
-    "LoadReport",
-    "LoadSnapshot",
-    "ShardLoad",
-    "TableLoad",
-    "report_load",
-]
 
 #: Maximum number of cells, and of keys, of a snapshot.
 MOST_CELLS = 1000
@@ -343,9 +326,7 @@ def report_load(
 class _Sums:
     """The sums of snapshots, which may have different rates and times."""
 
-    def __init__(
-        self, snapshots: Sequence[LoadSnapshot], topology: Topology
-    ) -> None:
+    def __init__(self, snapshots: Sequence[LoadSnapshot], topology: Topology) -> None:
         self._snapshots = snapshots
         self._topology = topology
         #: Statements per second, by cell and by key.
@@ -365,8 +346,7 @@ class _Sums:
 
     def report(self, top: int, keys: int) -> LoadReport:
         shards = sorted(
-            self._shards(keys),
-            key=lambda s: (not s.is_hot, -s.reads - s.writes),
+            self._shards(keys), key=lambda s: (not s.is_hot, -s.reads - s.writes)
         )
         return LoadReport(
             processes=tuple(sorted(one.process for one in self._snapshots)),
@@ -418,21 +398,13 @@ class _Sums:
                 write_share=write_share,
                 fair_share=fair,
                 hot_reads=_is_hot(read_share, fair, self._totals[name, False]),
-                hot_writes=_is_hot(
-                    write_share, fair, self._totals[name, True]
-                ),
-                keys=_key_loads(
-                    by_shard[name, shard_id], reads + writes, most_keys
-                ),
+                hot_writes=_is_hot(write_share, fair, self._totals[name, True]),
+                keys=_key_loads(by_shard[name, shard_id], reads + writes, most_keys),
             )
 
-    def _keys_by_shard(
-        self,
-    ) -> defaultdict[tuple[str, int], dict[Key, list[float]]]:
+    def _keys_by_shard(self) -> defaultdict[tuple[str, int], dict[Key, list[float]]]:
         """Return reads and writes of each key, by keyspace and shard."""
-        found: defaultdict[tuple[str, int], dict[Key, list[float]]] = (
-            defaultdict(dict)
-        )
+        found: defaultdict[tuple[str, int], dict[Key, list[float]]] = defaultdict(dict)
         for key, rate in self._keys.items():
             both = found[key.keyspace, key.shard_id].setdefault(
                 key._replace(writes=False), [0.0, 0.0]

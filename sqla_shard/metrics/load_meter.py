@@ -10,38 +10,29 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections import Counter
-from collections import deque
-from collections.abc import Iterable
-from collections.abc import Iterator
-from time import monotonic
-from time import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from time import monotonic, time
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.dml import Insert
-from sqlalchemy.sql.elements import BinaryExpression
-from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.elements import BooleanClauseList
-from sqlalchemy.sql.elements import Grouping
+from sqlalchemy.sql.elements import (
+    BinaryExpression,
+    BindParameter,
+    BooleanClauseList,
+    Grouping,
+)
 from sqlalchemy.sql.schema import Table
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import ExecutionPlan
 from sqla_shard.exc import MetricsOptionError
-from sqla_shard.metrics.load import Cell
-from sqla_shard.metrics.load import cut
-from sqla_shard.metrics.load import Key
-from sqla_shard.metrics.load import LoadSnapshot
-from sqla_shard.metrics.load import MOST_CELLS
-from sqla_shard.routing import has_objects
-from sqla_shard.routing import routing_column
-from sqla_shard.routing import spec_of
+from sqla_shard.metrics.load import Cell, cut, Key, LoadSnapshot, MOST_CELLS
+from sqla_shard.routing import has_objects, routing_column, spec_of
 from sqla_shard.types.shard_bound import Slotted
 from sqla_shard.util.forking import in_children
-
-__all__ = ["LoadMeter", "measure_load", "meter_of"]
 
 #: Seconds of a slot.
 _SLOT = 2.0
@@ -79,9 +70,7 @@ class LoadMeter:
             )
         if not _SLOT <= window <= 3600:
             raise MetricsOptionError(
-                f"must be {_SLOT:g} to 3600 seconds",
-                option="window",
-                value=window,
+                f"must be {_SLOT:g} to 3600 seconds", option="window", value=window
             )
         self.rate = rate
         self.window = window
@@ -91,8 +80,7 @@ class LoadMeter:
         with _lock:
             if cluster in _meters:
                 raise MetricsOptionError(
-                    "has a meter already; stop() it first, or use "
-                    "meter_of(cluster)",
+                    "has a meter already; stop() it first, or use meter_of(cluster)",
                     option="cluster",
                     value=cluster,
                 )
@@ -149,9 +137,7 @@ class LoadMeter:
         reading = self._reading(context.compiled)
         keyspace = plan.places[0].keyspace
         shards: Iterable[int | None] = (
-            (None,)
-            if plan.scattered
-            else (place.shard_id for place in plan.places)
+            (None,) if plan.scattered else (place.shard_id for place in plan.places)
         )
         # The ids of a statement on several shards name no single hot one.
         ids = reading.ids(context) if len(plan.places) == 1 else ()

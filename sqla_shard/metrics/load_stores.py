@@ -19,14 +19,11 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from secrets import token_bytes
 from time import time
-from typing import Any
-from typing import Protocol
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, TYPE_CHECKING
 
 from sqla_shard.cache.stores import State
 from sqla_shard.exc import MetricsOptionError
@@ -37,14 +34,6 @@ from sqla_shard.util.forking import in_children
 
 if TYPE_CHECKING:
     from sqla_shard.cache.stores import Store
-
-__all__ = [
-    "LoadCache",
-    "LoadDirectory",
-    "LoadPublisher",
-    "LoadStore",
-    "publish_load",
-]
 
 _log = logging.getLogger(__name__)
 
@@ -110,10 +99,7 @@ class LoadDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         name = re.sub(r"[^A-Za-z0-9.]+", "-", snapshot.process)
         replace_file(
-            self.path / f"{name}{_SUFFIX}",
-            _packed(snapshot),
-            0o644,
-            durable=False,
+            self.path / f"{name}{_SUFFIX}", _packed(snapshot), 0o644, durable=False
         )
         oldest = time() - 6 * _FRESH
         for path in self._files():

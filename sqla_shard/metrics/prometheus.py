@@ -18,19 +18,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Awaitable
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from sqla_shard.exc import MetricsOptionError
-from sqla_shard.exc import MissingExtraError
+from sqla_shard.exc import MetricsOptionError, MissingExtraError
 
 try:
     import prometheus_client
-    from prometheus_client import CollectorRegistry
-    from prometheus_client import multiprocess
+    from prometheus_client import CollectorRegistry, multiprocess
     from prometheus_client.registry import Collector
 except ImportError as error:
     raise MissingExtraError(
@@ -38,16 +33,10 @@ except ImportError as error:
     ) from error
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.metrics.definitions import APPLICATION
-from sqla_shard.metrics.definitions import Metric
-from sqla_shard.metrics.definitions import metric
-from sqla_shard.metrics.recorder import observations
-from sqla_shard.metrics.recorder import Recorder
-from sqla_shard.metrics.recorder import Totals
+from sqla_shard.metrics.definitions import APPLICATION, Metric, metric
+from sqla_shard.metrics.recorder import observations, Recorder, Totals
 from sqla_shard.session.commit import OUTCOMES
 from sqla_shard.util.forking import in_children
-
-__all__ = ["CONTENT_TYPE", "DIRECTORY", "PrometheusMetrics"]
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 """The media type of :meth:`PrometheusMetrics.render`."""
@@ -72,9 +61,7 @@ class PrometheusMetrics:
     """
 
     def __init__(
-        self,
-        cluster: Cluster,
-        registry: CollectorRegistry | None = None,
+        self, cluster: Cluster, registry: CollectorRegistry | None = None
     ) -> None:
         self._cluster = cluster
         if registry is None:

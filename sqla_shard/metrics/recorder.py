@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterator
-from typing import Any
-from typing import NamedTuple
-from typing import Protocol
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol, TYPE_CHECKING
 
 from sqlalchemy import event
 
@@ -21,19 +17,14 @@ from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import StatementReport
 from sqla_shard.exc import RoutingError
 from sqla_shard.exc.base import code_of
-from sqla_shard.metrics.definitions import APPLICATION
-from sqla_shard.metrics.definitions import Metric
-from sqla_shard.metrics.definitions import metric
+from sqla_shard.metrics.definitions import APPLICATION, Metric, metric
 from sqla_shard.session.commit import CommitReport
-from sqla_shard.topology import server_names
-from sqla_shard.topology import Topology
+from sqla_shard.topology import server_names, Topology
 from sqla_shard.util.calling_lines import calling_line
 from sqla_shard.util.listening import stop_listening
 
 if TYPE_CHECKING:
     from sqla_shard.jobs import JobReport
-
-__all__ = ["Observation", "Recorder", "Sink", "observations"]
 
 #: Maximum number of lines of the application in labels.
 _MOST_SITES = 100
@@ -50,9 +41,7 @@ _RETRIES = metric("transaction.retries")
 _JOB_DURATION = metric("job.duration")
 _JOB_RETRIES = metric("job.retries")
 _JOB_LOST = metric("job.lost_claims")
-_CACHE = tuple(
-    one for one in APPLICATION if one.name.startswith("sqla_shard.cache.")
-)
+_CACHE = tuple(one for one in APPLICATION if one.name.startswith("sqla_shard.cache."))
 
 
 class Sink(Protocol):
@@ -114,9 +103,7 @@ class Recorder:
         names = self._server_names(cluster.topology)
         for one in report.servers:
             name = names.get((keyspace, one.server), one.server)
-            self._sink.record(
-                _DURATION, one.seconds, keyspace, name, operation
-            )
+            self._sink.record(_DURATION, one.seconds, keyspace, name, operation)
             if one.error is not None:
                 kind = type(one.error).__name__
                 self._sink.add(_ERRORS, 1, keyspace, name, kind)

@@ -40,20 +40,19 @@ application writes them.
 
 from __future__ import annotations
 
-from sqla_shard.migrate.declaration import Declaration
-from sqla_shard.migrate.declaration import Global
-from sqla_shard.migrate.declaration import Lookup
-from sqla_shard.migrate.declaration import MappingTable
-from sqla_shard.migrate.declaration import Owned
-from sqla_shard.migrate.declaration import Owner
-from sqla_shard.migrate.declaration import Reference
+from sqla_shard.migrate.declaration import (
+    Declaration,
+    Global,
+    Lookup,
+    MappingTable,
+    Owned,
+    Owner,
+    Reference,
+)
 from sqla_shard.migrate.move import Move
-from sqla_shard.migrate.report import load
-from sqla_shard.migrate.report import merge
-from sqla_shard.migrate.report import Report
+from sqla_shard.migrate.report import load, merge, Report
 from sqla_shard.migrate.shadow import Shadow
-from sqla_shard.migrate.suggest import suggest
-from sqla_shard.migrate.suggest import Suggestion
+from sqla_shard.migrate.suggest import suggest, Suggestion
 from sqla_shard.migrate.tables import Moved
 
 __all__ = [

@@ -8,16 +8,11 @@ pass looks at them again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from sqla_shard.migrate.copying import MarkedRows
-from sqla_shard.migrate.copying import Row
+from sqla_shard.migrate.copying import MarkedRows, Row
 from sqla_shard.migrate.mark_tables import Key
-
-__all__ = ["Comparison", "Seen", "compare", "look"]
 
 
 @dataclass(frozen=True, kw_only=True)

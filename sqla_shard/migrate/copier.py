@@ -11,38 +11,31 @@ zero, so that a late copy does not insert it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.dialects import backend_for
 from sqla_shard.dialects.base import Failure
 from sqla_shard.engine.unread import reason
 from sqla_shard.exc import UnclaimableRowError
-from sqla_shard.migrate.copying import apply_images
-from sqla_shard.migrate.copying import Image
-from sqla_shard.migrate.copying import one_read
-from sqla_shard.migrate.copying import read_images
-from sqla_shard.migrate.copying import record_images
-from sqla_shard.migrate.copying import Row
+from sqla_shard.migrate.copying import (
+    apply_images,
+    Image,
+    one_read,
+    read_images,
+    record_images,
+    Row,
+)
 from sqla_shard.migrate.ids import IdMap
 from sqla_shard.migrate.links import MovedLinks
 from sqla_shard.migrate.mark_tables import Key
-from sqla_shard.migrate.tables import MovedRows
-from sqla_shard.migrate.tables import MovedTable
-from sqla_shard.migrate.tables import ShardObjects
-from sqla_shard.migrate.waiting import grouped
-from sqla_shard.migrate.waiting import Waiting
+from sqla_shard.migrate.tables import MovedRows, MovedTable, ShardObjects
+from sqla_shard.migrate.waiting import grouped, Waiting
 from sqla_shard.models.lookup_definition import link
-
-__all__ = ["Copier"]
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +52,7 @@ class Copier:
     """
 
     def __init__(
-        self,
-        tables: Mapping[str, MovedRows],
-        engine: Engine,
-        cluster: Cluster,
+        self, tables: Mapping[str, MovedRows], engine: Engine, cluster: Cluster
     ) -> None:
         self.ids = IdMap(tables, engine, cluster)
         self._engine = engine
@@ -70,9 +60,7 @@ class Copier:
 
     # -- forward
 
-    def forward(
-        self, one: MovedRows, keys: Collection[Key], *, number: int
-    ) -> int:
+    def forward(self, one: MovedRows, keys: Collection[Key], *, number: int) -> int:
         """Copy rows that wait from the database to the shards.
 
         :param number: the round.
@@ -133,10 +121,7 @@ class Copier:
                 run(lookup.claim, text, object_id)
 
     def converted(
-        self,
-        one: MovedRows,
-        images: Mapping[Key, Image],
-        keys_there: Mapping[Key, Key],
+        self, one: MovedRows, images: Mapping[Key, Image], keys_there: Mapping[Key, Key]
     ) -> dict[Key, Image]:
         """Return images of rows as they are on the shards.
 
@@ -163,12 +148,7 @@ class Copier:
     # -- backward
 
     def back(
-        self,
-        one: MovedRows,
-        shard_id: int,
-        keys: Collection[Key],
-        *,
-        number: int,
+        self, one: MovedRows, shard_id: int, keys: Collection[Key], *, number: int
     ) -> int:
         """Copy rows from a shard to the database.
 
@@ -179,8 +159,7 @@ class Copier:
         images = read_images(one.on(self._cluster, shard_id), keys)
         if isinstance(one, MovedLinks):
             references = self._keys_of(
-                (end for key in images for end in one.ends(key)),
-                number=number,
+                (end for key in images for end in one.ends(key)), number=number
             )
             written = self._apply_links_back(one, images, references, number)
         else:
@@ -238,9 +217,7 @@ class Copier:
             )
         return len(newer)
 
-    def keys_of(
-        self, one: MovedTable, object_ids: Collection[int]
-    ) -> dict[int, Key]:
+    def keys_of(self, one: MovedTable, object_ids: Collection[int]) -> dict[int, Key]:
         """Return the primary keys of objects that have one."""
         with one_read(self._engine) as connection:
             return one.marks.keys_of(connection, object_ids)
@@ -270,9 +247,7 @@ class Copier:
                 found[type_id, object_id] = keys[object_id][0]
         return found
 
-    def existing_keys(
-        self, one: MovedRows, keys: Collection[Key]
-    ) -> dict[Key, Key]:
+    def existing_keys(self, one: MovedRows, keys: Collection[Key]) -> dict[Key, Key]:
         """Return the keys in the database, by those on the shards."""
         if isinstance(one, MovedTable):
             found = self.keys_of(one, [object_id for (object_id,) in keys])
@@ -395,6 +370,5 @@ class Copier:
         }
         original = error.orig
         return original is not None and any(
-            backend.classify(original) is Failure.CONFLICT
-            for backend in backends
+            backend.classify(original) is Failure.CONFLICT for backend in backends
         )

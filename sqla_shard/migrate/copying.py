@@ -9,44 +9,19 @@ backfill, the repair and the last copies before the sides change.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterator
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from contextlib import contextmanager
-from dataclasses import dataclass
-from dataclasses import replace
-from typing import Any
-from typing import Protocol
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
 
-from sqlalchemy import Connection
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
 from sqla_shard.dialects import backend_for
 from sqla_shard.migrate.fences import DatabaseFence
-from sqla_shard.migrate.mark_tables import Key
-from sqla_shard.migrate.mark_tables import KeyPart
-from sqla_shard.migrate.marks import Marks
-from sqla_shard.migrate.marks import RowMark
+from sqla_shard.migrate.mark_tables import Key, KeyPart
+from sqla_shard.migrate.marks import Marks, RowMark
 from sqla_shard.migrate.stages import Progress
-
-__all__ = [
-    "Claimed",
-    "Image",
-    "MarkedRows",
-    "Row",
-    "apply_images",
-    "claim_page",
-    "locking_transaction",
-    "look_twice",
-    "one_read",
-    "read_images",
-    "record_images",
-    "snapshot",
-]
 
 #: The values of a row by name of column.
 Row: TypeAlias = Mapping[str, Any]
@@ -92,30 +67,22 @@ class MarkedRows(Protocol):
         """Begin a transaction that only writes marks, and reads nothing."""
         ...
 
-    def read(
-        self, connection: Connection, keys: Collection[Key]
-    ) -> dict[Key, Row]:
+    def read(self, connection: Connection, keys: Collection[Key]) -> dict[Key, Row]:
         """Return rows by key; those that do not exist are missing."""
         ...
 
-    def look(
-        self, keys: Collection[Key]
-    ) -> dict[Key, tuple[RowMark, Row | None]]:
+    def look(self, keys: Collection[Key]) -> dict[Key, tuple[RowMark, Row | None]]:
         """Return marks and rows by key, both of one snapshot.
 
         Those without a mark are missing.
         """
         ...
 
-    def write(
-        self, connection: Connection, rows: Mapping[Key, Row | None]
-    ) -> None:
+    def write(self, connection: Connection, rows: Mapping[Key, Row | None]) -> None:
         """Insert or update rows; delete those that are None."""
         ...
 
-    def write_first(
-        self, connection: Connection, rows: Mapping[Key, Row]
-    ) -> None:
+    def write_first(self, connection: Connection, rows: Mapping[Key, Row]) -> None:
         """Write rows that had no mark; faster if none of them exists.
 
         :raises IntegrityError: if one exists, and was not replaced.
@@ -167,10 +134,7 @@ def read_images(source: MarkedRows, keys: Collection[Key]) -> dict[Key, Image]:
     """
     return {
         key: Image(
-            version=mark.version,
-            row=row,
-            object_id=mark.object_id,
-            copied=mark.copied,
+            version=mark.version, row=row, object_id=mark.object_id, copied=mark.copied
         )
         for key, (mark, row) in source.look(keys).items()
     }
@@ -217,9 +181,7 @@ def apply_images(
         else:
             return len(images)
     with target.begin() as connection:
-        newer = target.marks.receive(
-            connection, versions, number=number, there=there
-        )
+        newer = target.marks.receive(connection, versions, number=number, there=there)
         target.write(connection, {key: images[key].row for key in newer})
     return len(newer)
 
@@ -292,9 +254,7 @@ def claim_page(
     if keys:
         after = replace(after, key=keys[-1])
     wanted = [
-        key
-        for key in keys
-        if key not in known or known[key].round < progress.round
+        key for key in keys if key not in known or known[key].round < progress.round
     ]
     if keys and not wanted:
         # An earlier run has claimed them.
@@ -302,7 +262,5 @@ def claim_page(
     proposed = ids([k for k in wanted if k not in known]) if ids else {}
     with source.begin() as connection:
         fence.enter_as(connection, progress)
-        source.marks.claim(
-            connection, wanted, number=progress.round, ids=proposed
-        )
+        source.marks.claim(connection, wanted, number=progress.round, ids=proposed)
     return keys, after

@@ -42,16 +42,12 @@ with :class:`Global`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from sqlalchemy import inspect
-from sqlalchemy import Table
+from sqlalchemy import inspect, Table
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.attributes import QueryableAttribute
 
@@ -292,10 +288,7 @@ class Declaration:
         unknown = sorted(document.keys() - set(_KEYS))
         if unknown:
             raise DeclarationError(
-                [
-                    f"{name!r} is not one of {', '.join(_KEYS)}"
-                    for name in unknown
-                ],
+                [f"{name!r} is not one of {', '.join(_KEYS)}" for name in unknown],
                 source=source,
             )
         try:
@@ -406,9 +399,7 @@ def _items(document: _Document) -> Iterator[Item]:
         raise DeclarationError(["lookups: it must be a table of tables"])
     for table, columns in lookups.items():
         if not isinstance(columns, (list, dict)):
-            raise DeclarationError(
-                [f"lookups.{table}: it must be a list of columns"]
-            )
+            raise DeclarationError([f"lookups.{table}: it must be a list of columns"])
         policies = columns if isinstance(columns, dict) else {}
         for column in columns:
             policy = policies.get(column) or None
@@ -416,10 +407,7 @@ def _items(document: _Document) -> Iterator[Item]:
 
 
 def _tables(
-    document: _Document,
-    name: str,
-    keys: Iterable[str],
-    needs: Iterable[str] = (),
+    document: _Document, name: str, keys: Iterable[str], needs: Iterable[str] = ()
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the tables of a part of a document, with their settings."""
     part = document.get(name, {})
@@ -434,9 +422,7 @@ def _tables(
             if key not in tuple(keys)
         ]
         problems += [
-            f"{name}.{table}: {key} is missing"
-            for key in needs
-            if key not in given
+            f"{name}.{table}: {key} is missing" for key in needs if key not in given
         ]
         if problems:
             raise DeclarationError(problems)

@@ -12,26 +12,25 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sqlalchemy import BigInteger
-from sqlalchemy import Column
-from sqlalchemy import Connection
-from sqlalchemy import Integer
-from sqlalchemy import MetaData
-from sqlalchemy import select
-from sqlalchemy import Table
-from sqlalchemy import Text
-from sqlalchemy import update
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Integer,
+    MetaData,
+    select,
+    Table,
+    Text,
+    update,
+)
 from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects import backend_for
 from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.sql import InsertMissing
-from sqla_shard.exc import StageChangedError
-from sqla_shard.exc import StageUnavailableError
+from sqla_shard.exc import StageChangedError, StageUnavailableError
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.util.json_values import parsed_json
-
-__all__ = ["DatabaseFence"]
 
 _ROW = 1
 
@@ -52,9 +51,7 @@ class DatabaseFence:
             schema=schema,
             mysql_engine="InnoDB",
         )
-        self._select = select(self.table.c.progress).where(
-            self.table.c.id == _ROW
-        )
+        self._select = select(self.table.c.progress).where(self.table.c.id == _ROW)
         self._locking = self._select.with_for_update(read=True)
 
     def create(self, connection: Connection) -> None:
@@ -84,10 +81,7 @@ class DatabaseFence:
             found = connection.execute(self._locking).scalar_one()
         except DBAPIError as error:
             original = error.orig
-            if (
-                original is None
-                or backend.classify(original) is not Failure.MISPLACED
-            ):
+            if original is None or backend.classify(original) is not Failure.MISPLACED:
                 raise
             raise StageUnavailableError(
                 store=f"the table {self.table.name}",
@@ -123,10 +117,7 @@ class DatabaseFence:
         """
         connection.execute(
             update(self.table)
-            .where(
-                self.table.c.id == _ROW,
-                self.table.c.number < progress.number,
-            )
+            .where(self.table.c.id == _ROW, self.table.c.number < progress.number)
             .values(**_values(progress))
         )
 

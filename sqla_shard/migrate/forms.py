@@ -6,43 +6,31 @@ The router of :mod:`sqla_shard.routing` reads the statement, and the merge of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Insert
 from sqlalchemy.orm.context import FromStatement
 from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.sql.lambdas import LambdaElement
-from sqlalchemy.sql.selectable import Select
-from sqlalchemy.sql.selectable import TextualSelect
+from sqlalchemy.sql.selectable import Select, TextualSelect
 
-from sqla_shard.exc import NoShardKeyError
-from sqla_shard.exc import ReferenceWriteError
-from sqla_shard.exc import ShardError
+from sqla_shard.exc import NoShardKeyError, ReferenceWriteError, ShardError
 from sqla_shard.merging import plan
-from sqla_shard.migrate.future import Future
-from sqla_shard.migrate.future import FutureTable
+from sqla_shard.migrate.future import Future, FutureTable
 from sqla_shard.migrate.locations import ShadowPlaces
-from sqla_shard.migrate.verdicts import refused
-from sqla_shard.migrate.verdicts import Verdict
-from sqla_shard.routing import check_mergeable
-from sqla_shard.routing import refusal_of
-from sqla_shard.routing import RoutingShape
-from sqla_shard.routing import shape_of
-from sqla_shard.routing import supposing
-from sqla_shard.routing.conditions import AllOf
-from sqla_shard.routing.conditions import AnyOf
-from sqla_shard.routing.conditions import Condition
-from sqla_shard.routing.conditions import Equals
-from sqla_shard.routing.conditions import Within
+from sqla_shard.migrate.verdicts import refused, Verdict
+from sqla_shard.routing import (
+    check_mergeable,
+    refusal_of,
+    RoutingShape,
+    shape_of,
+    supposing,
+)
+from sqla_shard.routing.conditions import AllOf, AnyOf, Condition, Equals, Within
 from sqla_shard.types import IdType
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = ["SINGLE", "Form", "FormReader", "Ids"]
 
 #: No OFFSET is too large if scatter(max_offset=) allows it.
 _ANY_OFFSET = 1 << 62
@@ -57,8 +45,7 @@ _INVERSE = Verdict(
 )
 _SEVERAL = Verdict(
     outcome="several_shards",
-    reason="its ids may be on several shards, whose servers are read at the "
-    "same time",
+    reason="its ids may be on several shards, whose servers are read at the same time",
 )
 _TEXTUAL = Verdict(
     outcome="textual",
@@ -135,9 +122,7 @@ class FormReader:
         if isinstance(statement, LambdaElement):
             statement = private.resolved(statement)
         if _is_textual(statement):
-            return Form(
-                kind="text", tables=_shown_tables(statement), verdict=_TEXTUAL
-            )
+            return Form(kind="text", tables=_shown_tables(statement), verdict=_TEXTUAL)
         if isinstance(statement, Insert):
             return self._insert_form(statement)
         kind = (
@@ -184,10 +169,7 @@ class FormReader:
         for how, view in self._future.views:
             verdict, shape, binds = self._read_as(view, statement)
             if verdict.error is None:
-                if how == "lookup":
-                    verdict = _lookup(read[0], shape, view)
-                else:
-                    verdict = _INVERSE
+                verdict = _lookup(read[0], shape, view) if how == "lookup" else _INVERSE
                 return view, verdict, shape, binds
         return self._future, *read
 
@@ -201,9 +183,7 @@ class FormReader:
                 return refused(error), None, ()
             return self._verdict(view, statement, shape), shape, binds
 
-    def _verdict(
-        self, view: Future, statement: Any, shape: RoutingShape
-    ) -> Verdict:
+    def _verdict(self, view: Future, statement: Any, shape: RoutingShape) -> Verdict:
         """Return the verdict of a shape, if its values name one shard."""
         error = refusal_of(shape, self._places)
         if isinstance(error, NoShardKeyError):
@@ -221,9 +201,7 @@ class FormReader:
         written = self._future.tables.get(str(table.key))
         tables = (str(table.key),)
         if written is None or written.spec.kind == "global":
-            return Form(
-                kind="insert", tables=tables, verdict=_GLOBAL, written=written
-            )
+            return Form(kind="insert", tables=tables, verdict=_GLOBAL, written=written)
         if written.spec.reference is not None:
             return self._reference_write("insert", written)
         if statement.select is not None:
@@ -236,14 +214,11 @@ class FormReader:
                 kind="insert",
                 tables=tables,
                 verdict=refused(
-                    error,
-                    remedy="Read the rows, and insert them for each owner.",
+                    error, remedy="Read the rows, and insert them for each owner."
                 ),
                 written=written,
             )
-        return Form(
-            kind="insert", tables=tables, verdict=SINGLE, written=written
-        )
+        return Form(kind="insert", tables=tables, verdict=SINGLE, written=written)
 
     def _reference_write(self, kind: str, written: FutureTable) -> Form:
         error = ReferenceWriteError(reference=str(written.spec.reference))
@@ -280,9 +255,7 @@ def _scattered(
 ) -> Verdict:
     """Return the verdict of a statement that nothing restricts to shards."""
     columns = ", ".join(
-        name
-        for table in error.tables
-        for name in _routing_columns(view, table)
+        name for table in error.tables for name in _routing_columns(view, table)
     )
     named = f"Name ids in WHERE: {columns}" if columns else "Name ids in WHERE"
     if not getattr(statement, "is_select", False):
@@ -317,9 +290,7 @@ def _routing_columns(view: Future, name: str) -> tuple[str, ...]:
     return ()
 
 
-def _lookup(
-    verdict: Verdict, shape: RoutingShape | None, view: Future
-) -> Verdict:
+def _lookup(verdict: Verdict, shape: RoutingShape | None, view: Future) -> Verdict:
     columns = dict.fromkeys(
         f"{one.table.key}.{name}"
         for one in view.tables.values()
@@ -353,10 +324,7 @@ def _several(
 
 def _skipping(statement: Any, shape: RoutingShape) -> Verdict | None:
     """Return the verdict of an OFFSET above 0 over several shards."""
-    if (
-        not isinstance(statement, Select)
-        or private.offset_clause(statement) is None
-    ):
+    if not isinstance(statement, Select) or private.offset_clause(statement) is None:
         return None
     try:
         plan(statement.offset(1), {}, shape.spread)
@@ -374,9 +342,7 @@ def _tables_of(shape: RoutingShape | None) -> tuple[str, ...]:
     if shape is None:
         return ()
     return tuple(
-        dict.fromkeys(
-            str(getattr(table, "key", table.name)) for table in shape.tables
-        )
+        dict.fromkeys(str(getattr(table, "key", table.name)) for table in shape.tables)
     )
 
 

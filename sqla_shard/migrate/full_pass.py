@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterator
-from collections.abc import Mapping
-from typing import Any
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, TypeAlias
 
 from sqlalchemy.engine import URL
 
-from sqla_shard.exc import ConversionError
-from sqla_shard.exc import UnclaimableRowError
-from sqla_shard.migrate.comparing import compare
-from sqla_shard.migrate.comparing import Comparison
-from sqla_shard.migrate.comparing import look
-from sqla_shard.migrate.comparing import Seen
-from sqla_shard.migrate.copying import read_images
-from sqla_shard.migrate.copying import snapshot
+from sqla_shard.exc import ConversionError, UnclaimableRowError
+from sqla_shard.migrate.comparing import compare, Comparison, look, Seen
+from sqla_shard.migrate.copying import read_images, snapshot
 from sqla_shard.migrate.fences import DatabaseFence
 from sqla_shard.migrate.links import MovedLinks
 from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.move import Move
-from sqla_shard.migrate.pass_reports import DifferentRow
-from sqla_shard.migrate.pass_reports import Pass
-from sqla_shard.migrate.pass_reports import PassPosition
-from sqla_shard.migrate.pass_reports import record_pass
+from sqla_shard.migrate.pass_reports import (
+    DifferentRow,
+    Pass,
+    PassPosition,
+    record_pass,
+)
 from sqla_shard.migrate.rows import AttributeDifference
 from sqla_shard.migrate.stages import Progress
-from sqla_shard.migrate.tables import MovedRows
-from sqla_shard.migrate.tables import MovedTable
-from sqla_shard.migrate.waiting import grouped
-from sqla_shard.migrate.waiting import Waiting
+from sqla_shard.migrate.tables import MovedRows, MovedTable
+from sqla_shard.migrate.waiting import grouped, Waiting
 from sqla_shard.verify.position import PositionFile
-
-__all__ = ["FullPass"]
 
 #: Rows of a page.
 _PAGE = 500
@@ -89,10 +78,7 @@ class FullPass:
     def _identity(self) -> dict[str, Any]:
         url = self._move.engine.url
         where = URL.create(
-            url.get_backend_name(),
-            host=url.host,
-            port=url.port,
-            database=url.database,
+            url.get_backend_name(), host=url.host, port=url.port, database=url.database
         )
         return {
             "command": "reconcile" if self._repairs else "verify",
@@ -121,9 +107,7 @@ class FullPass:
             for last in walk(one, after):
                 if self._file is not None:
                     self._file.save(
-                        PassPosition(
-                            step=number, after=last, result=self._pass
-                        )
+                        PassPosition(step=number, after=last, result=self._pass)
                     )
         record_pass(self._move, self._now, self._pass)
         if self._file is not None:
@@ -137,18 +121,12 @@ class FullPass:
             yield one, self._marked_rows
             yield one, self._unknown_rows
 
-    def _find(
-        self, one: MovedRows, key: Key | None, ids: Key, reason: str
-    ) -> None:
-        self._pass.add(
-            DifferentRow(table=one.name, key=key, ids=ids, reason=reason)
-        )
+    def _find(self, one: MovedRows, key: Key | None, ids: Key, reason: str) -> None:
+        self._pass.add(DifferentRow(table=one.name, key=key, ids=ids, reason=reason))
 
     # -- rows that no session has written, or the backfill not reached
 
-    def _unmarked_rows(
-        self, one: MovedRows, after: Key | None
-    ) -> Iterator[Key]:
+    def _unmarked_rows(self, one: MovedRows, after: Key | None) -> Iterator[Key]:
         has_ids = not isinstance(one, MovedLinks)
         while True:
             with snapshot(self._move.engine) as connection:
@@ -185,9 +163,7 @@ class FullPass:
         """Yield positions, and keys in the database by those on the shards."""
         while isinstance(one, MovedLinks):
             with snapshot(self._move.engine) as connection:
-                keys = one.marks.keys_after(
-                    connection, after=after, limit=_PAGE
-                )
+                keys = one.marks.keys_after(connection, after=after, limit=_PAGE)
             if not keys:
                 return
             after = keys[-1]
@@ -201,10 +177,7 @@ class FullPass:
             if not found:
                 return
             last = max(found)
-            yield (
-                (last,),
-                {(object_id,): key for object_id, key in found.items()},
-            )
+            yield ((last,), {(object_id,): key for object_id, key in found.items()})
 
     def _count_without_ends(self, one: MovedRows, keys: list[Key]) -> None:
         """Count rows that wait for a row without an object id."""
@@ -225,9 +198,7 @@ class FullPass:
                 else:
                     self._find(one, key, there, str(error))
 
-    def _compare(
-        self, one: MovedRows, shard_id: int, keys: Mapping[Key, Key]
-    ) -> None:
+    def _compare(self, one: MovedRows, shard_id: int, keys: Mapping[Key, Key]) -> None:
         """Compare rows of one shard.
 
         :param keys: keys in the database by those on the shard.
@@ -238,9 +209,7 @@ class FullPass:
         ours = Seen(
             versions={key: image.version for key, image in values.items()},
             rows={
-                key: image.row
-                for key, image in values.items()
-                if image.row is not None
+                key: image.row for key, image in values.items() if image.row is not None
             },
         )
         theirs = look(one.on(self._move.cluster, shard_id), list(keys))
@@ -281,9 +250,7 @@ class FullPass:
                 reason = "; ".join(
                     map(_described, one.conversion.differences(row, found))
                 )
-            self._find(
-                one, keys[there], there, reason or "written without a mark"
-            )
+            self._find(one, keys[there], there, reason or "written without a mark")
 
     # -- repairs
 
@@ -312,9 +279,7 @@ class FullPass:
 
     # -- rows of the shards that the map does not have
 
-    def _unknown_rows(
-        self, one: MovedRows, after: Key | None
-    ) -> Iterator[Key]:
+    def _unknown_rows(self, one: MovedRows, after: Key | None) -> Iterator[Key]:
         first, *rest = after or (0,)
         shards = one.keyspace(self._move.cluster.places).shards
         for shard_id in range(first, shards):
@@ -345,9 +310,7 @@ class FullPass:
             if self._repairs and unknown:
                 self._limit(len(unknown))
 
-    def _without_marks(
-        self, one: MovedRows, keys: Collection[Key]
-    ) -> list[Key]:
+    def _without_marks(self, one: MovedRows, keys: Collection[Key]) -> list[Key]:
         known = self._copier.existing_keys(one, keys)
         if isinstance(one, MovedTable):
             # They are those of marks.
@@ -366,9 +329,7 @@ class FullPass:
         self._pass.waiting += len(waiting)
         return [key for key in keys if key not in waiting]
 
-    def _delete(
-        self, one: MovedRows, shard_id: int, keys: Collection[Key]
-    ) -> None:
+    def _delete(self, one: MovedRows, shard_id: int, keys: Collection[Key]) -> None:
         """Delete rows that another program has inserted.
 
         A row of a copy has a mark in the database before, so these are not
@@ -384,19 +345,14 @@ def _described(difference: AttributeDifference) -> str:
     """Return both values; of long ones the part in which they differ."""
     texts = repr(difference.expected), repr(difference.found)
     differing = (
-        at
-        for at, (one, other) in enumerate(zip(*texts, strict=False))
-        if one != other
+        at for at, (one, other) in enumerate(zip(*texts, strict=False)) if one != other
     )
     start = next(differing, min(map(len, texts))) - _SHOWN // 2
     # A pass has up to 1,000 of them, and writes them after each page.
     expected, found = (
-        text
-        if len(text) <= _SHOWN
-        else f"...{text[max(start, 0) :][:_SHOWN]}..."
+        text if len(text) <= _SHOWN else f"...{text[max(start, 0) :][:_SHOWN]}..."
         for text in texts
     )
     return (
-        f"{difference.attribute} is {expected} in the database and {found} on "
-        "the shard"
+        f"{difference.attribute} is {expected} in the database and {found} on the shard"
     )

@@ -8,41 +8,31 @@ those that the router gives for the sharded application.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Column
-from sqlalchemy import MetaData
-from sqlalchemy import Table
-from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.elements import ClauseElement
+from sqlalchemy import Column, MetaData, Table
+from sqlalchemy.sql.elements import BindParameter, ClauseElement
 from sqlalchemy.sql.functions import ReturnTypeFromArgs
 from sqlalchemy.sql.selectable import ScalarSelect
 
 from sqla_shard.exc import DeclarationError
 from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.migrate.declaration import Declaration
-from sqla_shard.migrate.declaration import Item
-from sqla_shard.migrate.declaration import Lookup
-from sqla_shard.migrate.declaration import MappingTable
-from sqla_shard.migrate.declaration import Owned
-from sqla_shard.migrate.declaration import Owner
-from sqla_shard.migrate.declaration import Reference
-from sqla_shard.routing import ANY_VALUE
-from sqla_shard.routing import Colocation
-from sqla_shard.routing import TableSpec
+from sqla_shard.migrate.declaration import (
+    Declaration,
+    Item,
+    Lookup,
+    MappingTable,
+    Owned,
+    Owner,
+    Reference,
+)
+from sqla_shard.routing import ANY_VALUE, Colocation, TableSpec
 from sqla_shard.routing.clauses import unlabelled
-from sqla_shard.types import IdType
-from sqla_shard.types import ObjectRef
-from sqla_shard.types import ShardedId
+from sqla_shard.types import IdType, ObjectRef, ShardedId
 from sqla_shard.util.tables import sorted_tables
-
-__all__ = ["ForeignKeyFinding", "Future", "FutureTable"]
 
 _GLOBAL = TableSpec(kind="global")
 
@@ -176,10 +166,7 @@ class Future:
         tables = dict(self.tables)
         for mapping in self._inverses:
             one = tables[mapping.table]
-            source, target = (
-                one.kinds[mapping.source],
-                one.kinds[mapping.target],
-            )
+            source, target = (one.kinds[mapping.source], one.kinds[mapping.target])
             kinds = {
                 **one.kinds,
                 mapping.source: ObjectRef(source.type_id),
@@ -198,9 +185,7 @@ class Future:
     def undeclared(self) -> list[str]:
         """Return the tables that the declaration does not name, in order."""
         named = {item.table for item in self.declaration.items}
-        return sorted(
-            name for name in self.metadata.tables if name not in named
-        )
+        return sorted(name for name in self.metadata.tables if name not in named)
 
     def foreign_keys(self) -> list[ForeignKeyFinding]:
         """Return the foreign keys that cannot be constraints on shards."""
@@ -283,9 +268,7 @@ class _Builder:
         for name, table in self._metadata.tables.items():
             found.setdefault(
                 name,
-                FutureTable(
-                    table=table, spec=_GLOBAL, kinds=self._references(table)
-                ),
+                FutureTable(table=table, spec=_GLOBAL, kinds=self._references(table)),
             )
         return found
 
@@ -324,16 +307,9 @@ class _Builder:
         return str(key.columns[0].name) if len(key) == 1 else None
 
     def _number(self) -> None:
-        items = [
-            *self._declaration.of(Owner),
-            *self._declaration.of(Owned),
-        ]
+        items = [*self._declaration.of(Owner), *self._declaration.of(Owned)]
         taken = {item.type_id for item in items if item.type_id is not None}
-        free = (
-            i
-            for i in range(1, DEFAULT_LAYOUT.max_type_id + 1)
-            if i not in taken
-        )
+        free = (i for i in range(1, DEFAULT_LAYOUT.max_type_id + 1) if i not in taken)
         for item in items:
             type_id = item.type_id if item.type_id is not None else next(free)
             if (
@@ -346,8 +322,7 @@ class _Builder:
                 )
             elif type_id in self.types:
                 self._problems.append(
-                    f"{item.table} has the type_id {type_id} of "
-                    f"{self.types[type_id]}"
+                    f"{item.table} has the type_id {type_id} of {self.types[type_id]}"
                 )
             self._type_ids[item.table] = type_id
             self.types[type_id] = item.table
@@ -482,9 +457,7 @@ class _Builder:
                     found[str(column.name)] = ObjectRef(type_id)
         return found
 
-    def _add_lookup(
-        self, found: dict[str, FutureTable], lookup: Lookup
-    ) -> None:
+    def _add_lookup(self, found: dict[str, FutureTable], lookup: Lookup) -> None:
         one = found.get(lookup.table)
         type_id = self._type_ids.get(lookup.table)
         if one is None or type_id is None:

@@ -9,27 +9,17 @@ two of them deadlock; the first claim of a row wins.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from sqlalchemy import Connection
-from sqlalchemy import Engine
-from sqlalchemy import select
+from sqlalchemy import Connection, Engine, select
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.exc import ConversionError
-from sqla_shard.exc import UnclaimableRowError
-from sqla_shard.migrate.copying import Image
-from sqla_shard.migrate.copying import one_read
-from sqla_shard.migrate.copying import snapshot
+from sqla_shard.exc import ConversionError, UnclaimableRowError
+from sqla_shard.migrate.copying import Image, one_read, snapshot
 from sqla_shard.migrate.links import MovedLinks
 from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.rows import Reference
-from sqla_shard.migrate.tables import MovedRows
-from sqla_shard.migrate.tables import MovedTable
-
-__all__ = ["IdMap"]
+from sqla_shard.migrate.tables import MovedRows, MovedTable
 
 #: Maximum number of ids of a table in memory, about 150 bytes each.
 _MOST = 50_000
@@ -45,24 +35,17 @@ class IdMap:
     """
 
     def __init__(
-        self,
-        tables: Mapping[str, MovedRows],
-        engine: Engine,
-        cluster: Cluster,
+        self, tables: Mapping[str, MovedRows], engine: Engine, cluster: Cluster
     ) -> None:
         self.types = {
-            one.type_id: one
-            for one in tables.values()
-            if isinstance(one, MovedTable)
+            one.type_id: one for one in tables.values() if isinstance(one, MovedTable)
         }
         # A claimed id never changes.
         self._known: dict[int, dict[Key, int]] = {i: {} for i in self.types}
         self._engine = engine
         self._cluster = cluster
 
-    def object_ids(
-        self, one: MovedTable, keys: Collection[Key]
-    ) -> dict[Key, int]:
+    def object_ids(self, one: MovedTable, keys: Collection[Key]) -> dict[Key, int]:
         """Return the object ids of rows, and claim those that are missing.
 
         Rows that do not exist have none.
@@ -88,9 +71,7 @@ class IdMap:
         known.update(new)
         return {**found, **new}
 
-    def of_references(
-        self, references: Iterable[Reference]
-    ) -> dict[Reference, int]:
+    def of_references(self, references: Iterable[Reference]) -> dict[Reference, int]:
         """Return the object ids of rows of several tables.
 
         :raises UnclaimableRowError: if a row does not exist.
@@ -98,14 +79,10 @@ class IdMap:
         wanted = set(references)
         found = self._existing(wanted)
         for type_id, value in wanted.difference(found):
-            raise UnclaimableRowError(
-                table=self.types[type_id].name, key=value
-            )
+            raise UnclaimableRowError(table=self.types[type_id].name, key=value)
         return found
 
-    def _existing(
-        self, references: Iterable[Reference]
-    ) -> dict[Reference, int]:
+    def _existing(self, references: Iterable[Reference]) -> dict[Reference, int]:
         """Return the object ids of the rows that exist, or have existed."""
         wanted: dict[int, set[Key]] = {}
         for type_id, value in references:
@@ -113,14 +90,10 @@ class IdMap:
         return {
             (type_id, key[0]): object_id
             for type_id, keys in wanted.items()
-            for key, object_id in self.object_ids(
-                self.types[type_id], keys
-            ).items()
+            for key, object_id in self.object_ids(self.types[type_id], keys).items()
         }
 
-    def shard_keys(
-        self, one: MovedRows, images: Mapping[Key, Image]
-    ) -> dict[Key, Key]:
+    def shard_keys(self, one: MovedRows, images: Mapping[Key, Image]) -> dict[Key, Key]:
         """Return the keys on the shards of rows that are copied.
 
         Rows that were deleted before they had one are recorded as copied.
@@ -145,9 +118,7 @@ class IdMap:
                 one.marks.set_copied(connection, gone)
         return found
 
-    def link_keys(
-        self, one: MovedLinks, keys: Iterable[Key]
-    ) -> dict[Key, Key]:
+    def link_keys(self, one: MovedLinks, keys: Iterable[Key]) -> dict[Key, Key]:
         """Return keys on the shards by those in the database."""
         ends = {key: one.ends(one.turned(key)) for key in keys}
         ids = self._existing(end for both in ends.values() for end in both)
@@ -157,9 +128,7 @@ class IdMap:
             if source in ids and target in ids
         }
 
-    def own_ids(
-        self, one: MovedTable, images: Mapping[Key, Image]
-    ) -> dict[Key, int]:
+    def own_ids(self, one: MovedTable, images: Mapping[Key, Image]) -> dict[Key, int]:
         """Return the object ids of rows that are copied; claim missing ones.
 
         Rows that were deleted before they had an id are recorded as copied.
@@ -212,9 +181,7 @@ class IdMap:
             one.marks.set_copied(connection, gone)
         return found
 
-    def proposals(
-        self, one: MovedTable, keys: Collection[Key]
-    ) -> dict[Key, int]:
+    def proposals(self, one: MovedTable, keys: Collection[Key]) -> dict[Key, int]:
         """Return ids that are free now for rows that exist, and fit one."""
         keys = [key for key in keys if one.fits(key)]
         if not keys:
@@ -236,9 +203,7 @@ class IdMap:
 
     def _parent(self, one: MovedTable) -> MovedTable:
         """Return the table of the parents of rows."""
-        (found,) = (
-            other for other in self.types.values() if other.name == one.parent
-        )
+        (found,) = (other for other in self.types.values() if other.name == one.parent)
         return found
 
     def _parents(
@@ -246,11 +211,7 @@ class IdMap:
     ) -> dict[Key, Key]:
         """Return the keys of the parents of rows; an owner is its own."""
         (key,) = one.table.primary_key
-        parent = (
-            key
-            if one.parent_column is None
-            else one.table.c[one.parent_column]
-        )
+        parent = key if one.parent_column is None else one.table.c[one.parent_column]
         rows = connection.execute(
             select(key, parent).where(key.in_([value for (value,) in keys]))
         )
@@ -260,9 +221,7 @@ class IdMap:
         keyspace = one.keyspace(self._cluster.places)
         return self._cluster.placement(keyspace=keyspace, cls=one.cls)
 
-    def _packed(
-        self, one: MovedTable, shards: Mapping[Key, int]
-    ) -> dict[Key, int]:
+    def _packed(self, one: MovedTable, shards: Mapping[Key, int]) -> dict[Key, int]:
         layout = one.layout
         free = {
             key: layout.pack(shard_id, one.type_id, key[0])
@@ -272,8 +231,6 @@ class IdMap:
             taken = one.marks.keys_of(connection, free.values())
         offset = (layout.max_local_id + 1) // 2
         return {
-            key: object_id + offset
-            if taken.get(object_id, key) != key
-            else object_id
+            key: object_id + offset if taken.get(object_id, key) != key else object_id
             for key, object_id in free.items()
         }

@@ -7,11 +7,8 @@ from typing import Any
 from sqla_shard.engine.pools import server_name
 from sqla_shard.exc import MoveSetupError
 from sqla_shard.fleet.fleet import all_pairs
-from sqla_shard.fleet.lag_guard import LagGuard
-from sqla_shard.fleet.lag_guard import Replicas
+from sqla_shard.fleet.lag_guard import LagGuard, Replicas
 from sqla_shard.migrate.move import Move
-
-__all__ = ["lag_guard", "replicas"]
 
 
 def lag_guard(move: Move, seconds: float) -> LagGuard:
@@ -43,8 +40,6 @@ def replicas(move: Move) -> Replicas:
             url = engines.filled(pair.standby)
             # A directory of SQLite files replicates nothing.
             if url.host is not None:
-                password = engines.password_of(
-                    pair.standby, [f"{pair.name} (standby)"]
-                )
+                password = engines.password_of(pair.standby, [f"{pair.name} (standby)"])
                 found[f"{pair.name} standby"] = url, password
     return found

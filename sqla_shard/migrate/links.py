@@ -9,39 +9,23 @@ a list is in the order of its targets.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Iterator
-from collections.abc import Mapping
-from datetime import datetime
-from datetime import timedelta
-from datetime import tzinfo
-from datetime import UTC
+from collections.abc import Collection, Iterator, Mapping
+from datetime import datetime, timedelta, tzinfo, UTC
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Column
-from sqlalchemy import Connection
-from sqlalchemy import DateTime
-from sqlalchemy import Integer
-from sqlalchemy import select
+from sqlalchemy import Column, Connection, DateTime, Integer, select
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.exc import ConversionError
-from sqla_shard.exc import DeclarationError
+from sqla_shard.exc import ConversionError, DeclarationError
 from sqla_shard.migrate.copying import Row
 from sqla_shard.migrate.declaration import MappingTable
 from sqla_shard.migrate.future import Future
-from sqla_shard.migrate.mark_tables import among
-from sqla_shard.migrate.mark_tables import Key
-from sqla_shard.migrate.rows import AttributeDifference
-from sqla_shard.migrate.rows import Reference
-from sqla_shard.migrate.tables import Moved
-from sqla_shard.migrate.tables import MovedRows
-from sqla_shard.migrate.tables import ShardPart
+from sqla_shard.migrate.mark_tables import among, Key
+from sqla_shard.migrate.rows import AttributeDifference, Reference
+from sqla_shard.migrate.tables import Moved, MovedRows, ShardPart
 from sqla_shard.models.list_positions import STEP
 from sqla_shard.models.mapping_definition import link
-
-__all__ = ["LinkConversion", "MovedLinks", "ShardLinks"]
 
 #: Positions of a microsecond, and of an integer.
 _MICROSECOND = STEP // 1000
@@ -59,9 +43,7 @@ class MovedLinks(MovedRows):
     :raises DeclarationError: if the table or the class does not fit.
     """
 
-    def __init__(
-        self, item: MappingTable, future: Future, moved: Moved
-    ) -> None:
+    def __init__(self, item: MappingTable, future: Future, moved: Moved) -> None:
         found = future.tables[item.table]
         super().__init__(item.table, found.table, moved.cls, 2)
         definition = link(moved.cls)
@@ -81,15 +63,9 @@ class MovedLinks(MovedRows):
                 f"{item.source} and {item.target}"
             )
         if definition.spread > 1:
-            problems.append(
-                f"{moved.cls.__name__}: lists with spread= are not moved"
-            )
-        if order is not None and not isinstance(
-            order.type, (DateTime, Integer)
-        ):
-            problems.append(
-                f"{item.table}.{order.name} must be a time or an integer"
-            )
+            problems.append(f"{moved.cls.__name__}: lists with spread= are not moved")
+        if order is not None and not isinstance(order.type, (DateTime, Integer)):
+            problems.append(f"{item.table}.{order.name} must be a time or an integer")
         if problems:
             raise DeclarationError(problems)
         self.source_column = definition.source.column
@@ -98,11 +74,7 @@ class MovedLinks(MovedRows):
         # The key of the database may have the other order.
         self._swapped = names[0] != item.source
         self._conversion = LinkConversion(
-            [
-                column.name
-                for column in found.table.columns
-                if column.name not in names
-            ],
+            [column.name for column in found.table.columns if column.name not in names],
             order,
             moved.zone,
         )
@@ -195,9 +167,7 @@ class LinkConversion:
         moment = moment.astimezone(self._zone)
         return {self._order.name: moment.replace(tzinfo=None)}
 
-    def differences(
-        self, values: Row, found: Row
-    ) -> Iterator[AttributeDifference]:
+    def differences(self, values: Row, found: Row) -> Iterator[AttributeDifference]:
         """Yield the position if it differs, with the column's precision."""
         if self.row(values) != self.row(found):
             yield AttributeDifference(
@@ -212,9 +182,7 @@ class ShardLinks(ShardPart):
 
     _one: MovedLinks
 
-    def read(
-        self, connection: Connection, keys: Collection[Key]
-    ) -> dict[Key, Row]:
+    def read(self, connection: Connection, keys: Collection[Key]) -> dict[Key, Row]:
         """Return the positions of rows."""
         columns = tuple(self._one.mapper.primary_key)
         cls = self._one.cls
@@ -227,9 +195,7 @@ class ShardLinks(ShardPart):
             for source, target, sequence in found
         }
 
-    def write(
-        self, connection: Connection, rows: Mapping[Key, Row | None]
-    ) -> None:
+    def write(self, connection: Connection, rows: Mapping[Key, Row | None]) -> None:
         """Put targets into lists, or remove them."""
         lists: dict[int, dict[int, Row | None]] = {}
         for (source_id, target_id), row in rows.items():
@@ -238,9 +204,7 @@ class ShardLinks(ShardPart):
         for source_id, targets in sorted(lists.items()):
             self._write_list(source_id, targets)
 
-    def _write_list(
-        self, source_id: int, targets: Mapping[int, Row | None]
-    ) -> None:
+    def _write_list(self, source_id: int, targets: Mapping[int, Row | None]) -> None:
         cls, session = self._one.cls, self._session
         placed = {}
         for target_id, row in sorted(targets.items()):

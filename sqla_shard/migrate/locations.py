@@ -15,10 +15,7 @@ from typing import Any
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.topology import Keyspace
-from sqla_shard.topology import Topology
-
-__all__ = ["ASSUMED", "Locations", "ShadowPlaces"]
+from sqla_shard.topology import Keyspace, Topology
 
 _SHARDS = 1 << 16
 #: The shards of rows whose owner is not known.
@@ -98,10 +95,7 @@ class ShadowPlaces(Places):
                         "kind": "global",
                         "database": "main",
                         "servers": [
-                            {
-                                "name": "global",
-                                "primary": "sqlite:///shadow/global",
-                            }
+                            {"name": "global", "primary": "sqlite:///shadow/global"}
                         ],
                     },
                 },

@@ -4,36 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from sqlalchemy import and_
-from sqlalchemy import BigInteger
-from sqlalchemy import Boolean
-from sqlalchemy import Column
-from sqlalchemy import Computed
-from sqlalchemy import false
-from sqlalchemy import func
-from sqlalchemy import Index
-from sqlalchemy import Integer
-from sqlalchemy import MetaData
-from sqlalchemy import or_
-from sqlalchemy import Table
-from sqlalchemy import true
-from sqlalchemy import UniqueConstraint
+from sqlalchemy import (
+    and_,
+    BigInteger,
+    Boolean,
+    Column,
+    Computed,
+    false,
+    func,
+    Index,
+    Integer,
+    MetaData,
+    or_,
+    Table,
+    true,
+    UniqueConstraint,
+)
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import TypeEngine
 
 from sqla_shard.dialects.sql import COUNTING
-
-__all__ = [
-    "Key",
-    "KeyPart",
-    "after_key",
-    "among",
-    "table_of_marks",
-    "waits_in",
-]
 
 #: Values of the columns that identify a row.
 Key: TypeAlias = tuple[Any, ...]
@@ -53,9 +45,7 @@ class KeyPart:
 
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.count:
-            raise ValueError(
-                f"part {self.number} of {self.count} does not exist"
-            )
+            raise ValueError(f"part {self.number} of {self.count} does not exist")
 
     def has(self, columns: Sequence[Column[Any]]) -> ColumnElement[bool]:
         """Return the condition of its rows.
@@ -128,9 +118,7 @@ def _wide(column: Column[Any]) -> TypeEngine[Any]:
     return column.type
 
 
-def among(
-    columns: Sequence[Column[Any]], keys: Sequence[Key]
-) -> ColumnElement[bool]:
+def among(columns: Sequence[Column[Any]], keys: Sequence[Key]) -> ColumnElement[bool]:
     """Return the condition of rows with one of some keys."""
     first, *others = columns
     if not others:
@@ -141,10 +129,7 @@ def among(
         rests.setdefault(value, []).append(tuple(rest))
     return or_(
         false(),
-        *(
-            and_(first == value, among(others, some))
-            for value, some in rests.items()
-        ),
+        *(and_(first == value, among(others, some)) for value, some in rests.items()),
     )
 
 

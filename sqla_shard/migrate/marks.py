@@ -17,39 +17,35 @@ for two rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import and_
-from sqlalchemy import bindparam
-from sqlalchemy import Column
-from sqlalchemy import Connection
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import not_
-from sqlalchemy import or_
-from sqlalchemy import select
-from sqlalchemy import Table
-from sqlalchemy import update
+from sqlalchemy import (
+    and_,
+    bindparam,
+    Column,
+    Connection,
+    func,
+    insert,
+    not_,
+    or_,
+    select,
+    Table,
+    update,
+)
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.types import TypeEngine
 
-from sqla_shard.dialects.sql import InsertCounting
-from sqla_shard.dialects.sql import InsertMissing
-from sqla_shard.migrate.mark_tables import after_key
-from sqla_shard.migrate.mark_tables import among
-from sqla_shard.migrate.mark_tables import Key
-from sqla_shard.migrate.mark_tables import KeyPart
-from sqla_shard.migrate.mark_tables import table_of_marks
-from sqla_shard.migrate.mark_tables import waits_in
-
-__all__ = ["Marks", "RowMark"]
+from sqla_shard.dialects.sql import InsertCounting, InsertMissing
+from sqla_shard.migrate.mark_tables import (
+    after_key,
+    among,
+    Key,
+    KeyPart,
+    table_of_marks,
+    waits_in,
+)
 
 #: Maximum number of keys in one statement.
 _BATCH = 500
@@ -85,16 +81,12 @@ class Marks:
     :raises ValueError: if it has no primary key, or too long a name.
     """
 
-    def __init__(
-        self, table: Table, types: Sequence[TypeEngine[Any]] = ()
-    ) -> None:
+    def __init__(self, table: Table, types: Sequence[TypeEngine[Any]] = ()) -> None:
         self.key = tuple(table.primary_key)
         if not self.key:
             raise ValueError(f"{table.key} has no primary key")
         self.table = table_of_marks(table, types)
-        self._columns = tuple(
-            column for column in self.table.c if column.primary_key
-        )
+        self._columns = tuple(column for column in self.table.c if column.primary_key)
 
     def raise_versions(
         self, connection: Connection, keys: Iterable[Key], *, number: int
@@ -167,9 +159,7 @@ class Marks:
         :param limit: number of rows of the page.
         :returns: None if there are fewer.
         """
-        statement = (
-            select(*self.key).order_by(*self.key).offset(limit - 1).limit(1)
-        )
+        statement = select(*self.key).order_by(*self.key).offset(limit - 1).limit(1)
         if after is not None:
             statement = statement.where(after_key(self.key, after))
         row = connection.execute(statement).first()
@@ -204,10 +194,7 @@ class Marks:
             statement = statement.where(after_key(self.key, after))
         if until is not None:
             statement = statement.where(not_(after_key(self.key, until)))
-        return {
-            tuple(row[:-1]): bool(row[-1])
-            for row in connection.execute(statement)
-        }
+        return {tuple(row[:-1]): bool(row[-1]) for row in connection.execute(statement)}
 
     def outdated(
         self,
@@ -270,11 +257,7 @@ class Marks:
         return set(newer)
 
     def insert(
-        self,
-        connection: Connection,
-        versions: Mapping[Key, int],
-        *,
-        number: int,
+        self, connection: Connection, versions: Mapping[Key, int], *, number: int
     ) -> None:
         """Insert the marks of rows that are copied here for the first time.
 
@@ -306,11 +289,7 @@ class Marks:
             )
 
     def claim_ids(
-        self,
-        connection: Connection,
-        ids: Mapping[Key, int],
-        *,
-        number: int = 0,
+        self, connection: Connection, ids: Mapping[Key, int], *, number: int = 0
     ) -> dict[Key, int]:
         """Claim object ids, also for rows that have no mark yet.
 
@@ -342,18 +321,12 @@ class Marks:
             .where(self.table.c.object_id.is_(None), *self._bound())
             .values(object_id=bindparam("claimed"))
         )
-        rows = [
-            {**self._bind(key), "claimed": ids[key]} for key in _sorted(ids)
-        ]
+        rows = [{**self._bind(key), "claimed": ids[key]} for key in _sorted(ids)]
         if rows:
             connection.execute(statement, rows)
 
     def marks_of(
-        self,
-        connection: Connection,
-        keys: Collection[Key],
-        *,
-        locking: bool = False,
+        self, connection: Connection, keys: Collection[Key], *, locking: bool = False
     ) -> dict[Key, RowMark]:
         """Return the marks of rows by key; those without one are missing.
 
@@ -377,9 +350,7 @@ class Marks:
         found = {}
         for batch in _batches(_sorted(keys)):
             rows = connection.execute(
-                select(*self._columns, self.table.c.version).where(
-                    self._among(batch)
-                )
+                select(*self._columns, self.table.c.version).where(self._among(batch))
             )
             found.update({tuple(row[:-1]): row[-1] for row in rows})
         return found
@@ -480,16 +451,10 @@ class Marks:
             statement = statement.where(waits_in(self.table))
         if part is not None:
             statement = statement.where(part.has(self._columns))
-        return {
-            row[0]: tuple(row[1:]) for row in connection.execute(statement)
-        }
+        return {row[0]: tuple(row[1:]) for row in connection.execute(statement)}
 
     def keys_after(
-        self,
-        connection: Connection,
-        *,
-        after: Key | None = None,
-        limit: int = _BATCH,
+        self, connection: Connection, *, after: Key | None = None, limit: int = _BATCH
     ) -> list[Key]:
         """Return keys of marks in their order.
 
@@ -511,19 +476,12 @@ class Marks:
         statement = (
             select(func.count())
             .select_from(source.outerjoin(self.table, self._own()))
-            .where(
-                or_(
-                    self._columns[0].is_(None),
-                    self.table.c.round < number,
-                )
-            )
+            .where(or_(self._columns[0].is_(None), self.table.c.round < number))
         )
         found: int = connection.execute(statement).scalar_one()
         return found
 
-    def set_copied(
-        self, connection: Connection, versions: Mapping[Key, int]
-    ) -> None:
+    def set_copied(self, connection: Connection, versions: Mapping[Key, int]) -> None:
         """Record versions that the other side has; lower ones are ignored."""
         for version, batch in _by_version(versions, _sorted(versions)):
             connection.execute(
@@ -543,9 +501,7 @@ class Marks:
 
     def _select(self) -> Any:
         of = self.table.c
-        return select(
-            *self._columns, of.object_id, of.version, of.copied, of.round
-        )
+        return select(*self._columns, of.object_id, of.version, of.copied, of.round)
 
     def _values(self, key: Key) -> dict[str, Any]:
         names = [column.name for column in self._columns]
@@ -554,10 +510,7 @@ class Marks:
     def _bound(self) -> list[ColumnElement[bool]]:
         """Return the conditions of a key whose values :meth:`_bind` gives."""
         # The names of columns are those of the values of an UPDATE.
-        return [
-            column == bindparam(f"of_{column.name}")
-            for column in self._columns
-        ]
+        return [column == bindparam(f"of_{column.name}") for column in self._columns]
 
     def _bind(self, key: Key) -> dict[str, Any]:
         return {f"of_{name}": v for name, v in self._values(key).items()}
@@ -575,9 +528,7 @@ def _keys(
     part: KeyPart | None = None,
 ) -> list[Key]:
     """Return the next keys, in their order."""
-    statement = (
-        select(*columns).where(*conditions).order_by(*columns).limit(limit)
-    )
+    statement = select(*columns).where(*conditions).order_by(*columns).limit(limit)
     if after is not None:
         statement = statement.where(after_key(columns, after))
     if part is not None:

@@ -32,56 +32,44 @@ import logging
 import os
 import random
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from threading import Event
-from threading import Lock
+from collections.abc import Callable, Mapping, Sequence
+from threading import Event, Lock
 from time import monotonic
-from typing import Any
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import Engine
-from sqlalchemy import MetaData
+from sqlalchemy import Engine, MetaData
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.orm import Session, sessionmaker
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.cluster.retries import repeat
-from sqla_shard.cluster.retries import Retries
+from sqla_shard.cluster.retries import repeat, Retries
 from sqla_shard.dialects import backend_for
-from sqla_shard.exc import DeclarationError
-from sqla_shard.exc import MoveSetupError
-from sqla_shard.exc import SideClosedError
-from sqla_shard.exc import StageUnavailableError
-from sqla_shard.exc import TopologyError
+from sqla_shard.exc import (
+    DeclarationError,
+    MoveSetupError,
+    SideClosedError,
+    StageUnavailableError,
+    TopologyError,
+)
 from sqla_shard.migrate.copier import Copier
-from sqla_shard.migrate.declaration import Declaration
-from sqla_shard.migrate.declaration import Item
-from sqla_shard.migrate.declaration import Lookup
-from sqla_shard.migrate.declaration import MappingTable
-from sqla_shard.migrate.declaration import Owned
-from sqla_shard.migrate.declaration import Owner
+from sqla_shard.migrate.declaration import (
+    Declaration,
+    Item,
+    Lookup,
+    MappingTable,
+    Owned,
+    Owner,
+)
 from sqla_shard.migrate.future import Future
 from sqla_shard.migrate.links import MovedLinks
-from sqla_shard.migrate.session_marks import LegacyMarks
-from sqla_shard.migrate.session_marks import ShardMarks
-from sqla_shard.migrate.session_marks import WrittenRows
+from sqla_shard.migrate.session_marks import LegacyMarks, ShardMarks, WrittenRows
 from sqla_shard.migrate.stage_stores import stage_store
 from sqla_shard.migrate.stages import Progress
-from sqla_shard.migrate.tables import Moved
-from sqla_shard.migrate.tables import MovedRows
-from sqla_shard.migrate.tables import MovedTable
-from sqla_shard.migrate.waiting import grouped
-from sqla_shard.migrate.waiting import WaitingRows
+from sqla_shard.migrate.tables import Moved, MovedRows, MovedTable
+from sqla_shard.migrate.waiting import grouped, WaitingRows
 from sqla_shard.util.forking import in_children
 from sqla_shard.util.masking import masked
-
-__all__ = ["Move"]
 
 log = logging.getLogger(__name__)
 
@@ -165,9 +153,7 @@ class Move:
         in_children(self)
         self._rests_until = 0.0
         self._sessions: Any = None
-        self._legacy_marks = LegacyMarks(
-            self.tables.values(), engine, self._copy_rows
-        )
+        self._legacy_marks = LegacyMarks(self.tables.values(), engine, self._copy_rows)
         self._shard_marks = ShardMarks(
             self.tables.values(), cluster, self._copy_objects
         )
@@ -429,11 +415,7 @@ class Move:
                 self._copy(one, shard_id, some, written.progress[place])
 
     def _copy(
-        self,
-        one: MovedRows,
-        shard_id: int | None,
-        keys: list[Any],
-        progress: Progress,
+        self, one: MovedRows, shard_id: int | None, keys: list[Any], progress: Progress
     ) -> None:
         start = monotonic()
         if (
@@ -442,9 +424,7 @@ class Move:
             or start < self._rests_until
         ):
             return
-        failed = self.copier.copy_or_log(
-            (one, shard_id, keys), number=progress.round
-        )
+        failed = self.copier.copy_or_log((one, shard_id, keys), number=progress.round)
         if failed and monotonic() - start > _SLOW:
             # A server hangs: the application would wait after each COMMIT.
             self._rests_until = monotonic() + _REST
@@ -482,14 +462,8 @@ def _tables(
         for item in declaration.items
         if isinstance(item, (Owner, Owned, MappingTable, Lookup))
     }
-    needed = {
-        name
-        for name, item in items.items()
-        if isinstance(item, (Owner, Owned))
-    }
-    problems = [
-        f"{name}: give its object class" for name in needed - classes.keys()
-    ]
+    needed = {name for name, item in items.items() if isinstance(item, (Owner, Owned))}
+    problems = [f"{name}: give its object class" for name in needed - classes.keys()]
     problems += [
         f"{name} has a class, and is not declared as Owner, Owned, "
         "MappingTable or Lookup"

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import case
-from sqlalchemy import Connection
-from sqlalchemy import func
-from sqlalchemy import inspect
-from sqlalchemy import select
-from sqlalchemy import Table
+from sqlalchemy import case, Connection, func, inspect, select, Table
 
 from sqla_shard.dialects import backend_for
 from sqla_shard.dialects.exact import unfit
 from sqla_shard.migrate.copying import snapshot
-from sqla_shard.migrate.declaration import Lookup
-from sqla_shard.migrate.declaration import MappingTable
-from sqla_shard.migrate.declaration import Reference
+from sqla_shard.migrate.declaration import Lookup, MappingTable, Reference
 from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.pass_reports import last_pass
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.switching import Switch
-from sqla_shard.migrate.tables import MovedRows
-from sqla_shard.migrate.tables import MovedTable
+from sqla_shard.migrate.tables import MovedRows, MovedTable
 from sqla_shard.util.tables import sorted_tables
-
-__all__ = ["MovePlan", "MoveStatus", "PlannedTable", "plan", "status"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +38,7 @@ class PlannedTable:
     left_behind: tuple[str, ...]
 
     def __str__(self) -> str:
-        where = (
-            "a shard for each"
-            if self.parent is None
-            else f"with {self.parent}"
-        )
+        where = "a shard for each" if self.parent is None else f"with {self.parent}"
         text = f"{self.table} -> {self.cls}: {self.rows:,} rows, {where}"
         if self.left_behind:
             text += f"; left behind: {', '.join(self.left_behind)}"
@@ -184,9 +168,7 @@ def _problems_of_rows(move: Move, one: MovedRows) -> Iterator[str]:
             "not run them; and after the switch they change, in the "
             "database, rows that are copied back"
         )
-    for (name, (reason, _)), count in zip(
-        conditions.items(), counts, strict=False
-    ):
+    for (name, (reason, _)), count in zip(conditions.items(), counts, strict=False):
         if count:
             yield (
                 f"{one.name}.{name}: {count:,} rows have {reason}; change "
@@ -197,13 +179,9 @@ def _problems_of_rows(move: Move, one: MovedRows) -> Iterator[str]:
 
 def _problems_of_ids(connection: Connection, one: MovedTable) -> Iterator[str]:
     (key,) = one.table.primary_key
-    least, most = connection.execute(
-        select(func.min(key), func.max(key))
-    ).one()
+    least, most = connection.execute(select(func.min(key), func.max(key))).one()
     odd = [
-        value
-        for value in (least, most)
-        if value is not None and not one.fits((value,))
+        value for value in (least, most) if value is not None and not one.fits((value,))
     ]
     if odd:
         yield (
@@ -258,9 +236,7 @@ class MoveStatus:
         now = self.progress
         lines = [f"stage {now.stage}, change {now.number}, round {now.round}"]
         if now.shares and now.stage == "reading":
-            shares = [
-                f"{name} {share} %" for name, share in now.shares.items()
-            ]
+            shares = [f"{name} {share} %" for name, share in now.shares.items()]
             lines.append(f"reads from the shards: {', '.join(shares)}")
         if self.fences_behind:
             lines.append(
@@ -284,11 +260,7 @@ def status(move: Move) -> MoveStatus:
     source = now.rules.source
     if not _is_prepared(move):
         return MoveStatus(
-            progress=now,
-            fences_behind=0,
-            unclaimed=0,
-            waiting={},
-            differences=None,
+            progress=now, fences_behind=0, unclaimed=0, waiting={}, differences=None
         )
     last = last_pass(move, now)
     return MoveStatus(

@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sqlalchemy import BigInteger
-from sqlalchemy import Column
-from sqlalchemy import DateTime
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import Integer
-from sqlalchemy import MetaData
-from sqlalchemy import select
-from sqlalchemy import Table
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    func,
+    insert,
+    Integer,
+    MetaData,
+    select,
+    Table,
+)
 
 from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.stages import Progress
 
-__all__ = [
-    "PASSES",
-    "DifferentRow",
-    "Pass",
-    "PassPosition",
-    "last_pass",
-    "record_pass",
-]
-
 #: The results of complete passes, in the database.
 PASSES = Table(
     "sqla_shard_passes",
     MetaData(),
-    Column(
-        "id",
-        BigInteger().with_variant(Integer(), "sqlite"),
-        primary_key=True,
-    ),
+    Column("id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True),
     Column("round", Integer, nullable=False),
     Column("number", BigInteger, nullable=False),
     Column("rows", BigInteger, nullable=False),

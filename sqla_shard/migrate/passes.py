@@ -8,35 +8,24 @@ the order of their object ids, so that a page has rows of few shards.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Mapping
-from concurrent.futures import FIRST_COMPLETED
-from concurrent.futures import Future
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import wait
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 
-from sqla_shard.cluster.retries import repeat
-from sqla_shard.cluster.retries import Retries
+from sqla_shard.cluster.retries import repeat, Retries
 from sqla_shard.dialects import backend_for
 from sqla_shard.exc import StageRefusedError
-from sqla_shard.migrate.copying import claim_page
-from sqla_shard.migrate.copying import Claimed
+from sqla_shard.migrate.copying import claim_page, Claimed
 from sqla_shard.migrate.fences import DatabaseFence
 from sqla_shard.migrate.full_pass import FullPass
 from sqla_shard.migrate.lag import lag_guard
-from sqla_shard.migrate.mark_tables import Key
-from sqla_shard.migrate.mark_tables import KeyPart
+from sqla_shard.migrate.mark_tables import Key, KeyPart
 from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.pass_reports import Pass
 from sqla_shard.migrate.stages import Progress
-from sqla_shard.migrate.tables import MovedRows
-from sqla_shard.migrate.tables import MovedTable
+from sqla_shard.migrate.tables import MovedRows, MovedTable
 from sqla_shard.migrate.waiting import Waiting
 from sqla_shard.util.pace import Throttle
-
-__all__ = ["backfill", "reconcile", "verify"]
 
 #: Seconds for which the claims of a page are repeated.
 _TIMEOUT = 60.0
@@ -110,13 +99,7 @@ def _claim(
         # Other parts and the application write neighbouring marks.
         keys, after = repeat(
             partial(
-                claim_page,
-                legacy,
-                fence,
-                now,
-                after=after,
-                part=part,
-                ids=propose,
+                claim_page, legacy, fence, now, after=after, part=part, ids=propose
             ),
             Retries(lambda: {backend}, attempts=None, timeout=_TIMEOUT),
         )
@@ -184,12 +167,7 @@ def verify(
     """
     now = _stage(move, "verify")
     return FullPass(
-        move,
-        now,
-        _limit(move, rate),
-        on_progress,
-        repairs=False,
-        position=position,
+        move, now, _limit(move, rate), on_progress, repairs=False, position=position
     ).run()
 
 

@@ -9,31 +9,21 @@ only the shards of its values are computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import insert
 
-from sqla_shard.exc import CrossShardWriteError
-from sqla_shard.exc import ShardError
-from sqla_shard.migrate.forms import Form
-from sqla_shard.migrate.forms import FormReader
-from sqla_shard.migrate.forms import SINGLE
-from sqla_shard.migrate.future import Future
-from sqla_shard.migrate.future import FutureTable
-from sqla_shard.migrate.locations import ASSUMED
-from sqla_shard.migrate.locations import Locations
-from sqla_shard.migrate.locations import ShadowPlaces
-from sqla_shard.migrate.verdicts import refused
-from sqla_shard.migrate.verdicts import Verdict
+from sqla_shard.exc import CrossShardWriteError, ShardError
+from sqla_shard.migrate.forms import Form, FormReader, SINGLE
+from sqla_shard.migrate.future import Future, FutureTable
+from sqla_shard.migrate.locations import ASSUMED, Locations, ShadowPlaces
+from sqla_shard.migrate.verdicts import refused, Verdict
 from sqla_shard.routing import supposing
 from sqla_shard.session.insert import group_rows
 from sqla_shard.session.transaction import TransactionLog
 from sqla_shard.types import IdType
-
-__all__ = ["MOST_VALUES", "Planner", "Writes"]
 
 #: Maximum number of rows of an executemany(), and of values of an IN list,
 #: whose shards are computed.
@@ -154,15 +144,10 @@ class Planner:
             return self._object_id(ids.kind, given)
         values = given or ()
         if ids.item is None:
-            return [
-                self._object_id(ids.kind, one) for one in values[:MOST_VALUES]
-            ]
+            return [self._object_id(ids.kind, one) for one in values[:MOST_VALUES]]
         # The tuples are flattened.
         values = values[ids.item : MOST_VALUES * ids.width : ids.width]
-        return [
-            [None] * ids.item + [self._object_id(ids.kind, one)]
-            for one in values
-        ]
+        return [[None] * ids.item + [self._object_id(ids.kind, one)] for one in values]
 
     def _object_id(self, kind: IdType, value: Any) -> int | None:
         if value is None:
@@ -171,9 +156,7 @@ class Planner:
 
     # -- writes
 
-    def _written(
-        self, form: Form, shards: frozenset[int], writes: Writes
-    ) -> Verdict:
+    def _written(self, form: Form, shards: frozenset[int], writes: Writes) -> Verdict:
         """Return the verdict of an UPDATE or DELETE."""
         table = form.written
         assert table is not None  # noqa: S101  # checked before
@@ -243,11 +226,7 @@ class Planner:
         return verdict or form.verdict
 
     def _place(
-        self,
-        table: FutureTable,
-        placed: dict[str, Any],
-        identity: Any,
-        writes: Writes,
+        self, table: FutureTable, placed: dict[str, Any], identity: Any, writes: Writes
     ) -> int:
         """Return the shard of a new row, as a session would choose it.
 
@@ -277,9 +256,7 @@ class Planner:
             return hash((type_id, id(table))) % len(ASSUMED)
         return self.locations.shard_of(type_id, identity) % len(ASSUMED)
 
-    def _count_references(
-        self, table: FutureTable, row: Values, shard_id: int
-    ) -> None:
+    def _count_references(self, table: FutureTable, row: Values, shard_id: int) -> None:
         for name, kind in table.kinds.items():
             value = row.get(name)
             if kind.routes or value is None or kind.type_id is None:
@@ -318,16 +295,12 @@ def _identity(table: FutureTable, row: Values, key: Any) -> Any:
 
 def _crossed(error: CrossShardWriteError) -> Verdict:
     """Return the verdict of a second shard, without numbers of shards."""
-    parts = [
-        what.partition(" on shard ") for _, what in (error.first, error.second)
-    ]
+    parts = [what.partition(" on shard ") for _, what in (error.first, error.second)]
     first, second = (
         f"{name} in the global keyspace"
         if where.endswith("'global'")
         else f"{name} of {whose} owner"
-        for (name, _, where), whose in zip(
-            parts, ("one", "another"), strict=True
-        )
+        for (name, _, where), whose in zip(parts, ("one", "another"), strict=True)
     )
     same = CrossShardWriteError(first=(0, first), second=(1, second))
     return refused(same, "cross_shard_write", construct=second)

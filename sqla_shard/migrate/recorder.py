@@ -11,13 +11,8 @@ from typing import Any
 from sqla_shard.exc.base import message
 from sqla_shard.migrate.forms import Form
 from sqla_shard.migrate.future import Future
-from sqla_shard.migrate.report import Count
-from sqla_shard.migrate.report import Report
-from sqla_shard.migrate.report import Site
-from sqla_shard.migrate.report import Traffic
+from sqla_shard.migrate.report import Count, Report, Site, Traffic
 from sqla_shard.migrate.verdicts import Verdict
-
-__all__ = ["ShadowCounts"]
 
 #: Maximum number of forms of statements in a report, and of messages.
 _MOST_FORMS = 2000
@@ -135,21 +130,15 @@ class ShadowCounts:
             self._failures[text] += 1
         return is_new
 
-    def report(
-        self, future: Future, references: Mapping[str, list[int]]
-    ) -> Report:
+    def report(self, future: Future, references: Mapping[str, list[int]]) -> Report:
         """Return the counts so far."""
         with self._lock:
             sites = [
                 _site(line, text, verdict, form, count.count())
-                for (line, text, verdict), (form, count) in (
-                    self._sites.items()
-                )
+                for (line, text, verdict), (form, count) in (self._sites.items())
             ]
             return Report(
-                outcomes={
-                    name: one.count() for name, one in self._outcomes.items()
-                },
+                outcomes={name: one.count() for name, one in self._outcomes.items()},
                 refused=self._refused.count(),
                 sites=tuple(sorted(sites, key=lambda s: -s.count.seconds)),
                 traffic=tuple(
@@ -162,9 +151,7 @@ class ShadowCounts:
                     name: (one[0], one[1], one[2])
                     for name, one in list(references.items())
                 },
-                foreign_keys={
-                    one.column: one.reason for one in future.foreign_keys()
-                },
+                foreign_keys={one.column: one.reason for one in future.foreign_keys()},
                 undeclared=tuple(future.undeclared()),
                 omitted=self._omitted,
                 failures=dict(self._failures),
@@ -172,9 +159,7 @@ class ShadowCounts:
             )
 
 
-def _site(
-    line: _Line, text: str, verdict: Verdict, form: Form, count: Count
-) -> Site:
+def _site(line: _Line, text: str, verdict: Verdict, form: Form, count: Count) -> Site:
     file, number, function = line
     return Site(
         file=file,

@@ -9,24 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import fields
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from sqla_shard.exc import ShadowReportError
-from sqla_shard.migrate.verdicts import Outcome
-from sqla_shard.migrate.verdicts import OUTCOMES
+from sqla_shard.migrate.verdicts import Outcome, OUTCOMES
 from sqla_shard.util.json_values import parsed_json
-
-__all__ = ["VERSION", "Count", "Report", "Site", "Traffic", "load", "merge"]
 
 VERSION = 1
 """Version of the document."""
@@ -78,13 +68,7 @@ class Site:
     @property
     def key(self) -> tuple[Any, ...]:
         """The key that the same line and form have in two reports."""
-        return (
-            self.file,
-            self.line,
-            self.statement,
-            self.outcome,
-            self.reason,
-        )
+        return (self.file, self.line, self.statement, self.outcome, self.reason)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +123,7 @@ class Report:
     traffic: tuple[Traffic, ...] = ()
     transactions: Mapping[str, int] = field(default_factory=dict)
     seen: int = 0
-    references: Mapping[str, tuple[int, int, int]] = field(
-        default_factory=dict
-    )
+    references: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     foreign_keys: Mapping[str, str] = field(default_factory=dict)
     undeclared: tuple[str, ...] = ()
     omitted: int = 0
@@ -158,9 +140,7 @@ class Report:
         """Return the share of statements with some outcomes, 0 to 1."""
         total = self.total.statements
         found = sum(
-            self.outcomes[name].statements
-            for name in outcomes
-            if name in self.outcomes
+            self.outcomes[name].statements for name in outcomes if name in self.outcomes
         )
         return found / total if total else 0.0
 
@@ -200,18 +180,10 @@ def load(path: str | os.PathLike[str]) -> Report:
 
 def _report(document: dict[str, Any]) -> Report:
     known = {one.name: document[one.name] for one in fields(Report)}
-    known["outcomes"] = {
-        name: Count(**one) for name, one in known["outcomes"].items()
-    }
+    known["outcomes"] = {name: Count(**one) for name, one in known["outcomes"].items()}
     known["refused"] = Count(**known["refused"])
     known["sites"] = tuple(
-        Site(
-            **{
-                **one,
-                "tables": tuple(one["tables"]),
-                "count": Count(**one["count"]),
-            }
-        )
+        Site(**{**one, "tables": tuple(one["tables"]), "count": Count(**one["count"])})
         for one in known["sites"]
     )
     known["traffic"] = tuple(
@@ -226,8 +198,7 @@ def _report(document: dict[str, Any]) -> Report:
         for one in known["traffic"]
     )
     known["references"] = {
-        name: (one[0], one[1], one[2])
-        for name, one in known["references"].items()
+        name: (one[0], one[1], one[2]) for name, one in known["references"].items()
     }
     known["undeclared"] = tuple(known["undeclared"])
     return Report(**known)
@@ -268,8 +239,7 @@ def _sum3(one: Sequence[int], other: Sequence[int]) -> tuple[int, int, int]:
 
 def _added(one: Mapping[str, Any], other: Mapping[str, Any], zero: Any) -> Any:
     return {
-        name: one.get(name, zero) + other.get(name, zero)
-        for name in {**one, **other}
+        name: one.get(name, zero) + other.get(name, zero) for name in {**one, **other}
     }
 
 

@@ -10,27 +10,16 @@ value, and a truth value in JSON is not a number.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from datetime import tzinfo
-from datetime import UTC
-from typing import Any
-from typing import TypeAlias
+from datetime import datetime, tzinfo, UTC
+from typing import Any, TypeAlias
 
-from sqlalchemy import Column
-from sqlalchemy import inspect
-from sqlalchemy import JSON
+from sqlalchemy import Column, inspect, JSON
 
-from sqla_shard.exc import ConversionError
-from sqla_shard.exc import DeclarationError
+from sqla_shard.exc import ConversionError, DeclarationError
 from sqla_shard.exc.base import message
 from sqla_shard.migrate.future import FutureTable
-
-__all__ = ["AttributeDifference", "Conversion", "Reference", "is_same"]
 
 #: A type id, and the primary key in the database.
 Reference: TypeAlias = tuple[int, Any]
@@ -90,11 +79,7 @@ class Conversion:
         self._attributes: dict[str, str] = {}
         problems = [
             f"{table.table.key} has no column {name!r}"
-            for name in {
-                *given,
-                *self._convert,
-                *self._revert,
-            }.difference(columns)
+            for name in {*given, *self._convert, *self._revert}.difference(columns)
         ]
         for name in columns:
             attribute = given.get(name, name)
@@ -121,8 +106,7 @@ class Conversion:
             if name not in self._convert
             and name not in self._revert
             and (column := _plain(cls, attribute)) is not None
-            and column.type._type_affinity
-            is table.table.c[name].type._type_affinity
+            and column.type._type_affinity is table.table.c[name].type._type_affinity
         }
         self._types = {
             name: kind.type_id
@@ -139,10 +123,7 @@ class Conversion:
         }
 
     def _called(
-        self,
-        functions: Mapping[str, Callable[[Any], Any]],
-        name: str,
-        value: Any,
+        self, functions: Mapping[str, Callable[[Any], Any]], name: str, value: Any
     ) -> Any:
         try:
             return functions[name](value)
@@ -183,9 +164,7 @@ class Conversion:
             found[attribute] = value
         return found
 
-    def object_references(
-        self, attributes: Mapping[str, Any]
-    ) -> set[tuple[int, int]]:
+    def object_references(self, attributes: Mapping[str, Any]) -> set[tuple[int, int]]:
         """Return the type ids and object ids that an object refers to."""
         return {
             (type_id, attributes[self._attributes[name]])
@@ -198,9 +177,7 @@ class Conversion:
         return {name: getattr(found, name) for name in self._names}
 
     def row(
-        self,
-        attributes: Mapping[str, Any],
-        keys: Mapping[tuple[int, int], Any],
+        self, attributes: Mapping[str, Any], keys: Mapping[tuple[int, int], Any]
     ) -> dict[str, Any]:
         """Return the values of a row by name of column; see :meth:`values`.
 
@@ -255,9 +232,7 @@ class Conversion:
         """
         for attribute, expected in values.items():
             value = found[attribute]
-            if not is_same(expected, value) and not self._is_one_hour(
-                expected, value
-            ):
+            if not is_same(expected, value) and not self._is_one_hour(expected, value):
                 yield AttributeDifference(
                     attribute=attribute, expected=expected, found=value
                 )
@@ -268,9 +243,7 @@ class Conversion:
         Where clocks are put back an hour occurs twice, and the column does
         not say which of them it was.
         """
-        if not isinstance(expected, datetime) or not isinstance(
-            value, datetime
-        ):
+        if not isinstance(expected, datetime) or not isinstance(value, datetime):
             return False
         try:
             one, other = (
@@ -330,6 +303,4 @@ def _is_same_json(one: Any, other: Any) -> bool:
             and all(map(_is_same_json, one, other))
         )
     # In Python True is 1.
-    return isinstance(one, bool) is isinstance(other, bool) and bool(
-        one == other
-    )
+    return isinstance(one, bool) is isinstance(other, bool) and bool(one == other)

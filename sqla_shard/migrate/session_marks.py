@@ -16,38 +16,22 @@ before; an ``insert()`` must have the primary keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from typing import Any
-from typing import Generic
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Connection
-from sqlalchemy import event
-from sqlalchemy import inspect
-from sqlalchemy import select
-from sqlalchemy.orm import ORMExecuteState
-from sqlalchemy.orm import Session
-from sqlalchemy.orm import SessionTransaction
+from sqlalchemy import Connection, event, inspect, select
+from sqlalchemy.orm import ORMExecuteState, Session, SessionTransaction
 
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import MoveSetupError
-from sqla_shard.exc import SideClosedError
-from sqla_shard.exc import UnmarkedWriteError
+from sqla_shard.exc import MoveSetupError, SideClosedError, UnmarkedWriteError
 from sqla_shard.migrate.fences import DatabaseFence
 from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.marks import Marks
-from sqla_shard.migrate.stages import Progress
-from sqla_shard.migrate.stages import Side
-from sqla_shard.migrate.tables import COPYING
-from sqla_shard.migrate.tables import MovedRows
+from sqla_shard.migrate.stages import Progress, Side
+from sqla_shard.migrate.tables import COPYING, MovedRows
 from sqla_shard.session import ShardSession
 from sqla_shard.session.flush import place_of
 from sqla_shard.util.listening import stop_listening
-
-__all__ = ["LegacyMarks", "ShardMarks", "WrittenRows"]
 
 #: What a statement of a cluster may be executed with.
 _LOCATIONS = ("place", "shard_id", "keyspace")
@@ -154,9 +138,7 @@ class _SessionMarks(Generic[P]):
             written.progress[place] = found
         return found
 
-    def _objects(
-        self, objects: Iterable[Any]
-    ) -> Iterator[tuple[MovedRows, Any]]:
+    def _objects(self, objects: Iterable[Any]) -> Iterator[tuple[MovedRows, Any]]:
         for instance in objects:
             one = self._tables.get(inspect(instance).mapper.local_table)
             if one is not None:
@@ -168,9 +150,7 @@ class _SessionMarks(Generic[P]):
             if session.is_modified(instance, include_collections=False):
                 yield one, instance
 
-    def _before_flush(
-        self, session: Session, context: Any, instances: Any
-    ) -> None:
+    def _before_flush(self, session: Session, context: Any, instances: Any) -> None:
         if not self._is_ours(session):
             return
         for _, instance in self._changed(session):
@@ -200,12 +180,8 @@ class _SessionMarks(Generic[P]):
     def _after_links(self, session: Session) -> None:
         """Add the keys of rows of association tables."""
 
-    def _add(
-        self, session: Session, place: P, one: MovedRows, keys: set[Key]
-    ) -> None:
-        self._written(session).keys.setdefault((place, one), set()).update(
-            keys
-        )
+    def _add(self, session: Session, place: P, one: MovedRows, keys: set[Key]) -> None:
+        self._written(session).keys.setdefault((place, one), set()).update(keys)
 
     def _on_execute(self, state: ORMExecuteState) -> None:
         if not (state.is_insert or state.is_update or state.is_delete):
@@ -264,9 +240,7 @@ class _SessionMarks(Generic[P]):
         # SQLAlchemy flushes after this event.
         session.flush()
         written = self._written(session)
-        for place, one in sorted(
-            written.keys, key=lambda found: found[1].name
-        ):
+        for place, one in sorted(written.keys, key=lambda found: found[1].name):
             progress = written.progress[place]
             if progress.rules.marks:
                 self._marks_of(one).raise_versions(
@@ -279,9 +253,7 @@ class _SessionMarks(Generic[P]):
         if self._info in session.info:
             session.info[self._info].has_committed = True
 
-    def _after_end(
-        self, session: Session, transaction: SessionTransaction
-    ) -> None:
+    def _after_end(self, session: Session, transaction: SessionTransaction) -> None:
         if transaction.parent is not None:
             return
         written = session.info.pop(self._info, None)
@@ -345,14 +317,10 @@ class LegacyMarks(_SessionMarks[None]):
                 for column, linked in pairs:
                     name = mapper.get_property_by_column(column).key
                     values[linked.name] = getattr(instance, name)
-            key = tuple(
-                values[column.name] for column in one.table.primary_key
-            )
+            key = tuple(values[column.name] for column in one.table.primary_key)
             self._add(session, None, one, {key})
 
-    def _linked(
-        self, session: Session
-    ) -> Iterator[tuple[MovedRows, Any, Any, Any]]:
+    def _linked(self, session: Session) -> Iterator[tuple[MovedRows, Any, Any, Any]]:
         """Yield changes of relationships with an association table.
 
         Each is the table, the object, the relationship and the other object.
@@ -395,9 +363,7 @@ class ShardMarks(_SessionMarks[Place]):
         self.listen(ShardSession)
 
     def _is_ours(self, session: Any) -> bool:
-        return session.cluster is self._cluster and not session.info.get(
-            COPYING
-        )
+        return session.cluster is self._cluster and not session.info.get(COPYING)
 
     def _table_of(self, one: MovedRows) -> Any:
         return one.mapper.local_table

@@ -30,37 +30,29 @@ import socket
 import sysconfig
 from collections.abc import Collection
 from pathlib import Path
-from time import perf_counter
-from time import process_time
-from time import thread_time
-from types import FrameType
-from types import TracebackType
+from time import perf_counter, process_time, thread_time
+from types import FrameType, TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Engine
-from sqlalchemy import event
-from sqlalchemy import MetaData
-from sqlalchemy.orm import object_mapper
-from sqlalchemy.orm import Session
+from sqlalchemy import Engine, event, MetaData
+from sqlalchemy.orm import object_mapper, Session
 from sqlalchemy.sql.ddl import ExecutableDDLElement
-from sqlalchemy.sql.elements import ReleaseSavepointClause
-from sqlalchemy.sql.elements import RollbackToSavepointClause
-from sqlalchemy.sql.elements import SavepointClause
+from sqlalchemy.sql.elements import (
+    ReleaseSavepointClause,
+    RollbackToSavepointClause,
+    SavepointClause,
+)
 
-from sqla_shard.exc import ShadowSetupError
-from sqla_shard.exc import ShardError
+from sqla_shard.exc import ShadowSetupError, ShardError
 from sqla_shard.migrate.declaration import Declaration
 from sqla_shard.migrate.forms import Form
 from sqla_shard.migrate.future import Future
-from sqla_shard.migrate.planner import MOST_VALUES
-from sqla_shard.migrate.planner import Planner
+from sqla_shard.migrate.planner import MOST_VALUES, Planner
 from sqla_shard.migrate.recorder import ShadowCounts
-from sqla_shard.migrate.report import Report
-from sqla_shard.migrate.report import Traffic
+from sqla_shard.migrate.report import Report, Traffic
 from sqla_shard.migrate.traffic import reduced
-from sqla_shard.migrate.watch import EngineWatch
-from sqla_shard.migrate.watch import PlannedTransaction
+from sqla_shard.migrate.watch import EngineWatch, PlannedTransaction
 from sqla_shard.util import sqlalchemy_private as private
 from sqla_shard.util.calling_lines import calling_frame
 from sqla_shard.util.files import replace_file
@@ -232,9 +224,7 @@ class Shadow:
         name = f"shadow-{socket.gethostname()}-{os.getpid()}.json"
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            replace_file(
-                self._directory / name, self.report().as_json(), 0o644
-            )
+            replace_file(self._directory / name, self.report().as_json(), 0o644)
         except OSError as error:
             self._failed(error)
 
@@ -274,9 +264,7 @@ class Shadow:
         finally:
             self._recorder.planned(thread_time() - started)
 
-    def _end(
-        self, transaction: PlannedTransaction, is_committed: bool
-    ) -> None:
+    def _end(self, transaction: PlannedTransaction, is_committed: bool) -> None:
         writes = transaction.writes
         if writes.is_refused:
             what = "several_owners"
@@ -288,14 +276,11 @@ class Shadow:
             # A session ends one that has only read by ROLLBACK.
             what, is_committed = "read", True
         self._recorder.transaction(
-            what if is_committed else "rolled_back",
-            transaction.processor_time,
+            what if is_committed else "rolled_back", transaction.processor_time
         )
         self._write_in_time(self._every)
 
-    def _before_flush(
-        self, session: Session, context: Any, instances: Any
-    ) -> None:
+    def _before_flush(self, session: Session, context: Any, instances: Any) -> None:
         """Learn the owners of objects that a flush updates or deletes."""
         if not self._watch.is_planning:
             return
@@ -309,9 +294,7 @@ class Shadow:
                     continue
                 table, columns = known
                 row = {
-                    name: vars(one).get(
-                        mapper.get_property_by_column(column).key
-                    )
+                    name: vars(one).get(mapper.get_property_by_column(column).key)
                     for name, column in columns.items()
                 }
                 self._planner.learn(table, row)
@@ -337,8 +320,7 @@ class Shadow:
         known = None if compiled is None else self._forms.get(compiled)
         if known is None:
             known = self._read(
-                context.statement if statement is None else statement,
-                compiled,
+                context.statement if statement is None else statement, compiled
             )
             if compiled is not None:
                 self._forms[compiled] = known
@@ -352,17 +334,10 @@ class Shadow:
         )
         text = context.statement if compiled is None else compiled.string
         self._recorder.statement(
-            form,
-            traffic,
-            verdict,
-            transaction.line,
-            text or "",
-            transaction.seconds,
+            form, traffic, verdict, transaction.line, text or "", transaction.seconds
         )
 
-    def _read(
-        self, statement: Any, compiled: Any
-    ) -> tuple[Form, Traffic | None]:
+    def _read(self, statement: Any, compiled: Any) -> tuple[Form, Traffic | None]:
         form = self._planner.form(statement, compiled)
         if form.kind == "text":
             return form, None
@@ -384,9 +359,7 @@ class Shadow:
             if self._packages:
                 found = package not in self._packages
             else:
-                found = package in _NOT_APPLICATION or name.startswith(
-                    _LIBRARIES
-                )
+                found = package in _NOT_APPLICATION or name.startswith(_LIBRARIES)
             self._files[name] = found
         return found
 

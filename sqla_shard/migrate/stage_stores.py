@@ -13,34 +13,25 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
-from typing import TYPE_CHECKING
+from typing import Protocol, TYPE_CHECKING
 
-from sqla_shard.exc import StageConflictError
-from sqla_shard.exc import StageUnavailableError
-from sqla_shard.exc import TopologyUnavailableError
+from sqla_shard.exc import (
+    StageConflictError,
+    StageUnavailableError,
+    TopologyUnavailableError,
+)
 from sqla_shard.migrate.stages import Progress
-from sqla_shard.topology.follow.locations import is_zookeeper
-from sqla_shard.topology.follow.locations import zookeeper_options
+from sqla_shard.topology.follow.locations import is_zookeeper, zookeeper_options
 from sqla_shard.util.files import flush_to_disk
 from sqla_shard.util.forking import in_children
 from sqla_shard.util.json_values import parsed_json
 
 if TYPE_CHECKING:
     from sqla_shard.topology.zookeeper.store import ZooKeeperStore
-
-__all__ = [
-    "FileStageStore",
-    "StageStore",
-    "ZooKeeperStageStore",
-    "stage_store",
-]
 
 #: Parent node of the changes in ZooKeeper.
 _CHANGES = "/moving"
@@ -320,6 +311,4 @@ def _check_follows(now: Progress, new: Progress, name: str) -> None:
 
 
 def _conflict(now: Progress, new: Progress, name: str) -> StageConflictError:
-    return StageConflictError(
-        store=name, expected=new.number - 1, found=now.number
-    )
+    return StageConflictError(store=name, expected=new.number - 1, found=now.number)

@@ -21,15 +21,9 @@ copied.  So the truth is never on both sides.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Mapping
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from typing import Any
-from typing import Literal
-from typing import TypeAlias
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, TypeAlias
 
 from sqla_shard.exc import StageRefusedError
 
@@ -215,9 +209,7 @@ class Progress:
 
     def with_shares(self, shares: Mapping[str, int]) -> Progress:
         """Return the next change, with other shares of reads."""
-        return replace(
-            self, number=self.number + 1, former=self.stage, shares=shares
-        )
+        return replace(self, number=self.number + 1, former=self.stage, shares=shares)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the progress as JSON values."""
@@ -277,9 +269,7 @@ def advanced(
     )
 
 
-def check_step(
-    old: Progress, name: str, *, met: Collection[Condition] = ()
-) -> None:
+def check_step(old: Progress, name: str, *, met: Collection[Condition] = ()) -> None:
     """Check that a stage may follow.
 
     :param met: the conditions that are met now; going back has none.

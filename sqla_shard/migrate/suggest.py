@@ -10,34 +10,27 @@ the score is the share of statements that one shard answers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Column
-from sqlalchemy import MetaData
-from sqlalchemy import Table
-from sqlalchemy import UniqueConstraint
+from sqlalchemy import Column, MetaData, Table, UniqueConstraint
 
-from sqla_shard.migrate.declaration import Declaration
-from sqla_shard.migrate.declaration import Item
-from sqla_shard.migrate.declaration import Lookup
-from sqla_shard.migrate.declaration import MappingTable
-from sqla_shard.migrate.declaration import Owned
-from sqla_shard.migrate.declaration import Owner
-from sqla_shard.migrate.declaration import Reference
+from sqla_shard.migrate.declaration import (
+    Declaration,
+    Item,
+    Lookup,
+    MappingTable,
+    Owned,
+    Owner,
+    Reference,
+)
 from sqla_shard.migrate.future import Future
 from sqla_shard.migrate.planner import Planner
-from sqla_shard.migrate.report import Count
-from sqla_shard.migrate.report import Traffic
+from sqla_shard.migrate.report import Count, Traffic
 from sqla_shard.migrate.traffic import statement_of
 from sqla_shard.migrate.verdicts import Outcome
 from sqla_shard.util.tables import sorted_tables
-
-__all__ = ["Suggestion", "suggest"]
 
 #: Maximum number of forms of statements that are planned, and of owners.
 _MOST_FORMS = 300
@@ -99,9 +92,7 @@ def suggest(
         recorded or _assumed(metadata), key=lambda one: -one.count.statements
     )[:_MOST_FORMS]
     draft = _Draft(metadata, forms)
-    found = [
-        draft.suggestion((name,), is_recorded) for name in draft.candidates()
-    ]
+    found = [draft.suggestion((name,), is_recorded) for name in draft.candidates()]
     found.sort(key=lambda one: -one.score)
     return [
         _with_more(draft, one, is_recorded) if at == 0 else one
@@ -109,9 +100,7 @@ def suggest(
     ]
 
 
-def _with_more(
-    draft: _Draft, best: Suggestion, is_recorded: bool
-) -> Suggestion:
+def _with_more(draft: _Draft, best: Suggestion, is_recorded: bool) -> Suggestion:
     """Add owners of tables that the first one does not reach."""
     while len(best.owners) < _MOST_OWNERS:
         taken = {
@@ -142,9 +131,7 @@ def _assumed(metadata: MetaData) -> Iterator[Traffic]:
             for key in column.foreign_keys:
                 here = f"{name}.{column.name}"
                 there = f"{key.column.table.key}.{key.column.name}"
-                yield Traffic(
-                    kind="select", tables=(name,), equal=(here,), count=once
-                )
+                yield Traffic(kind="select", tables=(name,), equal=(here,), count=once)
                 if key.column.table is not table:
                     yield Traffic(
                         kind="select",
@@ -211,13 +198,9 @@ class _Draft:
             for key in other.foreign_keys:
                 if key.column.table is table:
                     columns.add(f"{other.key}.{key.parent.name}")
-        return bool(
-            self._writes[name] or any(self._filters[one] for one in columns)
-        )
+        return bool(self._writes[name] or any(self._filters[one] for one in columns))
 
-    def suggestion(
-        self, owners: tuple[str, ...], is_recorded: bool
-    ) -> Suggestion:
+    def suggestion(self, owners: tuple[str, ...], is_recorded: bool) -> Suggestion:
         """Return the declaration of some owners, with its score."""
         items: list[Item] = []
         reasons: list[str] = []
@@ -266,10 +249,7 @@ class _Draft:
             also = f", and by {other.name}" if inverse else ""
             return (
                 MappingTable(
-                    name,
-                    source=best.name,
-                    target=other.name,
-                    inverse=inverse,
+                    name, source=best.name, target=other.name, inverse=inverse
                 ),
                 f"{name} links rows by {best.name}, {why}{also}",
             )
@@ -300,9 +280,7 @@ class _Draft:
                 if self._filters[column]:
                     yield Lookup(column)
 
-    def _references(
-        self, objects: set[str], items: Sequence[Item]
-    ) -> Iterator[Item]:
+    def _references(self, objects: set[str], items: Sequence[Item]) -> Iterator[Item]:
         """Yield the tables that objects refer to, and that are not written."""
         declared = {item.table for item in items}
         wanted = {
@@ -313,11 +291,7 @@ class _Draft:
         }
         for table in self._tables:
             name = str(table.key)
-            if (
-                name in wanted
-                and name not in declared
-                and not self._writes[name]
-            ):
+            if name in wanted and name not in declared and not self._writes[name]:
                 yield Reference(name)
 
     def _outcomes(self, declaration: Declaration) -> dict[Outcome, float]:

@@ -6,44 +6,29 @@ repeated, and continues with the fences that are behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from threading import Event
 from time import monotonic
 
-from sqlalchemy import Connection
-from sqlalchemy import Engine
-from sqlalchemy import Table
+from sqlalchemy import Connection, Engine, Table
 
-from sqla_shard.cluster.retries import repeat
-from sqla_shard.cluster.retries import Retries
+from sqla_shard.cluster.retries import repeat, Retries
 from sqla_shard.dialects import backend_for
 from sqla_shard.dialects.base import Backend
-from sqla_shard.engine import ExecutionPlan
-from sqla_shard.engine import OPTION
+from sqla_shard.engine import ExecutionPlan, OPTION
 from sqla_shard.engine.locations import by_server
-from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.rendering import TRANSLATE
+from sqla_shard.engine.rendering import Place, TRANSLATE
 from sqla_shard.exc import StageRefusedError
-from sqla_shard.migrate.copying import locking_transaction
-from sqla_shard.migrate.copying import snapshot
+from sqla_shard.migrate.copying import locking_transaction, snapshot
 from sqla_shard.migrate.fences import DatabaseFence
 from sqla_shard.migrate.move import Move
-from sqla_shard.migrate.pass_reports import last_pass
-from sqla_shard.migrate.pass_reports import PASSES
-from sqla_shard.migrate.stages import advanced
-from sqla_shard.migrate.stages import check_step
-from sqla_shard.migrate.stages import Condition
-from sqla_shard.migrate.stages import Progress
-from sqla_shard.migrate.stages import STAGES
+from sqla_shard.migrate.pass_reports import last_pass, PASSES
+from sqla_shard.migrate.stages import advanced, check_step, Condition, Progress, STAGES
 from sqla_shard.migrate.tables import MovedTable
 from sqla_shard.routing import spec_of
 from sqla_shard.topology.keyspaces import as_ranges
-
-__all__ = ["Switch", "copy_waiting", "drain"]
 
 _PARALLEL = 8
 #: Seconds that a fence waits for the transactions that have entered.
@@ -145,9 +130,7 @@ class Switch:
         with snapshot(self._move.engine) as connection:
             found.append(self._fence.read(connection).number)
         self._on_shards(
-            lambda _, connection: found.append(
-                self._fence.read(connection).number
-            )
+            lambda _, connection: found.append(self._fence.read(connection).number)
         )
         return found
 
@@ -201,9 +184,7 @@ class Switch:
 
         jobs = [
             partial(on_server, places)
-            for places in by_server(
-                self.places() if shards is None else shards
-            )
+            for places in by_server(self.places() if shards is None else shards)
         ]
         engines = self._move.cluster.places.engines
         engines.in_parallel(jobs, "move", _PARALLEL)
@@ -311,9 +292,7 @@ class Switch:
         waiting = drain(self._move, now, timeout=timeout)
         if not waiting:
             return
-        back = advanced(
-            now, STAGES[now.stage].back or "", fences=self.fences()
-        )
+        back = advanced(now, STAGES[now.stage].back or "", fences=self.fences())
         self._store(back)
         raise StageRefusedError(
             stage=back.stage,
@@ -346,9 +325,7 @@ class Switch:
         total = 0
         for one in self._move.tables.values():
             with snapshot(self._move.engine) as connection:
-                total += one.marks.count_unclaimed(
-                    connection, number=now.round
-                )
+                total += one.marks.count_unclaimed(connection, number=now.round)
         return total
 
 

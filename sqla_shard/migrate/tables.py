@@ -8,33 +8,28 @@ are a :class:`~sqla_shard.migrate.copying.MarkedRows`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterator
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from contextlib import contextmanager
-from dataclasses import dataclass
-from dataclasses import field
-from datetime import tzinfo
-from datetime import UTC
-from typing import Any
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from datetime import tzinfo, UTC
+from typing import Any, Protocol
 
-from sqlalchemy import BigInteger
-from sqlalchemy import bindparam
-from sqlalchemy import Column
-from sqlalchemy import Connection
-from sqlalchemy import delete
-from sqlalchemy import Engine
-from sqlalchemy import insert
-from sqlalchemy import inspect
-from sqlalchemy import Integer
-from sqlalchemy import JSON
-from sqlalchemy import null
-from sqlalchemy import select
-from sqlalchemy import Table
-from sqlalchemy import update
+from sqlalchemy import (
+    BigInteger,
+    bindparam,
+    Column,
+    Connection,
+    delete,
+    Engine,
+    insert,
+    inspect,
+    Integer,
+    JSON,
+    null,
+    select,
+    Table,
+    update,
+)
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.dialects.exact import exact_table
@@ -42,36 +37,16 @@ from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import DeclarationError
 from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.migrate.copying import look_twice
-from sqla_shard.migrate.copying import one_read
-from sqla_shard.migrate.copying import Row
-from sqla_shard.migrate.copying import snapshot
-from sqla_shard.migrate.declaration import Owned
-from sqla_shard.migrate.declaration import Owner
+from sqla_shard.migrate.copying import look_twice, one_read, Row, snapshot
+from sqla_shard.migrate.declaration import Owned, Owner
 from sqla_shard.migrate.future import Future
-from sqla_shard.migrate.mark_tables import after_key
-from sqla_shard.migrate.mark_tables import among
-from sqla_shard.migrate.mark_tables import Key
-from sqla_shard.migrate.marks import Marks
-from sqla_shard.migrate.marks import RowMark
-from sqla_shard.migrate.rows import AttributeDifference
-from sqla_shard.migrate.rows import Conversion
-from sqla_shard.migrate.rows import Reference
+from sqla_shard.migrate.mark_tables import after_key, among, Key
+from sqla_shard.migrate.marks import Marks, RowMark
+from sqla_shard.migrate.rows import AttributeDifference, Conversion, Reference
 from sqla_shard.models.lookup_definition import link
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.topology import Keyspace
-
-__all__ = [
-    "COPYING",
-    "AnyConversion",
-    "LegacyRows",
-    "Moved",
-    "MovedRows",
-    "MovedTable",
-    "ShardObjects",
-    "ShardPart",
-]
 
 #: Key of ``Session.info`` of sessions that copy: their writes have versions.
 COPYING = "sqla_shard_copying"
@@ -133,9 +108,7 @@ class AnyConversion(Protocol):
         """Return the attributes of an object."""
         ...
 
-    def differences(
-        self, values: Row, found: Row
-    ) -> Iterator[AttributeDifference]:
+    def differences(self, values: Row, found: Row) -> Iterator[AttributeDifference]:
         """Yield the attributes that differ."""
         ...
 
@@ -153,9 +126,7 @@ class MovedRows:
         its shard.
     """
 
-    def __init__(
-        self, name: str, table: Table, cls: type[Any], keys: int
-    ) -> None:
+    def __init__(self, name: str, table: Table, cls: type[Any], keys: int) -> None:
         self.name = name
         self.table = table
         self.cls = cls
@@ -165,9 +136,7 @@ class MovedRows:
         #: The table, with types that change no value.
         self.exact = exact_table(table)
         self.marks = Marks(self.exact)
-        self.shard_marks = Marks(
-            self.mapper.local_table, [BigInteger()] * keys
-        )
+        self.shard_marks = Marks(self.mapper.local_table, [BigInteger()] * keys)
 
     def legacy(self, engine: Engine) -> LegacyRows:
         """Return the rows in the database."""
@@ -275,9 +244,7 @@ class MovedTable(MovedRows):
                 f"and {self.name} is declared with {self.type_id}"
             )
         keys = [column.name for column in self.table.primary_key]
-        if keys != [id_column] or not isinstance(
-            self.table.c[keys[0]].type, Integer
-        ):
+        if keys != [id_column] or not isinstance(self.table.c[keys[0]].type, Integer):
             problems.append(
                 f"the primary key of {self.name} must be one column of "
                 f"integers, not {', '.join(keys) or 'missing'}"
@@ -316,9 +283,7 @@ class LegacyRows:
         self.engine = engine
         self._keys = tuple(self.table.primary_key)
         self._computed = {
-            column.name
-            for column in self.table.columns
-            if column.computed is not None
+            column.name for column in self.table.columns if column.computed is not None
         }
 
     @contextmanager
@@ -333,16 +298,12 @@ class LegacyRows:
         with self.engine.begin() as connection:
             yield connection
 
-    def look(
-        self, keys: Collection[Key]
-    ) -> dict[Key, tuple[RowMark, Row | None]]:
+    def look(self, keys: Collection[Key]) -> dict[Key, tuple[RowMark, Row | None]]:
         """Return marks and rows by key."""
         with one_read(self.engine) as connection:
             return self.marks.rows_of(connection, keys)
 
-    def read(
-        self, connection: Connection, keys: Collection[Key]
-    ) -> dict[Key, Row]:
+    def read(self, connection: Connection, keys: Collection[Key]) -> dict[Key, Row]:
         """Return rows by key."""
         found = connection.execute(
             select(self.table).where(among(self._keys, list(keys)))
@@ -352,9 +313,7 @@ class LegacyRows:
             for row in map(dict, found.mappings())
         }
 
-    def write(
-        self, connection: Connection, rows: Mapping[Key, Row | None]
-    ) -> None:
+    def write(self, connection: Connection, rows: Mapping[Key, Row | None]) -> None:
         """Insert or update rows; delete those that are None."""
         there = self.read(connection, rows)
         for key, row in rows.items():
@@ -370,9 +329,7 @@ class LegacyRows:
             elif given:
                 connection.execute(update(self.table).where(here), given)
 
-    def write_first(
-        self, connection: Connection, rows: Mapping[Key, Row]
-    ) -> None:
+    def write_first(self, connection: Connection, rows: Mapping[Key, Row]) -> None:
         """Write rows that had no mark."""
         self.write(connection, rows)
 
@@ -394,9 +351,7 @@ class LegacyRows:
 class ShardPart:
     """The rows of one shard, in one transaction at a time."""
 
-    def __init__(
-        self, one: MovedRows, cluster: Cluster, shard_id: int
-    ) -> None:
+    def __init__(self, one: MovedRows, cluster: Cluster, shard_id: int) -> None:
         self.marks = one.shard_marks
         self._one = one
         self._cluster = cluster
@@ -415,9 +370,7 @@ class ShardPart:
         """Begin a transaction that only writes marks."""
         return self.begin()
 
-    def look(
-        self, keys: Collection[Key]
-    ) -> dict[Key, tuple[RowMark, Row | None]]:
+    def look(self, keys: Collection[Key]) -> dict[Key, tuple[RowMark, Row | None]]:
         """Return marks and rows by key."""
         return look_twice(self, keys)
 
@@ -425,21 +378,15 @@ class ShardPart:
     def _place(self) -> Place:
         return self._one.place(self._session, self._shard_id)
 
-    def read(
-        self, connection: Connection, keys: Collection[Key]
-    ) -> dict[Key, Row]:
+    def read(self, connection: Connection, keys: Collection[Key]) -> dict[Key, Row]:
         """Return the attributes of rows by key."""
         raise NotImplementedError
 
-    def write(
-        self, connection: Connection, rows: Mapping[Key, Row | None]
-    ) -> None:
+    def write(self, connection: Connection, rows: Mapping[Key, Row | None]) -> None:
         """Insert or update rows; delete those that are None."""
         raise NotImplementedError
 
-    def write_first(
-        self, connection: Connection, rows: Mapping[Key, Row]
-    ) -> None:
+    def write_first(self, connection: Connection, rows: Mapping[Key, Row]) -> None:
         """Write rows that had no mark."""
         self.write(connection, rows)
 
@@ -456,9 +403,7 @@ class ShardPart:
         statement = select(*columns).order_by(*columns).limit(limit)
         if after is not None:
             statement = statement.where(after_key(columns, after))
-        rows = self._session.execute(
-            statement, bind_arguments={"place": self._place}
-        )
+        rows = self._session.execute(statement, bind_arguments={"place": self._place})
         return [tuple(row) for row in rows]
 
 
@@ -473,15 +418,11 @@ class ShardObjects(ShardPart):
 
     _one: MovedTable
 
-    def __init__(
-        self, one: MovedRows, cluster: Cluster, shard_id: int
-    ) -> None:
+    def __init__(self, one: MovedRows, cluster: Cluster, shard_id: int) -> None:
         super().__init__(one, cluster, shard_id)
         self.former: dict[Key, Row] = {}
 
-    def read(
-        self, connection: Connection, keys: Collection[Key]
-    ) -> dict[Key, Row]:
+    def read(self, connection: Connection, keys: Collection[Key]) -> dict[Key, Row]:
         """Return the attributes of objects by key."""
         ids = [object_id for (object_id,) in keys]
         found = self._session.get_many(self._one.cls, ids)
@@ -500,9 +441,7 @@ class ShardObjects(ShardPart):
                 rows[object_id,] = {**rows[object_id,], **exact}
         return rows
 
-    def write(
-        self, connection: Connection, rows: Mapping[Key, Row | None]
-    ) -> None:
+    def write(self, connection: Connection, rows: Mapping[Key, Row | None]) -> None:
         """Insert or update objects; delete those that are None."""
         cls = self._one.cls
         self.former = {}
@@ -524,16 +463,12 @@ class ShardObjects(ShardPart):
         if gone:
             self._session.execute(delete(cls).where(cls.id.in_(gone)))
 
-    def write_first(
-        self, connection: Connection, rows: Mapping[Key, Row]
-    ) -> None:
+    def write_first(self, connection: Connection, rows: Mapping[Key, Row]) -> None:
         """Insert objects that had no mark, without reading existing rows.
 
         :raises IntegrityError: if one of them exists.
         """
-        new = [
-            {"id": key[0], **self._mapped(row)} for key, row in rows.items()
-        ]
+        new = [{"id": key[0], **self._mapped(row)} for key, row in rows.items()]
         if new:
             self._session.execute(insert(self._one.cls), new)
         self._write_texts(connection, rows)
@@ -570,20 +505,12 @@ class ShardObjects(ShardPart):
         statement = (
             update(key_column.table)
             .where(key_column == bindparam("key_of_row"))
-            .values(
-                {
-                    column: bindparam(f"v_{name}")
-                    for name, column in texts.items()
-                }
-            )
+            .values({column: bindparam(f"v_{name}") for name, column in texts.items()})
         )
         connection.execute(
             statement,
             [
-                {
-                    "key_of_row": key[0],
-                    **{f"v_{name}": row[name] for name in texts},
-                }
+                {"key_of_row": key[0], **{f"v_{name}": row[name] for name in texts}}
                 for key, row in written
             ],
         )

@@ -7,34 +7,18 @@ equal; :func:`statement_of` makes a statement of these, for the planner.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from sqlalchemy import Column
-from sqlalchemy import delete
-from sqlalchemy import insert
-from sqlalchemy import MetaData
-from sqlalchemy import select
-from sqlalchemy import Table
-from sqlalchemy import update
+from sqlalchemy import Column, delete, insert, MetaData, select, Table, update
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import BinaryExpression
-from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.elements import Tuple
+from sqlalchemy.sql.elements import BinaryExpression, BindParameter, Tuple
 from sqlalchemy.sql.lambdas import LambdaElement
 
 from sqla_shard.migrate.report import Traffic
-from sqla_shard.routing.clauses import inner
-from sqla_shard.routing.clauses import is_list
-from sqla_shard.routing.clauses import nested
-from sqla_shard.routing.clauses import ungrouped
-from sqla_shard.routing.clauses import unlabelled
+from sqla_shard.routing.clauses import inner, is_list, nested, ungrouped, unlabelled
 from sqla_shard.routing.reader import Reader
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = ["reduced", "statement_of"]
 
 
 def reduced(statement: Any) -> Traffic | None:
@@ -59,9 +43,7 @@ def reduced(statement: Any) -> Traffic | None:
         for clause, _ in block.filters:
             _read(clause, equal, within, ties)
     tables = dict.fromkeys(
-        str(leaf.table.key)
-        for leaf in reader.leaves
-        if isinstance(leaf.table, Table)
+        str(leaf.table.key) for leaf in reader.leaves if isinstance(leaf.table, Table)
     )
     if not tables:
         return None
@@ -78,10 +60,7 @@ def reduced(statement: Any) -> Traffic | None:
 
 
 def _read(
-    clause: Any,
-    equal: set[str],
-    within: set[str],
-    ties: set[tuple[str, str]],
+    clause: Any, equal: set[str], within: set[str], ties: set[tuple[str, str]]
 ) -> None:
     clause = ungrouped(clause)
     if is_list(clause, operators.or_):
@@ -159,9 +138,7 @@ def _columns(tables: Iterable[Table]) -> Iterator[Any]:
         yield next(iter(table.primary_key or table.columns))
 
 
-def _conditions(
-    traffic: Traffic, tables: Mapping[str, Table]
-) -> Iterator[Any]:
+def _conditions(traffic: Traffic, tables: Mapping[str, Table]) -> Iterator[Any]:
     def find(name: str) -> Any:
         table, _, column = name.rpartition(".")
         return tables[table].columns[column]

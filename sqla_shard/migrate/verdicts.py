@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
-from typing import Literal
-from typing import TypeAlias
+from typing import get_args, Literal, TypeAlias
 
-from sqla_shard.exc import CrossShardWriteError
-from sqla_shard.exc import KeyspaceMismatchError
-from sqla_shard.exc import NoShardKeyError
-from sqla_shard.exc import ReferenceWriteError
-from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.exc import ShardError
-from sqla_shard.exc import UnsupportedStatementError
-
-__all__ = ["OUTCOMES", "Outcome", "Verdict", "refused"]
+from sqla_shard.exc import (
+    CrossShardWriteError,
+    KeyspaceMismatchError,
+    NoShardKeyError,
+    ReferenceWriteError,
+    ScatterUnsupportedError,
+    ShardError,
+    UnsupportedStatementError,
+)
 
 Outcome: TypeAlias = Literal[
     "single_shard",
@@ -84,12 +82,7 @@ def refused(
     """Return the verdict of a statement that raises an error."""
     if remedy is None:
         remedy = next(
-            (
-                text
-                for kind, text in _REMEDIES.items()
-                if isinstance(error, kind)
-            ),
-            "",
+            (text for kind, text in _REMEDIES.items() if isinstance(error, kind)), ""
         )
     return Verdict(
         outcome=outcome,

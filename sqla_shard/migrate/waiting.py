@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from typing import Any
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
-from sqlalchemy import Engine
-from sqlalchemy import func
-from sqlalchemy import Select
-from sqlalchemy import select
+from sqlalchemy import Engine, func, Select, select
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import by_server
 from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.links import MovedLinks
-from sqla_shard.migrate.mark_tables import Key
-from sqla_shard.migrate.mark_tables import KeyPart
-from sqla_shard.migrate.mark_tables import waits_in
+from sqla_shard.migrate.mark_tables import Key, KeyPart, waits_in
 from sqla_shard.migrate.stages import Side
 from sqla_shard.migrate.tables import MovedRows
-
-__all__ = ["Waiting", "WaitingRows", "grouped"]
 
 #: A table, and the keys of some of its rows that wait to be copied: in the
 #: database, or on the shard of the number.
@@ -39,21 +29,14 @@ class WaitingRows:
     """
 
     def __init__(
-        self,
-        tables: Mapping[str, MovedRows],
-        engine: Engine,
-        cluster: Cluster,
+        self, tables: Mapping[str, MovedRows], engine: Engine, cluster: Cluster
     ) -> None:
         self._tables = tables
         self._engine = engine
         self._cluster = cluster
 
     def pages(
-        self,
-        source: Side,
-        *,
-        limit: int = 500,
-        part: KeyPart | None = None,
+        self, source: Side, *, limit: int = 500, part: KeyPart | None = None
     ) -> Iterator[Waiting]:
         """Yield rows that wait to be copied from a side, in pages.
 
@@ -89,24 +72,16 @@ class WaitingRows:
         while True:
             with snapshot(self._engine) as connection:
                 keys = one.marks.marked(
-                    connection,
-                    after=after,
-                    limit=limit,
-                    waits=True,
-                    part=part,
+                    connection, after=after, limit=limit, waits=True, part=part
                 )
             if not keys:
                 return
             yield one, None, list(keys.values())
             after = max(keys)
 
-    def _waiting_objects(
-        self, one: MovedRows, limit: int
-    ) -> Iterator[Waiting]:
+    def _waiting_objects(self, one: MovedRows, limit: int) -> Iterator[Waiting]:
         marks = one.shard_marks.table
-        statement = (
-            select(*marks.primary_key).where(waits_in(marks)).limit(limit)
-        )
+        statement = select(*marks.primary_key).where(waits_in(marks)).limit(limit)
         # The keys are object ids, so they name their shards.
         keys = [tuple(row) for row in self._on_servers(one, statement)]
         for shard_id, some in grouped(one, keys).items():
@@ -118,9 +93,7 @@ class WaitingRows:
         with self._cluster.session(cache=False) as session:
             places = session.places.all_places(one.keyspace(session.places))
             for on_one in by_server(places):
-                found += session.execute(
-                    statement, bind_arguments={"places": on_one}
-                )
+                found += session.execute(statement, bind_arguments={"places": on_one})
         return found
 
     def count(self, source: Side) -> dict[str, int]:
@@ -132,12 +105,8 @@ class WaitingRows:
                     found[name] = one.marks.count_waiting(connection)
                 continue
             marks = one.shard_marks.table
-            statement = select(func.count(marks.c.key_1)).where(
-                waits_in(marks)
-            )
-            found[name] = sum(
-                row[0] for row in self._on_servers(one, statement)
-            )
+            statement = select(func.count(marks.c.key_1)).where(waits_in(marks))
+            found[name] = sum(row[0] for row in self._on_servers(one, statement))
         return found
 
 

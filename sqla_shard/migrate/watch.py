@@ -11,20 +11,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from time import perf_counter
-from time import thread_time
+from time import perf_counter, thread_time
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection
-from sqlalchemy import event
+from sqlalchemy import Connection, event
 
 from sqla_shard.migrate.planner import Writes
 from sqla_shard.util.calling_lines import position_of
 from sqla_shard.util.listening import stop_listening
-
-__all__ = ["EngineWatch", "PlannedTransaction"]
 
 #: The line of a statement that no frame of Python has executed.
 _NOWHERE = ("<unknown>", 0, "")
@@ -81,9 +77,7 @@ class _Known:
 
     __slots__ = ("identity", "transaction")
 
-    def __init__(
-        self, identity: int, transaction: PlannedTransaction | None
-    ) -> None:
+    def __init__(self, identity: int, transaction: PlannedTransaction | None) -> None:
         self.identity = identity
         self.transaction = transaction
 
@@ -117,9 +111,7 @@ class EngineWatch:
         self._failed = failed
         self._lock = threading.Lock()
         self._open = 0
-        self._known: WeakKeyDictionary[Connection, _Known] = (
-            WeakKeyDictionary()
-        )
+        self._known: WeakKeyDictionary[Connection, _Known] = WeakKeyDictionary()
         self._listeners: tuple[tuple[str, Callable[..., None]], ...] = (
             ("do_execute", self._sent),
             ("do_executemany", self._sent),
@@ -156,9 +148,7 @@ class EngineWatch:
         with self._lock:
             self._open += change
 
-    def _sent(
-        self, cursor: Any, statement: Any, parameters: Any, context: Any
-    ) -> None:
+    def _sent(self, cursor: Any, statement: Any, parameters: Any, context: Any) -> None:
         connection = context.root_connection
         open_transaction = connection.get_transaction()
         if open_transaction is None:
@@ -167,9 +157,7 @@ class EngineWatch:
             return
         known = self._known.get(connection)
         identity = id(open_transaction)
-        if known is None or (
-            known.transaction is None and known.identity != identity
-        ):
+        if known is None or (known.transaction is None and known.identity != identity):
             known = self._decide(connection, identity)
         transaction = known.transaction
         if transaction is None:
@@ -217,10 +205,7 @@ class EngineWatch:
         # There is none if an engine cannot connect.
         known = None if connection is None else self._known.get(connection)
         transaction = None if known is None else known.transaction
-        if (
-            transaction is not None
-            and transaction.pending is context.execution_context
-        ):
+        if transaction is not None and transaction.pending is context.execution_context:
             transaction.pending = None
 
     def _committed(self, connection: Connection) -> None:

@@ -28,9 +28,11 @@
 
 from __future__ import annotations
 
-from sqla_shard.models import deletion_plan as _plans  # noqa: F401  # listens
-from sqla_shard.models import many_to_many as _linking  # noqa: F401  # listens
-from sqla_shard.models import normalization
+from sqla_shard.models import (
+    deletion_plan as _plans,  # noqa: F401  # listens
+    many_to_many as _linking,  # noqa: F401  # listens
+    normalization,
+)
 from sqla_shard.models.blob_fields import blob_field
 from sqla_shard.models.keyspace_mixin import KeyspaceMixin
 from sqla_shard.models.list_changes import NarrowGap
@@ -39,10 +41,7 @@ from sqla_shard.models.lookup_mixin import LookupMixin
 from sqla_shard.models.mapping_mixin import MappingMixin
 from sqla_shard.models.normalization import Normalization
 from sqla_shard.models.object_mixin import ObjectMixin
-from sqla_shard.models.registration import async_change
-from sqla_shard.models.registration import async_sign_up
-from sqla_shard.models.registration import change
-from sqla_shard.models.registration import sign_up
+from sqla_shard.models.registration import async_change, async_sign_up, change, sign_up
 
 __all__ = [
     "Claim",

@@ -11,18 +11,12 @@ writes with the previous dictionary, or JSON, which all processes can read.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from time import monotonic
 from typing import Any
 
-from sqlalchemy import bindparam
-from sqlalchemy import Connection
-from sqlalchemy import event
-from sqlalchemy import select
-from sqlalchemy import true
-from sqlalchemy.orm import Mapper
-from sqlalchemy.orm import object_session
+from sqlalchemy import bindparam, Connection, event, select, true
+from sqlalchemy.orm import Mapper, object_session
 
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
@@ -30,12 +24,8 @@ from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.outbox.tables import DICTIONARIES as TABLE
 from sqla_shard.session import ShardSession
 from sqla_shard.session.flush import place_of
-from sqla_shard.types import Blob
-from sqla_shard.types import JSONBlob
-from sqla_shard.types.compression import DICTIONARIES
-from sqla_shard.types.compression import Dictionary
-
-__all__ = ["SECONDS", "choose_dictionary", "choose_for_rows", "name_of"]
+from sqla_shard.types import Blob, JSONBlob
+from sqla_shard.types.compression import DICTIONARIES, Dictionary
 
 #: Seconds for which a process writes with the dictionary that was active.
 SECONDS = 60.0
@@ -86,9 +76,7 @@ def _refuse_columns(mapper: Mapper[Any], cls: type[Any]) -> None:
 event.listen(Mapper, "mapper_configured", _refuse_columns)
 
 
-def choose_dictionary(
-    mapper: Mapper[Any], connection: Connection, target: Any
-) -> None:
+def choose_dictionary(mapper: Mapper[Any], connection: Connection, target: Any) -> None:
     """Set the dictionary of the blob of an object that is written."""
     name = name_of(mapper.local_table)
     if name is None:
@@ -102,10 +90,7 @@ def choose_dictionary(
 
 
 def choose_for_rows(
-    session: ShardSession,
-    table: Any,
-    place: Place,
-    rows: Iterable[Mapping[str, Any]],
+    session: ShardSession, table: Any, place: Place, rows: Iterable[Mapping[str, Any]]
 ) -> None:
     """Set the dictionary of the blobs of rows of an INSERT."""
     name = name_of(table)

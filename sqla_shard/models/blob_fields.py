@@ -24,26 +24,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy.orm import Mapped
 from sqlalchemy.types import TypeEngine
 
 from sqla_shard.dialects.sql import BlobValue
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import ColocationError
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.exc import (
+    BlobValueError,
+    ColocationError,
+    InvalidIdError,
+    UnsupportedStatementError,
+)
 from sqla_shard.ids import IdLayout
-from sqla_shard.models.codecs import Codec
-from sqla_shard.models.codecs import ValueKind
+from sqla_shard.models.codecs import Codec, ValueKind
 from sqla_shard.models.field_types import sql_type_of
-from sqla_shard.types import Blob
-from sqla_shard.types import ObjectRef
-from sqla_shard.types.tracking import detach
-from sqla_shard.types.tracking import Node
-from sqla_shard.types.tracking import plain
+from sqla_shard.types import Blob, ObjectRef
+from sqla_shard.types.tracking import detach, Node, plain
 
 __all__ = [
     "MISSING",
@@ -268,11 +265,7 @@ class BlobField:
             except InvalidIdError as error:
                 problem = str(error)
             else:
-                if (
-                    not allowed
-                    or not layout.names_type
-                    or parts.type_id in allowed
-                ):
+                if not allowed or not layout.names_type or parts.type_id in allowed:
                     return int(value)
                 problem = (
                     f"{value} is an id of type {parts.type_id}, not of "
@@ -280,10 +273,7 @@ class BlobField:
                 )
         if self.colocates:
             raise ColocationError(
-                problem,
-                class_name=self.class_name,
-                field=self.name,
-                value=value,
+                problem, class_name=self.class_name, field=self.name, value=value
             )
         raise BlobValueError(problem, field=self.label, value=value)
 

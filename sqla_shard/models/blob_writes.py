@@ -20,33 +20,26 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import bindparam
-from sqlalchemy import Connection
-from sqlalchemy import event
-from sqlalchemy import inspect
-from sqlalchemy import select
-from sqlalchemy import Text
-from sqlalchemy import type_coerce
-from sqlalchemy import update
-from sqlalchemy.orm import Mapper
-from sqlalchemy.orm import object_session
-from sqlalchemy.orm import Session
+from sqlalchemy import (
+    bindparam,
+    Connection,
+    event,
+    inspect,
+    select,
+    Text,
+    type_coerce,
+    update,
+)
+from sqlalchemy.orm import Mapper, object_session, Session
 from sqlalchemy.orm.attributes import set_committed_value
-from sqlalchemy.orm.base import NO_VALUE
-from sqlalchemy.orm.base import PASSIVE_NO_INITIALIZE
+from sqlalchemy.orm.base import NO_VALUE, PASSIVE_NO_INITIALIZE
 
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import StaleDataError
+from sqla_shard.exc import BlobValueError, StaleDataError
 from sqla_shard.models.blob_dictionaries import choose_dictionary
 from sqla_shard.models.blob_fields import raiser
-from sqla_shard.types import Blob
-from sqla_shard.types import JSONBlob
-from sqla_shard.types.blob import decode_blob
-from sqla_shard.types.blob import decode_stored
-from sqla_shard.types.blob import encode_blob
-from sqla_shard.types.blob import pack_blob
-from sqla_shard.types.tracking import Node
-from sqla_shard.types.tracking import plain
+from sqla_shard.types import Blob, JSONBlob
+from sqla_shard.types.blob import decode_blob, decode_stored, encode_blob, pack_blob
+from sqla_shard.types.tracking import Node, plain
 from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = [
@@ -95,9 +88,7 @@ def watch_assignments(mapper: Mapper[Any], cls: type[Any]) -> None:
     # Before the listener of Blob itself, which replaces the assigned object.
     # Without include_key SQLAlchemy would wrap the listener, which is called
     # for each new object.
-    event.listen(
-        cls.data, "set", _on_set, raw=True, retval=True, include_key=True
-    )
+    event.listen(cls.data, "set", _on_set, raw=True, retval=True, include_key=True)
 
 
 def _on_set(state: Any, value: Any, old: Any, initiator: Any) -> Any:
@@ -164,9 +155,7 @@ def _decode_source(text: str | None) -> Blob:
 _WRITTEN = "sqla_shard.written"
 
 
-def write_blob(
-    mapper: Mapper[Any], connection: Connection, target: Any
-) -> None:
+def write_blob(mapper: Mapper[Any], connection: Connection, target: Any) -> None:
     """Handle ``before_update``: write a changed blob.
 
     SQLAlchemy writes ordinary columns in the same flush.
@@ -189,8 +178,7 @@ def write_blob(
             values.update(statements.version.values_of(target))
         written = _Text(blob, text)
         if blob.source is None or not statements.replace(
-            connection,
-            {**values, "new_text": written.value, "old_text": _stored(blob)},
+            connection, {**values, "new_text": written.value, "old_text": _stored(blob)}
         ):
             written = _merge(target, connection, statements, values)
         blob.source, blob.stored = written.text, written.packed
@@ -221,9 +209,7 @@ def _stored(blob: Blob) -> str | bytes | None:
     return blob.source if blob.stored is None else blob.stored
 
 
-def show_change(
-    mapper: Mapper[Any], connection: Connection, target: Any
-) -> None:
+def show_change(mapper: Mapper[Any], connection: Connection, target: Any) -> None:
     """Handle ``after_update``: restore the history of the blob.
 
     Until the end of a flush listeners expect the change in the history.
@@ -265,10 +251,7 @@ def _written(state: Any) -> dict[Any, tuple[str | None, Any]]:
 
 
 def _merge(
-    target: Any,
-    connection: Connection,
-    statements: _Statements,
-    values: dict[str, Any],
+    target: Any, connection: Connection, statements: _Statements, values: dict[str, Any]
 ) -> _Text:
     """Lock the row, and merge the object's changes into it."""
     blob: Blob = target.data
@@ -286,18 +269,14 @@ def _merge(
     theirs = changes(base, current)
     found = _conflicts(mine, theirs)
     if found:
-        raise StaleDataError(
-            class_name=name, object_id=object_id, fields=tuple(found)
-        )
+        raise StaleDataError(class_name=name, object_id=object_id, fields=tuple(found))
     _accept(target, blob, current, theirs)
     written = _Text(blob, encode_blob(blob, statements.max_bytes))
     statements.overwrite(connection, {**values, "new_text": written.value})
     return written
 
 
-def _accept(
-    target: Any, blob: Blob, current: Blob, theirs: dict[str, Any]
-) -> None:
+def _accept(target: Any, blob: Blob, current: Blob, theirs: dict[str, Any]) -> None:
     """Apply another writer's changes to the object.
 
     Containers that were read from these fields before are outdated.  A later
@@ -319,12 +298,8 @@ def _accept(
             old._on_change = raiser(_stale_error(name, object_id, field))
 
 
-def _stale_error(
-    class_name: str, object_id: int, field: str
-) -> StaleDataError:
-    return StaleDataError(
-        class_name=class_name, object_id=object_id, fields=(field,)
-    )
+def _stale_error(class_name: str, object_id: int, field: str) -> StaleDataError:
+    return StaleDataError(class_name=class_name, object_id=object_id, fields=(field,))
 
 
 class _Version:
@@ -393,9 +368,7 @@ class _Statements:
         """Lock the row; return its text and version, None if not found."""
         return connection.execute(self._lock, {"object_id": key}).first()
 
-    def overwrite(
-        self, connection: Connection, values: dict[str, Any]
-    ) -> None:
+    def overwrite(self, connection: Connection, values: dict[str, Any]) -> None:
         """Write a text to a locked row."""
         connection.execute(self._overwrite, values)
 
@@ -406,9 +379,7 @@ _INFO = "sqla_shard.saving"
 def _statements_of(mapper: Mapper[Any], state: Any) -> _Statements:
     # If other columns are changed as well, the UPDATE of SQLAlchemy follows:
     # only one of the two may increment the version.
-    versioned = mapper.version_id_col is None or not _has_changed_columns(
-        mapper, state
-    )
+    versioned = mapper.version_id_col is None or not _has_changed_columns(mapper, state)
     table: Any = mapper.local_table
     known = table.info.setdefault(_INFO, {})
     found: _Statements | None = known.get(versioned)

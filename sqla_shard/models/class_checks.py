@@ -9,59 +9,24 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import wraps
 from inspect import get_annotations
-from typing import Any
-from typing import TypeVar
-from weakref import WeakKeyDictionary
-from weakref import WeakSet
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
-from sqlalchemy import Column
-from sqlalchemy import event
-from sqlalchemy import Index
-from sqlalchemy import inspect
-from sqlalchemy import Table
-from sqlalchemy import UniqueConstraint
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import DeclarativeBaseNoMeta
-from sqlalchemy.orm import MappedAsDataclass
-from sqlalchemy.orm import Mapper
+from sqlalchemy import Column, event, Index, inspect, Table, UniqueConstraint
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    DeclarativeBaseNoMeta,
+    MappedAsDataclass,
+    Mapper,
+)
 
-from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.exc import UniquePerShardWarning
-from sqla_shard.routing import routes
-from sqla_shard.routing import spec_of
-from sqla_shard.routing import TableSpec
+from sqla_shard.exc import ClassDefinitionError, UniquePerShardWarning
+from sqla_shard.routing import routes, spec_of, TableSpec
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = [
-    "built_once",
-    "check_abstract",
-    "check_bases",
-    "check_declarative",
-    "check_first_mapped",
-    "check_members",
-    "check_schema",
-    "check_table",
-    "check_unique",
-    "class_named",
-    "dataclass_options",
-    "default_tablename",
-    "first_of_dataclass",
-    "id_column_name",
-    "is_abstract",
-    "name_of_class",
-    "own_definition",
-    "snake",
-    "spec_of_objects",
-    "whole_or_not_at_all",
-]
-
 
 T = TypeVar("T")
 
@@ -94,9 +59,7 @@ def check_abstract(cls: type[Any], **given: Any) -> bool:
     return True
 
 
-def check_declarative(
-    cls: type[Any], mixin: type[Any], *keywords: str
-) -> None:
+def check_declarative(cls: type[Any], mixin: type[Any], *keywords: str) -> None:
     """Reject a class without a declarative base.
 
     :param keywords: class keywords of the example in the message.
@@ -333,9 +296,7 @@ def class_named(cls: Any, name: str) -> Any:
     return found[0]
 
 
-def spec_of_objects(
-    cls: Any, column: str, entity: Any, kind: str
-) -> TableSpec:
+def spec_of_objects(cls: Any, column: str, entity: Any, kind: str) -> TableSpec:
     """Return the routing metadata of an object class.
 
     The type and the layout of its ids are set for a column.
@@ -383,8 +344,7 @@ def own_definition(cls: Any, attribute: str) -> Any:
     found = cls.__dict__.get(attribute)
     if found is None:
         raise ClassDefinitionError(
-            "it is abstract and has no table; use a subclass",
-            class_name=cls.__name__,
+            "it is abstract and has no table; use a subclass", class_name=cls.__name__
         )
     return found
 
@@ -449,9 +409,7 @@ def check_unique(table: Table, *key: str) -> None:
 
 
 def _check(table: Table, one: Any, key: tuple[str, ...]) -> None:
-    if not (
-        isinstance(one, UniqueConstraint) or getattr(one, "unique", False)
-    ):
+    if not (isinstance(one, UniqueConstraint) or getattr(one, "unique", False)):
         return
     columns = [m for m in _members(one) if isinstance(m, Column)]
     if any(routes(column) or column.name in key for column in columns):
@@ -472,9 +430,7 @@ def _members(one: Any) -> list[Any]:
 
 
 def _described(one: Any) -> str:
-    return ", ".join(
-        m.name if isinstance(m, Column) else str(m) for m in _members(one)
-    )
+    return ", ".join(m.name if isinstance(m, Column) else str(m) for m in _members(one))
 
 
 def _warning(table: Table, one: Any) -> UniquePerShardWarning:
@@ -529,8 +485,7 @@ def _is_plain(mapper: Mapper[Any]) -> bool:
             or mapper.inherits.local_table is not mapper.local_table
         )
         and not any(
-            base.__module__.startswith("sqla_shard.")
-            for base in mapper.class_.__mro__
+            base.__module__.startswith("sqla_shard.") for base in mapper.class_.__mro__
         )
     )
 
@@ -548,8 +503,7 @@ def _check_plain(mapper: Mapper[Any]) -> None:
 def _on_mapper_constructed(mapper: Mapper[Any], cls: Any) -> None:
     if _is_plain(mapper):
         if any(
-            private.is_null_type(column.type)
-            for column in mapper.local_table.columns
+            private.is_null_type(column.type) for column in mapper.local_table.columns
         ):
             _UNRESOLVED.add(mapper)
         else:

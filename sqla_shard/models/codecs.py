@@ -32,37 +32,19 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from math import isfinite
-from typing import Any
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from sqla_shard.exc import BlobValueError
 from sqla_shard.types.tracking import Node
-from sqla_shard.types.value_checks import check_digits
-from sqla_shard.types.value_checks import check_float
-from sqla_shard.types.value_checks import check_int
-from sqla_shard.types.value_checks import check_text
-from sqla_shard.types.value_checks import Path
-from sqla_shard.types.value_checks import refused
-from sqla_shard.types.value_checks import shown
-
-__all__ = [
-    "KIND_OF_SCALAR",
-    "LEAST",
-    "MOST",
-    "BooleanCodec",
-    "Codec",
-    "DateCodec",
-    "DateTimeCodec",
-    "DecimalCodec",
-    "EnumCodec",
-    "FloatCodec",
-    "IntegerCodec",
-    "LiteralCodec",
-    "OnChange",
-    "TextCodec",
-    "UuidCodec",
-    "ValueKind",
-]
+from sqla_shard.types.value_checks import (
+    check_digits,
+    check_float,
+    check_int,
+    check_text,
+    Path,
+    refused,
+    shown,
+)
 
 #: Called without arguments after a change in a container.
 OnChange: TypeAlias = "Callable[[], object] | None"
@@ -378,9 +360,7 @@ class DecimalCodec(_StringCodec):
 
 
 # Decimal() also reads digits of every script, white space and underscores.
-_DECIMAL = re.compile(
-    r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
-)
+_DECIMAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
 
 # The digits of an int that Python converts, and the exponents of decimal128:

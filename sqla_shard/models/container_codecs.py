@@ -43,37 +43,27 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.models.codecs import Codec
-from sqla_shard.models.codecs import OnChange
-from sqla_shard.models.codecs import ValueKind
-from sqla_shard.types.tracking import check_nesting
-from sqla_shard.types.tracking import Element
-from sqla_shard.types.tracking import JSON_SHAPE
-from sqla_shard.types.tracking import Node
-from sqla_shard.types.tracking import plain
-from sqla_shard.types.tracking import TrackedDict
-from sqla_shard.types.tracking import TrackedList
-from sqla_shard.types.tracking import unlink
-from sqla_shard.types.tracking import ValueDict
-from sqla_shard.types.tracking import ValueList
-from sqla_shard.types.value_checks import check_key
-from sqla_shard.types.value_checks import Path
-from sqla_shard.types.value_checks import refused
-from sqla_shard.types.value_checks import shown
+from sqla_shard.exc import BlobValueError, ClassDefinitionError
+from sqla_shard.models.codecs import Codec, OnChange, ValueKind
+from sqla_shard.types.tracking import (
+    check_nesting,
+    Element,
+    JSON_SHAPE,
+    Node,
+    plain,
+    TrackedDict,
+    TrackedList,
+    unlink,
+    ValueDict,
+    ValueList,
+)
+from sqla_shard.types.value_checks import check_key, Path, refused, shown
 
-__all__ = [
-    "ContainerCodec",
-    "JsonCodec",
-    "RecordCodec",
-    "RecordType",
-]
+__all__ = ["ContainerCodec", "JsonCodec", "RecordCodec", "RecordType"]
 
 
 def _listen(node: Node, codec: Codec, on_change: OnChange) -> None:
@@ -154,12 +144,7 @@ class ContainerCodec(Codec):
     kind = ValueKind.JSON
 
     def __init__(
-        self,
-        field: str,
-        python_type: type,
-        element: Codec,
-        *,
-        nullable: bool = False,
+        self, field: str, python_type: type, element: Codec, *, nullable: bool = False
     ) -> None:
         super().__init__(field, nullable=nullable)
         self.python_type = python_type
@@ -195,10 +180,7 @@ class ContainerCodec(Codec):
                 check_key(key, path, value): encode(item, (path, key, value))
                 for key, item in value.items()
             }
-        return [
-            encode(item, (path, index, value))
-            for index, item in enumerate(value)
-        ]
+        return [encode(item, (path, index, value)) for index, item in enumerate(value)]
 
     def decode(
         self, stored: Any, *, on_change: OnChange = None, path: Any = None
@@ -298,9 +280,7 @@ class RecordNode(Node):
     def _check_frozen(self, what: str, name: str) -> None:
         # The method that the dataclass has lets subclasses add attributes.
         if self._shape.is_frozen:
-            raise dataclasses.FrozenInstanceError(
-                f"cannot {what} field {name!r}"
-            )
+            raise dataclasses.FrozenInstanceError(f"cannot {what} field {name!r}")
 
     def __delattr__(self, name: str) -> None:
         self._check_frozen("delete", name)
@@ -330,9 +310,7 @@ def _tracked_class(cls: type) -> type[RecordNode]:
         "__qualname__": cls.__qualname__,
     }
     return types.new_class(
-        cls.__name__,
-        (RecordNode, cls),
-        exec_body=lambda ns: ns.update(namespace),
+        cls.__name__, (RecordNode, cls), exec_body=lambda ns: ns.update(namespace)
     )
 
 
@@ -354,9 +332,7 @@ class RecordType:
         self.is_frozen = False
 
     def define(
-        self,
-        make: Callable[..., Codec],
-        refuse: Callable[[str], ClassDefinitionError],
+        self, make: Callable[..., Codec], refuse: Callable[[str], ClassDefinitionError]
     ) -> None:
         """Find the codecs of the fields.
 
@@ -426,9 +402,7 @@ class RecordType:
         record._live = True
         return record
 
-    def _link(
-        self, record: RecordNode, values: dict[str, Any], path: Path
-    ) -> None:
+    def _link(self, record: RecordNode, values: dict[str, Any], path: Path) -> None:
         for name, codec in self.fields.items():
             value = getattr(record, name)
             # Defaults and values set by __post_init__ are neither checked nor
@@ -440,9 +414,7 @@ class RecordType:
                 value._owner = record
 
 
-def _check_init(
-    cls: Any, refuse: Callable[[str], ClassDefinitionError]
-) -> None:
+def _check_init(cls: Any, refuse: Callable[[str], ClassDefinitionError]) -> None:
     name = cls.__qualname__
     fields = {field.name: field for field in dataclasses.fields(cls)}
     parameters = list(inspect.signature(cls.__init__).parameters)[1:]
@@ -476,14 +448,11 @@ def _check_init(
     for own in ours:
         if own in fields or (own[:2] != "__" and hasattr(cls, own)):
             raise refuse(
-                f"{name}.{own} is a name that tracked records use "
-                "internally. Rename it"
+                f"{name}.{own} is a name that tracked records use internally. Rename it"
             )
 
 
-def _hints(
-    cls: type, refuse: Callable[[str], ClassDefinitionError]
-) -> dict[str, Any]:
+def _hints(cls: type, refuse: Callable[[str], ClassDefinitionError]) -> dict[str, Any]:
     try:
         try:
             return typing.get_type_hints(cls)
@@ -548,9 +517,7 @@ class RecordCodec(Codec):
         """Return a record that reports its changes."""
         if not isinstance(stored, dict):
             return self._stored_none(stored, path)
-        node = self.record.decoded(
-            stored, self.field if path is None else path
-        )
+        node = self.record.decoded(stored, self.field if path is None else path)
         if path is None:
             _listen(node, self, on_change)
         return node

@@ -8,53 +8,40 @@ that deletes, and so are applied if and only if it commits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import delete
-from sqlalchemy import func
-from sqlalchemy import inspect
-from sqlalchemy import select
-from sqlalchemy import update
+from sqlalchemy import delete, func, inspect, select, update
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import scatter as everywhere
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import InvalidKeyError
-from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.models import LookupMixin
-from sqla_shard.models import MappingMixin
-from sqla_shard.models.deletion_plan import belongings
-from sqla_shard.models.deletion_plan import Call
-from sqla_shard.models.deletion_plan import call
-from sqla_shard.models.deletion_plan import deepest
-from sqla_shard.models.deletion_plan import DeletableClass
-from sqla_shard.models.deletion_plan import DeletionPlan
-from sqla_shard.models.deletion_plan import kind_of
-from sqla_shard.models.deletion_plan import Part
-from sqla_shard.models.deletion_plan import READS
-from sqla_shard.models.deletion_plan import release_calls
-from sqla_shard.models.deletion_plan import removal_calls
-from sqla_shard.models.deletion_plan import tree
+from sqla_shard.exc import InvalidKeyError, UnsupportedStatementError
+from sqla_shard.models import LookupMixin, MappingMixin
+from sqla_shard.models.deletion_plan import (
+    belongings,
+    Call,
+    call,
+    deepest,
+    DeletableClass,
+    DeletionPlan,
+    kind_of,
+    Part,
+    READS,
+    release_calls,
+    removal_calls,
+    tree,
+)
 from sqla_shard.models.list_counts import forget_counts
 from sqla_shard.models.lookup_definition import link as link_lookup
 from sqla_shard.models.mapping_definition import link as link_mapping
-from sqla_shard.models.mapping_list import List
-from sqla_shard.models.mapping_list import statements_of
-from sqla_shard.models.registration import retried_once
-from sqla_shard.models.registration import run
-from sqla_shard.models.registration import run_awaited
-from sqla_shard.models.registration import Saga
-from sqla_shard.models.spread_list import is_moving
-from sqla_shard.models.spread_list import list_of
-from sqla_shard.routing import has_objects
-from sqla_shard.routing import spec_of
+from sqla_shard.models.mapping_list import List, statements_of
+from sqla_shard.models.registration import retried_once, run, run_awaited, Saga
+from sqla_shard.models.spread_list import is_moving, list_of
+from sqla_shard.routing import has_objects, spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.execute import OUR_OWN
 
@@ -108,8 +95,7 @@ class Finder:
     def find(self, ids: Sequence[int]) -> Iterator[DeletionStep]:
         """Yield the steps that delete the objects, their own rows last."""
         classes = [
-            mapper.class_
-            for mapper in inspect(self._kind.entity).registry.mappers
+            mapper.class_ for mapper in inspect(self._kind.entity).registry.mappers
         ]
         classes.sort(key=lambda cls: str(cls.__name__))
         for cls in classes:
@@ -123,8 +109,7 @@ class Finder:
             yield DeletionStep(part, work)
         yield from self._rows(ids)
         there = self._session.scalars(
-            select(self._kind.id).where(self._kind.id.in_(ids)),
-            execution_options=READS,
+            select(self._kind.id).where(self._kind.id.in_(ids)), execution_options=READS
         ).all()
         if there:
             yield self._local_step(
@@ -145,27 +130,20 @@ class Finder:
             statement,
             execution_options={"synchronize_session": False},
         )
-        return DeletionStep(
-            Part.on(self._place, action, name, count, **rest), work
-        )
+        return DeletionStep(Part.on(self._place, action, name, count, **rest), work)
 
     def _rows(self, ids: Sequence[int]) -> Iterator[DeletionStep]:
         for column in self._kind.rows:
             count = self._count(column, ids)
             if count:
                 there = delete(column.table).where(column.in_(ids))
-                yield self._local_step(
-                    "delete", column.table.name, count, there
-                )
+                yield self._local_step("delete", column.table.name, count, there)
         for column in self._kind.loose:
             count = self._count(column, ids)
             if count:
                 loose = update(column.table).where(column.in_(ids))
                 yield self._local_step(
-                    "set NULL",
-                    str(column),
-                    count,
-                    loose.values({column: None}),
+                    "set NULL", str(column), count, loose.values({column: None})
                 )
 
     def _count(self, column: Any, ids: Sequence[int]) -> int:
@@ -190,9 +168,7 @@ class Finder:
                     found = [(two, one) for one, two in found]
                 yield from self._remove_entries(changed or cls, found)
             elif found and definition.inverse_of is not None:
-                yield from self._remove_inverse(
-                    cls, definition.inverse_of, found
-                )
+                yield from self._remove_inverse(cls, definition.inverse_of, found)
             elif found:
                 yield self._clear_lists(cls, found)
         if (
@@ -240,9 +216,7 @@ class Finder:
                 cls.clear(self._session, source_id)
             self._forget_counts(cls, sources)
 
-        part = Part.on(
-            self._place, "clear", cls.__name__, len(pairs), items=sources
-        )
+        part = Part.on(self._place, "clear", cls.__name__, len(pairs), items=sources)
         return DeletionStep(part, work)
 
     def _forget_counts(self, cls: Any, sources: Sequence[int]) -> None:
@@ -257,9 +231,7 @@ class Finder:
         The inverse rows are deleted with the object, since they would be on
         its shard without it until the entries are removed.
         """
-        yield from self._remove_entries(
-            other, [(two, one) for one, two in pairs]
-        )
+        yield from self._remove_entries(other, [(two, one) for one, two in pairs])
         sources = _sources(pairs)
         column = getattr(cls, link_mapping(cls).source.column)
 
@@ -272,14 +244,10 @@ class Finder:
             )
             self._forget_counts(cls, sources)
 
-        part = Part.on(
-            self._place, "delete", cls.__name__, len(pairs), items=sources
-        )
+        part = Part.on(self._place, "delete", cls.__name__, len(pairs), items=sources)
         yield DeletionStep(part, work)
 
-    def _remove_entries(
-        self, cls: Any, pairs: Pairs
-    ) -> Iterator[DeletionStep]:
+    def _remove_entries(self, cls: Any, pairs: Pairs) -> Iterator[DeletionStep]:
         for one in removal_calls(self._session, cls, pairs):
             items = tuple(one[2]["pairs"])
             yield self._call_step("remove", cls, one, items)
@@ -298,9 +266,7 @@ class Finder:
             there = select(cls.key, owner).where(owner.in_(ids))
             held = [
                 (key, target_id)
-                for key, target_id in self._session.execute(
-                    there.options(everywhere())
-                )
+                for key, target_id in self._session.execute(there.options(everywhere()))
             ]
         else:
             self.unseen.append(cls.__name__)
@@ -334,12 +300,7 @@ class Finder:
         if action == "remove" and is_moving(cls):
             is_here = False  # the row may be on another shard
         part = Part.on(
-            place,
-            action,
-            cls.__name__,
-            len(items),
-            items=items,
-            is_here=is_here,
+            place, action, cls.__name__, len(items), items=items, is_here=is_here
         )
         work = partial(call, self._session, self._place, one, is_here)
         return DeletionStep(part, work)
@@ -354,11 +315,7 @@ BATCH = 500
 
 
 def plan_deletion(
-    session: ShardSession,
-    entity: type[Any],
-    object_id: int,
-    *,
-    scatter: bool = False,
+    session: ShardSession, entity: type[Any], object_id: int, *, scatter: bool = False
 ) -> DeletionPlan:
     """Return the steps of :func:`delete_object`; nothing is written.
 
@@ -432,9 +389,7 @@ async def async_delete_object(
     batch: int = BATCH,
 ) -> DeletionPlan:
     """Delete an object in an event loop; see :func:`delete_object`."""
-    return await run_awaited(
-        cluster, _deletion_saga(entity, object_id, scatter, batch)
-    )
+    return await run_awaited(cluster, _deletion_saga(entity, object_id, scatter, batch))
 
 
 def _deletion_saga(
@@ -452,11 +407,7 @@ def _deletion_saga(
 
 
 def _delete_some(
-    entity: type[Any],
-    object_id: int,
-    scatter: bool,
-    batch: int,
-    session: ShardSession,
+    entity: type[Any], object_id: int, scatter: bool, batch: int, session: ShardSession
 ) -> tuple[DeletionPlan, bool]:
     """Delete objects that have no child objects.
 

@@ -2,57 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from typing import Any
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
-from sqlalchemy import event
-from sqlalchemy import inspect
-from sqlalchemy import select
+from sqlalchemy import event, inspect, select
 from sqlalchemy.orm import Mapper
 
 from sqla_shard.engine.rendering import Place
 from sqla_shard.models.lookup_mixin import LookupMixin
-from sqla_shard.models.lookup_table import LookupAccess
-from sqla_shard.models.lookup_table import statements_of
+from sqla_shard.models.lookup_table import LookupAccess, statements_of
 from sqla_shard.models.mapping_mixin import MappingMixin
-from sqla_shard.models.spread_list import list_of
-from sqla_shard.models.spread_list import readdress
-from sqla_shard.outbox.apply import function_named
-from sqla_shard.outbox.apply import operation_name
-from sqla_shard.outbox.apply import register_for
+from sqla_shard.models.spread_list import list_of, readdress
+from sqla_shard.outbox.apply import function_named, operation_name, register_for
 from sqla_shard.outbox.operations import add_pending
-from sqla_shard.routing import has_objects
-from sqla_shard.routing import routes
-from sqla_shard.routing import spec_of
-from sqla_shard.session import INCLUDE_INACTIVE
-from sqla_shard.session import ShardSession
-
-__all__ = [
-    "READS",
-    "Action",
-    "Call",
-    "DeletableClass",
-    "DeletionPlan",
-    "Part",
-    "Work",
-    "belongings",
-    "call",
-    "deepest",
-    "kind_of",
-    "register_belongings",
-    "release_calls",
-    "removal_calls",
-    "tree",
-]
-
+from sqla_shard.routing import has_objects, routes, spec_of
+from sqla_shard.session import INCLUDE_INACTIVE, ShardSession
 
 Action = Literal["delete", "set NULL", "clear", "remove", "release"]
 
@@ -104,8 +69,7 @@ class Part:
         more = ", ..." if len(self.items) > _SHOWN else ""
         return (
             f"shard {self.shard_id} of {self.keyspace}: {self.action} "
-            f"{self.count} of {self.name}{when}"
-            + (f": {shown}{more}" if shown else "")
+            f"{self.count} of {self.name}{when}" + (f": {shown}{more}" if shown else "")
         )
 
 
@@ -123,9 +87,7 @@ class DeletionPlan:
     parts: tuple[Part, ...] = ()
     unseen: tuple[str, ...] = field(default=())
 
-    def plus(
-        self, parts: Iterable[Part], unseen: Iterable[str]
-    ) -> DeletionPlan:
+    def plus(self, parts: Iterable[Part], unseen: Iterable[str]) -> DeletionPlan:
         """Return the plan with further steps."""
         names = dict.fromkeys((*self.unseen, *unseen))
         return replace(self, parts=(*self.parts, *parts), unseen=tuple(names))
@@ -139,9 +101,7 @@ class DeletionPlan:
     def __str__(self) -> str:
         lines = [f"object {self.object_id}", *map(str, self.parts)]
         if self.unseen:
-            lines.append(
-                f"not searched without scatter=True: {', '.join(self.unseen)}"
-            )
+            lines.append(f"not searched without scatter=True: {', '.join(self.unseen)}")
         return "\n  ".join(lines)
 
 
@@ -186,9 +146,7 @@ def release_calls(
         yield operation_name("take", lookup), table.place(text), arguments
 
 
-def call(
-    session: ShardSession, written: Place, one: Call, is_here: bool
-) -> None:
+def call(session: ShardSession, written: Place, one: Call, is_here: bool) -> None:
     """Apply an operation, or add it to the outbox for another shard.
 
     :param written: location of the shard that the transaction writes.
@@ -338,9 +296,7 @@ def kind_of(entity: Any) -> DeletableClass:
     )
 
 
-def _parent_attributes(
-    mapper: Mapper[Any], type_id: int | None
-) -> Iterator[Any]:
+def _parent_attributes(mapper: Mapper[Any], type_id: int | None) -> Iterator[Any]:
     """Yield the attribute that colocates objects with objects of a type."""
     colocation = spec_of(mapper.local_table).colocation
     if colocation is None:
@@ -408,8 +364,7 @@ def tree(
     for entity, column in kind.children:
         key = _id_of(entity)
         found = session.scalars(
-            select(key).where(column.in_(ids)).order_by(key),
-            execution_options=READS,
+            select(key).where(column.in_(ids)).order_by(key), execution_options=READS
         )
         new = [i for i in found if i not in above]
         if new:

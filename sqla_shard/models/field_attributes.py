@@ -14,35 +14,22 @@ import json
 from typing import Any
 
 from sqlalchemy import event
-from sqlalchemy.orm import attributes
-from sqlalchemy.orm import ColumnProperty
-from sqlalchemy.orm import Mapper
-from sqlalchemy.orm import MapperProperty
-from sqlalchemy.orm.attributes import flag_modified
-from sqlalchemy.orm.attributes import History
-from sqlalchemy.orm.base import INIT_OK
-from sqlalchemy.orm.base import NO_VALUE
-from sqlalchemy.orm.base import PASSIVE_OFF
+from sqlalchemy.orm import attributes, ColumnProperty, Mapper, MapperProperty
+from sqlalchemy.orm.attributes import flag_modified, History
+from sqlalchemy.orm.base import INIT_OK, NO_VALUE, PASSIVE_OFF
 
 from sqla_shard.exc import BlobError
-from sqla_shard.models.blob_fields import BlobField
-from sqla_shard.models.blob_fields import MISSING
-from sqla_shard.models.blob_fields import new_blob
-from sqla_shard.models.blob_fields import raiser
-from sqla_shard.models.blob_writes import changes
-from sqla_shard.models.blob_writes import source_of
+from sqla_shard.models.blob_fields import BlobField, MISSING, new_blob, raiser
+from sqla_shard.models.blob_writes import changes, source_of
 from sqla_shard.types import Blob
 from sqla_shard.types.blob import decode_blob
-from sqla_shard.types.tracking import Node
-from sqla_shard.types.tracking import plain
+from sqla_shard.types.tracking import Node, plain
 from sqla_shard.util import sqlalchemy_private as private
 
-__all__ = ["FieldProperty", "discard", "loaded_as"]
-
 # SQLAlchemy 2.1 has the first of two names, SQLAlchemy 2.0 the second.
-_ScalarImpl: Any = getattr(
-    attributes, "_ScalarAttributeImpl", None
-) or getattr(attributes, "ScalarAttributeImpl")  # noqa: B009
+_ScalarImpl: Any = getattr(attributes, "_ScalarAttributeImpl", None) or getattr(  # noqa: B009
+    attributes, "ScalarAttributeImpl"
+)
 _register_descriptor: Any = getattr(
     attributes, "_register_descriptor", None
 ) or getattr(attributes, "register_descriptor")  # noqa: B009
@@ -53,13 +40,9 @@ class _Comparator(ColumnProperty.Comparator[Any]):
 
     __slots__ = ("_of",)
 
-    def __init__(
-        self, of: FieldProperty, mapper: Any, alias: Any = None
-    ) -> None:
+    def __init__(self, of: FieldProperty, mapper: Any, alias: Any = None) -> None:
         # Loader options read the property here, and load the column.
-        super().__init__(
-            private.properties(mapper.mapper)["data"], mapper, alias
-        )
+        super().__init__(private.properties(mapper.mapper)["data"], mapper, alias)
         self._of = of
 
     @property
@@ -122,15 +105,9 @@ class FieldProperty(MapperProperty[Any]):
         """Set the implementation and the validators of the attribute."""
         if not private.has_implementation(mapper.class_manager, self.key):
             private.register_attribute(
-                self,
-                mapper,
-                useobject=False,
-                impl_class=_FieldImpl,
-                field=self.field,
+                self, mapper, useobject=False, impl_class=_FieldImpl, field=self.field
             )
-            event.listen(
-                mapper.class_manager[self.key], "modified", _on_modified
-            )
+            event.listen(mapper.class_manager[self.key], "modified", _on_modified)
 
 
 def _on_modified(instance: Any, initiator: Any) -> None:
@@ -147,13 +124,7 @@ class _FieldImpl(_ScalarImpl):  # type: ignore[misc]  # of two versions
     __slots__ = ("field",)
 
     def __init__(
-        self,
-        class_: Any,
-        key: str,
-        dispatch: Any,
-        *,
-        field: BlobField,
-        **kwargs: Any,
+        self, class_: Any, key: str, dispatch: Any, *, field: BlobField, **kwargs: Any
     ) -> None:
         # The change is one of "data", which a flush writes.
         kwargs["send_modified_events"] = False
@@ -215,9 +186,7 @@ class _FieldImpl(_ScalarImpl):  # type: ignore[misc]  # of two versions
         """Remove the value; reads then return the default."""
         blob = self._document(state, dict_, PASSIVE_OFF)
         if self.dispatch.remove:
-            self.fire_remove_event(
-                state, dict_, self._before(blob), self._remove_token
-            )
+            self.fire_remove_event(state, dict_, self._before(blob), self._remove_token)
         self.field.remove(blob)
 
     def _before(self, blob: Blob) -> Any:

@@ -8,40 +8,26 @@ from __future__ import annotations
 
 import sys
 import typing
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from inspect import get_annotations
 from typing import Any
 
 from sqlalchemy import inspect
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import MappedAsDataclass
-from sqlalchemy.orm import Mapper
+from sqlalchemy.orm import Mapped, MappedAsDataclass, Mapper
 
 from sqla_shard.engine.rendering import SCHEMA
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.exc import InvalidIdError
+from sqla_shard.exc import BlobValueError, ClassDefinitionError, InvalidIdError
 from sqla_shard.ids import TypeRegistry
-from sqla_shard.models.blob_fields import BlobField
-from sqla_shard.models.blob_fields import FieldSettings
-from sqla_shard.models.blob_fields import MISSING
-from sqla_shard.models.blob_fields import Referred
-from sqla_shard.models.blob_fields import settings_of
+from sqla_shard.models.blob_fields import (
+    BlobField,
+    FieldSettings,
+    MISSING,
+    Referred,
+    settings_of,
+)
 from sqla_shard.models.codecs import ValueKind
 from sqla_shard.models.field_types import codec_for
-from sqla_shard.models.layouts import check_parent_layout
-from sqla_shard.models.layouts import layout_of
-
-__all__ = [
-    "check_keys",
-    "create_field",
-    "declared_fields",
-    "hide",
-    "type_of",
-    "types_of",
-]
-
+from sqla_shard.models.layouts import check_parent_layout, layout_of
 
 #: Attributes of every object class, and names that SQLAlchemy reserves.
 _RESERVED = frozenset(
@@ -106,9 +92,7 @@ def create_field(
         )
     if colocates and refers is not None:
         refers = _on_same_shard(cls, key, refers)
-    made = BlobField(
-        name, key, codec, settings, refers=refers, colocates=colocates
-    )
+    made = BlobField(name, key, codec, settings, refers=refers, colocates=colocates)
     try:
         made.check_default()
     except BlobValueError as error:
@@ -166,8 +150,7 @@ def check_keys(cls: type[Any], fields: Mapping[str, BlobField]) -> None:
                 )
             if problem is not None:
                 raise ClassDefinitionError(
-                    f"the key {key!r} of {made.name} {problem}; give it "
-                    "another name",
+                    f"the key {key!r} of {made.name} {problem}; give it another name",
                     class_name=cls.__name__,
                 )
             keys[key] = made.name
@@ -197,15 +180,12 @@ def type_of(cls: type[Any], key: str, settings: FieldSettings) -> Any:
                 (found,) = typing.get_args(found)
             return found
     raise ClassDefinitionError(
-        f"{key} has no type annotation; write {key}: "
-        "Mapped[str] = blob_field()",
+        f"{key} has no type annotation; write {key}: Mapped[str] = blob_field()",
         class_name=cls.__name__,
     )
 
 
-def _resolved(
-    cls: type[Any], base: type[Any], key: str, annotation: Any
-) -> Any:
+def _resolved(cls: type[Any], base: type[Any], key: str, annotation: Any) -> Any:
     names = {"Mapped": Mapped, **vars(sys.modules[base.__module__])}
     # In ``date: Mapped[date] = blob_field()`` date is the type.
     own = {
@@ -309,15 +289,12 @@ def _of_type(cls: type[Any], key: str, type_id: int) -> Refers:
         TypeRegistry().check(type_id, cls.__name__, layout)
     except InvalidIdError as error:
         raise ClassDefinitionError(
-            f"{key} refers to type {type_id}: {error}",
-            class_name=cls.__name__,
+            f"{key} refers to type {type_id}: {error}", class_name=cls.__name__
         ) from error
 
     def referred() -> Referred:
         found = types_of(cls.metadata).lookup(type_id)
-        return Referred(
-            (type_id,), layout if found is None else layout_of(found)
-        )
+        return Referred((type_id,), layout if found is None else layout_of(found))
 
     return referred
 

@@ -39,40 +39,37 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import BigInteger
-from sqlalchemy import Boolean
-from sqlalchemy import Float
-from sqlalchemy import Numeric
-from sqlalchemy import String
+from sqlalchemy import BigInteger, Boolean, Float, Numeric, String
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import ColumnElement
-from sqlalchemy.sql.elements import Null
+from sqlalchemy.sql.elements import ColumnElement, Null
 from sqlalchemy.sql.operators import OperatorType
-from sqlalchemy.types import TypeDecorator
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import TypeDecorator, TypeEngine
 
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.models.codecs import BooleanCodec
-from sqla_shard.models.codecs import Codec
-from sqla_shard.models.codecs import DateCodec
-from sqla_shard.models.codecs import DateTimeCodec
-from sqla_shard.models.codecs import DecimalCodec
-from sqla_shard.models.codecs import EnumCodec
-from sqla_shard.models.codecs import FloatCodec
-from sqla_shard.models.codecs import IntegerCodec
-from sqla_shard.models.codecs import KIND_OF_SCALAR
-from sqla_shard.models.codecs import LEAST
-from sqla_shard.models.codecs import LiteralCodec
-from sqla_shard.models.codecs import MOST
-from sqla_shard.models.codecs import TextCodec
-from sqla_shard.models.codecs import UuidCodec
-from sqla_shard.models.codecs import ValueKind
-from sqla_shard.models.container_codecs import ContainerCodec
-from sqla_shard.models.container_codecs import JsonCodec
-from sqla_shard.models.container_codecs import RecordCodec
-from sqla_shard.models.container_codecs import RecordType
+from sqla_shard.exc import BlobValueError, ClassDefinitionError
+from sqla_shard.models.codecs import (
+    BooleanCodec,
+    Codec,
+    DateCodec,
+    DateTimeCodec,
+    DecimalCodec,
+    EnumCodec,
+    FloatCodec,
+    IntegerCodec,
+    KIND_OF_SCALAR,
+    LEAST,
+    LiteralCodec,
+    MOST,
+    TextCodec,
+    UuidCodec,
+    ValueKind,
+)
+from sqla_shard.models.container_codecs import (
+    ContainerCodec,
+    JsonCodec,
+    RecordCodec,
+    RecordType,
+)
 from sqla_shard.types.blob import decode_json
 from sqla_shard.types.encoded import Encoded
 from sqla_shard.types.tracking import track
@@ -155,13 +152,10 @@ class _Maker:
     ) -> ClassDefinitionError:
         inside = "" if field == self.field else f" (of {field})"
         return self.refuse(
-            f"{_named(annotation)}{inside} cannot be stored in a JSON blob; "
-            f"{remedy}"
+            f"{_named(annotation)}{inside} cannot be stored in a JSON blob; {remedy}"
         )
 
-    def __call__(
-        self, annotation: Any, *, field: str, nullable: bool = False
-    ) -> Codec:
+    def __call__(self, annotation: Any, *, field: str, nullable: bool = False) -> Codec:
         annotation = _stripped(annotation)
         origin = typing.get_origin(annotation)
         if origin in (typing.Union, types.UnionType):
@@ -221,9 +215,7 @@ class _Maker:
                 "type (with | None), or a dataclass with a field for it",
                 field,
             )
-        return self(
-            rest[0], field=field, nullable=nullable or len(rest) < len(args)
-        )
+        return self(rest[0], field=field, nullable=nullable or len(rest) < len(args))
 
     def literal(self, annotation: Any, field: str, nullable: bool) -> Codec:
         values = typing.get_args(annotation)
@@ -238,9 +230,7 @@ class _Maker:
             self.check_bits(value, annotation, field)
         if not rest:
             raise self.unsupported(annotation, _GENERAL, field)
-        return LiteralCodec(
-            field, rest, nullable=nullable or len(rest) < len(values)
-        )
+        return LiteralCodec(field, rest, nullable=nullable or len(rest) < len(values))
 
     def container(
         self, annotation: Any, origin: Any, field: str, nullable: bool
@@ -482,9 +472,7 @@ class Structure(Coded):
     comparator_factory = Comparator
 
 
-_ABSENCE = frozenset(
-    {operators.is_, operators.is_not, operators.eq, operators.ne}
-)
+_ABSENCE = frozenset({operators.is_, operators.is_not, operators.eq, operators.ne})
 
 
 class FiniteFloat(Float[Any]):
@@ -518,9 +506,7 @@ class ExactInteger(BigInteger):
         limit = "65 digits, which the server cannot compare"
         if dialect.name == "sqlite":
             least, most = -_TOO_BIG, _TOO_BIG - 1
-            limit = (
-                "64 bits, which SQLite cannot compare; MySQL and MariaDB can"
-            )
+            limit = "64 bits, which SQLite cannot compare; MySQL and MariaDB can"
 
         def checked(value: Any) -> Any:
             if isinstance(value, int) and not least <= value <= most:

@@ -17,23 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import bindparam
-from sqlalchemy import case
-from sqlalchemy import Connection
-from sqlalchemy import func
-from sqlalchemy import update
+from sqlalchemy import bindparam, case, Connection, func, update
 
 from sqla_shard.dialects.sql import InsertMissing
-from sqla_shard.engine import ExecutionPlan
-from sqla_shard.engine import OPTION
-from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.rendering import TRANSLATE
+from sqla_shard.engine import ExecutionPlan, OPTION
+from sqla_shard.engine.rendering import Place, TRANSLATE
 from sqla_shard.exc import LocalIdsExhaustedError
 from sqla_shard.ids import TimeLayout
 from sqla_shard.outbox.tables import CLOCKS
 from sqla_shard.session import ShardSession
-
-__all__ = ["TimeIds"]
 
 #: Key of the only row.
 _ROW = 1
@@ -41,9 +33,7 @@ _NANOSECONDS = 1_000_000
 
 _last = CLOCKS.c.last_id
 _next = _last + bindparam("the_count")
-_new = case(
-    (_next > bindparam("the_least"), _next), else_=bindparam("the_least")
-)
+_new = case((_next > bindparam("the_least"), _next), else_=bindparam("the_least"))
 _own = update(CLOCKS).where(CLOCKS.c.id == _ROW)
 # One statement, which is atomic without a transaction too: another process
 # may advance the row before it could be read.
@@ -86,25 +76,18 @@ class TimeIds:
 
     def _exhausted(self, local_id: int) -> LocalIdsExhaustedError:
         return LocalIdsExhaustedError(
-            object_id=local_id,
-            type_id=self._type_id,
-            bits=self._layout.local_bits,
+            object_id=local_id, type_id=self._type_id, bits=self._layout.local_bits
         )
 
 
-def _advance(
-    session: ShardSession, place: Place, least: int, count: int
-) -> int:
+def _advance(session: ShardSession, place: Place, least: int, count: int) -> int:
     """Advance the row of a shard; return the last id that is issued."""
     values = {"the_least": least, "the_count": count}
     if place.backend.one_writer:
         return _advance_file(session.view(place), values)
     with place.engine.connect() as root:
         connection = root.execution_options(
-            **{
-                OPTION: ExecutionPlan((place,)),
-                "schema_translate_map": TRANSLATE,
-            }
+            **{OPTION: ExecutionPlan((place,)), "schema_translate_map": TRANSLATE}
         )
         result = connection.execute(_ADVANCE, values)
         if not result.rowcount:

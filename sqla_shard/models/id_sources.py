@@ -17,16 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
-from typing import get_args
-from typing import Literal
-from typing import NoReturn
+from typing import Any, get_args, Literal, NoReturn
 
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.exc import IdServiceError
-from sqla_shard.exc import LocalIdsExhaustedError
-from sqla_shard.exc import MissingIdError
+from sqla_shard.exc import (
+    ClassDefinitionError,
+    IdServiceError,
+    LocalIdsExhaustedError,
+    MissingIdError,
+)
 from sqla_shard.ids import TimeLayout
 from sqla_shard.models.id_clock import TimeIds
 from sqla_shard.routing.specs import NewIds
@@ -51,8 +50,7 @@ def source_of(cls: Any) -> IdSource:
         if found == source:
             return source
     raise ClassDefinitionError(
-        f"id_source is {found!r}; it must be one of "
-        f"{', '.join(map(repr, _SOURCES))}",
+        f"id_source is {found!r}; it must be one of {', '.join(map(repr, _SOURCES))}",
         class_name=cls.__name__,
     )
 
@@ -134,8 +132,6 @@ class ServiceIds:
         highest = max((one for one in issued if type(one) is int), default=0)
         if highest > layout.max_local_id:
             raise LocalIdsExhaustedError(
-                object_id=highest,
-                type_id=self._type_id,
-                bits=layout.local_bits,
+                object_id=highest, type_id=self._type_id, bits=layout.local_bits
             )
         return [layout.pack(place.shard_id, type_id, one) for one in issued]

@@ -13,44 +13,29 @@ if there were several.  Later moves in the mapping do not change it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import insert
-from sqlalchemy import inspect
-from sqlalchemy import update
+from sqlalchemy import insert, inspect, update
 
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.models.class_checks import name_of_class
 from sqla_shard.models.list_counts import add_to_count
-from sqla_shard.models.mapping_definition import check_change
-from sqla_shard.models.mapping_definition import check_changed
-from sqla_shard.models.mapping_definition import check_statement
-from sqla_shard.models.mapping_definition import End
-from sqla_shard.models.mapping_definition import MappingDefinition
-from sqla_shard.models.mapping_list import chunked
-from sqla_shard.models.mapping_list import List
-from sqla_shard.models.spread_list import is_moving
-from sqla_shard.models.spread_list import list_of
-from sqla_shard.models.spread_list import readdress
-from sqla_shard.outbox.apply import operation_name
-from sqla_shard.outbox.apply import register_for
+from sqla_shard.models.mapping_definition import (
+    check_change,
+    check_changed,
+    check_statement,
+    End,
+    MappingDefinition,
+)
+from sqla_shard.models.mapping_list import chunked, List
+from sqla_shard.models.spread_list import is_moving, list_of, readdress
+from sqla_shard.outbox.apply import operation_name, register_for
 from sqla_shard.outbox.operations import add_pending
 from sqla_shard.session import ShardSession
 from sqla_shard.session.execute import OUR_OWN
 from sqla_shard.session.row_cache import refuse_cached_autocommit
-
-__all__ = [
-    "link_inverse",
-    "refuse_changes",
-    "refuse_rows",
-    "sync_pairs",
-    "writable_list",
-    "write_inverse",
-]
 
 #: Maximum number of pairs in an operation.
 _PAIRS = 200
@@ -137,9 +122,7 @@ def _check_own_columns(cls: Any, *both: Any) -> None:
 
 
 def _is_same(cls: Any, one: End, other: End) -> bool:
-    return name_of_class(cls, "", one.given) == name_of_class(
-        cls, "", other.given
-    )
+    return name_of_class(cls, "", one.given) == name_of_class(cls, "", other.given)
 
 
 # -- checks of changes
@@ -212,9 +195,7 @@ def write_inverse(rows: List, sequences: Mapping[int, int | None]) -> None:
         # deadlock.
         ours = sorted(by_place.pop(here), key=lambda pair: pair[1])
         for _, target_id, sequence in ours:
-            reverse = _reverse(
-                rows.cls, rows.session, target_id, rows.source_id
-            )
+            reverse = _reverse(rows.cls, rows.session, target_id, rows.source_id)
             current = _locked(reverse, rows.source_id)
             _write(reverse, rows.source_id, current, sequence)
     calls = [
@@ -224,10 +205,7 @@ def write_inverse(rows: List, sequences: Mapping[int, int | None]) -> None:
     ]
     if calls:
         add_pending(
-            rows.session,
-            rows.place,
-            operation_name("inverse", rows.cls),
-            calls,
+            rows.session, rows.place, operation_name("inverse", rows.cls), calls
         )
 
 
@@ -272,9 +250,7 @@ def sync_pairs(cls: Any, session: ShardSession, pairs: Iterable[Pair]) -> int:
     return count
 
 
-def _reverse(
-    cls: Any, session: ShardSession, target_id: int, source_id: int
-) -> List:
+def _reverse(cls: Any, session: ShardSession, target_id: int, source_id: int) -> List:
     """Return the reverse list of a target, or its piece for a source."""
     definition: MappingDefinition = cls.__sqla_shard_mapping__
     reverse = list_of(definition.inverse_class, session, target_id)
@@ -297,10 +273,7 @@ def _write(
     :param sequence: the new sequence of the row; None to delete the row.
     """
     statements = reverse.statements
-    here = (
-        statements.source == reverse.source_id,
-        statements.target == source_id,
-    )
+    here = (statements.source == reverse.source_id, statements.target == source_id)
     if sequence is None:
         if current is None:
             return False

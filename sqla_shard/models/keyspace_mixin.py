@@ -16,16 +16,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import event
-from sqlalchemy import Table
+from sqlalchemy import event, Table
 from sqlalchemy.orm import Mapper
 
 from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.models.class_checks import check_unique
-from sqla_shard.models.class_checks import whole_or_not_at_all
+from sqla_shard.models.class_checks import check_unique, whole_or_not_at_all
 from sqla_shard.models.layouts import adopt_layout
-from sqla_shard.routing import declare
-from sqla_shard.routing import TableSpec
+from sqla_shard.routing import declare, TableSpec
 
 __all__ = ["KeyspaceMixin", "assign_keyspace"]
 
@@ -46,11 +43,7 @@ class KeyspaceMixin:
     """
 
     def __init_subclass__(
-        cls,
-        *,
-        keyspace: str | None = None,
-        kind: str = "global",
-        **kwargs: Any,
+        cls, *, keyspace: str | None = None, kind: str = "global", **kwargs: Any
     ) -> None:
         if keyspace is not None:
             if kind not in _KINDS:
@@ -78,9 +71,7 @@ def _check_same(cls: type[Any], choice: tuple[str, str]) -> None:
                 )
 
 
-def assign_keyspace(
-    table: Table, keyspace: str, *, kind: str = "global"
-) -> Table:
+def assign_keyspace(table: Table, keyspace: str, *, kind: str = "global") -> Table:
     """Assign a table without a mapped class to a keyspace.
 
     :param keyspace: name of the keyspace.
@@ -113,9 +104,5 @@ def _assign_secondary(mapper: Mapper[Any], cls: type[Any]) -> None:
             assign_keyspace(secondary, choice[0], kind=choice[1])
 
 
-event.listen(
-    KeyspaceMixin, "after_mapper_constructed", _assign, propagate=True
-)
-event.listen(
-    KeyspaceMixin, "mapper_configured", _assign_secondary, propagate=True
-)
+event.listen(KeyspaceMixin, "after_mapper_constructed", _assign, propagate=True)
+event.listen(KeyspaceMixin, "mapper_configured", _assign_secondary, propagate=True)

@@ -16,26 +16,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import event
-from sqlalchemy import inspect
-from sqlalchemy import Table
+from sqlalchemy import event, inspect, Table
 from sqlalchemy.orm import Mapper
 
 from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.ids import IdLayout
+from sqla_shard.ids import DEFAULT_LAYOUT, IdLayout
 from sqla_shard.models.id_sources import new_ids_for
-from sqla_shard.routing import declare_new_ids
-from sqla_shard.routing import spec_of
-from sqla_shard.types import IdType
-from sqla_shard.types import ShardedId
-
-__all__ = [
-    "adopt_layout",
-    "check_parent_layout",
-    "layout_of",
-    "require_default_layout",
-]
+from sqla_shard.routing import declare_new_ids, spec_of
+from sqla_shard.types import IdType, ShardedId
 
 
 def layout_of(cls: Any) -> IdLayout:

@@ -2,51 +2,33 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from bisect import bisect_right
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import case
-from sqlalchemy import insert
-from sqlalchemy import literal
-from sqlalchemy import update
+from sqlalchemy import case, insert, literal, update
 
-from sqla_shard.exc import InvalidMoveError
-from sqla_shard.exc import MissingTargetError
-from sqla_shard.exc import SequenceExhaustedError
-from sqla_shard.exc import StaleNeighbourError
+from sqla_shard.exc import (
+    InvalidMoveError,
+    MissingTargetError,
+    SequenceExhaustedError,
+    StaleNeighbourError,
+)
 from sqla_shard.models.inverse_mapping import write_inverse
 from sqla_shard.models.list_counts import add_to_count
-from sqla_shard.models.list_pages import position
-from sqla_shard.models.list_pages import PositionKey
-from sqla_shard.models.list_positions import middle
-from sqla_shard.models.list_positions import moves_in
-from sqla_shard.models.list_positions import next_on_top
-from sqla_shard.models.list_positions import push_up
-from sqla_shard.models.list_positions import STEP
-from sqla_shard.models.list_positions import windows
-from sqla_shard.models.mapping_list import chunked
-from sqla_shard.models.mapping_list import List
+from sqla_shard.models.list_pages import position, PositionKey
+from sqla_shard.models.list_positions import (
+    middle,
+    moves_in,
+    next_on_top,
+    push_up,
+    STEP,
+    windows,
+)
+from sqla_shard.models.mapping_list import chunked, List
 from sqla_shard.session.execute import OUR_OWN
 from sqla_shard.types.columns import MAX_SEQUENCE
-
-__all__ = [
-    "NarrowGap",
-    "append",
-    "append_many",
-    "clear",
-    "move",
-    "put",
-    "put_many",
-    "remove",
-    "respace",
-    "respace_all",
-]
-
 
 # -- append and remove
 
@@ -237,9 +219,7 @@ class _Gap:
         return None if self.below is None else self.below.sequence
 
 
-def move(
-    rows: List, target_id: int, before: int | None, after: int | None
-) -> int:
+def move(rows: List, target_id: int, before: int | None, after: int | None) -> int:
     """Move a row between two others; return its new sequence."""
     _check(rows, target_id, before, after)
     _refuse_spread(rows, target_id, before, after)
@@ -259,9 +239,7 @@ def move(
     return sequence
 
 
-def _check(
-    rows: List, target_id: int, before: int | None, after: int | None
-) -> None:
+def _check(rows: List, target_id: int, before: int | None, after: int | None) -> None:
     given = [rows.check_target(i) for i in (before, after) if i is not None]
     rows.check_target(target_id)
     problem = None
@@ -275,9 +253,7 @@ def _check(
     elif before == after:
         problem = f"{before} cannot be on both sides of {target_id}"
     if problem is not None:
-        raise InvalidMoveError(
-            problem, target_id=target_id, before=before, after=after
-        )
+        raise InvalidMoveError(problem, target_id=target_id, before=before, after=after)
 
 
 def _refuse_spread(
@@ -407,9 +383,7 @@ def _spread(
             row=0 if added is None else added.target_id,
             number=max(most, 0) + 1,
         )
-        keys = [
-            PositionKey(sequence, target_id) for target_id, sequence in found
-        ]
+        keys = [PositionKey(sequence, target_id) for target_id, sequence in found]
         if added is not None and gap is not None:
             keys = _with_moved_row(keys, added, gap)
         if len(keys) <= most:
@@ -474,19 +448,14 @@ def _write(rows: List, sequences: dict[int, int]) -> None:
             chosen = statements.target == part[0]
         else:
             new = case(
-                {i: literal(sequences[i], kind) for i in part},
-                value=statements.target,
+                {i: literal(sequences[i], kind) for i in part}, value=statements.target
             )
             chosen = statements.target.in_(part)
         rows.session.execute(
             update(cls)
             .where(statements.source == rows.source_id, chosen)
             .values(sequence=new),
-            execution_options={
-                **OUR_OWN,
-                "synchronize_session": False,
-                **_cache(part),
-            },
+            execution_options={**OUR_OWN, "synchronize_session": False, **_cache(part)},
         )
     rows.forget(sequences)
 

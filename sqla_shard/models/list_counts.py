@@ -12,41 +12,28 @@ with existing rows may be declared as counted at any time.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
-from sqlalchemy import BigInteger
-from sqlalchemy import bindparam
-from sqlalchemy import Column
-from sqlalchemy import delete
-from sqlalchemy import func
-from sqlalchemy import Integer
-from sqlalchemy import select
-from sqlalchemy import Table
-from sqlalchemy import update
+from sqlalchemy import (
+    BigInteger,
+    bindparam,
+    Column,
+    delete,
+    func,
+    Integer,
+    select,
+    Table,
+    update,
+)
 
-from sqla_shard.dialects.sql import COUNTING
-from sqla_shard.dialects.sql import InsertAdding
+from sqla_shard.dialects.sql import COUNTING, InsertAdding
 from sqla_shard.exc import KeptMappingError
-from sqla_shard.routing import declare
-from sqla_shard.routing import TableSpec
+from sqla_shard.routing import declare, TableSpec
 from sqla_shard.types import ObjectRef
 
 if TYPE_CHECKING:
     from sqla_shard.models.mapping_definition import MappingDefinition
     from sqla_shard.models.mapping_list import List
-
-__all__ = [
-    "CountStatements",
-    "add_to_count",
-    "create_counts",
-    "declare_counts",
-    "forget_counts",
-    "recount",
-    "recount_all",
-    "stored_count",
-    "stored_sum",
-]
 
 
 def create_counts(cls: Any, table: Any, definition: MappingDefinition) -> None:
@@ -191,9 +178,7 @@ def recount(rows: List) -> tuple[int | None, int]:
         number: int = rows.execute(rows.statements.count).scalar_one()
         return None, number
     rows.lock()
-    before: int | None = rows.execute(
-        counts.read_locked, the_slot=rows.slot
-    ).scalar()
+    before: int | None = rows.execute(counts.read_locked, the_slot=rows.slot).scalar()
     now: int = rows.execute(counts.rows).scalar_one()
     if before is None:
         rows.execute(counts.add, the_slot=rows.slot, delta=now)

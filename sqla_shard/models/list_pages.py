@@ -14,67 +14,43 @@ rows around them re-spaced, rows may be skipped or shown twice.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import combinations
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import inspect
-from sqlalchemy import select
-from sqlalchemy import union_all
+from sqlalchemy import inspect, select, union_all
 from sqlalchemy.orm import aliased
 from sqlalchemy.orm.attributes import set_committed_value
 
-from sqla_shard.exc import InvalidBookmarkError
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import InvalidSequenceError
-from sqla_shard.models.list_counts import stored_count
-from sqla_shard.models.list_counts import stored_sum
-from sqla_shard.models.list_positions import reach
-from sqla_shard.models.list_positions import STEP
-from sqla_shard.models.mapping_list import cached_count
-from sqla_shard.models.mapping_list import cached_rows
-from sqla_shard.models.mapping_list import CachedRows
-from sqla_shard.models.mapping_list import chunked
-from sqla_shard.models.mapping_list import List
-from sqla_shard.models.mapping_list import NotCached
-from sqla_shard.models.mapping_list import statements_of
+from sqla_shard.exc import InvalidBookmarkError, InvalidIdError, InvalidSequenceError
+from sqla_shard.models.list_counts import stored_count, stored_sum
+from sqla_shard.models.list_positions import reach, STEP
+from sqla_shard.models.mapping_list import (
+    cached_count,
+    cached_rows,
+    CachedRows,
+    chunked,
+    List,
+    NotCached,
+    statements_of,
+)
 from sqla_shard.models.spread_list import list_of
 from sqla_shard.session import ShardSession
-from sqla_shard.session.paging import bookmark_text
-from sqla_shard.session.paging import branch
-from sqla_shard.session.paging import BRANCHES
-from sqla_shard.session.paging import check_limit
-from sqla_shard.session.paging import Page
-from sqla_shard.session.paging import Seal
-from sqla_shard.session.paging import sources
-from sqla_shard.session.paging import Subject
+from sqla_shard.session.paging import (
+    bookmark_text,
+    branch,
+    BRANCHES,
+    check_limit,
+    Page,
+    Seal,
+    sources,
+    Subject,
+)
 from sqla_shard.types.columns import MAX_SEQUENCE
-
-__all__ = [
-    "BookmarkContent",
-    "ListBookmarks",
-    "PositionKey",
-    "bound",
-    "contains",
-    "count",
-    "first_pages",
-    "iterate",
-    "load_targets",
-    "page",
-    "position",
-    "top",
-]
-
 
 # -- bookmarks
 
@@ -129,15 +105,11 @@ class ListBookmarks:
         """
         payload = b"".join(
             _KEY.pack(
-                key.sequence >> _HALF,
-                key.sequence & (1 << _HALF) - 1,
-                key.target_id,
+                key.sequence >> _HALF, key.sequence & (1 << _HALF) - 1, key.target_id
             )
             for key in (*last, ahead)
         )
-        return self.seal.seal(
-            _BACK + payload if back else payload, self.subject
-        )
+        return self.seal.seal(_BACK + payload if back else payload, self.subject)
 
     def edge(self, *, back: bool) -> str:
         """Return the bookmark of the first page, or of the last one.
@@ -173,20 +145,15 @@ class ListBookmarks:
                 for high, low, target_id in _KEY.iter_unpack(payload)
             )
         # A forged bookmark with invalid keys must raise this error as well.
-        if not keys or not all(
-            _is_valid_key(key, checked, max_id) for key in keys
-        ):
+        if not keys or not all(_is_valid_key(key, checked, max_id) for key in keys):
             raise InvalidBookmarkError(
-                f"{bookmark_text(bookmark)} is not a bookmark of "
-                f"{self.subject.name}",
+                f"{bookmark_text(bookmark)} is not a bookmark of {self.subject.name}",
                 bookmark=bookmark,
             )
         return BookmarkContent(keys[:-1], keys[-1]), back
 
 
-def _is_valid_key(
-    key: PositionKey, checked: Callable[[int], int], max_id: int
-) -> bool:
+def _is_valid_key(key: PositionKey, checked: Callable[[int], int], max_id: int) -> bool:
     try:
         checked(key.target_id)
     except InvalidIdError:
@@ -240,9 +207,7 @@ def contains(rows: List, target_ids: Iterable[int]) -> set[int]:
     return {
         found.target_id
         for part in chunked(wanted)
-        for found in _keys(
-            rows.limited_to(part), rows.statements.present, ids=part
-        )
+        for found in _keys(rows.limited_to(part), rows.statements.present, ids=part)
     }
 
 
@@ -285,13 +250,10 @@ def bound(until: int | datetime | None) -> int | None:
     if isinstance(until, datetime):
         if until.tzinfo is None:
             raise ValueError(
-                f"until={until!r} has no time zone; use "
-                "datetime.now(timezone.utc)"
+                f"until={until!r} has no time zone; use datetime.now(timezone.utc)"
             )
         return int(until.timestamp() * 1000) * STEP + STEP - 1
-    if until is not None and (
-        type(until) is not int or not 0 <= until <= MAX_SEQUENCE
-    ):
+    if until is not None and (type(until) is not int or not 0 <= until <= MAX_SEQUENCE):
         raise InvalidSequenceError(value=until)
     return until
 
@@ -336,9 +298,7 @@ def page(
             return _page(
                 _CachedReader(cached, descending), mark, limit, bookmarks, back
             )
-    return _page(
-        _reader(rows, descending, until), mark, limit, bookmarks, back
-    )
+    return _page(_reader(rows, descending, until), mark, limit, bookmarks, back)
 
 
 def _page(
@@ -428,9 +388,7 @@ def _rows_after_mark(
         return found, mark.seen
     ids = [key.target_id for key in (*mark.seen, mark.ahead)]
     current = reader.present(ids)
-    cut, shown, seen = _resume(
-        mark, current, reader.newest_first, reader.max_shift
-    )
+    cut, shown, seen = _resume(mark, current, reader.newest_first, reader.max_shift)
     if cut != last or shown:
         found, _ = reader.rows_after(cut, last, number + len(shown))
     fresh = [each for each in found if each.key.target_id not in shown]
@@ -442,9 +400,7 @@ def _rows_after_mark(
     return fresh[:number], (*seen, *left_out)
 
 
-def _reader(
-    rows: List, newest_first: bool, until: int | None
-) -> _DatabaseReader:
+def _reader(rows: List, newest_first: bool, until: int | None) -> _DatabaseReader:
     is_spread = rows.statements.definition.spread > 1
     kind = _SpreadReader if is_spread else _DatabaseReader
     return kind(rows, newest_first, until)
@@ -458,9 +414,7 @@ class _DatabaseReader:
         row.
     """
 
-    def __init__(
-        self, rows: List, newest_first: bool, until: int | None
-    ) -> None:
+    def __init__(self, rows: List, newest_first: bool, until: int | None) -> None:
         self._rows = rows
         self._bounds = {} if until is None else {"until": until}
         self.newest_first = newest_first
@@ -562,9 +516,7 @@ class _CachedReader:
         return self._found(found), now
 
     def _found(self, numbers: Iterable[int]) -> list[KeyedRow]:
-        return [
-            KeyedRow(i, PositionKey(*self._cached.key(i))) for i in numbers
-        ]
+        return [KeyedRow(i, PositionKey(*self._cached.key(i))) for i in numbers]
 
     def present(self, ids: Iterable[int]) -> Mapping[int, PositionKey]:
         found = {i: self._cached.sequence(i) for i in ids}
@@ -603,9 +555,7 @@ def _resume(
     for index in range(len(seen) - 1, -1, -1):
         if current.get(seen[index].target_id) == seen[index]:
             later = BookmarkContent(seen[index + 1 :], ahead)
-            start = _respaced(
-                later, current, newest_first, max_shift, seen[index]
-            )
+            start = _respaced(later, current, newest_first, max_shift, seen[index])
             if start is not None:
                 return start._replace(shown=shown)
             later_shown = frozenset(key.target_id for key in later.seen)
@@ -655,9 +605,7 @@ def _respaced(
 
 def _up_to(key: PositionKey, newest_first: bool) -> PositionKey:
     """Return the key directly before a row."""
-    return PositionKey(
-        key.sequence, key.target_id + (1 if newest_first else -1)
-    )
+    return PositionKey(key.sequence, key.target_id + (1 if newest_first else -1))
 
 
 # -- targets
@@ -670,9 +618,7 @@ def load_targets(rows: Iterable[Any], cls: Any, session: Any) -> None:
         return
     end = cls.__sqla_shard_mapping__.target
     ids = [getattr(row, end.column) for row in rows]
-    for row, target in zip(
-        rows, session.get_many(end.entity, ids), strict=True
-    ):
+    for row, target in zip(rows, session.get_many(end.entity, ids), strict=True):
         set_committed_value(row, "target", target)
 
 
@@ -688,9 +634,7 @@ def first_pages(
 ) -> dict[int, Page[Any]]:
     """Return the newest rows of each list."""
     check_limit(limit)
-    lists = {
-        source_id: list_of(cls, session, source_id) for source_id in source_ids
-    }
+    lists = {source_id: list_of(cls, session, source_id) for source_id in source_ids}
     if statements_of(cls).definition.spread > 1:
         return {i: page(rows, limit, None, True) for i, rows in lists.items()}
     pages: dict[int, Page[Any]] = {}
@@ -725,9 +669,7 @@ def _read_lists(
     statement = _statement(first.cls, len(parameters))
     result = first.execute(statement, number=number, **parameters)
     for row, source_id, target_id, sequence in result:
-        found[source_id].append(
-            KeyedRow(row, PositionKey(sequence, target_id))
-        )
+        found[source_id].append(KeyedRow(row, PositionKey(sequence, target_id)))
 
 
 def _statement(cls: Any, branches: int) -> Any:

@@ -18,24 +18,10 @@ All positions are ``int``.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sqla_shard.types.columns import MAX_SEQUENCE
-
-__all__ = [
-    "MOST_MOVES",
-    "STEP",
-    "Window",
-    "middle",
-    "moves_in",
-    "next_on_top",
-    "now",
-    "push_up",
-    "reach",
-    "windows",
-]
 
 #: One millisecond.
 STEP = 10**25

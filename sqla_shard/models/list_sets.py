@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 from sqlalchemy import select
 
 from sqla_shard.engine import scatter as everywhere
 from sqla_shard.models.mapping_definition import link
-from sqla_shard.models.mapping_list import List
-from sqla_shard.models.mapping_list import statements_of
-from sqla_shard.models.spread_list import is_moving
-from sqla_shard.models.spread_list import list_of
+from sqla_shard.models.mapping_list import List, statements_of
+from sqla_shard.models.spread_list import is_moving, list_of
 from sqla_shard.session import ShardSession
 
 if TYPE_CHECKING:
     from sqla_shard.cluster.cluster import Cluster
 
-__all__ = ["clear_target", "intersect"]
 
-
-def intersect(
-    one: List, other: List, descending: bool, batch: int
-) -> Iterator[int]:
+def intersect(one: List, other: List, descending: bool, batch: int) -> Iterator[int]:
     """Return an iterator of the targets that are in both lists.
 
     :raises ValueError: if their targets are of different classes.
@@ -40,9 +32,7 @@ def intersect(
     return _common(one, other, descending, batch)
 
 
-def _common(
-    one: List, other: List, descending: bool, batch: int
-) -> Iterator[int]:
+def _common(one: List, other: List, descending: bool, batch: int) -> Iterator[int]:
     nearest, step = (max, -1) if descending else (min, 1)
     highest = one.statements.definition.target.layout.max_id
     at: int | None = highest if descending else 0
@@ -112,9 +102,7 @@ def _holders(
     at = 0
     while True:
         with cluster.session() as session:
-            found = _ids(
-                list_of(inverse, session, target_id), at, False, batch
-            )
+            found = _ids(list_of(inverse, session, target_id), at, False, batch)
         if found:
             yield found
         if len(found) < batch:

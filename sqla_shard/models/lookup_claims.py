@@ -10,55 +10,31 @@ with its token in the condition; its former holder can then not confirm it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from datetime import timedelta
+from datetime import datetime, timedelta
 from secrets import token_bytes
 from typing import Any
 
 from sqlalchemy.orm import Mapper
 
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import ClaimLostError
-from sqla_shard.exc import CrossShardWriteError
-from sqla_shard.exc import KeyNotHeldError
-from sqla_shard.exc import KeyTakenError
-from sqla_shard.models.lookup_definition import link
-from sqla_shard.models.lookup_definition import TOKEN_BYTES
-from sqla_shard.models.lookup_table import LookupAccess
-from sqla_shard.models.lookup_table import NormalizedKey
-from sqla_shard.models.lookup_table import read_keys
-from sqla_shard.models.lookup_table import statements_of
-from sqla_shard.outbox.apply import function_named
-from sqla_shard.outbox.apply import operation_name
-from sqla_shard.outbox.apply import register_for
-from sqla_shard.outbox.operations import add_pending
-from sqla_shard.outbox.operations import Operation
+from sqla_shard.exc import (
+    ClaimLostError,
+    CrossShardWriteError,
+    KeyNotHeldError,
+    KeyTakenError,
+)
+from sqla_shard.models.lookup_definition import link, TOKEN_BYTES
+from sqla_shard.models.lookup_table import (
+    LookupAccess,
+    NormalizedKey,
+    read_keys,
+    statements_of,
+)
+from sqla_shard.outbox.apply import function_named, operation_name, register_for
+from sqla_shard.outbox.operations import add_pending, Operation
 from sqla_shard.session import ShardSession
-
-__all__ = [
-    "LIFETIME",
-    "Claim",
-    "Made",
-    "PendingCall",
-    "add_key",
-    "calls_of",
-    "check_older",
-    "claim",
-    "define",
-    "give_key",
-    "leave_calls",
-    "locked",
-    "place_of",
-    "release",
-    "release_key",
-    "rename_key",
-    "undo_call",
-]
-
 
 #: Default lifetime of a claim.
 LIFETIME = timedelta(minutes=15)
@@ -111,9 +87,7 @@ class Claim:
         row = locked(table, self.key)
         owner = None if row is None else row.target_id
         if owner != target_id:
-            raise ClaimLostError(
-                lookup=table.name, key=self.key, target_id=owner
-            )
+            raise ClaimLostError(lookup=table.name, key=self.key, target_id=owner)
 
     def release(self, session: ShardSession) -> bool:
         """Release the key before it is confirmed.
@@ -134,10 +108,7 @@ class Claim:
 
     def __repr__(self) -> str:
         # Do not show the token: it is sufficient to confirm the claim.
-        return (
-            f"<Claim {self.lookup.__name__} {self.key!r} until "
-            f"{self.expires_at}>"
-        )
+        return f"<Claim {self.lookup.__name__} {self.key!r} until {self.expires_at}>"
 
 
 def claim(
@@ -167,10 +138,7 @@ def claim(
 
 
 def _microseconds_of(lifetime: object) -> int:
-    if (
-        not isinstance(lifetime, timedelta)
-        or not _MICROSECOND <= lifetime <= _LONGEST
-    ):
+    if not isinstance(lifetime, timedelta) or not _MICROSECOND <= lifetime <= _LONGEST:
         raise ValueError(
             f"lifetime={lifetime!r}; it must be a positive timedelta of up to "
             f"{_LONGEST.days} days"
@@ -219,10 +187,7 @@ def _claim(
         _take_over(table, row, statements.take_over, values)
         row = locked(table, form.text)
     return Claim(
-        lookup=table.cls,
-        key=form.text,
-        token=token,
-        expires_at=row.expires_at,
+        lookup=table.cls, key=form.text, token=token, expires_at=row.expires_at
     )
 
 
@@ -235,9 +200,7 @@ def give_key(
     :raises KeyTakenError: if it belongs to another object, or is claimed.
     """
     statements = statements_of(table.cls)
-    row, values = _insert(
-        table, statements.give, form, token, the_id=target_id
-    )
+    row, values = _insert(table, statements.give, form, token, the_id=target_id)
     if row.target_id != target_id:
         _take_over(table, row, statements.give_abandoned, values)
     elif row.token != token or row.policy != form.label:
@@ -277,11 +240,7 @@ def _take_over(
     if row.target_id is not None or not row.expired:
         raise _key_taken_error(table, row)
     result = table.execute(
-        row.key,
-        statement,
-        old_token=row.token,
-        old_end=row.expires_at,
-        **values,
+        row.key, statement, old_token=row.token, old_end=row.expires_at, **values
     )
     if result.rowcount != 1:
         raise _key_taken_error(table, row)
@@ -294,11 +253,7 @@ def add_key(table: LookupAccess, key: str, target_id: int) -> None:
     """Give a key to an object; other objects may have the same key."""
     table.check_id(target_id)
     form = table.form(key)
-    values = {
-        "the_key": form.text,
-        "the_id": target_id,
-        "the_policy": form.label,
-    }
+    values = {"the_key": form.text, "the_id": target_id, "the_policy": form.label}
     statements = statements_of(table.cls)
     table.execute(form.text, statements.add, **values)
     if len(table.definition.policies) > 1:
@@ -327,10 +282,7 @@ def _normalized_keys(table: LookupAccess, key: str) -> list[str]:
 
 
 def _keys_of_object(
-    table: LookupAccess,
-    texts: Sequence[str],
-    target_id: int,
-    statement: Any = None,
+    table: LookupAccess, texts: Sequence[str], target_id: int, statement: Any = None
 ) -> list[str]:
     """Return the keys that belong to an object.
 
@@ -358,9 +310,7 @@ def _delete(table: LookupAccess, texts: Sequence[str], target_id: int) -> bool:
     return deleted > 0
 
 
-def rename_key(
-    table: LookupAccess, old_key: str, new_key: str, target_id: int
-) -> None:
+def rename_key(table: LookupAccess, old_key: str, new_key: str, target_id: int) -> None:
     """Replace a key of an object by another.
 
     :raises KeyNotHeldError: if the object has neither key.
@@ -372,9 +322,7 @@ def rename_key(
     new = table.form(new_key).text
     old = _normalized_keys(table, old_key)
     held = _keys_of_object(table, old, target_id)
-    missing = KeyNotHeldError(
-        lookup=table.name, key=old[0], target_id=target_id
-    )
+    missing = KeyNotHeldError(lookup=table.name, key=old[0], target_id=target_id)
     # A first attempt with an unknown outcome may have been committed.
     if not held and not _keys_of_object(table, [new], target_id):
         raise missing
@@ -445,12 +393,7 @@ class PendingCall:
 
     @classmethod
     def on(
-        cls,
-        session: ShardSession,
-        verb: str,
-        lookup: Any,
-        key: str,
-        **arguments: Any,
+        cls, session: ShardSession, verb: str, lookup: Any, key: str, **arguments: Any
     ) -> PendingCall:
         """Return a call that writes the row of a key."""
         place = LookupAccess(lookup, session).place(key)
@@ -480,10 +423,7 @@ def calls_of(
 
 
 def undo_call(
-    session: ShardSession,
-    lookup: Any,
-    made: Made,
-    undo: Operation[[int]] | None,
+    session: ShardSession, lookup: Any, made: Made, undo: Operation[[int]] | None
 ) -> PendingCall:
     """Return the operation that deletes an object that has lost its key."""
     place = place_of(session, lookup, made.target_id)
@@ -515,8 +455,7 @@ def place_of(session: ShardSession, lookup: Any, target_id: int) -> Place:
     """Return the shard of an object."""
     definition = link(lookup)
     return session.place_for(
-        mapper=definition.target,
-        shard_id=definition.shard_of(lookup, target_id),
+        mapper=definition.target, shard_id=definition.shard_of(lookup, target_id)
     )
 
 
@@ -549,9 +488,7 @@ def _confirm(
     :param confirmed: operations to add afterwards.
     :param lost: operations to add instead if the claim was lost.
     """
-    mine = Claim(
-        lookup=cls, key=key, token=bytes.fromhex(token), expires_at=None
-    )
+    mine = Claim(lookup=cls, key=key, token=bytes.fromhex(token), expires_at=None)
     try:
         mine.confirm(session, target_id)
     except ClaimLostError as error:
@@ -569,11 +506,7 @@ def _confirm(
 
 
 def release(
-    cls: Any,
-    key: str,
-    token: str | None,
-    target_id: int,
-    session: ShardSession,
+    cls: Any, key: str, token: str | None, target_id: int, session: ShardSession
 ) -> None:
     """Delete the row of a key, if it has the token."""
     LookupAccess(cls, session).execute(
@@ -586,11 +519,7 @@ def release(
 
 
 def _undo_object(
-    cls: Any,
-    target_id: int,
-    is_new: bool,
-    undo: str | None,
-    session: ShardSession,
+    cls: Any, target_id: int, is_new: bool, undo: str | None, session: ShardSession
 ) -> None:
     """Delete an object that lost its key."""
     if undo is not None:

@@ -10,40 +10,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import LargeBinary
-from sqlalchemy import String
+from sqlalchemy import LargeBinary, String
 from sqlalchemy.dialects import mysql
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import Mapper
+from sqlalchemy.orm import Mapped, mapped_column, Mapper
 
 from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.ids import IdLayout
-from sqla_shard.models.class_checks import check_abstract
-from sqla_shard.models.class_checks import check_bases
-from sqla_shard.models.class_checks import check_declarative
-from sqla_shard.models.class_checks import check_members
-from sqla_shard.models.class_checks import check_table
-from sqla_shard.models.class_checks import check_unique
-from sqla_shard.models.class_checks import class_named
-from sqla_shard.models.class_checks import dataclass_options
-from sqla_shard.models.class_checks import default_tablename
-from sqla_shard.models.class_checks import first_of_dataclass
-from sqla_shard.models.class_checks import id_column_name
-from sqla_shard.models.class_checks import own_definition
-from sqla_shard.models.class_checks import spec_of_objects
-from sqla_shard.models.class_checks import whole_or_not_at_all
+from sqla_shard.ids import DEFAULT_LAYOUT, IdLayout
+from sqla_shard.models.class_checks import (
+    check_abstract,
+    check_bases,
+    check_declarative,
+    check_members,
+    check_table,
+    check_unique,
+    class_named,
+    dataclass_options,
+    default_tablename,
+    first_of_dataclass,
+    id_column_name,
+    own_definition,
+    spec_of_objects,
+    whole_or_not_at_all,
+)
 from sqla_shard.models.layouts import layout_of
-from sqla_shard.models.normalization import LONGEST_LABEL
-from sqla_shard.models.normalization import Normalization
-from sqla_shard.routing import declare
-from sqla_shard.routing import TableSpec
-from sqla_shard.types import LookupKey
-from sqla_shard.types import ObjectRef
-from sqla_shard.types import UTCTimestamp
-
-__all__ = ["TOKEN_BYTES", "LookupDefinition", "define", "finish", "link"]
+from sqla_shard.models.normalization import LONGEST_LABEL, Normalization
+from sqla_shard.routing import declare, TableSpec
+from sqla_shard.types import LookupKey, ObjectRef, UTCTimestamp
 
 #: Bytes of the token of a claim.
 TOKEN_BYTES = 16
@@ -113,16 +105,13 @@ def define(
     check_declarative(cls, mixin, example)
     if target is None:
         raise ClassDefinitionError(
-            f"target is missing: class {cls.__name__}(LookupMixin, Base, "
-            f"{example})",
+            f"target is missing: class {cls.__name__}(LookupMixin, Base, {example})",
             class_name=cls.__name__,
         )
     check_bases(cls)
     definition = LookupDefinition(
         target=target,
-        column=id_column_name(
-            cls, mixin, "target", target, target_column, _RESERVED
-        ),
+        column=id_column_name(cls, mixin, "target", target, target_column, _RESERVED),
         policies=_policies(cls, normalize, previous),
         unique=bool(unique),
         keyspace=keyspace,
@@ -188,9 +177,7 @@ def _make_columns(cls: Any, definition: LookupDefinition) -> None:
             mysql.VARBINARY(TOKEN_BYTES), "mysql", "mariadb"
         )
         # The method ``claim`` has the name of the column.
-        cls.token = mapped_column(
-            "claim", token, nullable=True, sort_order=-18
-        )
+        cls.token = mapped_column("claim", token, nullable=True, sort_order=-18)
         cls.expires_at = mapped_column(
             "expires_at", UTCTimestamp(), nullable=True, sort_order=-17
         )
@@ -224,9 +211,7 @@ def link(cls: Any) -> LookupDefinition:
     return definition
 
 
-def _resolve_target(
-    cls: Any, definition: LookupDefinition, entity: Any
-) -> None:
+def _resolve_target(cls: Any, definition: LookupDefinition, entity: Any) -> None:
     """Set the class of the objects, and the type of their ids."""
     spec = spec_of_objects(cls, definition.column, entity, "lookup")
     assert spec.layout is not None  # noqa: S101  # objects have ids

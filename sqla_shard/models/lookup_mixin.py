@@ -39,23 +39,16 @@ A key of more than 255 bytes in UTF-8, or one that its policy rejects, raises
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
-from datetime import timedelta
-from typing import Any
-from typing import TYPE_CHECKING
+from datetime import datetime, timedelta
+from typing import Any, TYPE_CHECKING
 
 from sqlalchemy import event
 from sqlalchemy.orm import Mapped
 
-from sqla_shard.models import lookup_claims
-from sqla_shard.models import lookup_table
-from sqla_shard.models.lookup_claims import Claim
-from sqla_shard.models.lookup_claims import LIFETIME
-from sqla_shard.models.lookup_definition import define
-from sqla_shard.models.lookup_definition import finish
-from sqla_shard.models.lookup_definition import LookupDefinition
-from sqla_shard.models.lookup_table import LookupAccess
-from sqla_shard.models.lookup_table import table_with_keys
+from sqla_shard.models import lookup_claims, lookup_table
+from sqla_shard.models.lookup_claims import Claim, LIFETIME
+from sqla_shard.models.lookup_definition import define, finish, LookupDefinition
+from sqla_shard.models.lookup_table import LookupAccess, table_with_keys
 from sqla_shard.session import ShardSession
 
 __all__ = ["LookupMixin"]
@@ -142,11 +135,7 @@ class LookupMixin:
 
     @classmethod
     def resolve_many(
-        cls,
-        session: ShardSession,
-        keys: Iterable[str],
-        *,
-        timeout: float | None = None,
+        cls, session: ShardSession, keys: Iterable[str], *, timeout: float | None = None
     ) -> dict[str, int]:
         """Return the ids of the objects that keys belong to.
 
@@ -159,9 +148,7 @@ class LookupMixin:
             no object are left out.
         :raises ScatterTimeoutError: if a server does not respond in time.
         """
-        table = table_with_keys(
-            cls, session, unique=True, name="resolve_many()"
-        )
+        table = table_with_keys(cls, session, unique=True, name="resolve_many()")
         return lookup_table.resolve_many(table, keys, timeout)
 
     @classmethod
@@ -179,9 +166,7 @@ class LookupMixin:
             1,000 at a time.
         :param after: the last id of the previous call; None to begin.
         """
-        table = table_with_keys(
-            cls, session, unique=False, name="resolve_all()"
-        )
+        table = table_with_keys(cls, session, unique=False, name="resolve_all()")
         return lookup_table.resolve_all(table, key, limit, after)
 
     @classmethod
@@ -230,17 +215,11 @@ class LookupMixin:
 
         :returns: False if the object does not have the key.
         """
-        return lookup_claims.release_key(
-            LookupAccess(cls, session), key, target_id
-        )
+        return lookup_claims.release_key(LookupAccess(cls, session), key, target_id)
 
     @classmethod
     def rename(
-        cls,
-        session: ShardSession,
-        old_key: str,
-        new_key: str,
-        target_id: int,
+        cls, session: ShardSession, old_key: str, new_key: str, target_id: int
     ) -> None:
         """Replace a key of an object by another.
 
@@ -271,8 +250,5 @@ class LookupMixin:
 
 event.listen(LookupMixin, "after_mapper_constructed", finish, propagate=True)
 event.listen(
-    LookupMixin,
-    "after_mapper_constructed",
-    lookup_claims.define,
-    propagate=True,
+    LookupMixin, "after_mapper_constructed", lookup_claims.define, propagate=True
 )

@@ -6,55 +6,41 @@ the session.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import md5
 from typing import Any
 
-from sqlalchemy import BigInteger
-from sqlalchemy import bindparam
-from sqlalchemy import Boolean
-from sqlalchemy import delete
-from sqlalchemy import inspect
-from sqlalchemy import Integer
-from sqlalchemy import null
-from sqlalchemy import or_
-from sqlalchemy import select
-from sqlalchemy import type_coerce
-from sqlalchemy import update
+from sqlalchemy import (
+    BigInteger,
+    bindparam,
+    Boolean,
+    delete,
+    inspect,
+    Integer,
+    null,
+    or_,
+    select,
+    type_coerce,
+    update,
+)
 
-from sqla_shard.dialects.sql import InsertMissing
-from sqla_shard.dialects.sql import ServerTime
+from sqla_shard.dialects.sql import InsertMissing, ServerTime
 from sqla_shard.engine import scatter
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import InvalidKeyError
-from sqla_shard.exc import KeyspaceKindError
-from sqla_shard.exc import LookupPolicyError
-from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.exc import (
+    InvalidKeyError,
+    KeyspaceKindError,
+    LookupPolicyError,
+    UnsupportedStatementError,
+)
 from sqla_shard.models.class_checks import built_once
-from sqla_shard.models.lookup_definition import link
-from sqla_shard.models.lookup_definition import LookupDefinition
+from sqla_shard.models.lookup_definition import link, LookupDefinition
 from sqla_shard.session import ShardSession
 from sqla_shard.session.paging import check_limit
 from sqla_shard.topology import Keyspace
 from sqla_shard.types import LookupKey
 from sqla_shard.types.shard_bound import KeySlot
-
-__all__ = [
-    "LookupAccess",
-    "LookupStatements",
-    "NormalizedKey",
-    "read_keys",
-    "resolve_all",
-    "resolve_many",
-    "shard_of",
-    "statements_of",
-    "table_with_keys",
-]
-
 
 #: Number of ids that one statement reads.
 _PAGE = 1000
@@ -88,9 +74,7 @@ class LookupAccess:
         self.cls = cls
         self.session = session
         self.definition: LookupDefinition = link(cls)
-        space: Keyspace = session.places.keyspace(
-            self.definition.keyspace, "mod"
-        )
+        space: Keyspace = session.places.keyspace(self.definition.keyspace, "mod")
         if space.kind != "mod":
             raise KeyspaceKindError(
                 lookup=self.name, keyspace=space.name, kind=space.kind
@@ -121,9 +105,7 @@ class LookupAccess:
         refused = None
         for policy in self.definition.policies:
             try:
-                found.append(
-                    NormalizedKey(text=policy(key), label=policy.label)
-                )
+                found.append(NormalizedKey(text=policy(key), label=policy.label))
             except InvalidKeyError as error:
                 refused = refused or error
         if not found and refused is not None:
@@ -165,18 +147,14 @@ class LookupAccess:
                 known=self.definition.labels,
             )
 
-    def choose(
-        self, forms: Sequence[NormalizedKey], rows: Mapping[str, Any]
-    ) -> Any:
+    def choose(self, forms: Sequence[NormalizedKey], rows: Mapping[str, Any]) -> Any:
         """Return the row of a key; None if not found.
 
         :param forms: forms of the key.
         :param rows: the rows that were found, by key.
         :raises LookupPolicyError: if the policy of one is not known.
         """
-        found = [
-            (form, rows[form.text]) for form in forms if form.text in rows
-        ]
+        found = [(form, rows[form.text]) for form in forms if form.text in rows]
         for _, row in found:
             self.check_policy(row)
         # A row with the policy of the form is preferred: earlier versions of
@@ -205,8 +183,7 @@ def table_with_keys(
     else:
         reason = "a key belongs to one object: use claim() and resolve()"
     raise UnsupportedStatementError(
-        f"{cls.__name__} has unique={not unique}: {reason}",
-        construct=name,
+        f"{cls.__name__} has unique={not unique}: {reason}", construct=name
     )
 
 
@@ -249,9 +226,7 @@ class LookupStatements:
         self.of_object_locked = self.of_object.with_for_update()
         self.delete = delete(self._table).where(*held)
         self.rewrite = (
-            update(self._table)
-            .where(*held)
-            .values(policy=bindparam("the_policy"))
+            update(self._table).where(*held).values(policy=bindparam("the_policy"))
         )
         if definition.unique:
             self._build_claims()
@@ -382,9 +357,7 @@ def read_keys(
     return rows
 
 
-def _groups(
-    texts: Iterable[str], modulus: int
-) -> Iterator[dict[int, list[bytes]]]:
+def _groups(texts: Iterable[str], modulus: int) -> Iterator[dict[int, list[bytes]]]:
     """Yield keys by shard, in chunks for one statement each."""
     groups: dict[int, list[bytes]] = {}
     size = 0
@@ -404,9 +377,7 @@ def resolve_many(
 ) -> dict[str, int]:
     """Return the ids of the objects with the given keys, by key."""
     forms = {key: table.forms(key) for key in keys}
-    texts = dict.fromkeys(
-        form.text for given in forms.values() for form in given
-    )
+    texts = dict.fromkeys(form.text for given in forms.values() for form in given)
     # Rows without an id are claims.
     rows = {
         row.key: row

@@ -18,18 +18,13 @@ from sqlalchemy import event
 from sqlalchemy.orm import Mapper
 
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import ColocationError
-from sqla_shard.exc import ManyToManyError
-from sqla_shard.routing import has_objects
-from sqla_shard.routing import routes
-from sqla_shard.routing import spec_of
+from sqla_shard.exc import ColocationError, ManyToManyError
+from sqla_shard.routing import has_objects, routes, spec_of
 from sqla_shard.session.connections import bulk_on
 from sqla_shard.session.flush import mapping_class
 from sqla_shard.session.session import ShardSession
 from sqla_shard.types import ShardedId
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__: list[str] = []
 
 _Row = dict[str, Any]
 
@@ -50,15 +45,10 @@ def _on_mapper_configured(mapper: Mapper[Any], cls: Any) -> None:
 
 
 def _check(relation: Any) -> None:
-    sides = [
-        spec_of(side.local_table)
-        for side in (relation.parent, relation.mapper)
-    ]
+    sides = [spec_of(side.local_table) for side in (relation.parent, relation.mapper)]
     if "objects" not in {side.kind for side in sides}:
         return
-    for side, spec in zip(
-        (relation.parent, relation.mapper), sides, strict=True
-    ):
+    for side, spec in zip((relation.parent, relation.mapper), sides, strict=True):
         if spec.kind != "objects":
             raise _refusal(
                 relation,
@@ -173,8 +163,7 @@ def _above(mapper: Mapper[Any]) -> list[int] | None:
 
 def _refusal(relation: Any, what: str) -> ManyToManyError:
     return ManyToManyError(
-        f"{relation.key} cannot have rows in {relation.secondary.name}: "
-        f"{what}",
+        f"{relation.key} cannot have rows in {relation.secondary.name}: {what}",
         class_name=relation.parent.class_.__name__,
         relationship=relation.key,
         secondary=relation.secondary.name,
@@ -191,18 +180,13 @@ def _write_by_shard(relation: Any) -> None:
 
     def make(write: Any) -> Any:
         def by_shard(
-            flush: Any,
-            inserted: list[_Row],
-            updated: list[_Row],
-            deleted: list[_Row],
+            flush: Any, inserted: list[_Row], updated: list[_Row], deleted: list[_Row]
         ) -> None:
             session = flush.session
             if not isinstance(session, ShardSession):
                 write(flush, inserted, updated, deleted)
                 return
-            grouped: dict[
-                Place, tuple[list[_Row], list[_Row], list[_Row]]
-            ] = {}
+            grouped: dict[Place, tuple[list[_Row], list[_Row], list[_Row]]] = {}
             for index, rows in enumerate((inserted, updated, deleted)):
                 for row in rows:
                     place = _place(session, relation, columns, row)

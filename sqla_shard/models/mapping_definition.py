@@ -7,71 +7,41 @@ Classes given by name may be defined later; :func:`link` resolves them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Index
-from sqlalchemy import inspect
-from sqlalchemy.orm import foreign
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import Mapper
-from sqlalchemy.orm import relationship
+from sqlalchemy import Index, inspect
+from sqlalchemy.orm import foreign, Mapped, mapped_column, Mapper, relationship
 from sqlalchemy.sql.dml import Update
 
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.exc import KeptMappingError
-from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.ids import IdLayout
-from sqla_shard.models.class_checks import check_abstract
-from sqla_shard.models.class_checks import check_bases
-from sqla_shard.models.class_checks import check_declarative
-from sqla_shard.models.class_checks import check_members
-from sqla_shard.models.class_checks import check_table
-from sqla_shard.models.class_checks import check_unique
-from sqla_shard.models.class_checks import class_named
-from sqla_shard.models.class_checks import dataclass_options
-from sqla_shard.models.class_checks import default_tablename
-from sqla_shard.models.class_checks import first_of_dataclass
-from sqla_shard.models.class_checks import id_column_name
-from sqla_shard.models.class_checks import name_of_class
-from sqla_shard.models.class_checks import own_definition
-from sqla_shard.models.class_checks import spec_of_objects
+from sqla_shard.exc import ClassDefinitionError, KeptMappingError
+from sqla_shard.ids import DEFAULT_LAYOUT, IdLayout
+from sqla_shard.models.class_checks import (
+    check_abstract,
+    check_bases,
+    check_declarative,
+    check_members,
+    check_table,
+    check_unique,
+    class_named,
+    dataclass_options,
+    default_tablename,
+    first_of_dataclass,
+    id_column_name,
+    name_of_class,
+    own_definition,
+    spec_of_objects,
+)
 from sqla_shard.models.layouts import layout_of
 from sqla_shard.models.list_counts import declare_counts
-from sqla_shard.models.list_positions import MOST_MOVES
-from sqla_shard.models.list_positions import now
-from sqla_shard.models.spread import check_pieces
-from sqla_shard.models.spread import piece_of
-from sqla_shard.models.spread import shard_of
-from sqla_shard.routing import columns_set
-from sqla_shard.routing import declare
-from sqla_shard.routing import spec_of
-from sqla_shard.routing import TableSpec
-from sqla_shard.types import ObjectRef
-from sqla_shard.types import Sequence38
-
-__all__ = [
-    "End",
-    "MappingDefinition",
-    "check_change",
-    "check_changed",
-    "check_ids",
-    "check_statement",
-    "define",
-    "definition_of",
-    "finish",
-    "link",
-    "piece_place",
-    "pieces_of",
-]
+from sqla_shard.models.list_positions import MOST_MOVES, now
+from sqla_shard.models.spread import check_pieces, piece_of, shard_of
+from sqla_shard.routing import columns_set, declare, spec_of, TableSpec
+from sqla_shard.types import ObjectRef, Sequence38
 
 _OWN = frozenset({"sequence", "source", "target"})
 #: Default of ``narrow_below``, unless ``respace_to`` is lower.
@@ -188,14 +158,10 @@ def define(
     name_of = partial(id_column_name, cls, mixin, reserved=_RESERVED)
     definition = MappingDefinition(
         source=End(
-            source,
-            name_of("source", source, source_column),
-            layout=layout_of(cls),
+            source, name_of("source", source, source_column), layout=layout_of(cls)
         ),
         target=End(
-            target,
-            name_of("target", target, target_column),
-            layout=layout_of(cls),
+            target, name_of("target", target, target_column), layout=layout_of(cls)
         ),
         keyspace=keyspace,
         narrow_below=_moves(cls, "narrow_below", narrow_below, 0, 83),
@@ -231,13 +197,10 @@ def define(
     cls.__sqla_shard_mapping__ = definition
 
 
-def _moves(
-    cls: type[Any], name: str, value: Any, least: int, most: int
-) -> int:
+def _moves(cls: type[Any], name: str, value: Any, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
         raise ClassDefinitionError(
-            f"{name}={value!r}; it must be a number of moves from {least} to "
-            f"{most}",
+            f"{name}={value!r}; it must be a number of moves from {least} to {most}",
             class_name=cls.__name__,
         )
     return value
@@ -325,9 +288,7 @@ def _declare(cls: Any, table: Any, definition: MappingDefinition) -> None:
             kind="objects",
             keyspace=definition.keyspace,
             id_index=0 if definition.spread == 1 else None,
-            places_of=(
-                None if definition.spread == 1 else partial(_places_of, cls)
-            ),
+            places_of=(None if definition.spread == 1 else partial(_places_of, cls)),
             type_id=definition.source.type_id,
             layout=definition.source.layout,
             commits_late=True,
@@ -338,9 +299,7 @@ def _declare(cls: Any, table: Any, definition: MappingDefinition) -> None:
         declare_counts(cls, definition)
 
 
-def _places_of(
-    cls: Any, places: Places, key: Sequence[int]
-) -> Sequence[Place]:
+def _places_of(cls: Any, places: Places, key: Sequence[int]) -> Sequence[Place]:
     """Return the locations that a row of a spread list may have.
 
     :param key: source and target.
@@ -352,9 +311,7 @@ def _places_of(
     ]
 
 
-def pieces_of(
-    definition: MappingDefinition, target_id: int
-) -> tuple[int, ...]:
+def pieces_of(definition: MappingDefinition, target_id: int) -> tuple[int, ...]:
     """Return the number of the piece of a target.
 
     :returns: during an increase of the pieces, its number before that as

@@ -13,48 +13,23 @@ rows.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import and_
-from sqlalchemy import bindparam
-from sqlalchemy import delete
-from sqlalchemy import func
-from sqlalchemy import inspect
-from sqlalchemy import Integer
-from sqlalchemy import or_
-from sqlalchemy import select
+from sqlalchemy import and_, bindparam, delete, func, inspect, Integer, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from sqla_shard.engine.rendering import Place
 from sqla_shard.models.class_checks import built_once
-from sqla_shard.models.list_counts import add_to_count
-from sqla_shard.models.list_counts import CountStatements
+from sqla_shard.models.list_counts import add_to_count, CountStatements
 from sqla_shard.models.list_positions import reach
-from sqla_shard.models.mapping_definition import End
-from sqla_shard.models.mapping_definition import link
+from sqla_shard.models.mapping_definition import End, link
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.execute import OUR_OWN
 from sqla_shard.session.invalidation import invalidate_list
-from sqla_shard.session.row_cache import cache_in_transaction
-from sqla_shard.session.row_cache import CacheMismatch
+from sqla_shard.session.row_cache import cache_in_transaction, CacheMismatch
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = [
-    "CachedRows",
-    "List",
-    "MappingStatements",
-    "NotCached",
-    "cached_count",
-    "cached_rows",
-    "chunked",
-    "statements_of",
-]
 
 
 class MappingStatements:
@@ -90,9 +65,7 @@ class MappingStatements:
         counts = self.definition.counts
         if counts is not None:
             self.counts = CountStatements(counts, self.count)
-        self.position = select(cls.sequence).where(
-            here, target == bindparam("row")
-        )
+        self.position = select(cls.sequence).where(here, target == bindparam("row"))
         self.present = select(*keys).where(
             here, target.in_(bindparam("ids", expanding=True))
         )
@@ -104,20 +77,14 @@ class MappingStatements:
             newest: self._page(newest).where(
                 here,
                 _beyond(
-                    cls.sequence,
-                    target,
-                    bindparam("at"),
-                    bindparam("cut"),
-                    newest,
+                    cls.sequence, target, bindparam("at"), bindparam("cut"), newest
                 ),
             )
             for newest in (True, False)
         }
         until = cls.sequence <= bindparam("until")
         self.later_page = {
-            newest: page.add_columns(
-                self._sequence("row", lock=False).label("the_now")
-            )
+            newest: page.add_columns(self._sequence("row", lock=False).label("the_now"))
             for newest, page in later.items()
         }
         self.later_spread = {
@@ -148,10 +115,7 @@ class MappingStatements:
             .with_for_update()
         )
         self.whole = (
-            select(*keys)
-            .where(here)
-            .order_by(cls.sequence, target)
-            .with_for_update()
+            select(*keys).where(here).order_by(cls.sequence, target).with_for_update()
         )
 
     def _page(self, newest: bool) -> Any:
@@ -160,9 +124,7 @@ class MappingStatements:
         # the values of an earlier read, but bookmarks need the server's
         # values.
         return (
-            select(
-                cls, target.label("the_id"), cls.sequence.label("the_sequence")
-            )
+            select(cls, target.label("the_id"), cls.sequence.label("the_sequence"))
             .order_by(_directed(cls.sequence, newest))
             .order_by(_directed(target, newest))
             .limit(bindparam("number", type_=Integer()))
@@ -182,9 +144,7 @@ class MappingStatements:
         ahead = self._neighbour("after", below=False)
         self.lock_before = self._locking(row=moved, before=before, **behind)
         self.lock_after = self._locking(row=moved, after=after, **ahead)
-        self.lock_both = self._locking(
-            row=moved, before=before, after=after, **behind
-        )
+        self.lock_both = self._locking(row=moved, before=before, after=after, **behind)
 
     # -- parts
 
@@ -295,9 +255,7 @@ def _directed(column: Any, newest: bool) -> Any:
     return column.desc() if newest else column.asc()
 
 
-def _at_or_beyond(
-    column: Any, at: Any, descending: bool
-) -> ColumnElement[bool]:
+def _at_or_beyond(column: Any, at: Any, descending: bool) -> ColumnElement[bool]:
     found: ColumnElement[bool] = column <= at if descending else column >= at
     return found
 
@@ -342,9 +300,7 @@ class List:
 
     slot = 0
 
-    def __init__(
-        self, cls: Any, session: ShardSession, source_id: int
-    ) -> None:
+    def __init__(self, cls: Any, session: ShardSession, source_id: int) -> None:
         self.cls = cls
         self.session = session
         self.source_id = source_id
@@ -430,9 +386,7 @@ class List:
         """
         if self.session.autoflush:
             self.session.flush()
-        _, *parts, _ = self.execute(
-            statement, owner=self.source_id, **parameters
-        ).one()
+        _, *parts, _ = self.execute(statement, owner=self.source_id, **parameters).one()
         return parts
 
     def lock(self) -> None:
@@ -444,9 +398,7 @@ class List:
         return {
             target_id
             for some in chunked(target_ids)
-            for target_id, _ in self.execute(
-                self.statements.present_locked, ids=some
-            )
+            for target_id, _ in self.execute(self.statements.present_locked, ids=some)
         }
 
     def discard(self, target_id: int) -> None:
@@ -503,9 +455,7 @@ class List:
                 private.register_altered(self.session, [inspect(row)])
 
 
-def place_of(
-    cls: Any, session: ShardSession, end: End, object_id: int
-) -> Place:
+def place_of(cls: Any, session: ShardSession, end: End, object_id: int) -> Place:
     """Return the virtual shard of a source or a target.
 
     :raises WrongTypeError: if the id is of another class.
@@ -567,13 +517,9 @@ class CachedRows:
         is_there = self._ascending[below : below + 1] == [cut]
         return self._slice(below + is_there, number, False)
 
-    def _slice(
-        self, start: int, number: int, newest_first: bool
-    ) -> Sequence[int]:
+    def _slice(self, start: int, number: int, newest_first: bool) -> Sequence[int]:
         count = len(self._ascending)
-        if not self._prefix.is_whole and (
-            not newest_first or start + number > count
-        ):
+        if not self._prefix.is_whole and (not newest_first or start + number > count):
             raise NotCached
         found = range(start, min(start + number, count))
         return found if newest_first else [count - 1 - i for i in found]
@@ -621,9 +567,7 @@ class CachedRows:
             return []
         table = own.statements.table
         try:
-            found = caching.rows(
-                own.session, table, own.place, own.source_id, rows
-            )
+            found = caching.rows(own.session, table, own.place, own.source_id, rows)
         except CacheMismatch:
             raise NotCached from None
         if found is None:

@@ -41,40 +41,39 @@ separates two rows of the same millisecond.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any
-from typing import TYPE_CHECKING
-from typing import TypeVar
+from typing import Any, TYPE_CHECKING, TypeVar
 
 from sqlalchemy import event
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import Mapper
+from sqlalchemy.orm import Mapped, Mapper
 
-from sqla_shard.models import list_changes
-from sqla_shard.models import list_counts
-from sqla_shard.models import list_pages as reading
-from sqla_shard.models import list_sets
+from sqla_shard.models import (
+    list_changes,
+    list_counts,
+    list_pages as reading,
+    list_sets,
+)
 from sqla_shard.models.class_checks import whole_or_not_at_all
-from sqla_shard.models.inverse_mapping import link_inverse
-from sqla_shard.models.inverse_mapping import refuse_changes
-from sqla_shard.models.inverse_mapping import refuse_rows
-from sqla_shard.models.inverse_mapping import writable_list
+from sqla_shard.models.inverse_mapping import (
+    link_inverse,
+    refuse_changes,
+    refuse_rows,
+    writable_list,
+)
 from sqla_shard.models.list_changes import NarrowGap
 from sqla_shard.models.list_pages import first_pages
-from sqla_shard.models.mapping_definition import check_change
-from sqla_shard.models.mapping_definition import check_ids
-from sqla_shard.models.mapping_definition import define
-from sqla_shard.models.mapping_definition import definition_of
-from sqla_shard.models.mapping_definition import finish
-from sqla_shard.models.mapping_definition import MappingDefinition
+from sqla_shard.models.mapping_definition import (
+    check_change,
+    check_ids,
+    define,
+    definition_of,
+    finish,
+    MappingDefinition,
+)
 from sqla_shard.models.spread_list import list_of
 from sqla_shard.session import ShardSession
-from sqla_shard.session.paging import check_limit
-from sqla_shard.session.paging import Page
+from sqla_shard.session.paging import check_limit, Page
 
 if TYPE_CHECKING:
     from sqla_shard.cluster.cluster import Cluster
@@ -182,9 +181,7 @@ class MappingMixin:
     # -- changing a list
 
     @classmethod
-    def append(
-        cls, session: ShardSession, source_id: int, target_id: int
-    ) -> bool:
+    def append(cls, session: ShardSession, source_id: int, target_id: int) -> bool:
         """Add a target to the top of the list.
 
         :returns: False if it is in the list already; its position does not
@@ -206,11 +203,7 @@ class MappingMixin:
 
     @classmethod
     def put(
-        cls,
-        session: ShardSession,
-        source_id: int,
-        target_id: int,
-        sequence: int,
+        cls, session: ShardSession, source_id: int, target_id: int, sequence: int
     ) -> bool:
         """Put a target at a position of the list.
 
@@ -226,10 +219,7 @@ class MappingMixin:
 
     @classmethod
     def put_many(
-        cls,
-        session: ShardSession,
-        source_id: int,
-        sequences: Mapping[int, int],
+        cls, session: ShardSession, source_id: int, sequences: Mapping[int, int]
     ) -> list[int]:
         """Put targets at positions of the list, as :meth:`put` does.
 
@@ -237,21 +227,15 @@ class MappingMixin:
         :returns: the targets that were not at their positions.
         :raises SequenceExhaustedError: if one is too high.
         """
-        return list_changes.put_many(
-            writable_list(cls, session, source_id), sequences
-        )
+        return list_changes.put_many(writable_list(cls, session, source_id), sequences)
 
     @classmethod
-    def remove(
-        cls, session: ShardSession, source_id: int, target_id: int
-    ) -> bool:
+    def remove(cls, session: ShardSession, source_id: int, target_id: int) -> bool:
         """Remove a target from the list.
 
         :returns: False if it is not in the list.
         """
-        return list_changes.remove(
-            writable_list(cls, session, source_id), target_id
-        )
+        return list_changes.remove(writable_list(cls, session, source_id), target_id)
 
     @classmethod
     def clear(cls, session: ShardSession, source_id: int) -> int:
@@ -293,11 +277,7 @@ class MappingMixin:
 
     @classmethod
     def respace(
-        cls,
-        session: ShardSession,
-        source_id: int,
-        *,
-        around: int | None = None,
+        cls, session: ShardSession, source_id: int, *, around: int | None = None
     ) -> int:
         """Widen the gaps of a list; its order does not change.
 

@@ -69,10 +69,7 @@ class Normalization:
                 f"name={self.name!r}; it must be up to 30 of a-z, 0-9, _ . "
                 "and -, and begin with a letter"
             )
-        if (
-            type(self.version) is not int
-            or not 1 <= self.version <= _MOST_VERSIONS
-        ):
+        if type(self.version) is not int or not 1 <= self.version <= _MOST_VERSIONS:
             raise ValueError(
                 f"version={self.version!r}; it must be an integer from 1 to "
                 f"{_MOST_VERSIONS}"
@@ -99,9 +96,7 @@ class Normalization:
                 f"{self.label} must return a str, not {found!r} for {key!r}"
             )
         if not found:
-            raise InvalidKeyError(
-                key=key, reason="it is empty after normalization"
-            )
+            raise InvalidKeyError(key=key, reason="it is empty after normalization")
         LookupKey.encoded(found)
         return found
 
@@ -145,14 +140,10 @@ def _address(key: str) -> str:
     found = unicodedata.normalize("NFC", found)
     local, at, domain = found.rpartition("@")
     if not (local and at and domain):
-        raise ValueError(
-            "it is not a mail address: a part on one side of @ is missing"
-        )
+        raise ValueError("it is not a mail address: a part on one side of @ is missing")
     unfit = _UNFIT.search(found)
     if unfit:
-        raise ValueError(
-            f"it contains {unfit[0]!r}, which a mail address cannot"
-        )
+        raise ValueError(f"it contains {unfit[0]!r}, which a mail address cannot")
     return found
 
 

@@ -23,75 +23,51 @@ The first class, ``Item``, determines the type of the ids and their shards.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from inspect import get_annotations
-from typing import Any
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from sqlalchemy import Column
-from sqlalchemy import inspect
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import MappedAsDataclass
-from sqlalchemy.orm import MappedColumn
-from sqlalchemy.orm import Mapper
+from sqlalchemy import Column, inspect
+from sqlalchemy.orm import (
+    Mapped,
+    mapped_column,
+    MappedAsDataclass,
+    MappedColumn,
+    Mapper,
+)
 
 from sqla_shard.dialects.sql import keep_updated
-from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.ids import IdLayout
+from sqla_shard.exc import ClassDefinitionError, UnsupportedStatementError
+from sqla_shard.ids import DEFAULT_LAYOUT, IdLayout
 from sqla_shard.models.blob_dictionaries import choose_for_rows
-from sqla_shard.models.blob_fields import BlobField
-from sqla_shard.models.blob_fields import FieldSettings
-from sqla_shard.models.blob_fields import MISSING
-from sqla_shard.models.class_checks import check_abstract
-from sqla_shard.models.class_checks import check_bases
-from sqla_shard.models.class_checks import check_declarative
-from sqla_shard.models.class_checks import check_table
-from sqla_shard.models.class_checks import check_unique
-from sqla_shard.models.class_checks import first_of_dataclass
-from sqla_shard.models.class_checks import whole_or_not_at_all
+from sqla_shard.models.blob_fields import BlobField, FieldSettings, MISSING
+from sqla_shard.models.class_checks import (
+    check_abstract,
+    check_bases,
+    check_declarative,
+    check_table,
+    check_unique,
+    first_of_dataclass,
+    whole_or_not_at_all,
+)
 from sqla_shard.models.codecs import ValueKind
-from sqla_shard.models.field_attributes import discard
-from sqla_shard.models.field_attributes import FieldProperty
-from sqla_shard.models.field_attributes import loaded_as
-from sqla_shard.models.field_declarations import check_keys
-from sqla_shard.models.field_declarations import create_field
-from sqla_shard.models.field_declarations import declared_fields
-from sqla_shard.models.field_declarations import hide
-from sqla_shard.models.field_declarations import type_of
-from sqla_shard.models.field_declarations import types_of
-from sqla_shard.models.id_sources import IdSource
-from sqla_shard.models.id_sources import source_of
-from sqla_shard.models.layouts import adopt_layout
-from sqla_shard.models.layouts import check_parent_layout
-from sqla_shard.models.layouts import layout_of
+from sqla_shard.models.field_attributes import discard, FieldProperty, loaded_as
+from sqla_shard.models.field_declarations import (
+    check_keys,
+    create_field,
+    declared_fields,
+    hide,
+    type_of,
+    types_of,
+)
+from sqla_shard.models.id_sources import IdSource, source_of
+from sqla_shard.models.layouts import adopt_layout, check_parent_layout, layout_of
 from sqla_shard.models.soft_delete import write_active
-from sqla_shard.routing import Colocation
-from sqla_shard.routing import declare
-from sqla_shard.routing import routes
-from sqla_shard.routing import TableSpec
-from sqla_shard.types import Blob
-from sqla_shard.types import IdType
-from sqla_shard.types import JSONBlob
-from sqla_shard.types import ObjectRef
-from sqla_shard.types import ShardedId
+from sqla_shard.routing import Colocation, declare, routes, TableSpec
+from sqla_shard.types import Blob, IdType, JSONBlob, ObjectRef, ShardedId
 from sqla_shard.types.tracking import plain
-
-__all__ = [
-    "ObjectDefinition",
-    "check_names",
-    "define",
-    "finish",
-    "id_column",
-]
 
 
 def _colocation_of(
@@ -148,9 +124,7 @@ def _by_field(made: BlobField) -> Colocation:
 
     assert made.refers is not None  # noqa: S101  # a field that colocates has it
     refers = made.refers
-    return Colocation(
-        field=made.name, read=read, type_ids=lambda: refers().type_ids
-    )
+    return Colocation(field=made.name, read=read, type_ids=lambda: refers().type_ids)
 
 
 # -- classes that share a table
@@ -175,9 +149,7 @@ def _check_root(cls: Any, fields: Collection[str]) -> None:
     if not isinstance(arguments, Mapping):
         return
     on = arguments.get("polymorphic_on")
-    if on is None or (
-        isinstance(on, (str, Column, MappedColumn)) and on not in fields
-    ):
+    if on is None or (isinstance(on, (str, Column, MappedColumn)) and on not in fields):
         return
     raise ClassDefinitionError(
         f"polymorphic_on={on!r} is not a column, and SQLAlchemy needs the "
@@ -223,9 +195,7 @@ def _check_subclass(
         for key in fields:
             if mapper.class_ is not cls and mapper.has_property(key):
                 _refuse(
-                    cls,
-                    f"{key} is an attribute of {mapper.class_.__name__}; "
-                    "rename it",
+                    cls, f"{key} is an attribute of {mapper.class_.__name__}; rename it"
                 )
 
 
@@ -373,10 +343,7 @@ def define(
         )
     for key, settings in declared.items():
         definition.fields[key] = create_field(
-            cls,
-            key,
-            settings,
-            colocates=key == definition.colocate_with,
+            cls, key, settings, colocates=key == definition.colocate_with
         )
     check_keys(cls, definition.fields)
     _check_own(cls, mixin)
@@ -430,8 +397,7 @@ def _make_dataclass(
     """
     mapped: Any = Mapped
     annotations = {
-        key: mapped[type_of(cls, key, settings)]
-        for key, settings in declared.items()
+        key: mapped[type_of(cls, key, settings)] for key, settings in declared.items()
     }
     own = {} if first is not None else {"id": Mapped[int]}
     first_of_dataclass(cls, {**own, **annotations})
@@ -464,9 +430,7 @@ def finish(mapper: Mapper[Any], cls: Any) -> None:
     check_table(cls, table, [_column_of_id(definition)])
     _name_dictionary(table)
     adopt_layout(cls, table)
-    colocation = _colocation_of(
-        mapper, definition.colocate_with, definition.fields
-    )
+    colocation = _colocation_of(mapper, definition.colocate_with, definition.fields)
     # Check the constraints after the column that colocates is marked as
     # routing.
     check_unique(table)
@@ -547,9 +511,7 @@ def _checked_size(
     try:
         kind = JSONBlob(**size, compression=compression, dictionary=dictionary)
     except ValueError as error:
-        raise ClassDefinitionError(
-            str(error), class_name=cls.__name__
-        ) from error
+        raise ClassDefinitionError(str(error), class_name=cls.__name__) from error
     return kind.max_bytes
 
 
@@ -586,9 +548,7 @@ def _encoded_row(mapper: Mapper[Any], row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def check_names(
-    mapper: Mapper[Any], fields: Iterable[str], row: Iterable[Any]
-) -> None:
+def check_names(mapper: Mapper[Any], fields: Iterable[str], row: Iterable[Any]) -> None:
     """Reject unknown names in a row of a bulk statement.
 
     SQLAlchemy ignores them, so that the value of a mistyped name is lost.

@@ -32,39 +32,39 @@ constraints: no constraint of an object table is unique across shards.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
-from sqlalchemy import event
-from sqlalchemy import FetchedValue
-from sqlalchemy import inspect
-from sqlalchemy.orm import declared_attr
-from sqlalchemy.orm import FromStatement
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import ORMExecuteState
+from sqlalchemy import event, FetchedValue, inspect
+from sqlalchemy.orm import (
+    declared_attr,
+    FromStatement,
+    Mapped,
+    mapped_column,
+    ORMExecuteState,
+)
 
 from sqla_shard.dialects.sql import UpdatedAt
-from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.exc import PlacementError
+from sqla_shard.exc import ClassDefinitionError, PlacementError
 from sqla_shard.models.blob_dictionaries import choose_dictionary
-from sqla_shard.models.blob_fields import blob_of
-from sqla_shard.models.blob_fields import no_update
-from sqla_shard.models.blob_writes import forget_written
-from sqla_shard.models.blob_writes import remember_written
-from sqla_shard.models.blob_writes import show_change
-from sqla_shard.models.blob_writes import watch_assignments
-from sqla_shard.models.blob_writes import write_blob
-from sqla_shard.models.object_definition import check_names
-from sqla_shard.models.object_definition import define
-from sqla_shard.models.object_definition import finish
-from sqla_shard.models.object_definition import id_column
-from sqla_shard.models.object_definition import ObjectDefinition
+from sqla_shard.models.blob_fields import blob_of, no_update
+from sqla_shard.models.blob_writes import (
+    forget_written,
+    remember_written,
+    show_change,
+    watch_assignments,
+    write_blob,
+)
+from sqla_shard.models.object_definition import (
+    check_names,
+    define,
+    finish,
+    id_column,
+    ObjectDefinition,
+)
 from sqla_shard.models.soft_delete import Activity
 from sqla_shard.session import ShardSession
 from sqla_shard.session.flush import REQUESTED
-from sqla_shard.types import JSONBlob
-from sqla_shard.types import UTCTimestamp
+from sqla_shard.types import JSONBlob, UTCTimestamp
 from sqla_shard.util import sqlalchemy_private as private
 
 __all__ = ["ObjectMixin"]
@@ -273,9 +273,7 @@ def _check_update(context: ORMExecuteState) -> None:
 
 
 event.listen(ObjectMixin, "after_mapper_constructed", finish, propagate=True)
-event.listen(
-    ObjectMixin, "after_mapper_constructed", watch_assignments, propagate=True
-)
+event.listen(ObjectMixin, "after_mapper_constructed", watch_assignments, propagate=True)
 # With these arguments SQLAlchemy does not wrap the listeners, which it calls
 # for each new object.
 _UNWRAPPED = {"raw": True, "retval": True, "propagate": True}

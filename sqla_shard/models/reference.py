@@ -34,39 +34,35 @@ Limits:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from sqlalchemy import event
-from sqlalchemy import MetaData
+from sqlalchemy import event, MetaData
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import by_server
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import message_of
-from sqla_shard.engine.unread import unread_lines
+from sqla_shard.engine.unread import message_of, unread_lines
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.exc.base import shortened_list
-from sqla_shard.models.reference_rows import Change
-from sqla_shard.models.reference_rows import CopyDifference
-from sqla_shard.models.reference_rows import define
-from sqla_shard.models.reference_rows import finish
-from sqla_shard.models.reference_rows import Key
-from sqla_shard.models.reference_rows import keys_of
-from sqla_shard.models.reference_rows import PARALLEL
-from sqla_shard.models.reference_rows import ReferenceCopies
-from sqla_shard.models.reference_rows import Rows
-from sqla_shard.models.reference_rows import rows_by_key
-from sqla_shard.models.reference_rows import table_of
-from sqla_shard.models.reference_rows import with_retries
-from sqla_shard.models.reference_rows import write
+from sqla_shard.models.reference_rows import (
+    Change,
+    CopyDifference,
+    define,
+    finish,
+    Key,
+    keys_of,
+    PARALLEL,
+    ReferenceCopies,
+    Rows,
+    rows_by_key,
+    table_of,
+    with_retries,
+    write,
+)
 from sqla_shard.routing import spec_of
 from sqla_shard.util.json_values import json_value
 from sqla_shard.util.tables import sorted_tables
@@ -99,9 +95,7 @@ class ReferenceMixin:
     raised unchanged; then nothing is written.
     """
 
-    def __init_subclass__(
-        cls, *, keyspace: str | None = None, **kwargs: Any
-    ) -> None:
+    def __init_subclass__(cls, *, keyspace: str | None = None, **kwargs: Any) -> None:
         define(cls, ReferenceMixin, keyspace=keyspace)
         super().__init_subclass__(**kwargs)
 
@@ -132,9 +126,7 @@ class ReferenceMixin:
         write(cls, _change_to_delete(cls, keys), cluster.places)
 
     @classmethod
-    async def async_replace(
-        cls, cluster: Cluster, rows: Iterable[Any]
-    ) -> None:
+    async def async_replace(cls, cluster: Cluster, rows: Iterable[Any]) -> None:
         """Await :meth:`replace` in an event loop."""
         await cluster.async_call(write, cls, _change_to_replace(cls, rows))
 
@@ -164,9 +156,7 @@ def _change_to_delete(cls: Any, keys: Iterable[Any]) -> Change:
     return lambda there: {k: r for k, r in there.items() if k not in deleted}
 
 
-event.listen(
-    ReferenceMixin, "after_mapper_constructed", finish, propagate=True
-)
+event.listen(ReferenceMixin, "after_mapper_constructed", finish, propagate=True)
 
 
 #: Maximum number of shards of a table in ``str()``.
@@ -198,8 +188,7 @@ class Deviation:
 
     def __str__(self) -> str:
         parts = [
-            f"{name} "
-            + shortened_list(["/".join(map(str, key)) for key in keys])
+            f"{name} " + shortened_list(["/".join(map(str, key)) for key in keys])
             for name, keys in (
                 ("missing", self.missing),
                 ("extra", self.extra),
@@ -208,9 +197,7 @@ class Deviation:
             if keys
         ]
         end = " (repaired)" if self.repaired else ""
-        return (
-            f"shard {self.shard_id} on {self.server}: {'; '.join(parts)}{end}"
-        )
+        return f"shard {self.shard_id} on {self.server}: {'; '.join(parts)}{end}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,10 +287,7 @@ class _Found:
 
 
 def verify_references(
-    cluster: Cluster,
-    classes: MetaData | Iterable[type[Any]],
-    *,
-    repair: bool = False,
+    cluster: Cluster, classes: MetaData | Iterable[type[Any]], *, repair: bool = False
 ) -> ReferencesReport:
     """Compare reference tables on every shard with the lowest one.
 
@@ -348,10 +332,7 @@ def verify_references(
 
 
 def _on_server(
-    copies: ReferenceCopies,
-    wanted: Rows,
-    shards: Sequence[Place],
-    repair: bool,
+    copies: ReferenceCopies, wanted: Rows, shards: Sequence[Place], repair: bool
 ) -> _Found:
     found = _Found()
     size = max(_ROWS // max(len(wanted), 1), 1)

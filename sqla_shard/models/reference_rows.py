@@ -11,79 +11,53 @@ after the lock, because a locking read takes no snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
-from typing import TypeAlias
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from sqlalchemy import BigInteger
-from sqlalchemy import Connection
-from sqlalchemy import delete
-from sqlalchemy import inspect
-from sqlalchemy import literal
-from sqlalchemy import select
-from sqlalchemy import tuple_
-from sqlalchemy import UniqueConstraint
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    delete,
+    inspect,
+    literal,
+    select,
+    tuple_,
+    UniqueConstraint,
+)
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Mapper
 
 from sqla_shard.dialects import Failure
 from sqla_shard.dialects.sql import Upsert
-from sqla_shard.engine import by_server
-from sqla_shard.engine import ExecutionPlan
-from sqla_shard.engine import OPTION
-from sqla_shard.engine import Places
-from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.rendering import TRANSLATE
-from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.exc import ReferenceIncompleteError
-from sqla_shard.exc import ReferenceRowsError
-from sqla_shard.exc import ReferenceSizeError
-from sqla_shard.exc import ReferenceWriteError
-from sqla_shard.exc import ServerFencedError
-from sqla_shard.exc import ServerRetiredError
-from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.exc import UnknownKeyspaceError
-from sqla_shard.models.class_checks import check_abstract
-from sqla_shard.models.class_checks import check_declarative
-from sqla_shard.models.class_checks import check_first_mapped
-from sqla_shard.models.class_checks import check_members
-from sqla_shard.models.class_checks import check_schema
-from sqla_shard.models.class_checks import default_tablename
-from sqla_shard.models.class_checks import own_definition
-from sqla_shard.models.class_checks import whole_or_not_at_all
+from sqla_shard.engine import by_server, ExecutionPlan, OPTION, Places
+from sqla_shard.engine.rendering import Place, TRANSLATE
+from sqla_shard.exc import (
+    ClassDefinitionError,
+    ReferenceIncompleteError,
+    ReferenceRowsError,
+    ReferenceSizeError,
+    ReferenceWriteError,
+    ServerFencedError,
+    ServerRetiredError,
+    ServerUnreachableError,
+    UnknownKeyspaceError,
+)
+from sqla_shard.models.class_checks import (
+    check_abstract,
+    check_declarative,
+    check_first_mapped,
+    check_members,
+    check_schema,
+    default_tablename,
+    own_definition,
+    whole_or_not_at_all,
+)
 from sqla_shard.models.layouts import adopt_layout
-from sqla_shard.routing import declare
-from sqla_shard.routing import spec_of
-from sqla_shard.routing import TableSpec
+from sqla_shard.routing import declare, spec_of, TableSpec
 from sqla_shard.types import IdType
 from sqla_shard.types.shard_bound import ShardNumber
-
-__all__ = [
-    "PARALLEL",
-    "Change",
-    "CopyDifference",
-    "Key",
-    "ReferenceCopies",
-    "Row",
-    "Rows",
-    "define",
-    "finish",
-    "keys_of",
-    "rows_by_key",
-    "table_of",
-    "with_retries",
-    "write",
-]
-
 
 # -- creation of reference classes
 #
@@ -167,8 +141,7 @@ def _faults(table: Any) -> Iterator[str]:
             )
         default = column.default
         if column.server_default is not None or (
-            default is not None
-            and not (default.is_scalar or default.is_callable)
+            default is not None and not (default.is_scalar or default.is_callable)
         ):
             # Computed and Identity set server_default as well.
             yield (
@@ -244,9 +217,7 @@ def _check_size(reference: str, rows: Rows) -> None:
     :raises ReferenceSizeError: if there are more rows.
     """
     if len(rows) > _MOST_ROWS:
-        raise ReferenceSizeError(
-            reference=reference, rows=len(rows), most=_MOST_ROWS
-        )
+        raise ReferenceSizeError(reference=reference, rows=len(rows), most=_MOST_ROWS)
 
 
 def _check_not_overwritten(reference: str, wanted: Rows, there: Rows) -> None:
@@ -365,9 +336,7 @@ class CopyDifference:
     def between(cls, copy_rows: Rows, source_rows: Rows) -> CopyDifference:
         """Return how the rows of a copy differ from the rows of the source."""
         return cls(
-            missing={
-                k: row for k, row in source_rows.items() if k not in copy_rows
-            },
+            missing={k: row for k, row in source_rows.items() if k not in copy_rows},
             different={
                 k: row
                 for k, row in source_rows.items()
@@ -411,14 +380,10 @@ class ReferenceCopies:
         self._table = table
         columns = tuple(table.c)
         self._names = [column.key for column in columns]
-        self._key = tuple(
-            index for index, c in enumerate(columns) if c.primary_key
-        )
+        self._key = tuple(index for index, c in enumerate(columns) if c.primary_key)
         self._read = select(*columns)
         self._read_lock = self._read.with_for_update()
-        self._read_many = select(
-            literal(ShardNumber(), BigInteger()), *columns
-        )
+        self._read_many = select(literal(ShardNumber(), BigInteger()), *columns)
 
     def read(self, connection: Connection) -> Rows:
         """Return the rows of the source."""
@@ -440,9 +405,7 @@ class ReferenceCopies:
         """Return the rows of the given shards of a server, by shard."""
         found: dict[int, list[Any]] = {p.shard_id: [] for p in places}
         plan = ExecutionPlan(places, [connection] * len(places))
-        rows = connection.execute(
-            self._read_many, execution_options=_options(plan)
-        )
+        rows = connection.execute(self._read_many, execution_options=_options(plan))
         for shard_id, *row in rows:
             found[shard_id].append(row)
         return {shard: self._rows(rows) for shard, rows in found.items()}
@@ -571,10 +534,7 @@ def write(cls: Any, change: Change, places: Places) -> None:
                 not_reached=[place.shard_id for place in copies.others],
             ),
         ) from error
-    jobs = [
-        partial(_on_server, copies, shards)
-        for shards in by_server(copies.others)
-    ]
+    jobs = [partial(_on_server, copies, shards) for shards in by_server(copies.others)]
     whole = _Outcome(done=[copies.source.shard_id])
     for part in places.engines.in_parallel(jobs, "reference", PARALLEL):
         whole.done += part.done
@@ -593,9 +553,7 @@ def _write_source(copies: ReferenceCopies, change: Change) -> None:
         found = CopyDifference.between(there, wanted)
         copies.change(connection, place, found)
         if found.missing:
-            _check_not_overwritten(
-                copies.name, wanted, copies.read(connection)
-            )
+            _check_not_overwritten(copies.name, wanted, copies.read(connection))
         connection.commit()
 
 
@@ -615,9 +573,7 @@ def _on_server(copies: ReferenceCopies, shards: Sequence[Place]) -> _Outcome:
     return outcome
 
 
-def _incomplete(
-    copies: ReferenceCopies, outcome: _Outcome
-) -> ReferenceIncompleteError:
+def _incomplete(copies: ReferenceCopies, outcome: _Outcome) -> ReferenceIncompleteError:
     return ReferenceIncompleteError(
         reference=copies.name,
         keyspace=copies.keyspace.name,

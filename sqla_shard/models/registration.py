@@ -11,46 +11,39 @@ committed, and claims expire.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
-from collections.abc import Callable
-from collections.abc import Generator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
-from secrets import token_bytes
-from secrets import token_hex
-from typing import Any
-from typing import TYPE_CHECKING
-from typing import TypeVar
+from secrets import token_bytes, token_hex
+from typing import Any, TYPE_CHECKING, TypeVar
 
-from sqlalchemy import event
-from sqlalchemy import inspect
+from sqlalchemy import event, inspect
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.engine.unread import short
-from sqla_shard.exc import ClaimLostError
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import KeyNotHeldError
-from sqla_shard.exc import KeyPendingError
-from sqla_shard.models.lookup_claims import calls_of
-from sqla_shard.models.lookup_claims import check_older
-from sqla_shard.models.lookup_claims import Claim
-from sqla_shard.models.lookup_claims import claim
-from sqla_shard.models.lookup_claims import give_key
-from sqla_shard.models.lookup_claims import leave_calls
-from sqla_shard.models.lookup_claims import LIFETIME
-from sqla_shard.models.lookup_claims import Made
-from sqla_shard.models.lookup_claims import PendingCall
-from sqla_shard.models.lookup_claims import place_of
-from sqla_shard.models.lookup_claims import release
-from sqla_shard.models.lookup_claims import undo_call
+from sqla_shard.exc import (
+    ClaimLostError,
+    CommitUnknownError,
+    KeyNotHeldError,
+    KeyPendingError,
+)
+from sqla_shard.models.lookup_claims import (
+    calls_of,
+    check_older,
+    Claim,
+    claim,
+    give_key,
+    leave_calls,
+    LIFETIME,
+    Made,
+    PendingCall,
+    place_of,
+    release,
+    undo_call,
+)
 from sqla_shard.models.lookup_definition import TOKEN_BYTES
-from sqla_shard.models.lookup_table import LookupAccess
-from sqla_shard.models.lookup_table import read_keys
-from sqla_shard.models.lookup_table import table_with_keys
+from sqla_shard.models.lookup_table import LookupAccess, read_keys, table_with_keys
 from sqla_shard.outbox.apply import function_named
 from sqla_shard.outbox.operations import Operation
 from sqla_shard.session import ShardSession
@@ -120,16 +113,12 @@ async def run_awaited(cluster: Cluster, saga: Saga[T]) -> T:
         return await session.run_sync(function)
 
     async def execute(step: SagaStep) -> Any:
-        return await cluster.async_run(
-            in_session, step.function, **step.options
-        )
+        return await cluster.async_run(in_session, step.function, **step.options)
 
     return await _each_step(saga, execute)
 
 
-async def _each_step(
-    saga: Saga[T], execute: Callable[[SagaStep], Awaitable[Any]]
-) -> T:
+async def _each_step(saga: Saga[T], execute: Callable[[SagaStep], Awaitable[Any]]) -> T:
     advance: Callable[[], SagaStep] = partial(next, saga)
     try:
         while True:
@@ -208,8 +197,7 @@ def sign_up(
         committed.  If so, its claims will be confirmed.
     """
     return run(
-        cluster,
-        _sign_up_saga(keys, _bound(create, args, kwargs), lifetime, undo),
+        cluster, _sign_up_saga(keys, _bound(create, args, kwargs), lifetime, undo)
     )
 
 
@@ -227,8 +215,7 @@ async def async_sign_up(
     :param create: a synchronous function, as for ``session.run_sync()``.
     """
     return await run_awaited(
-        cluster,
-        _sign_up_saga(keys, _bound(create, args, kwargs), lifetime, undo),
+        cluster, _sign_up_saga(keys, _bound(create, args, kwargs), lifetime, undo)
     )
 
 
@@ -258,9 +245,7 @@ def _sign_up_saga(
             claiming = partial(_claim, cls, key, token, lifetime)
             claims.append((yield from retried_once(claiming)))
         creating = partial(_create, create, claims, undo)
-        made: Made = yield SagaStep(
-            function=creating, key=f"sign-up {token_hex()}"
-        )
+        made: Made = yield SagaStep(function=creating, key=f"sign-up {token_hex()}")
     except CommitUnknownError:
         # Do not release the claims: the object may have been committed; then
         # an operation confirms them.
@@ -270,8 +255,7 @@ def _sign_up_saga(
             # Release the claims now; otherwise the keys stay reserved until
             # the claims expire.
             yield from _best_effort(
-                one.release,
-                f"a claim in {one.lookup.__name__} was not released",
+                one.release, f"a claim in {one.lookup.__name__} was not released"
             )
         raise
     yield from _confirm_claims(claims, made, undo)
@@ -279,11 +263,7 @@ def _sign_up_saga(
 
 
 def _claim(
-    cls: Any,
-    key: str,
-    token: bytes,
-    lifetime: timedelta,
-    session: ShardSession,
+    cls: Any, key: str, token: bytes, lifetime: timedelta, session: ShardSession
 ) -> Claim:
     table = table_with_keys(cls, session, unique=True, name="sign_up()")
     return claim(table, key, None, lifetime, token=token)
@@ -297,9 +277,7 @@ def _create(
 ) -> Made:
     """Create the object, and add the operations that confirm its keys."""
     new: list[Any] = []
-    event.listen(
-        session, "pending_to_persistent", lambda _, added: new.append(added)
-    )
+    event.listen(session, "pending_to_persistent", lambda _, added: new.append(added))
     target_id = create(session)
     session.flush()
     tables = [LookupAccess(one.lookup, session) for one in claims]
@@ -320,8 +298,7 @@ def _create(
         *calls_of("release", others, session, target_id),
     ]
     calls[0].arguments.update(
-        confirmed=[asdict(one) for one in calls[1:]],
-        lost=[asdict(one) for one in lost],
+        confirmed=[asdict(one) for one in calls[1:]], lost=[asdict(one) for one in lost]
     )
     leave_calls(session, place_of(session, first.lookup, target_id), calls[:1])
     return made
@@ -332,9 +309,7 @@ def _best_effort(function: Callable[..., Any], warning: str) -> Saga[None]:
     try:
         yield from retried_once(function)
     except SQLAlchemyError as error:
-        _log.warning(
-            "%s: %s", warning, short(error), extra={"action": "register"}
-        )
+        _log.warning("%s: %s", warning, short(error), extra={"action": "register"})
 
 
 def _confirm_claims(
@@ -352,9 +327,7 @@ def _confirm_claims(
             if row is None or row.target_id != made.target_id:
                 # The operation may not have run: the time for operations after
                 # COMMIT is limited.
-                yield from retried_once(
-                    partial(one.confirm, target_id=made.target_id)
-                )
+                yield from retried_once(partial(one.confirm, target_id=made.target_id))
     except ClaimLostError:
         yield from _best_effort(
             partial(_undo, claims, made, undo),
@@ -448,9 +421,7 @@ async def async_change(
     :param switch: a synchronous function, as for ``session.run_sync()``.
     """
     bound = None if switch is None else _bound(switch, args, kwargs)
-    await run_awaited(
-        cluster, _change_saga(lookup, old_key, new_key, target_id, bound)
-    )
+    await run_awaited(cluster, _change_saga(lookup, old_key, new_key, target_id, bound))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -475,9 +446,7 @@ def _change_saga(
     switch: Callable[[ShardSession], Any] | None,
 ) -> Saga[None]:
     token = token_bytes(TOKEN_BYTES)
-    acquire = partial(
-        _acquire, cls, old_key, new_key, target_id, token, switch is None
-    )
+    acquire = partial(_acquire, cls, old_key, new_key, target_id, token, switch is None)
     new = yield from retried_once(acquire)
     if switch is None:
         return
@@ -541,9 +510,7 @@ def _acquire(
     if is_all:
         leave_calls(session, table.place(form.text), calls)
     return _NewKey(
-        key=form.text,
-        was_held=before is not None and before.token != token,
-        old=calls,
+        key=form.text, was_held=before is not None and before.token != token, old=calls
     )
 
 

@@ -12,25 +12,18 @@ rejects the DELETE if they have a foreign key.  Delete them first.
 
 from __future__ import annotations
 
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
-from sqlalchemy import event
-from sqlalchemy import true
+from sqlalchemy import event, true
 from sqlalchemy.ext.hybrid import hybrid_property
-from sqlalchemy.orm import LoaderCriteriaOption
-from sqlalchemy.orm import ORMExecuteState
-from sqlalchemy.orm import with_loader_criteria
+from sqlalchemy.orm import LoaderCriteriaOption, ORMExecuteState, with_loader_criteria
 
 from sqla_shard.dialects.sql import BlobActive
 from sqla_shard.exc import BlobValueError
 from sqla_shard.models.blob_fields import blob_of
 from sqla_shard.routing import spec_of
-from sqla_shard.session import INCLUDE_INACTIVE
-from sqla_shard.session import ShardSession
+from sqla_shard.session import INCLUDE_INACTIVE, ShardSession
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = ["Activity", "write_active"]
 
 _KEY = "active"
 
@@ -77,9 +70,7 @@ def write_active(data: dict[str, Any], value: bool) -> None:
     :raises BlobValueError: if the value is not a bool.
     """
     if type(value) is not bool:
-        raise BlobValueError(
-            f"must be a bool, not {value!r}", field=_KEY, value=value
-        )
+        raise BlobValueError(f"must be a bool, not {value!r}", field=_KEY, value=value)
     if not value:
         data[_KEY] = False
     elif data.get(_KEY) is False:
@@ -134,8 +125,7 @@ def _may_read_objects(context: ORMExecuteState) -> bool:
     # Loads of relationships inherit the condition from the object.
     options: Any = context.statement
     return not any(
-        isinstance(option, LoaderCriteriaOption)
-        and option.root_entity is Activity
+        isinstance(option, LoaderCriteriaOption) and option.root_entity is Activity
         for option in private.with_options(options)
     )
 

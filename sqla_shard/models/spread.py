@@ -14,18 +14,9 @@ A list that is not spread is piece 0 of 1.
 
 from __future__ import annotations
 
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqla_shard.exc import ClassDefinitionError
-
-__all__ = [
-    "MOST_PIECES",
-    "Pieces",
-    "check_pieces",
-    "piece_of",
-    "shard_of",
-]
 
 #: Maximum number of pieces of a list.
 MOST_PIECES = 256

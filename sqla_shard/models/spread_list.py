@@ -6,24 +6,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Sequence
-from typing import Any
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from sqla_shard.engine.rendering import Place
-from sqla_shard.models.mapping_definition import link
-from sqla_shard.models.mapping_definition import piece_place
-from sqla_shard.models.mapping_definition import pieces_of
+from sqla_shard.models.mapping_definition import link, piece_place, pieces_of
 from sqla_shard.models.mapping_list import List
-from sqla_shard.models.spread_pieces import MovingPiece
-from sqla_shard.models.spread_pieces import Piece
+from sqla_shard.models.spread_pieces import MovingPiece, Piece
 from sqla_shard.outbox.apply import is_applied_in
 from sqla_shard.outbox.operations import add_pending
 from sqla_shard.session import ShardSession
-
-__all__ = ["SpreadList", "is_moving", "list_of", "readdress"]
 
 P = TypeVar("P")
 
@@ -65,8 +57,7 @@ class SpreadList(List):
         """The virtual shards of the pieces that are read."""
         places = self.session.places
         return [
-            piece_place(self.cls, places, self.source_id, slot)
-            for slot in self._slots
+            piece_place(self.cls, places, self.source_id, slot) for slot in self._slots
         ]
 
     def _slots_of(self, target_id: int) -> tuple[int, ...]:
@@ -84,21 +75,16 @@ class SpreadList(List):
     def parts(self) -> list[Piece]:
         """Return the pieces, in the order in which they are locked."""
         return [
-            Piece(self.cls, self.session, self.source_id, slot)
-            for slot in self._slots
+            Piece(self.cls, self.session, self.source_id, slot) for slot in self._slots
         ]
 
-    def grouped(
-        self, target_ids: Sequence[int]
-    ) -> list[tuple[List, Sequence[int]]]:
+    def grouped(self, target_ids: Sequence[int]) -> list[tuple[List, Sequence[int]]]:
         """Return targets with the pieces that may have them."""
         by_slot: dict[tuple[int, ...], list[int]] = {}
         for target_id in target_ids:
             slots = self._slots_of(target_id)
             by_slot.setdefault(slots, []).append(target_id)
-        return [
-            (self._part(slots), by_slot[slots]) for slots in sorted(by_slot)
-        ]
+        return [(self._part(slots), by_slot[slots]) for slots in sorted(by_slot)]
 
     def most(self, number: int) -> int:
         """Return the number of rows among which there are as many targets."""
@@ -108,9 +94,7 @@ class SpreadList(List):
     def limited_to(self, target_ids: Iterable[int]) -> SpreadList:
         """Return a list that reads only the pieces that may have targets."""
         slots = {slot for i in target_ids for slot in self._slots_of(i)}
-        return SpreadList(
-            self.cls, self.session, self.source_id, sorted(slots)
-        )
+        return SpreadList(self.cls, self.session, self.source_id, sorted(slots))
 
     def forget_copies(self) -> int:
         """Set the number of copies to 0; return the number before."""
@@ -150,11 +134,7 @@ def readdress(
     for pair in pairs:
         part = part_of(pair)
         is_spread = part.statements.definition.spread > 1
-        if (
-            written is None
-            or not is_spread
-            or written[0].address == part.place.address
-        ):
+        if written is None or not is_spread or written[0].address == part.place.address:
             here.append(pair)
         else:
             elsewhere.setdefault(part.place, []).append(pair)

@@ -17,37 +17,26 @@ of all slots is the number of targets.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Sequence
-from typing import Any
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
-from sqlalchemy import bindparam
-from sqlalchemy import insert
-from sqlalchemy import Integer
-from sqlalchemy import select
+from sqlalchemy import bindparam, insert, Integer, select
 
 from sqla_shard.dialects.sql import InsertMissing
 from sqla_shard.models.class_checks import built_once
 from sqla_shard.models.list_counts import add_to_count
 from sqla_shard.models.mapping_definition import piece_place
-from sqla_shard.models.mapping_list import List
-from sqla_shard.models.mapping_list import statements_of
+from sqla_shard.models.mapping_list import List, statements_of
 from sqla_shard.models.spread import MOST_PIECES
 from sqla_shard.outbox.apply import retry_conflicts
 from sqla_shard.session import ShardSession
 from sqla_shard.session.execute import OUR_OWN
 from sqla_shard.session.transaction import TransactionLog
 
-__all__ = ["MovingPiece", "Piece", "apart"]
-
 T = TypeVar("T")
 
 #: The pieces that each transaction has locked without a write.
-_held: weakref.WeakKeyDictionary[TransactionLog, set[Any]] = (
-    weakref.WeakKeyDictionary()
-)
+_held: weakref.WeakKeyDictionary[TransactionLog, set[Any]] = weakref.WeakKeyDictionary()
 
 
 def apart(session: ShardSession, change: Callable[[ShardSession], T]) -> T:
@@ -170,12 +159,7 @@ class MovingPiece(Piece):
     """
 
     def __init__(
-        self,
-        cls: Any,
-        session: ShardSession,
-        source_id: int,
-        slot: int,
-        before: int,
+        self, cls: Any, session: ShardSession, source_id: int, slot: int, before: int
     ) -> None:
         appends_before = statements_of(cls).definition.appends_before
         appended = before if appends_before else slot
@@ -217,9 +201,7 @@ class MovingPiece(Piece):
         ).scalar()
         own = self.before if self._is_appended_before else self.now
         self._holders = tuple(
-            piece
-            for piece, at in ((own, sequence), (other, there))
-            if at is not None
+            piece for piece, at in ((own, sequence), (other, there)) if at is not None
         )
         return there if sequence is None else sequence
 
@@ -265,11 +247,7 @@ class MovingPiece(Piece):
         rows = self.before.execute(statements.copied, ids=target_ids).all()
         name = self.statements.definition.target.column
         there = self.now.present([getattr(row, name) for row in rows])
-        added = [
-            dict(row._mapping)
-            for row in rows
-            if getattr(row, name) not in there
-        ]
+        added = [dict(row._mapping) for row in rows if getattr(row, name) not in there]
         if added:
             self.session.execute(
                 statements.insert,

@@ -22,31 +22,28 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count as counting
 from time import monotonic
 from typing import Any
 
-from sqlalchemy import BigInteger
-from sqlalchemy import bindparam
-from sqlalchemy import case
-from sqlalchemy import Column
-from sqlalchemy import Connection
-from sqlalchemy import func
-from sqlalchemy import Integer
-from sqlalchemy import MetaData
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import Table
-from sqlalchemy import update
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy import (
+    BigInteger,
+    bindparam,
+    case,
+    Column,
+    Connection,
+    func,
+    Integer,
+    MetaData,
+    select,
+    String,
+    Table,
+    update,
+)
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError, TimeoutError as PoolTimeoutError
 
-from sqla_shard.dialects import backend_for
-from sqla_shard.dialects import Failure
+from sqla_shard.dialects import backend_for, Failure
 from sqla_shard.dialects.sql import InsertMissing
 from sqla_shard.engine.pools import server_name
 from sqla_shard.engine.registry import filled
@@ -55,17 +52,13 @@ from sqla_shard.exc.base import original
 from sqla_shard.util.forking import in_children
 from sqla_shard.util.jitter import jittered
 
-__all__ = ["TicketServers"]
-
 _log = logging.getLogger(__name__)
 
 #: Seconds for which a server that has failed is asked after the others.
 _REST = 5.0
 #: Errors after which another server may issue the number; any other is a
 #: mistake, which would remain hidden if the other server issued all numbers.
-_PASSING = frozenset(
-    [Failure.LOST, Failure.FENCED, Failure.BUSY, Failure.CONFLICT]
-)
+_PASSING = frozenset([Failure.LOST, Failure.FENCED, Failure.BUSY, Failure.CONFLICT])
 
 #: One row for each table whose ids are issued: the number that was issued
 #: last.  A server issues every ``step``-th number, beginning with ``first``.
@@ -93,9 +86,7 @@ _next = _last + bindparam("the_increment")
 _ISSUE = _own.values(last_id=func.last_insert_id(_next))
 _ISSUE_FILE = _own.values(last_id=_next).returning(_last)
 _RAISE = _own.values(
-    last_id=case(
-        (_last < bindparam("the_last"), bindparam("the_last")), else_=_last
-    )
+    last_id=case((_last < bindparam("the_last"), bindparam("the_last")), else_=_last)
 )
 _READ = select(_TICKETS.c.first, _TICKETS.c.step)
 
@@ -233,9 +224,7 @@ class _Server:
         located, self._schema = self._backend.locate(url, database)
         translated = {"schema_translate_map": {None: self._schema}}
         self.engine = self._backend.open(
-            located,
-            {**options, "execution_options": translated},
-            timeout=timeout,
+            located, {**options, "execution_options": translated}, timeout=timeout
         )
 
     def create(self, names: Collection[str], above: int) -> None:
@@ -250,10 +239,7 @@ class _Server:
                 own = self._parameters(name)
                 connection.execute(
                     InsertMissing(_TICKETS).values(
-                        name=name,
-                        first=self._number,
-                        step=self._step,
-                        last_id=last,
+                        name=name, first=self._number, step=self._step, last_id=last
                     )
                 )
                 raised = connection.execute(_RAISE, {**own, "the_last": last})
@@ -278,11 +264,7 @@ class _Server:
         return range(last - (count - 1) * self._step, last + 1, self._step)
 
     def _parameters(self, name: str) -> dict[str, Any]:
-        return {
-            "the_name": name,
-            "the_first": self._number,
-            "the_step": self._step,
-        }
+        return {"the_name": name, "the_first": self._number, "the_step": self._step}
 
     def _mismatch(self, connection: Connection, name: str) -> IdServiceError:
         """Return the error of a counter that this process cannot use."""

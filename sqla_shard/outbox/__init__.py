@@ -19,15 +19,16 @@ found, and nothing is done.  After a crash :func:`repair` applies it.
 
 from __future__ import annotations
 
-from sqla_shard.outbox.operations import Operation
-from sqla_shard.outbox.operations import operation
-from sqla_shard.outbox.pending_operations import count_pending
-from sqla_shard.outbox.pending_operations import discard
-from sqla_shard.outbox.pending_operations import Pending
-from sqla_shard.outbox.pending_operations import pending
-from sqla_shard.outbox.pending_operations import PendingCount
-from sqla_shard.outbox.pending_operations import repair
-from sqla_shard.outbox.pending_operations import RepairReport
+from sqla_shard.outbox.operations import Operation, operation
+from sqla_shard.outbox.pending_operations import (
+    count_pending,
+    discard,
+    Pending,
+    pending,
+    PendingCount,
+    repair,
+    RepairReport,
+)
 
 __all__ = [
     "Operation",

@@ -11,40 +11,28 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import Any
-from typing import TYPE_CHECKING
-from typing import TypeVar
+from typing import Any, TYPE_CHECKING, TypeVar
 
-from sqlalchemy import BigInteger
-from sqlalchemy import bindparam
-from sqlalchemy import Connection
-from sqlalchemy import delete
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy import update
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import BigInteger, bindparam, Connection, delete, insert, select, update
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from sqla_shard.dialects import Failure
 from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import short
-from sqla_shard.exc import OperationDefinitionError
-from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.exc import UnknownOperationError
-from sqla_shard.outbox.tables import APPLIED
-from sqla_shard.outbox.tables import INTENTS
+from sqla_shard.exc import (
+    OperationDefinitionError,
+    ServerUnreachableError,
+    UnknownOperationError,
+)
+from sqla_shard.outbox.tables import APPLIED, INTENTS
 from sqla_shard.session import ShardSession
 from sqla_shard.session.transaction import TransactionLog
 from sqla_shard.util import sqlalchemy_private as private
@@ -52,27 +40,6 @@ from sqla_shard.util.definitions import definition_of
 
 if TYPE_CHECKING:
     from sqla_shard.session.session import AnyCluster
-
-__all__ = [
-    "Address",
-    "Failed",
-    "PendingOperation",
-    "apply_after_commit",
-    "apply_all",
-    "existing_tokens",
-    "function_named",
-    "is_applied_in",
-    "is_known",
-    "microseconds",
-    "operation_name",
-    "operation_names",
-    "place_at",
-    "refuse_autocommit",
-    "register",
-    "register_for",
-    "retry_conflicts",
-    "transaction",
-]
 
 
 # -- Pending operations, and their shards.
@@ -114,9 +81,7 @@ def microseconds(seconds: float) -> int:
     return int(seconds * 1_000_000)
 
 
-def refuse_autocommit(
-    session: ShardSession, place: Place, operation: str
-) -> None:
+def refuse_autocommit(session: ShardSession, place: Place, operation: str) -> None:
     """Refuse an engine in autocommit mode.
 
     The token of a failed operation would be committed, and the operation
@@ -156,8 +121,7 @@ def register(name: str, function: Callable[..., Any]) -> None:
     before = _functions.get(name)
     if before is not None and definition_of(before) != definition_of(function):
         raise OperationDefinitionError(
-            f"the name is already used by {definition_of(before)}",
-            operation=name,
+            f"the name is already used by {definition_of(before)}", operation=name
         )
     _functions[name] = function
 
@@ -167,9 +131,7 @@ def operation_name(verb: str, cls: type[Any]) -> str:
     return f"{verb}:{cls.__module__}.{cls.__qualname__}"
 
 
-def register_for(
-    verb: str, cls: type[Any], function: Callable[..., Any]
-) -> None:
+def register_for(verb: str, cls: type[Any], function: Callable[..., Any]) -> None:
     """Register an operation of a class, under :func:`operation_name`.
 
     :param function: takes the class, the session and the arguments.
@@ -231,9 +193,7 @@ def transaction(cluster: AnyCluster) -> Iterator[ShardSession]:
 
 
 def apply_after_commit(
-    session: ShardSession,
-    operations: tuple[PendingOperation, ...],
-    has_failed: bool,
+    session: ShardSession, operations: tuple[PendingOperation, ...], has_failed: bool
 ) -> None:
     """Apply the pending operations of a transaction right after its COMMIT.
 
@@ -257,11 +217,7 @@ def apply_after_commit(
         tried, failed = _apply_each(session.cluster, operations, until)
         tokens = {operation.token for operation in operations}
         session.pending = (
-            *(
-                operation
-                for operation, _ in failed
-                if operation.token in tokens
-            ),
+            *(operation for operation, _ in failed if operation.token in tokens),
             *operations[len(tried) :],
         )
         _write_outcomes(session.cluster, tried, failed)
@@ -345,9 +301,7 @@ def _apply_each(
                 # Do not try: each of them would time out on that server.
                 failed.append((operation, down[place.server]))
                 continue
-            queue += retry_conflicts(
-                cluster, partial(_apply, cluster, operation)
-            )
+            queue += retry_conflicts(cluster, partial(_apply, cluster, operation))
         except Exception as error:
             # Apply the other operations; and do not raise for a COMMIT that
             # has succeeded.
@@ -370,9 +324,7 @@ def _write_outcomes(
 ) -> None:
     errors = {operation.token: error for operation, error in failed}
     for address, its in _by_home(operations):
-        retry_conflicts(
-            cluster, partial(_write_outcome, cluster, address, its, errors)
-        )
+        retry_conflicts(cluster, partial(_write_outcome, cluster, address, its, errors))
 
 
 def retry_conflicts(cluster: AnyCluster, attempt: Callable[[], T]) -> T:
@@ -463,9 +415,7 @@ class _Guard:
         self._is_open = True
 
     def _has_token(self, session: ShardSession) -> bool:
-        found = select(APPLIED.c.token).where(
-            APPLIED.c.token == self._operation.token
-        )
+        found = select(APPLIED.c.token).where(APPLIED.c.token == self._operation.token)
         place = place_at(session, self._operation.target)
         at = {"place": place}
         return session.execute(found, bind_arguments=at).first() is not None
@@ -533,6 +483,5 @@ def _write_outcome(
             session.execute(_FAILED, values, bind_arguments=at)
         if applied:
             session.execute(
-                delete(INTENTS).where(INTENTS.c.token.in_(applied)),
-                bind_arguments=at,
+                delete(INTENTS).where(INTENTS.c.token.in_(applied)), bind_arguments=at
             )

@@ -17,48 +17,29 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
 from secrets import token_bytes
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
-from sqlalchemy import and_
-from sqlalchemy import bindparam
-from sqlalchemy import delete
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import or_
-from sqlalchemy import select
-from sqlalchemy import type_coerce
+from sqlalchemy import and_, bindparam, delete, func, insert, or_, select, type_coerce
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard import exc
 from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine import by_server
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import describe_unread
-from sqla_shard.engine.unread import for_each_shard
-from sqla_shard.engine.unread import short
-from sqla_shard.engine.unread import UnreadServer
-from sqla_shard.outbox.apply import Address
-from sqla_shard.outbox.apply import place_at
-from sqla_shard.outbox.apply import retry_conflicts
-from sqla_shard.outbox.apply import transaction
-from sqla_shard.outbox.scan import check_batch
-from sqla_shard.outbox.scan import PARALLEL
-from sqla_shard.outbox.scan import read_all
-from sqla_shard.outbox.tables import check_keys
-from sqla_shard.outbox.tables import LONGEST_REGION
-from sqla_shard.outbox.tables import OUTBOX
-from sqla_shard.outbox.tables import TOKEN_BYTES
+from sqla_shard.engine.unread import (
+    describe_unread,
+    for_each_shard,
+    short,
+    UnreadServer,
+)
+from sqla_shard.outbox.apply import Address, place_at, retry_conflicts, transaction
+from sqla_shard.outbox.scan import check_batch, PARALLEL, read_all
+from sqla_shard.outbox.tables import check_keys, LONGEST_REGION, OUTBOX, TOKEN_BYTES
 from sqla_shard.session import ShardSession
 from sqla_shard.types import UTCTimestamp
 
@@ -127,9 +108,7 @@ WHICH = select(OUTBOX.c.shard_id).where(
 )
 
 
-def outbox_size(
-    cluster: AnyCluster,
-) -> tuple[list[Waiting], list[UnreadServer]]:
+def outbox_size(cluster: AnyCluster) -> tuple[list[Waiting], list[UnreadServer]]:
     """Return the numbers of pending invalidations, by shard and region.
 
     :returns: the numbers, for shards with pending invalidations; and the
@@ -214,10 +193,7 @@ class DrainReport:
     def __str__(self) -> str:
         left = sum(one.rows for one in self.left)
         unknown = sum(one.rows for one in self.unknown)
-        return (
-            f"{self.removed} removed, {left} left, {unknown} of unknown "
-            "regions"
-        )
+        return f"{self.removed} removed, {left} left, {unknown} of unknown regions"
 
 
 _log = logging.getLogger(__name__)
@@ -380,10 +356,7 @@ def _drain_server(
 ) -> _Done:
     done = _Done()
     done.unread = for_each_shard(
-        places,
-        lambda place: _drain_shard(
-            cluster, stores, batch, place.address, done
-        ),
+        places, lambda place: _drain_shard(cluster, stores, batch, place.address, done)
     )
     return done
 
@@ -403,10 +376,7 @@ _made, _since = MADE, bindparam("the_made", type_=UTCTimestamp())
 _NEXT = _PAGE.where(
     # Redundant, but MySQL and SQLite do not use the index for an OR alone.
     _made >= _since,
-    or_(
-        _made > _since,
-        and_(_made == _since, OUTBOX.c.token > bindparam("the_token")),
-    ),
+    or_(_made > _since, and_(_made == _since, OUTBOX.c.token > bindparam("the_token"))),
 )
 
 
@@ -440,19 +410,14 @@ def _drain_shard(
 
 
 def _read(
-    cluster: AnyCluster,
-    address: Address,
-    statement: Any,
-    values: Mapping[str, Any],
+    cluster: AnyCluster, address: Address, statement: Any, values: Mapping[str, Any]
 ) -> Sequence[Any]:
     with ShardSession(cluster=cluster) as session:
         at = {"place": place_at(session, address)}
         return session.execute(statement, values, bind_arguments=at).all()
 
 
-def _invalidate(
-    stores: Mapping[str, Store], rows: Iterable[Any]
-) -> set[bytes]:
+def _invalidate(stores: Mapping[str, Store], rows: Iterable[Any]) -> set[bytes]:
     """Invalidate keys; return the tokens of the rows to delete."""
     by_name: dict[str, dict[bytes, str]] = {}
     for row in rows:
@@ -486,9 +451,7 @@ def _invalidate_keys(store: Store, keys: Iterable[str]) -> set[str]:
     return failed
 
 
-def _delete(
-    cluster: AnyCluster, address: Address, tokens: Collection[bytes]
-) -> int:
+def _delete(cluster: AnyCluster, address: Address, tokens: Collection[bytes]) -> int:
     """Delete rows; return the number of rows that still existed."""
     # Delete them in one order; otherwise two processes would deadlock.
     these = delete(OUTBOX).where(OUTBOX.c.token.in_(sorted(tokens)))

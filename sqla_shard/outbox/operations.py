@@ -9,40 +9,25 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from secrets import token_bytes
-from typing import Any
-from typing import Concatenate
-from typing import Generic
-from typing import ParamSpec
+from typing import Any, Concatenate, Generic, ParamSpec
 
-from sqlalchemy import BigInteger
-from sqlalchemy import bindparam
-from sqlalchemy import insert
+from sqlalchemy import BigInteger, bindparam, insert
 
 from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import OperationArgumentError
-from sqla_shard.exc import OperationDefinitionError
-from sqla_shard.outbox.apply import apply_after_commit
-from sqla_shard.outbox.apply import microseconds
-from sqla_shard.outbox.apply import PendingOperation
-from sqla_shard.outbox.apply import refuse_autocommit
-from sqla_shard.outbox.apply import register
-from sqla_shard.outbox.tables import INTENTS
-from sqla_shard.outbox.tables import LONGEST_NAME
-from sqla_shard.outbox.tables import TOKEN_BYTES
+from sqla_shard.exc import OperationArgumentError, OperationDefinitionError
+from sqla_shard.outbox.apply import (
+    apply_after_commit,
+    microseconds,
+    PendingOperation,
+    refuse_autocommit,
+    register,
+)
+from sqla_shard.outbox.tables import INTENTS, LONGEST_NAME, TOKEN_BYTES
 from sqla_shard.session import ShardSession
 from sqla_shard.util.json_values import is_json
-
-__all__ = [
-    "Operation",
-    "add_pending",
-    "operation",
-]
-
 
 # -- Inserting pending operations in a transaction.
 
@@ -114,10 +99,7 @@ P = ParamSpec("P")
 #: Returns the shard of a call, as arguments of ``session.connection()``.
 Where = Callable[..., Mapping[str, Any]]
 
-_PLAIN = (
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.KEYWORD_ONLY,
-)
+_PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 #: Maximum characters of the arguments as JSON.
 _LONGEST = 1_000_000
 
@@ -151,15 +133,11 @@ class Operation(Generic[P]):
             )
         self._on = on
 
-    def __call__(
-        self, session: ShardSession, *args: P.args, **kwargs: P.kwargs
-    ) -> Any:
+    def __call__(self, session: ShardSession, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Call the function."""
         return self.function(session, *args, **kwargs)
 
-    def intend(
-        self, session: ShardSession, *args: P.args, **kwargs: P.kwargs
-    ) -> bool:
+    def intend(self, session: ShardSession, *args: P.args, **kwargs: P.kwargs) -> bool:
         """Apply it on its shard if, and only if, the transaction commits.
 
         If the transaction writes that shard itself, has written nothing
@@ -189,9 +167,7 @@ class Operation(Generic[P]):
         add_pending(session, log.first[0], self.name, [(place, arguments)])
         return False
 
-    def place(
-        self, session: ShardSession, arguments: Mapping[str, Any]
-    ) -> Place:
+    def place(self, session: ShardSession, arguments: Mapping[str, Any]) -> Place:
         """Return the location of the shard that a call writes."""
         if callable(self._on):
             return session.place_for(**self._on(session, **arguments))
@@ -207,10 +183,7 @@ class Operation(Generic[P]):
         return places.place(keyspace, shard_id)
 
     def _bind(
-        self,
-        session: ShardSession,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, session: ShardSession, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the arguments by name; refuse values other than JSON."""
         try:
@@ -304,9 +277,7 @@ def operation(
             operation=str(name)[:LONGEST_NAME],
         )
 
-    def define(
-        function: Callable[Concatenate[ShardSession, P], Any],
-    ) -> Operation[P]:
+    def define(function: Callable[Concatenate[ShardSession, P], Any]) -> Operation[P]:
         found = Operation(function, name, on, keyspace)
         register(name, function)
         return found

@@ -8,68 +8,44 @@ it applies the operation: if it dies, the operation is due at the new time.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
-from datetime import datetime
-from datetime import timedelta
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
-from sqlalchemy import BigInteger
-from sqlalchemy import bindparam
-from sqlalchemy import Boolean
-from sqlalchemy import delete
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import type_coerce
-from sqlalchemy import update
+from sqlalchemy import (
+    BigInteger,
+    bindparam,
+    Boolean,
+    delete,
+    func,
+    select,
+    type_coerce,
+    update,
+)
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects.sql import ServerTime
-from sqla_shard.engine.unread import complete
-from sqla_shard.engine.unread import describe_unread
-from sqla_shard.engine.unread import short
-from sqla_shard.engine.unread import UnreadServer
-from sqla_shard.outbox.apply import Address
-from sqla_shard.outbox.apply import apply_all
-from sqla_shard.outbox.apply import existing_tokens
-from sqla_shard.outbox.apply import is_known
-from sqla_shard.outbox.apply import microseconds
-from sqla_shard.outbox.apply import operation_names
-from sqla_shard.outbox.apply import PendingOperation
-from sqla_shard.outbox.apply import place_at
-from sqla_shard.outbox.apply import retry_conflicts
-from sqla_shard.outbox.apply import transaction
-from sqla_shard.outbox.scan import check_age
-from sqla_shard.outbox.scan import oldest
-from sqla_shard.outbox.scan import PARALLEL
-from sqla_shard.outbox.scan import read_all
-from sqla_shard.outbox.tables import APPLIED
-from sqla_shard.outbox.tables import INTENTS
+from sqla_shard.engine.unread import complete, describe_unread, short, UnreadServer
+from sqla_shard.outbox.apply import (
+    Address,
+    apply_all,
+    existing_tokens,
+    is_known,
+    microseconds,
+    operation_names,
+    PendingOperation,
+    place_at,
+    retry_conflicts,
+    transaction,
+)
+from sqla_shard.outbox.scan import check_age, oldest, PARALLEL, read_all
+from sqla_shard.outbox.tables import APPLIED, INTENTS
 from sqla_shard.types import UTCTimestamp
 
 if TYPE_CHECKING:
     from sqla_shard.session.session import AnyCluster
-
-__all__ = [
-    "KEEP",
-    "WHICH_DUE",
-    "WHICH_OLD",
-    "Pending",
-    "PendingCount",
-    "RepairReport",
-    "count_pending",
-    "counts",
-    "discard",
-    "due",
-    "everything",
-    "pending",
-    "repair",
-    "since",
-]
 
 
 # -- Pending operations of all shards.
@@ -163,9 +139,7 @@ _COLUMNS = [
     else type_coerce(c, UTCTimestamp()).label(c.name)
     for c in INTENTS.c
 ]
-_ALL = (
-    select(*_COLUMNS).order_by(INTENTS.c.due_at, INTENTS.c.token).limit(_BATCH)
-)
+_ALL = select(*_COLUMNS).order_by(INTENTS.c.due_at, INTENTS.c.token).limit(_BATCH)
 _DUE = _ALL.where(_due)
 _WHICH = oldest(INTENTS, "due_at", "home_shard")
 #: Selects the number of a shard that has due operations.
@@ -199,9 +173,7 @@ def count_pending(cluster: AnyCluster) -> list[PendingCount]:
     return complete(counts(cluster))
 
 
-def counts(
-    cluster: AnyCluster,
-) -> tuple[list[PendingCount], list[UnreadServer]]:
+def counts(cluster: AnyCluster) -> tuple[list[PendingCount], list[UnreadServer]]:
     """Return the numbers of pending calls, and the unread shards."""
     found, unread = read_all(cluster, _WHICH, _COUNTS)
     sums: dict[str, PendingCount] = {}
@@ -217,16 +189,12 @@ def counts(
     return list(sums.values()), unread
 
 
-def everything(
-    cluster: AnyCluster,
-) -> tuple[list[Pending], list[UnreadServer]]:
+def everything(cluster: AnyCluster) -> tuple[list[Pending], list[UnreadServer]]:
     """Return pending operations, and the unread shards."""
     return _read(cluster, _WHICH, _ALL)
 
 
-def due(
-    cluster: AnyCluster, now: bool
-) -> tuple[list[Pending], list[UnreadServer]]:
+def due(cluster: AnyCluster, now: bool) -> tuple[list[Pending], list[UnreadServer]]:
     """Return operations that are due, and the unread shards.
 
     :param now: whether to return all operations, even if they are not due.
@@ -294,9 +262,7 @@ def discard(cluster: AnyCluster, tokens: Sequence[str]) -> list[Pending]:
     for one in found:
         with transaction(cluster) as session:
             session.execute(
-                delete(INTENTS).where(
-                    INTENTS.c.token == bytes.fromhex(one.token)
-                ),
+                delete(INTENTS).where(INTENTS.c.token == bytes.fromhex(one.token)),
                 bind_arguments={"place": place_at(session, one.home)},
             )
     return found
@@ -381,9 +347,7 @@ def repair(
     ]
     applied = 0
     failed: list[str] = []
-    for count, errors in cluster.places.engines.in_parallel(
-        jobs, "repair", PARALLEL
-    ):
+    for count, errors in cluster.places.engines.in_parallel(jobs, "repair", PARALLEL):
         applied += count
         failed += errors
     forgotten, more = _forget(cluster, keep)
@@ -459,9 +423,7 @@ def _take(
 
 # -- tokens of applied operations
 
-_is_old = APPLIED.c.applied_at <= ServerTime(
-    bindparam("since", type_=BigInteger())
-)
+_is_old = APPLIED.c.applied_at <= ServerTime(bindparam("since", type_=BigInteger()))
 #: Selects the number of a shard that has old tokens.
 WHICH_OLD = oldest(APPLIED, "applied_at", "shard_id").where(_is_old)
 _OLD = (
@@ -482,9 +444,7 @@ def since(keep: timedelta) -> dict[str, int]:
     return {"since": -(keep // timedelta(microseconds=1))}
 
 
-def _forget(
-    cluster: AnyCluster, keep: timedelta
-) -> tuple[int, list[UnreadServer]]:
+def _forget(cluster: AnyCluster, keep: timedelta) -> tuple[int, list[UnreadServer]]:
     """Delete old tokens, unless their operations are still pending."""
     found, unread = read_all(cluster, WHICH_OLD, _OLD, since(keep))
     by_home: dict[tuple[str, Address], list[Any]] = {}
@@ -517,9 +477,7 @@ def _forget_of(
     return sum(map(len, by_shard.values()))
 
 
-def _delete(
-    cluster: AnyCluster, address: Address, tokens: Sequence[bytes]
-) -> None:
+def _delete(cluster: AnyCluster, address: Address, tokens: Sequence[bytes]) -> None:
     with transaction(cluster) as session:
         session.execute(
             delete(APPLIED).where(APPLIED.c.token.in_(sorted(tokens))),

@@ -7,42 +7,22 @@ the other servers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
-from typing import TYPE_CHECKING
-from typing import TypeVar
+from typing import Any, TYPE_CHECKING, TypeVar
 
-from sqlalchemy import Engine
-from sqlalchemy import func
-from sqlalchemy import Select
-from sqlalchemy import select
-from sqlalchemy import Table
+from sqlalchemy import Engine, func, Select, select, Table
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.engine import by_server
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import for_each_shard
-from sqla_shard.engine.unread import UnreadServer
+from sqla_shard.engine.unread import for_each_shard, UnreadServer
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.session import ShardSession
 
 if TYPE_CHECKING:
     from sqla_shard.session.session import AnyCluster
-
-__all__ = [
-    "PARALLEL",
-    "Read",
-    "check_age",
-    "check_batch",
-    "oldest",
-    "read_all",
-    "scan",
-]
 
 T = TypeVar("T")
 
@@ -90,10 +70,7 @@ def scan(
 
 
 def _on_server(
-    cluster: AnyCluster,
-    read: Read[T],
-    is_empty: IsEmpty,
-    group: Sequence[Place],
+    cluster: AnyCluster, read: Read[T], is_empty: IsEmpty, group: Sequence[Place]
 ) -> tuple[list[T], list[UnreadServer]]:
     try:
         with ShardSession(cluster=cluster) as session:
@@ -134,13 +111,9 @@ def read_all(
         shards that were not read, such as one without a database.
     """
 
-    def read(
-        session: ShardSession, places: Sequence[Place]
-    ) -> list[tuple[str, Any]]:
+    def read(session: ShardSession, places: Sequence[Place]) -> list[tuple[str, Any]]:
         def rows_of(query: Any, shards: Sequence[Place]) -> Any:
-            return session.execute(
-                query, parameters, bind_arguments={"places": shards}
-            )
+            return session.execute(query, parameters, bind_arguments={"places": shards})
 
         numbers = set(rows_of(which, places).scalars())
         shards = [place for place in places if place.shard_id in numbers]

@@ -10,48 +10,25 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import BigInteger
-from sqlalchemy import Boolean
-from sqlalchemy import Column
-from sqlalchemy import DateTime
-from sqlalchemy import Double
-from sqlalchemy import Integer
-from sqlalchemy import LargeBinary
-from sqlalchemy import MetaData
-from sqlalchemy import SmallInteger
-from sqlalchemy import String
-from sqlalchemy import Table
-from sqlalchemy import Text
-from sqlalchemy import UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Double,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
 from sqlalchemy.dialects import mysql
 
 from sqla_shard.dialects.sql import COUNTING
 from sqla_shard.exc import CacheKeyError
-
-__all__ = [
-    "APPLIED",
-    "CLOCKS",
-    "DICTIONARIES",
-    "INTENTS",
-    "JOBS",
-    "JOB_INDEX",
-    "JOB_KEYS",
-    "LEDGER",
-    "LONGEST_CACHE_KEY",
-    "LONGEST_NAME",
-    "LONGEST_QUEUE",
-    "LONGEST_REGION",
-    "LONGEST_TOKEN",
-    "LONGEST_UNIQUE_KEY",
-    "METADATA",
-    "OF_TRANSACTIONS",
-    "OUTBOX",
-    "PREFIX",
-    "QUEUES",
-    "TOKENS",
-    "TOKEN_BYTES",
-    "check_keys",
-]
 
 #: The prefix of the names of these tables.
 PREFIX = "sqla_shard_"
@@ -209,9 +186,7 @@ JOBS = _table(
     Column("token", _bytes(TOKEN_BYTES), nullable=True),
     Column("unique_key", _bytes(LONGEST_UNIQUE_KEY), nullable=True),
     Column("error", _LONG, nullable=True),
-    UniqueConstraint(
-        "state", "queue", "priority", "due_at", "id", name=JOB_INDEX
-    ),
+    UniqueConstraint("state", "queue", "priority", "due_at", "id", name=JOB_INDEX),
     # The id is read from the response of the INSERT.
     implicit_returning=False,
 )

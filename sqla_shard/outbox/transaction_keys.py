@@ -29,48 +29,24 @@ also does, before it runs the revisions of the application.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
-from datetime import datetime
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
 from secrets import token_bytes
-from typing import Any
-from typing import NamedTuple
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple, TYPE_CHECKING
 
-from sqlalchemy import and_
-from sqlalchemy import Connection
-from sqlalchemy import delete
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import or_
-from sqlalchemy import select
-from sqlalchemy import type_coerce
+from sqlalchemy import and_, Connection, delete, func, insert, or_, select, type_coerce
 from sqlalchemy.exc import IntegrityError
 
 from sqla_shard.dialects.sql import ServerTime
-from sqla_shard.engine import by_server
-from sqla_shard.engine import ExecutionPlan
-from sqla_shard.engine import OPTION
-from sqla_shard.engine import Places
-from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.rendering import TRANSLATE
-from sqla_shard.engine.unread import complete
-from sqla_shard.engine.unread import UnreadServer
-from sqla_shard.exc import KeyUsedError
-from sqla_shard.exc import WrittenShard
-from sqla_shard.outbox.scan import check_age
-from sqla_shard.outbox.scan import check_batch
-from sqla_shard.outbox.scan import PARALLEL
-from sqla_shard.outbox.scan import scan
-from sqla_shard.outbox.tables import LONGEST_TOKEN
-from sqla_shard.outbox.tables import TOKEN_BYTES
-from sqla_shard.outbox.tables import TOKENS
+from sqla_shard.engine import by_server, ExecutionPlan, OPTION, Places
+from sqla_shard.engine.rendering import Place, TRANSLATE
+from sqla_shard.engine.unread import complete, UnreadServer
+from sqla_shard.exc import KeyUsedError, WrittenShard
+from sqla_shard.outbox.scan import check_age, check_batch, PARALLEL, scan
+from sqla_shard.outbox.tables import LONGEST_TOKEN, TOKEN_BYTES, TOKENS
 from sqla_shard.session import ShardSession
 from sqla_shard.session.transaction import TransactionLog
 from sqla_shard.types import UTCTimestamp
@@ -238,9 +214,7 @@ class Token:
             _insert(session, first, self._token, self._mark)
         except IntegrityError as error:
             raise KeyUsedError(
-                key=self._key,
-                shard_id=first.shard_id,
-                keyspace=first.keyspace,
+                key=self._key, shard_id=first.shard_id, keyspace=first.keyspace
             ) from error
         for place, part in zip(others, parts[1:], strict=True):
             _insert(session, place, part)
@@ -265,9 +239,7 @@ class Token:
             return False
         keyspace, shard_id = self._address
         found = select(TOKENS.c.token).where(TOKENS.c.token == self._mark)
-        connection = session.connection(
-            {"keyspace": keyspace, "shard_id": shard_id}
-        )
+        connection = session.connection({"keyspace": keyspace, "shard_id": shard_id})
         # A standby, or a primary that has become one, refuses to lock.
         locked = found.with_for_update(nowait=True)
         return connection.execute(locked).first() is not None
@@ -303,15 +275,10 @@ def _forget_on(place: Place, older_than: timedelta, batch: int) -> int:
     count = 0
     with place.engine.connect() as root:
         connection = root.execution_options(
-            **{
-                OPTION: ExecutionPlan((place,)),
-                "schema_translate_map": TRANSLATE,
-            }
+            **{OPTION: ExecutionPlan((place,)), "schema_translate_map": TRANSLATE}
         )
         # Use the clock of the server, as created_at does.
-        now: datetime | None = connection.scalar(
-            select(func.current_timestamp())
-        )
+        now: datetime | None = connection.scalar(select(func.current_timestamp()))
         assert now is not None  # noqa: S101 - a row, always
         old = (
             select(TOKENS.c.token)
@@ -444,9 +411,7 @@ class HalfCommit:
         )
 
 
-_PARTS = select(TOKENS.c.token, _MADE, ServerTime().label("now")).where(
-    IS_PART
-)
+_PARTS = select(TOKENS.c.token, _MADE, ServerTime().label("now")).where(IS_PART)
 
 
 def find_halves(
@@ -498,9 +463,7 @@ def _half(
 ) -> HalfCommit:
     committed = tuple(
         WrittenShard(
-            keyspace=place.keyspace,
-            shard_id=place.shard_id,
-            server=place.server,
+            keyspace=place.keyspace, shard_id=place.shard_id, server=place.server
         )
         for _, (_, place, _) in sorted(its.items())
     )

@@ -11,37 +11,43 @@
 
 from __future__ import annotations
 
-from sqla_shard.routing.aggregates import constant
-from sqla_shard.routing.aggregates import counted_select
-from sqla_shard.routing.aggregates import exists_columns
-from sqla_shard.routing.aggregates import shows_if
-from sqla_shard.routing.router import as_statement
-from sqla_shard.routing.router import check
-from sqla_shard.routing.router import check_mergeable
-from sqla_shard.routing.router import Decision
-from sqla_shard.routing.router import keyspace_of
-from sqla_shard.routing.router import locate
-from sqla_shard.routing.router import refusal_of
-from sqla_shard.routing.router import route
-from sqla_shard.routing.router import RoutingShape
-from sqla_shard.routing.router import shape_of
-from sqla_shard.routing.router import Spread
-from sqla_shard.routing.specs import ANY_VALUE
-from sqla_shard.routing.specs import Colocation
-from sqla_shard.routing.specs import columns_set
-from sqla_shard.routing.specs import declare
-from sqla_shard.routing.specs import declare_new_ids
-from sqla_shard.routing.specs import has_objects
-from sqla_shard.routing.specs import is_placed
-from sqla_shard.routing.specs import kind_of
-from sqla_shard.routing.specs import name_of
-from sqla_shard.routing.specs import new_ids_of
-from sqla_shard.routing.specs import routes
-from sqla_shard.routing.specs import routing_column
-from sqla_shard.routing.specs import spec_of
-from sqla_shard.routing.specs import supposing
-from sqla_shard.routing.specs import Supposition
-from sqla_shard.routing.specs import TableSpec
+from sqla_shard.routing.aggregates import (
+    constant,
+    counted_select,
+    exists_columns,
+    shows_if,
+)
+from sqla_shard.routing.router import (
+    as_statement,
+    check,
+    check_mergeable,
+    Decision,
+    keyspace_of,
+    locate,
+    refusal_of,
+    route,
+    RoutingShape,
+    shape_of,
+    Spread,
+)
+from sqla_shard.routing.specs import (
+    ANY_VALUE,
+    Colocation,
+    columns_set,
+    declare,
+    declare_new_ids,
+    has_objects,
+    is_placed,
+    kind_of,
+    name_of,
+    new_ids_of,
+    routes,
+    routing_column,
+    spec_of,
+    supposing,
+    Supposition,
+    TableSpec,
+)
 
 __all__ = [
     "ANY_VALUE",

@@ -9,55 +9,29 @@ of the shards have to be merged, where that is possible.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import literal_column
-from sqlalchemy import select
+from sqlalchemy import literal_column, select
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.elements import ColumnClause
-from sqlalchemy.sql.elements import False_
-from sqlalchemy.sql.elements import Null
-from sqlalchemy.sql.elements import Over
-from sqlalchemy.sql.elements import TextClause
-from sqlalchemy.sql.elements import True_
-from sqlalchemy.sql.elements import UnaryExpression
+from sqlalchemy.sql.elements import (
+    BindParameter,
+    ColumnClause,
+    False_,
+    Null,
+    Over,
+    TextClause,
+    True_,
+    UnaryExpression,
+)
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.sql.selectable import Alias
-from sqlalchemy.sql.selectable import CTE
-from sqlalchemy.sql.selectable import Exists
-from sqlalchemy.sql.selectable import Select
-from sqlalchemy.sql.selectable import Subquery
+from sqlalchemy.sql.selectable import Alias, CTE, Exists, Select, Subquery
 
-from sqla_shard.dialects.functions import name_of
-from sqla_shard.dialects.functions import ROW_FUNCTIONS
+from sqla_shard.dialects.functions import name_of, ROW_FUNCTIONS
 from sqla_shard.dialects.sorting import Hidden
-from sqla_shard.routing.clauses import children
-from sqla_shard.routing.clauses import is_select
-from sqla_shard.routing.clauses import ungrouped
-from sqla_shard.routing.clauses import unlabelled
+from sqla_shard.routing.clauses import children, is_select, ungrouped, unlabelled
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = [
-    "RANDOM",
-    "Cut",
-    "constant",
-    "counted_distinct",
-    "counted_select",
-    "cuts_of",
-    "distinct_of",
-    "exists_columns",
-    "is_textual",
-    "may_aggregate",
-    "row_expressions",
-    "shows_if",
-    "text_of",
-]
-
 
 # ``select(func.count()).select_from(pins.subquery())``, which paginators send,
 # has the number of the rows that ``pins`` has.  Where ``pins`` has LIMIT,
@@ -125,9 +99,7 @@ def constant(statement: Any) -> Any:
 def _is_constant(column: Any) -> bool:
     column = unlabelled(column)
     return isinstance(column, _CONSTANT) or (
-        isinstance(column, ColumnClause)
-        and column.is_literal
-        and column.name.isdigit()
+        isinstance(column, ColumnClause) and column.is_literal and column.name.isdigit()
     )
 
 
@@ -204,9 +176,7 @@ class Cut:
     mergeable: bool = False
 
 
-def cuts_of(
-    select: Any, keyed: Callable[[Iterable[Any]], bool]
-) -> Iterator[Cut]:
+def cuts_of(select: Any, keyed: Callable[[Iterable[Any]], bool]) -> Iterator[Cut]:
     """Yield the parts of a SELECT that depend on rows of several shards.
 
     :param select: the SELECT in its Core form.
@@ -242,15 +212,11 @@ def cuts_of(
 
 def _is_merged(select: Any) -> bool:
     """Return whether a SELECT was made from one that is being merged."""
-    return any(
-        isinstance(prefix, Hidden) for prefix, _ in private.prefixes(select)
-    )
+    return any(isinstance(prefix, Hidden) for prefix, _ in private.prefixes(select))
 
 
 def _many_rows(
-    expressions: Iterable[Any],
-    keyed: Callable[[Iterable[Any]], bool],
-    grouped: bool,
+    expressions: Iterable[Any], keyed: Callable[[Iterable[Any]], bool], grouped: bool
 ) -> Iterator[Cut]:
     """Yield the parts of expressions that read several rows."""
     for element in expressions:

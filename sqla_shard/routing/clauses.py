@@ -6,37 +6,27 @@ from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import BinaryExpression
-from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.elements import BooleanClauseList
-from sqlalchemy.sql.elements import ExpressionClauseList
-from sqlalchemy.sql.elements import Grouping
-from sqlalchemy.sql.elements import Label
-from sqlalchemy.sql.elements import TypeCoerce
+from sqlalchemy.sql.elements import (
+    BinaryExpression,
+    BindParameter,
+    BooleanClauseList,
+    ExpressionClauseList,
+    Grouping,
+    Label,
+    TypeCoerce,
+)
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.sql.selectable import CompoundSelect
-from sqlalchemy.sql.selectable import FromClause
-from sqlalchemy.sql.selectable import ScalarSelect
-from sqlalchemy.sql.selectable import Select
-from sqlalchemy.sql.selectable import SelectBase
-from sqlalchemy.sql.selectable import TextualSelect
+from sqlalchemy.sql.selectable import (
+    CompoundSelect,
+    FromClause,
+    ScalarSelect,
+    Select,
+    SelectBase,
+    TextualSelect,
+)
 
 from sqla_shard.dialects.sql import BlobValue
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = [
-    "children",
-    "composed",
-    "conjuncts",
-    "inner",
-    "is_column",
-    "is_list",
-    "is_select",
-    "nested",
-    "ungrouped",
-    "unlabelled",
-    "walk",
-]
 
 
 def inner(select: Any) -> Any:

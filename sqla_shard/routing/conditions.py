@@ -7,40 +7,19 @@ below; for each execution the tree is evaluated with that execution's values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import BinaryExpression
-from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.elements import Tuple
+from sqlalchemy.sql.elements import BinaryExpression, BindParameter, Tuple
 from sqlalchemy.sql.selectable import Exists
 
 from sqla_shard.exc.base import shortened_list
-from sqla_shard.routing.clauses import inner
-from sqla_shard.routing.clauses import is_list
-from sqla_shard.routing.clauses import nested
-from sqla_shard.routing.clauses import ungrouped
-from sqla_shard.routing.sources import Block
-from sqla_shard.routing.sources import Leaf
+from sqla_shard.routing.clauses import inner, is_list, nested, ungrouped
+from sqla_shard.routing.sources import Block, Leaf
 from sqla_shard.types import IdType
 from sqla_shard.types.shard_bound import Slotted
-
-__all__ = [
-    "AllOf",
-    "AnyOf",
-    "Condition",
-    "ConditionReader",
-    "Equals",
-    "Shards",
-    "Values",
-    "Within",
-]
-
 
 Shards = frozenset[int] | None
 
@@ -132,9 +111,7 @@ class Within(Condition):
             for i in ids
             if i is not None and self.kind.shard_of(i, self.name) == shard_id
         ]
-        return (
-            f"{self.name} IN ({shortened_list(here, _SHOWN)})" if here else ""
-        )
+        return f"{self.name} IN ({shortened_list(here, _SHOWN)})" if here else ""
 
     def __str__(self) -> str:
         return f"{self.name} IN (ids)"
@@ -200,9 +177,7 @@ class ConditionReader:
     :param bind_index: position of each parameter by its key.
     """
 
-    def __init__(
-        self, blocks: Iterable[Block], bind_index: Mapping[str, int]
-    ) -> None:
+    def __init__(self, blocks: Iterable[Block], bind_index: Mapping[str, int]) -> None:
         self._blocks = blocks
         self._bind_index = bind_index
 
@@ -217,9 +192,7 @@ class ConditionReader:
                     parts.append(found)
         return _all_of(parts)
 
-    def _read(
-        self, clause: Any, block: Block, members: set[Leaf]
-    ) -> Condition | None:
+    def _read(self, clause: Any, block: Block, members: set[Leaf]) -> Condition | None:
         """Return the condition that a clause puts on the given leaves."""
         clause = ungrouped(clause)
         if is_list(clause, operators.and_) or is_list(clause, operators.or_):
@@ -232,10 +205,7 @@ class ConditionReader:
             return self._subquery(clause.element, block, members)
         if not isinstance(clause, BinaryExpression):
             return None
-        if (
-            clause.operator is operators.in_op
-            and nested(clause.right) is not None
-        ):
+        if clause.operator is operators.in_op and nested(clause.right) is not None:
             return self._subquery(clause.right, block, members)
         return self._compared(clause, block, members)
 
@@ -246,9 +216,7 @@ class ConditionReader:
         found = []
         for branch in block.inside.get(id(inner(select)), ()):
             tied = {
-                leaf
-                for leaf in branch.leaves
-                if not members.isdisjoint(leaf.reach())
+                leaf for leaf in branch.leaves if not members.isdisjoint(leaf.reach())
             }
             parts = [
                 condition

@@ -20,8 +20,7 @@ where the subquery has a NULL on another shard.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,63 +28,64 @@ from sqlalchemy import Table
 from sqlalchemy.engine.default import StrCompileDialect
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.compiler import StrSQLCompiler
-from sqlalchemy.sql.elements import BinaryExpression
-from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.elements import Tuple
+from sqlalchemy.sql.elements import BinaryExpression, BindParameter, Tuple
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.sql.selectable import Alias
-from sqlalchemy.sql.selectable import CompoundSelect
-from sqlalchemy.sql.selectable import CTE
-from sqlalchemy.sql.selectable import FromClause
-from sqlalchemy.sql.selectable import FromGrouping
-from sqlalchemy.sql.selectable import Join
-from sqlalchemy.sql.selectable import Lateral
-from sqlalchemy.sql.selectable import Select
-from sqlalchemy.sql.selectable import SelectBase
-from sqlalchemy.sql.selectable import Subquery
-from sqlalchemy.sql.selectable import TableClause
-from sqlalchemy.sql.selectable import TableValuedAlias
-from sqlalchemy.sql.selectable import Values
+from sqlalchemy.sql.selectable import (
+    Alias,
+    CompoundSelect,
+    CTE,
+    FromClause,
+    FromGrouping,
+    Join,
+    Lateral,
+    Select,
+    SelectBase,
+    Subquery,
+    TableClause,
+    TableValuedAlias,
+    Values,
+)
 
 from sqla_shard.dialects.sql import BlobValue
 from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.routing.aggregates import counted_select
-from sqla_shard.routing.aggregates import cuts_of
-from sqla_shard.routing.aggregates import is_textual
-from sqla_shard.routing.aggregates import may_aggregate
-from sqla_shard.routing.aggregates import text_of
-from sqla_shard.routing.clauses import children
-from sqla_shard.routing.clauses import composed
-from sqla_shard.routing.clauses import conjuncts
-from sqla_shard.routing.clauses import inner
-from sqla_shard.routing.clauses import is_column
-from sqla_shard.routing.clauses import is_list
-from sqla_shard.routing.clauses import is_select
-from sqla_shard.routing.clauses import nested
-from sqla_shard.routing.clauses import ungrouped
-from sqla_shard.routing.clauses import unlabelled
-from sqla_shard.routing.clauses import walk
-from sqla_shard.routing.conditions import Condition
-from sqla_shard.routing.conditions import Equals
-from sqla_shard.routing.sources import are_incomparable
-from sqla_shard.routing.sources import Block
-from sqla_shard.routing.sources import check
-from sqla_shard.routing.sources import check_columns
-from sqla_shard.routing.sources import Derived
-from sqla_shard.routing.sources import form_of
-from sqla_shard.routing.sources import Leaf
-from sqla_shard.routing.sources import Level
-from sqla_shard.routing.sources import tie
-from sqla_shard.routing.sources import UnsupportedConstruct
+from sqla_shard.routing.aggregates import (
+    counted_select,
+    cuts_of,
+    is_textual,
+    may_aggregate,
+    text_of,
+)
+from sqla_shard.routing.clauses import (
+    children,
+    composed,
+    conjuncts,
+    inner,
+    is_column,
+    is_list,
+    is_select,
+    nested,
+    ungrouped,
+    unlabelled,
+    walk,
+)
+from sqla_shard.routing.conditions import Condition, Equals
+from sqla_shard.routing.sources import (
+    are_incomparable,
+    Block,
+    check,
+    check_columns,
+    Derived,
+    form_of,
+    Leaf,
+    Level,
+    tie,
+    UnsupportedConstruct,
+)
 from sqla_shard.routing.specs import kind_of
 from sqla_shard.types import IdType
 from sqla_shard.util import sqlalchemy_private as private
 
-__all__ = [
-    "Reader",
-    "Rendered",
-    "Rendering",
-]
+__all__ = ["Reader", "Rendered", "Rendering"]
 
 
 # SQLAlchemy decides the FROM of a nested SELECT while it compiles a statement:
@@ -118,9 +118,7 @@ class Rendering:
         state = compiler.compile_state
         self._found: dict[tuple[int, bool], list[Rendered]] = compiler.found
         self.statement = statement if state is None else state.statement
-        self.extra_froms: tuple[FromClause, ...] = tuple(
-            private.extra_froms(state)
-        )
+        self.extra_froms: tuple[FromClause, ...] = tuple(private.extra_froms(state))
         # Referenced here because id() of each is a key of the dictionary.
         self._originals = compiler.originals
 
@@ -266,9 +264,7 @@ class Reader:
             )
         return []
 
-    def _select(
-        self, select: Any, outer: Block | None, *, in_from: bool
-    ) -> Block:
+    def _select(self, select: Any, outer: Block | None, *, in_from: bool) -> Block:
         rendered = self._rendering.find(select, in_from=in_from)
         block = Block(outer, Level(), rendered.select)
         self.blocks.append(block)
@@ -283,24 +279,17 @@ class Reader:
             self._expression(part, block)
         if not self._is_merged or len(self.blocks) > 1 + self._counts:
             self._check_having(block)
-        problem = check_columns(
-            map(unlabelled, private.raw_columns(block.select))
-        )
+        problem = check_columns(map(unlabelled, private.raw_columns(block.select)))
         if problem is not None:
             self.problems.append(problem)
-        block.cuts = tuple(
-            cuts_of(block.select, lambda keys: self.keyed(keys, block))
-        )
+        block.cuts = tuple(cuts_of(block.select, lambda keys: self.keyed(keys, block)))
         return block
 
     def _check_having(self, block: Block) -> None:
         """Refuse fields in the HAVING of a SELECT that is sent unchanged."""
         for clause in private.having_criteria(block.select):
             for part in _beside_aggregates(clause):
-                if (
-                    isinstance(part, BlobValue)
-                    and part.column.table in block.sources
-                ):
+                if isinstance(part, BlobValue) and part.column.table in block.sources:
                     self._refuse(
                         "HAVING",
                         f"HAVING {part} in a subquery or UNION: servers know "
@@ -317,8 +306,7 @@ class Reader:
             if carried is None or carried.nullable:
                 continue
             if all(
-                leaf.is_copied or carried.leaf in leaf.reach()
-                for leaf in block.leaves
+                leaf.is_copied or carried.leaf in leaf.reach() for leaf in block.leaves
             ):
                 return True
         return False
@@ -362,9 +350,7 @@ class Reader:
         self._expression(value, block)
         kind = kind_of(column)
         # A value without a type gets the type of the column.
-        given = isinstance(value, BindParameter) and private.is_null_type(
-            value.type
-        )
+        given = isinstance(value, BindParameter) and private.is_null_type(value.type)
         if not given and are_incomparable(form_of(column), form_of(value)):
             self._refuse(
                 f"SET {column}",
@@ -386,11 +372,7 @@ class Reader:
     # -- FROM
 
     def _source(
-        self,
-        source: Any,
-        block: Block,
-        level: Level,
-        ons: list[tuple[Any, Level]],
+        self, source: Any, block: Block, level: Level, ons: list[tuple[Any, Level]]
     ) -> None:
         """Read one element of FROM; leave its conditions in ``ons``."""
         while isinstance(source, FromGrouping):
@@ -401,8 +383,7 @@ class Reader:
         if source.full:
             self._refuse(
                 "FULL OUTER JOIN",
-                "FULL OUTER JOIN is not supported, as on MySQL; use two "
-                "statements",
+                "FULL OUTER JOIN is not supported, as on MySQL; use two statements",
             )
         self._source(source.left, block, level, ons)
         if source.isouter:
@@ -468,10 +449,7 @@ class Reader:
     def _filter(self, clause: Any, block: Block, level: Level) -> None:
         """Read a condition on the rows of a level."""
         for part in conjuncts(clause):
-            if (
-                isinstance(part, BinaryExpression)
-                and part.operator is operators.eq
-            ):
+            if isinstance(part, BinaryExpression) and part.operator is operators.eq:
                 one = block.carrier(part.left)
                 other = block.carrier(part.right)
                 if one and other and one.form == other.form:
@@ -481,9 +459,7 @@ class Reader:
 
     # -- expressions
 
-    def _expression(
-        self, element: Any, block: Block, *, filters: bool = False
-    ) -> None:
+    def _expression(self, element: Any, block: Block, *, filters: bool = False) -> None:
         """Find nested SELECTs and wrong uses of ids.
 
         :param filters: whether the expression filters rows, so that false and
@@ -535,12 +511,7 @@ class Reader:
         return branches
 
     def _member(
-        self,
-        clause: Any,
-        branches: list[Block],
-        block: Block,
-        *,
-        exact: bool,
+        self, clause: Any, branches: list[Block], block: Block, *, exact: bool
     ) -> None:
         """Tie ``id IN (SELECT id ...)``: ids of other shards never match.
 
@@ -577,11 +548,7 @@ class Reader:
             if is_column(part)
             for source in private.from_objects(part)
         }
-        if (
-            block.outer is not None
-            and tables
-            and not (tables & set(block.sources))
-        ):
+        if block.outer is not None and tables and not (tables & set(block.sources)):
             self._refuse(
                 f"{getattr(element, 'name', 'a function')}()",
                 f"{element} inside a subquery depends on rows of the "
@@ -592,9 +559,7 @@ class Reader:
     def _refuse(
         self, construct: str, message: str, *, is_unreadable: bool = False
     ) -> None:
-        self.problems.append(
-            UnsupportedConstruct(construct, message, is_unreadable)
-        )
+        self.problems.append(UnsupportedConstruct(construct, message, is_unreadable))
 
 
 def _under(source: Any) -> Any:

@@ -7,12 +7,7 @@ reading the values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from collections.abc import Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,64 +15,49 @@ from typing import Any
 from sqlalchemy.orm.context import FromStatement
 from sqlalchemy.sql import visitors
 from sqlalchemy.sql.dml import UpdateBase
-from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.elements import TextClause
+from sqlalchemy.sql.elements import BindParameter, TextClause
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.sql.selectable import Select
-from sqlalchemy.sql.selectable import SelectBase
-from sqlalchemy.sql.selectable import TableClause
-from sqlalchemy.sql.selectable import TextualSelect
+from sqlalchemy.sql.selectable import Select, SelectBase, TableClause, TextualSelect
 from sqlalchemy.util import LRUCache
 
 from sqla_shard.engine import Places
-from sqla_shard.exc import KeyspaceMismatchError
-from sqla_shard.exc import NoShardKeyError
-from sqla_shard.exc import ParameterValueError
-from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.exc import ShardError
-from sqla_shard.exc import UnknownKeyspaceError
-from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.routing.aggregates import constant
-from sqla_shard.routing.aggregates import counted_distinct
-from sqla_shard.routing.aggregates import exists_columns
-from sqla_shard.routing.aggregates import row_expressions
-from sqla_shard.routing.aggregates import shows_if
-from sqla_shard.routing.conditions import AllOf
-from sqla_shard.routing.conditions import AnyOf
-from sqla_shard.routing.conditions import Condition
-from sqla_shard.routing.conditions import ConditionReader
-from sqla_shard.routing.conditions import Values
-from sqla_shard.routing.conditions import Within
+from sqla_shard.exc import (
+    KeyspaceMismatchError,
+    NoShardKeyError,
+    ParameterValueError,
+    ScatterUnsupportedError,
+    ShardError,
+    UnknownKeyspaceError,
+    UnsupportedStatementError,
+)
+from sqla_shard.routing.aggregates import (
+    constant,
+    counted_distinct,
+    exists_columns,
+    row_expressions,
+    shows_if,
+)
+from sqla_shard.routing.conditions import (
+    AllOf,
+    AnyOf,
+    Condition,
+    ConditionReader,
+    Values,
+    Within,
+)
 from sqla_shard.routing.reader import Reader
-from sqla_shard.routing.sources import are_incomparable
-from sqla_shard.routing.sources import form_of
-from sqla_shard.routing.sources import groups_of
-from sqla_shard.routing.sources import Leaf
-from sqla_shard.routing.sources import UnsupportedConstruct
-from sqla_shard.routing.specs import kind_of
-from sqla_shard.routing.specs import spec_of
-from sqla_shard.routing.specs import supposed
+from sqla_shard.routing.sources import (
+    are_incomparable,
+    form_of,
+    groups_of,
+    Leaf,
+    UnsupportedConstruct,
+)
+from sqla_shard.routing.specs import kind_of, spec_of, supposed
 from sqla_shard.topology import Keyspace
 from sqla_shard.types import IdType
 from sqla_shard.types.shard_bound import Slotted
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = [
-    "ALONE",
-    "Decision",
-    "RoutingShape",
-    "Spread",
-    "TableGroup",
-    "as_statement",
-    "check",
-    "check_mergeable",
-    "keyspace_of",
-    "locate",
-    "refusal_of",
-    "route",
-    "shape_of",
-]
-
 
 #: Rows of a reference table, which every shard would return.
 ALONE = "rows of a reference table without one of the shard"
@@ -302,9 +282,7 @@ def _settable(statement: Any) -> Iterator[tuple[str, IdType]]:
                 yield column.key, kind
 
 
-def _groups(
-    reader: Reader, bind_index: Mapping[str, int]
-) -> Iterator[TableGroup]:
+def _groups(reader: Reader, bind_index: Mapping[str, int]) -> Iterator[TableGroup]:
     """Yield the tables that determine the shards, with their conditions."""
     conditions = ConditionReader(reader.blocks, bind_index)
     sharded = [
@@ -362,11 +340,7 @@ class Decision:
 
 
 def route(
-    statement: Any,
-    parameters: Any,
-    places: Places,
-    *,
-    scatter: bool = False,
+    statement: Any, parameters: Any, places: Places, *, scatter: bool = False
 ) -> Decision:
     """Decide which shards a SELECT, UPDATE or DELETE must visit.
 
@@ -421,11 +395,7 @@ def refusal_of(shape: RoutingShape, places: Places) -> ShardError | None:
 
 
 def _decide(
-    binds: Any,
-    shape: RoutingShape,
-    parameters: Any,
-    places: Places,
-    scatter: bool,
+    binds: Any, shape: RoutingShape, parameters: Any, places: Places, scatter: bool
 ) -> Decision:
     if shape.constant:
         known = places.topology.keyspaces.values()
@@ -452,9 +422,7 @@ def _decide(
             parameters=parameters,
             anywhere=True,
         )
-    given: Mapping[str, Any] = (
-        parameters if isinstance(parameters, Mapping) else {}
-    )
+    given: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
     for item in given.values():
         # The first of several shards, or SQLAlchemy before 2.1, would leave
         # nothing for the others, which would find no rows.
@@ -495,17 +463,13 @@ def check(statement: Any) -> None:
         select = getattr(statement, "select", None)
         if select is not None:
             _, shape = shape_of(select)
-            _raise(
-                (*_problems_on_any_shard(shape), *_inserted(statement, select))
-            )
+            _raise((*_problems_on_any_shard(shape), *_inserted(statement, select)))
         return
     _, shape = shape_of(statement)
     _raise(_problems_on_any_shard(shape))
 
 
-def _problems_on_any_shard(
-    shape: RoutingShape,
-) -> Iterator[UnsupportedConstruct]:
+def _problems_on_any_shard(shape: RoutingShape) -> Iterator[UnsupportedConstruct]:
     """Yield the problems that a statement has even if the shard is given."""
     return (problem for problem in shape.problems if not problem.is_unreadable)
 
@@ -513,14 +477,10 @@ def _problems_on_any_shard(
 def _inserted(statement: Any, select: Any) -> Iterator[UnsupportedConstruct]:
     """Find ids in the wrong form in INSERT .. FROM SELECT."""
     for name, shown in zip(
-        private.select_names(statement) or (),
-        select.selected_columns,
-        strict=False,
+        private.select_names(statement) or (), select.selected_columns, strict=False
     ):
         column = statement.table.c.get(name)
-        if column is not None and are_incomparable(
-            form_of(column), form_of(shown)
-        ):
+        if column is not None and are_incomparable(form_of(column), form_of(shown)):
             yield UnsupportedConstruct(
                 f"INSERT INTO {column}",
                 f"{column} and {shown} hold ids in different forms; "
@@ -530,9 +490,7 @@ def _inserted(statement: Any, select: Any) -> Iterator[UnsupportedConstruct]:
 
 def _raise(problems: Iterable[UnsupportedConstruct]) -> None:
     for problem in problems:
-        raise UnsupportedStatementError(
-            problem.message, construct=problem.construct
-        )
+        raise UnsupportedStatementError(problem.message, construct=problem.construct)
 
 
 def _shards(
@@ -552,9 +510,7 @@ def _shards(
     return union
 
 
-def _reason(
-    shape: RoutingShape, value: Values, scattered: bool, shard_id: int
-) -> str:
+def _reason(shape: RoutingShape, value: Values, scattered: bool, shard_id: int) -> str:
     """Return why a statement is sent to a shard, with the values."""
     if scattered:
         return "scatter()"
@@ -571,10 +527,7 @@ def _why(shape: RoutingShape) -> str:
 
 
 def _check_assigned(
-    shape: RoutingShape,
-    value: Values,
-    given: Mapping[str, Any],
-    shards: Iterable[int],
+    shape: RoutingShape, value: Values, given: Mapping[str, Any], shards: Iterable[int]
 ) -> None:
     """Refuse an UPDATE that would move rows to another shard."""
     if not shape.assigned and not shape.settable:
@@ -665,8 +618,7 @@ def check_mergeable(shape: RoutingShape) -> None:
         limits.append(f"a combination of {names} that no id ties together")
     if limits:
         instead = _INSTEAD.get(
-            limits[0],
-            "name the ids of one shard, or read the rows and do it in Python",
+            limits[0], "name the ids of one shard, or read the rows and do it in Python"
         )
         raise ScatterUnsupportedError(
             f"{limits[0]} over several shards is not supported: each shard "
@@ -675,9 +627,7 @@ def check_mergeable(shape: RoutingShape) -> None:
         )
 
 
-def _slots(
-    shape: RoutingShape, binds: Any, given: Mapping[str, Any]
-) -> dict[str, Any]:
+def _slots(shape: RoutingShape, binds: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the lists of ids that are given by name, each as one parameter.
 
     Otherwise each shard would receive the ids of all other shards.

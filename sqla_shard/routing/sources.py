@@ -7,56 +7,38 @@ other columns.  SQL would compare both, or compute with them, without an error;
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy.sql.elements import BinaryExpression
-from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.elements import Case
-from sqlalchemy.sql.elements import Cast
-from sqlalchemy.sql.elements import ClauseList
-from sqlalchemy.sql.elements import CollectionAggregate
-from sqlalchemy.sql.elements import ExpressionClauseList
-from sqlalchemy.sql.elements import Null
-from sqlalchemy.sql.elements import Tuple
-from sqlalchemy.sql.elements import TypeCoerce
-from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.sql.functions import next_value
+from sqlalchemy.sql.elements import (
+    BinaryExpression,
+    BindParameter,
+    Case,
+    Cast,
+    ClauseList,
+    CollectionAggregate,
+    ExpressionClauseList,
+    Null,
+    Tuple,
+    TypeCoerce,
+)
+from sqlalchemy.sql.functions import FunctionElement, next_value
 
 from sqla_shard.dialects.sql import BlobValue
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.routing.aggregates import Cut
-from sqla_shard.routing.clauses import composed
-from sqla_shard.routing.clauses import is_column
-from sqla_shard.routing.clauses import nested
-from sqla_shard.routing.clauses import ungrouped
-from sqla_shard.routing.clauses import unlabelled
-from sqla_shard.routing.specs import ANY_VALUE
-from sqla_shard.routing.specs import kind_of
-from sqla_shard.routing.specs import spec_of
-from sqla_shard.types import IdType
-from sqla_shard.types import ShardedId
+from sqla_shard.routing.clauses import (
+    composed,
+    is_column,
+    nested,
+    ungrouped,
+    unlabelled,
+)
+from sqla_shard.routing.specs import ANY_VALUE, kind_of, spec_of
+from sqla_shard.types import IdType, ShardedId
 from sqla_shard.types.object_ids import COMPARISONS
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = [
-    "Block",
-    "Carrier",
-    "Derived",
-    "Leaf",
-    "Level",
-    "UnsupportedConstruct",
-    "are_incomparable",
-    "check",
-    "check_columns",
-    "form_of",
-    "groups_of",
-    "tie",
-]
-
 
 #: Functions of a local id that mean the same for whole ids.
 _ID_FUNCTIONS = frozenset({"count", "max", "min"})
@@ -135,9 +117,7 @@ def _comparison(clause: BinaryExpression[Any]) -> UnsupportedConstruct | None:
         one, other = form_of(left), form_of(right)
         if are_incomparable(one, other):
             return _comparison_problem(left, right, one, other)
-        if clause.operator not in COMPARISONS and (
-            _is_local(one) or _is_local(other)
-        ):
+        if clause.operator not in COMPARISONS and (_is_local(one) or _is_local(other)):
             name = getattr(clause.operator, "__name__", "operator")
             return _alone(name, left if _is_local(one) else right)
     return None
@@ -211,10 +191,7 @@ def _case(element: Case[Any]) -> UnsupportedConstruct | None:
         for when, _ in element.whens:
             if are_incomparable(form_of(element.value), form_of(when)):
                 return _comparison_problem(
-                    element.value,
-                    when,
-                    form_of(element.value),
-                    form_of(when),
+                    element.value, when, form_of(element.value), form_of(when)
                 )
     return None
 
@@ -256,8 +233,7 @@ def _comparison_problem(
 def _alone(name: str, column: Any) -> UnsupportedConstruct:
     return UnsupportedConstruct(
         f"{name}()",
-        f"{name}({column}) would see the local id alone; use "
-        f"full_id({column})",
+        f"{name}({column}) would see the local id alone; use full_id({column})",
     )
 
 
@@ -422,9 +398,7 @@ class Block:
     @property
     def is_copied(self) -> bool:
         """Whether every shard has all rows that the block reads."""
-        return bool(self.leaves) and all(
-            leaf.is_copied for leaf in self.leaves
-        )
+        return bool(self.leaves) and all(leaf.is_copied for leaf in self.leaves)
 
     def _find(self, source: Any) -> Leaf | Derived | None:
         block: Block | None = self
@@ -441,11 +415,7 @@ class Block:
         whole = composed(element)
         column = element if whole is None else ungrouped(whole)
         kind = kind_of(column)
-        if (
-            not isinstance(kind, IdType)
-            or not kind.routes
-            or not is_column(column)
-        ):
+        if not isinstance(kind, IdType) or not kind.routes or not is_column(column):
             return None
         found = self._origin(column)
         if found is None:
@@ -453,10 +423,7 @@ class Block:
         leaf, origin = found
         missing = getattr(origin, "nullable", True)
         return Carrier(
-            leaf,
-            kind,
-            form_of(element),
-            missing or leaf.level.may_be_missing,
+            leaf, kind, form_of(element), missing or leaf.level.may_be_missing
         )
 
     def _origin(self, column: Any) -> tuple[Leaf, Any] | None:

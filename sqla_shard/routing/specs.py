@@ -6,16 +6,11 @@ an ORM statement of the mapped class.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from contextlib import contextmanager
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
-from dataclasses import field
-from typing import Any
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from sqlalchemy import Table
 from sqlalchemy.exc import NoReferenceError
@@ -24,26 +19,6 @@ from sqla_shard.ids import IdLayout
 from sqla_shard.topology import Topology
 from sqla_shard.types import IdType
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = [
-    "ANY_VALUE",
-    "Colocation",
-    "NewIds",
-    "Supposition",
-    "TableSpec",
-    "columns_set",
-    "declare",
-    "declare_new_ids",
-    "has_objects",
-    "kind_of",
-    "name_of",
-    "new_ids_of",
-    "routes",
-    "routing_column",
-    "spec_of",
-    "supposed",
-    "supposing",
-]
 
 _INFO = "sqla_shard"
 _NEW_IDS = "sqla_shard_new_ids"
@@ -116,9 +91,7 @@ class TableSpec:
     commits_late: bool = False
     # Each class has a separate function, so that specs would never be equal.
     guard: Callable[[Any], None] | None = field(default=None, compare=False)
-    places_of: Callable[[Any, Any], Any] | None = field(
-        default=None, compare=False
-    )
+    places_of: Callable[[Any, Any], Any] | None = field(default=None, compare=False)
     reference: str | None = None
 
     def shard_of(self, row_id: Any, name: str = "") -> int:
@@ -204,9 +177,7 @@ def spec_of(table: Any) -> TableSpec:
     if found is None:
         found = _inferred(table)
         # A foreign key has no type until the other table is defined.
-        if not any(
-            private.is_null_type(column.type) for column in table.columns
-        ):
+        if not any(private.is_null_type(column.type) for column in table.columns):
             table.info[_INFO] = found
     return found
 

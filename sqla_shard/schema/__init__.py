@@ -27,33 +27,26 @@ commands of alembic work on all virtual shards of a keyspace.
 from __future__ import annotations
 
 from sqla_shard.schema.applier import Applier
-from sqla_shard.schema.commands import Answer
-from sqla_shard.schema.commands import downgrade
-from sqla_shard.schema.commands import Resolution
-from sqla_shard.schema.commands import resolve
-from sqla_shard.schema.commands import ShardStatus
-from sqla_shard.schema.commands import status
-from sqla_shard.schema.commands import StatusReport
-from sqla_shard.schema.commands import upgrade
+from sqla_shard.schema.commands import (
+    Answer,
+    downgrade,
+    Resolution,
+    resolve,
+    ShardStatus,
+    status,
+    StatusReport,
+    upgrade,
+)
 from sqla_shard.schema.drift import verify
 from sqla_shard.schema.drift_report import DriftReport
-from sqla_shard.schema.environment import current_shard
-from sqla_shard.schema.environment import run_env
+from sqla_shard.schema.environment import current_shard, run_env
 from sqla_shard.schema.journal import Journal
 from sqla_shard.schema.progress import progress_on
-from sqla_shard.schema.provisioning import provision
-from sqla_shard.schema.provisioning import ProvisionReport
-from sqla_shard.schema.reports import Outcome
-from sqla_shard.schema.reports import RunReport
-from sqla_shard.schema.reports import State
-from sqla_shard.schema.revisions import comparing
-from sqla_shard.schema.revisions import init
-from sqla_shard.schema.revisions import template_path
-from sqla_shard.schema.selection import parse_shards
-from sqla_shard.schema.selection import RunOptions
-from sqla_shard.schema.selection import Shard
-from sqla_shard.schema.waves import check_target
-from sqla_shard.schema.waves import run
+from sqla_shard.schema.provisioning import provision, ProvisionReport
+from sqla_shard.schema.reports import Outcome, RunReport, State
+from sqla_shard.schema.revisions import comparing, init, template_path
+from sqla_shard.schema.selection import parse_shards, RunOptions, Shard
+from sqla_shard.schema.waves import check_target, run
 
 __all__ = [
     "Answer",

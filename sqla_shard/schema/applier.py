@@ -8,64 +8,37 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
-from functools import partial
-from functools import wraps
+from functools import cache, partial, wraps
 from time import monotonic
 from typing import Any
 
-from alembic.runtime.migration import MigrationStep
-from alembic.runtime.migration import RevisionStep
-from sqlalchemy import Connection
-from sqlalchemy import Engine
-from sqlalchemy import event
-from sqlalchemy import Table
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import SQLAlchemyError
+from alembic.runtime.migration import MigrationStep, RevisionStep
+from sqlalchemy import Connection, Engine, event, Table
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.util import OrderedSet
 
-from sqla_shard.dialects import Backend
-from sqla_shard.dialects import Failure
-from sqla_shard.engine import Engines
-from sqla_shard.engine import Places
-from sqla_shard.exc import InDoubtError
-from sqla_shard.exc import SchemaError
+from sqla_shard.dialects import Backend, Failure
+from sqla_shard.engine import Engines, Places
+from sqla_shard.exc import InDoubtError, SchemaError
 from sqla_shard.exc.base import message
 from sqla_shard.schema import ledger
-from sqla_shard.schema.journal import Interrupted
-from sqla_shard.schema.journal import Journal
-from sqla_shard.schema.journal import UnfinishedError
-from sqla_shard.schema.ledger import Entry
-from sqla_shard.schema.ledger import one_line
-from sqla_shard.schema.replay import new_tables
-from sqla_shard.schema.replay import NotAsPlannedError
-from sqla_shard.schema.replay import Plan
-from sqla_shard.schema.replay import PlannedStep
-from sqla_shard.schema.replay import Replay
-from sqla_shard.schema.reports import Outcome
-from sqla_shard.schema.reports import State
-from sqla_shard.schema.selection import RunOptions
-from sqla_shard.schema.selection import Shard
+from sqla_shard.schema.journal import Interrupted, Journal, UnfinishedError
+from sqla_shard.schema.ledger import Entry, one_line
+from sqla_shard.schema.replay import (
+    new_tables,
+    NotAsPlannedError,
+    Plan,
+    PlannedStep,
+    Replay,
+)
+from sqla_shard.schema.reports import Outcome, State
+from sqla_shard.schema.selection import RunOptions, Shard
 from sqla_shard.schema.static_revisions import is_static
-from sqla_shard.schema.versions import revisions_text
-from sqla_shard.schema.versions import Version
+from sqla_shard.schema.versions import revisions_text, Version
 from sqla_shard.util.listening import stop_listening
-
-__all__ = [
-    "INTERVAL",
-    "Applier",
-    "Watchdog",
-    "is_relative",
-    "ordered_indexes",
-]
-
 
 #: Seconds between two probes.
 INTERVAL = 3.0
@@ -87,9 +60,7 @@ class Watchdog:
     :ivar has_aborted: whether the connection was aborted.
     """
 
-    def __init__(
-        self, engines: Engines, engine: Engine, backend: Backend
-    ) -> None:
+    def __init__(self, engines: Engines, engine: Engine, backend: Backend) -> None:
         self._engines = engines
         self._engine = engine
         self._backend = backend
@@ -150,9 +121,7 @@ _OF_SILENT = (
     "\nThe server stopped responding, even to new connections; the connection "
     "was aborted"
 )
-_OF_KILLED = (
-    "\nThe statement was interrupted by KILL QUERY; repeat the command"
-)
+_OF_KILLED = "\nThe statement was interrupted by KILL QUERY; repeat the command"
 _OF_READ_ONLY = (
     "\nThe server is read-only: it is a standby, is fenced, or has read_only "
     "set. Repeat the command with the topology that names the primary"
@@ -377,22 +346,15 @@ class Applier:
             or not self._answers()
         ):
             self.close()
-            self._engine = self._places.engines.new_engine(
-                engine, timeout=math.inf
-            )
-            self._watchdog = Watchdog(
-                self._places.engines, engine, shard.place.backend
-            )
+            self._engine = self._places.engines.new_engine(engine, timeout=math.inf)
+            self._watchdog = Watchdog(self._places.engines, engine, shard.place.backend)
             # Listen before SQLAlchemy sends queries on its first connection.
-            event.listen(
-                self._engine, "connect", self._watchdog.watch, insert=True
-            )
+            event.listen(self._engine, "connect", self._watchdog.watch, insert=True)
         if self._connection is None or self._journal is None:
             self._connection = self._engine.connect()
             ddl.patience(self._connection, self._options.lock_wait)
             ddl.quicken(
-                self._connection,
-                self._settings.get("version_table", "alembic_version"),
+                self._connection, self._settings.get("version_table", "alembic_version")
             )
             self._journal = Journal(self._connection, ddl)
             self._journal.stop = self._is_stopped
@@ -424,9 +386,7 @@ class Applier:
             if batch is not None:
                 batch.end()
             ddl.enter(connection, shard.schema)
-            holder = ddl.hold(
-                connection, shard.database, self._options.runner_wait
-            )
+            holder = ddl.hold(connection, shard.database, self._options.runner_wait)
             if holder is not None:
                 connection.rollback()
                 return {
@@ -478,9 +438,7 @@ class Applier:
         journal.check_finished("this command does not resume it")
         self._plan(version.heads, version.shard)
 
-    def _steps_with_journal(
-        self, heads: Any, context: Any
-    ) -> Iterable[MigrationStep]:
+    def _steps_with_journal(self, heads: Any, context: Any) -> Iterable[MigrationStep]:
         """Return the steps of a database, each with the journal around it."""
         key = tuple(sorted(heads))
         expected = revisions_text(self._expected)
@@ -490,9 +448,7 @@ class Applier:
                 f"it was at {expected} when this run began, and has no "
                 "revision now; find out where its objects are"
             )
-        if key != self._expected and is_relative(
-            context.opts.get("destination_rev")
-        ):
+        if key != self._expected and is_relative(context.opts.get("destination_rev")):
             # A relative target would count from another runner's revision.
             raise SchemaError(
                 f"it was at {expected} when this run began, and is at "
@@ -501,9 +457,7 @@ class Applier:
             )
         steps = self._cache.get(key)
         if steps is None:
-            steps = [
-                self._journalled(step) for step in self._fn(heads, context)
-            ]
+            steps = [self._journalled(step) for step in self._fn(heads, context)]
             if self._fn.__name__ in _CACHED:
                 self._cache[key] = steps
         return steps
@@ -569,11 +523,7 @@ class Applier:
         self._planned = [*self._planned, one] if one.is_plain else None
 
     def _failed(
-        self,
-        shard: Shard,
-        journal: Journal,
-        state: State,
-        error: BaseException,
+        self, shard: Shard, journal: Journal, state: State, error: BaseException
     ) -> dict[str, Any]:
         journal.mute()
         step = journal.step
@@ -587,9 +537,7 @@ class Applier:
                 text += _OF_LOST[journal.is_running]
             elif _is_read_only(shard, error):
                 if _is_closed(shard, error):
-                    text += _OF_READ_ONLY_DATABASE.format(
-                        database=shard.database
-                    )
+                    text += _OF_READ_ONLY_DATABASE.format(database=shard.database)
                 else:
                     state = State.READ_ONLY
                     text += _OF_READ_ONLY
@@ -605,9 +553,7 @@ class Applier:
                     text += f"\n{doubt}"
         except (SQLAlchemyError, OSError) as second:
             self.close()
-            text += (
-                f"\nand the ledger could not be written: {_error_text(second)}"
-            )
+            text += f"\nand the ledger could not be written: {_error_text(second)}"
         return {
             "state": state,
             "error": text or None,
@@ -632,8 +578,7 @@ class Applier:
             return not self._answers()
         backend = shard.place.backend
         return (
-            error.connection_invalidated
-            or backend.classify(error.orig) is Failure.LOST
+            error.connection_invalidated or backend.classify(error.orig) is Failure.LOST
         )
 
     def _recorded(
@@ -683,9 +628,7 @@ def ordered_indexes() -> Iterator[None]:
 
 
 def _order_indexes(table: Table, *details: Any, **more: Any) -> None:
-    table.indexes = OrderedSet(
-        sorted(table.indexes, key=lambda index: str(index.name))
-    )
+    table.indexes = OrderedSet(sorted(table.indexes, key=lambda index: str(index.name)))
 
 
 def _texts(journal: Journal) -> tuple[str, ...]:
@@ -710,9 +653,7 @@ def _is_closed(shard: Shard, error: BaseException) -> bool:
 def _is_read_only(shard: Shard, error: BaseException) -> bool:
     """Return whether the server refused to write."""
     orig = error.orig if isinstance(error, DBAPIError) else None
-    return orig is not None and (
-        shard.place.backend.classify(orig) is Failure.FENCED
-    )
+    return orig is not None and (shard.place.backend.classify(orig) is Failure.FENCED)
 
 
 def is_relative(target: object) -> bool:

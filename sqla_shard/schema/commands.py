@@ -12,47 +12,39 @@ its cluster::
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from time import monotonic
-from typing import Any
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from alembic.config import Config
 from alembic.runtime.environment import EnvironmentContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection
-from sqlalchemy import update
+from sqlalchemy import Connection, update
 from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.unread import unread_lines
-from sqla_shard.exc import InDoubtError
-from sqla_shard.exc import SchemaError
+from sqla_shard.exc import InDoubtError, SchemaError
 from sqla_shard.outbox.tables import LEDGER
-from sqla_shard.schema.environment import ATTRIBUTE
-from sqla_shard.schema.environment import Environment
-from sqla_shard.schema.ledger import DONE
-from sqla_shard.schema.ledger import Entry
-from sqla_shard.schema.ledger import FAILED
-from sqla_shard.schema.ledger import FINISHED
-from sqla_shard.schema.ledger import last_sent
-from sqla_shard.schema.ledger import one_line
-from sqla_shard.schema.ledger import open_entries
-from sqla_shard.schema.ledger import took_effect
-from sqla_shard.schema.ledger import UNDONE
+from sqla_shard.schema.environment import ATTRIBUTE, Environment
+from sqla_shard.schema.ledger import (
+    DONE,
+    Entry,
+    FAILED,
+    FINISHED,
+    last_sent,
+    one_line,
+    open_entries,
+    took_effect,
+    UNDONE,
+)
 from sqla_shard.schema.progress import Progress
 from sqla_shard.schema.reports import RunReport
-from sqla_shard.schema.selection import RunOptions
-from sqla_shard.schema.selection import Shard
-from sqla_shard.schema.selection import shards_of
-from sqla_shard.schema.versions import revisions_text
-from sqla_shard.schema.versions import Version
-from sqla_shard.schema.versions import without_ledger
+from sqla_shard.schema.selection import RunOptions, Shard, shards_of
+from sqla_shard.schema.versions import revisions_text, Version, without_ledger
 from sqla_shard.topology import Topology
 from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.util.json_values import json_value
@@ -170,9 +162,7 @@ class StatusReport:
             f"{self.keyspace}: {len(self.shards)} virtual shards, newest "
             f"revision {', '.join(self.heads) or 'none'}"
         )
-        newest = {
-            one.revisions for one in self.shards if one.condition == CURRENT
-        }
+        newest = {one.revisions for one in self.shards if one.condition == CURRENT}
         # List each shard once: a shard with a failed revision is not among the
         # shards in order.
         in_order: dict[str, list[ShardStatus]] = {}
@@ -180,9 +170,7 @@ class StatusReport:
         for one in self.shards:
             revisions = one.revisions
             is_head = revisions in newest or set(revisions) == set(self.heads)
-            name = (
-                f"at {revisions_text(revisions)}{' (head)' if is_head else ''}"
-            )
+            name = f"at {revisions_text(revisions)}{' (head)' if is_head else ''}"
             if one.condition in (CURRENT, BEHIND):
                 in_order.setdefault(name, []).append(one)
                 continue
@@ -267,9 +255,7 @@ def _condition(
     return (CURRENT if is_newest else BEHIND), None
 
 
-def _unfinished(
-    environment: Environment, version: Version
-) -> tuple[str, str | None]:
+def _unfinished(environment: Environment, version: Version) -> tuple[str, str | None]:
     """Return the condition of a shard with an unfinished revision."""
     shard = version.shard
     ddl = shard.place.backend.ddl
@@ -287,9 +273,7 @@ def _unfinished(
         return UNREACHABLE, str(error.orig)
 
 
-def _open_revision(
-    connection: Any, version: Version
-) -> tuple[str, str | None]:
+def _open_revision(connection: Any, version: Version) -> tuple[str, str | None]:
     entries = open_entries(connection)
     if not entries:
         return BEHIND, None  # The revision has finished since.
@@ -303,8 +287,7 @@ def _open_revision(
         condition = FAILED_STEP if last.state == FAILED else IN_DOUBT
         return condition, f"{last.step}: {one_line(last.error)}"
     return UNFINISHED, (
-        f"{last.step}, in its statement {last.number + 1}: "
-        f"{one_line(last.statement)}"
+        f"{last.step}, in its statement {last.number + 1}: {one_line(last.statement)}"
     )
 
 
@@ -338,9 +321,7 @@ class Resolution:
     answer: Answer
 
 
-def _resolve(
-    environment: Environment, shard_id: int, answer: Answer
-) -> Resolution:
+def _resolve(environment: Environment, shard_id: int, answer: Answer) -> Resolution:
     """Record the decision about a shard in its ledger."""
     [shard] = shards_of(environment.places, environment.keyspace, [shard_id])
     [version] = environment.versions([shard])
@@ -375,10 +356,7 @@ def _resolve(
 
 
 def _record(
-    environment: Environment,
-    connection: Connection,
-    shard: Shard,
-    answer: Answer,
+    environment: Environment, connection: Connection, shard: Shard, answer: Answer
 ) -> Entry:
     entries = open_entries(connection)
     if not entries:
@@ -419,9 +397,7 @@ def _record(
     return last
 
 
-def _is_in_doubt(
-    connection: Connection, shard: Shard, sent: Sequence[Entry]
-) -> bool:
+def _is_in_doubt(connection: Connection, shard: Shard, sent: Sequence[Entry]) -> bool:
     """Return whether an operator may answer about a CREATE TABLE."""
     if sent[0].state in (DONE, UNDONE):
         return True  # An answer can be corrected.
@@ -454,10 +430,9 @@ def in_environment(
     :raises SchemaError: if ``env.py`` does not call ``run_env()``.
     """
     script = ScriptDirectory.from_config(config)
-    revisions = {
-        "upgrade": script._upgrade_revs,
-        "downgrade": script._downgrade_revs,
-    }[verb]
+    revisions = {"upgrade": script._upgrade_revs, "downgrade": script._downgrade_revs}[
+        verb
+    ]
     results: list[T] = []
 
     def steps(heads: Any, context: Any) -> Any:
@@ -478,9 +453,7 @@ def in_environment(
             "import run_env"
         )
 
-    given = {
-        name: value for name, value in arguments.items() if value is not None
-    }
+    given = {name: value for name, value in arguments.items() if value is not None}
     # Otherwise run_env() would print the progress and the report.
     given.setdefault("progress", Progress())
     given.setdefault("options", RunOptions())
@@ -558,13 +531,10 @@ def downgrade(
     )
 
 
-def _migrate(
-    config: Config, verb: str, revision: str, **arguments: Any
-) -> RunReport:
+def _migrate(config: Config, verb: str, revision: str, **arguments: Any) -> RunReport:
     if not revision:
         raise CommandError(
-            "the revision is empty; give a revision, head, base or a step "
-            "such as -1"
+            "the revision is empty; give a revision, head, base or a step such as -1"
         )
     if ":" in revision:
         raise CommandError(
@@ -580,10 +550,7 @@ def _migrate(
 
 
 def status(
-    config: Config,
-    *,
-    options: RunOptions | None = None,
-    cluster: Cluster | None = None,
+    config: Config, *, options: RunOptions | None = None, cluster: Cluster | None = None
 ) -> StatusReport:
     """Return the revisions of every virtual shard, without changing them.
 

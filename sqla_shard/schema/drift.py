@@ -14,48 +14,41 @@ snapshot: during an upgrade it reports the shards that are already upgraded.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set as AbstractSet
+from dataclasses import dataclass, field
 from difflib import unified_diff
 from itertools import chain
 from time import monotonic
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.dialects import Backend
 from sqla_shard.dialects.base import DATABASE
 from sqla_shard.engine import Engines
-from sqla_shard.exc import DriftReferenceError
-from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.exc import ShardError
-from sqla_shard.exc import UnknownServerError
-from sqla_shard.exc import UnknownShardError
+from sqla_shard.exc import (
+    DriftReferenceError,
+    ServerUnreachableError,
+    ShardError,
+    UnknownServerError,
+    UnknownShardError,
+)
 from sqla_shard.outbox.tables import OF_TRANSACTIONS
-from sqla_shard.schema.drift_report import Copies
-from sqla_shard.schema.drift_report import DriftReport
-from sqla_shard.schema.drift_report import KeyspaceDrift
-from sqla_shard.schema.drift_report import Orphan
-from sqla_shard.schema.drift_report import Role
-from sqla_shard.schema.drift_report import server_text
-from sqla_shard.schema.drift_report import TableDrift
-from sqla_shard.schema.drift_report import UnreadServer
-from sqla_shard.schema.drift_report import Variant
+from sqla_shard.schema.drift_report import (
+    Copies,
+    DriftReport,
+    KeyspaceDrift,
+    Orphan,
+    Role,
+    server_text,
+    TableDrift,
+    UnreadServer,
+    Variant,
+)
 from sqla_shard.schema.selection import template_of
-from sqla_shard.topology import Keyspace
-from sqla_shard.topology import Server
-from sqla_shard.topology import Topology
-from sqla_shard.topology.urls import Address
-from sqla_shard.topology.urls import address_of
-
-__all__ = ["verify"]
+from sqla_shard.topology import Keyspace, Server, Topology
+from sqla_shard.topology.urls import Address, address_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,9 +192,7 @@ class _Database:
 
     def __str__(self) -> str:
         server = self.instance.server.name
-        return (
-            f"shard {self.shard} on {server_text(server, self.instance.role)}"
-        )
+        return f"shard {self.shard} on {server_text(server, self.instance.role)}"
 
 
 def _reason(error: Exception) -> str:
@@ -268,22 +259,16 @@ def _drift(
     )
 
 
-def _variant(
-    group: list[_Database], *, exists: bool, diff: str = ""
-) -> Variant:
+def _variant(group: list[_Database], *, exists: bool, diff: str = "") -> Variant:
     found: dict[tuple[str, Role], list[int]] = {}
     for database in group:
         instance = database.instance
         server = instance.server.name, instance.role
         found.setdefault(server, []).append(database.shard)
-    return Variant(
-        exists=exists, count=len(group), copies=_copies(found), diff=diff
-    )
+    return Variant(exists=exists, count=len(group), copies=_copies(found), diff=diff)
 
 
-def _diff(
-    table: str, example: _Database, reference: _Database, text: str
-) -> str:
+def _diff(table: str, example: _Database, reference: _Database, text: str) -> str:
     """Return a unified diff of two definitions.
 
     :param text: the definition of the table in the reference.
@@ -343,22 +328,14 @@ def verify(
     _check(spaces, shards, servers, reference)
     instances = [
         _Instance(
-            engines=engines,
-            keyspace=space,
-            server=server,
-            role=role,
-            shards=wanted,
+            engines=engines, keyspace=space, server=server, role=role, shards=wanted
         )
         for space in spaces
-        for server, wanted in _selected_instances(
-            space, shards, servers, reference
-        )
+        for server, wanted in _selected_instances(space, shards, servers, reference)
         for role in _roles(server, standby)
     ]
     groups: dict[str, list[_ServerCatalogue]] = {}
-    for reading in engines.in_parallel(
-        [one.read for one in instances], "verify"
-    ):
+    for reading in engines.in_parallel([one.read for one in instances], "verify"):
         name = reading.instance.keyspace.name
         groups.setdefault(name, []).append(reading)
     placed = _placed_databases(topology)
@@ -436,10 +413,7 @@ def _compare(
     keyspace = readings[0].instance.keyspace
     databases = [
         _Database(
-            instance=reading.instance,
-            shard=shard,
-            tables=tables,
-            kind=reading.kind,
+            instance=reading.instance, shard=shard, tables=tables, kind=reading.kind
         )
         for reading in readings
         for shard, tables in sorted(reading.tables.items())
@@ -453,24 +427,18 @@ def _compare(
         reference=reference.shard if reference else None,
         server=instance.server.name if instance else None,
         role=instance.role if instance else "primary",
-        shards=len(
-            {n for reading in readings for n in reading.instance.shards}
-        ),
+        shards=len({n for reading in readings for n in reading.instance.shards}),
         databases=len(databases),
         tables=len(reference.tables.keys() - {DATABASE}) if reference else 0,
         servers=len(readings),
-        drifted=tuple(_drifted_tables(databases, reference))
-        if reference
-        else (),
+        drifted=tuple(_drifted_tables(databases, reference)) if reference else (),
         missing=_missing(readings),
         orphaned=tuple(
             chain.from_iterable(
                 _orphans(reading, shards, placed) for reading in readings
             )
         ),
-        unread=tuple(
-            filter(None, (reading.unread(kind) for reading in readings))
-        ),
+        unread=tuple(filter(None, (reading.unread(kind) for reading in readings))),
     )
 
 
@@ -507,8 +475,7 @@ def _reference(
     errors = [
         reading.error
         for reading in readings
-        if reading.instance.server.name == server
-        and reading.instance.role == "primary"
+        if reading.instance.server.name == server and reading.instance.role == "primary"
     ]
     raise DriftReferenceError(
         shard_id=wanted,

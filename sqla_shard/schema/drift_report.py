@@ -4,25 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-from typing import Literal
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from sqla_shard.engine.unread import unread_lines
 from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.util.json_values import json_value
-
-__all__ = [
-    "Copies",
-    "DriftReport",
-    "KeyspaceDrift",
-    "Orphan",
-    "Role",
-    "TableDrift",
-    "UnreadServer",
-    "Variant",
-    "server_text",
-]
 
 Role: TypeAlias = Literal["primary", "standby"]
 
@@ -156,9 +142,7 @@ class KeyspaceDrift:
     @property
     def ok(self) -> bool:
         """Whether all servers were read, without a difference."""
-        return not (
-            self.drifted or self.missing or self.orphaned or self.unread
-        )
+        return not (self.drifted or self.missing or self.orphaned or self.unread)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,10 +238,7 @@ def _of_table(found: TableDrift) -> Iterator[str]:
     if found.table is not None:
         name = f"table {found.table}"
     state = "as" if found.reference.exists else "missing, as in"
-    yield (
-        f"{name}: {_many(found.reference.count, 'database')} {state} the "
-        "reference"
-    )
+    yield (f"{name}: {_many(found.reference.count, 'database')} {state} the reference")
     if found.suspect:
         yield "  most differ from it in the same way: is the reference wrong?"
     for variant in found.others:

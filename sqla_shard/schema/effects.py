@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
-__all__ = ["Effect", "StatementProperties", "read"]
-
 
 class Effect(Enum):
     """The effect of a statement, as far as an interruption is concerned."""
@@ -170,18 +168,14 @@ def read(statement: str) -> StatementProperties:
         return StatementProperties(effect=_query_effect(word, bare))
     if word in _ROWS:
         returns_rows = _RETURNING.search(bare) is not None
-        return StatementProperties(
-            effect=Effect.ROWS, returns_rows=returns_rows
-        )
+        return StatementProperties(effect=Effect.ROWS, returns_rows=returns_rows)
     if word == "USE":
         return StatementProperties(effect=Effect.LEAVES)
     if _TEMPORARY.match(bare):
         # A temporary table is dropped with its connection.
         return StatementProperties(effect=Effect.READS, changes_session=True)
     if _SESSION.match(bare):
-        return StatementProperties(
-            effect=_session_effect(bare), changes_session=True
-        )
+        return StatementProperties(effect=_session_effect(bare), changes_session=True)
     return _read_ddl(text, bare)
 
 

@@ -13,64 +13,46 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
 from alembic import op
-from alembic.runtime.migration import MigrationStep
-from alembic.runtime.migration import RevisionStep
+from alembic.runtime.migration import MigrationStep, RevisionStep
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection
-from sqlalchemy import MetaData
+from sqlalchemy import Connection, MetaData
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.exc import MigrationFailedError
-from sqla_shard.exc import SchemaError
-from sqla_shard.exc import SchemaOptionError
-from sqla_shard.exc import ShardError
-from sqla_shard.schema.applier import Applier
-from sqla_shard.schema.applier import ordered_indexes
+from sqla_shard.exc import (
+    MigrationFailedError,
+    SchemaError,
+    SchemaOptionError,
+    ShardError,
+)
+from sqla_shard.schema.applier import Applier, ordered_indexes
 from sqla_shard.schema.progress import progress_on
 from sqla_shard.schema.reports import RunReport
-from sqla_shard.schema.revisions.autogenerate import comparing
-from sqla_shard.schema.revisions.autogenerate import is_portable
-from sqla_shard.schema.revisions.autogenerate import merged
-from sqla_shard.schema.selection import RunOptions
-from sqla_shard.schema.selection import Shard
-from sqla_shard.schema.selection import shards_of
+from sqla_shard.schema.revisions.autogenerate import comparing, is_portable, merged
+from sqla_shard.schema.selection import RunOptions, Shard, shards_of
 from sqla_shard.schema.topology_changes import TopologyChanges
-from sqla_shard.schema.versions import has_no_version
-from sqla_shard.schema.versions import mark_lost
-from sqla_shard.schema.versions import others_of
-from sqla_shard.schema.versions import read_misplaced
-from sqla_shard.schema.versions import read_versions
-from sqla_shard.schema.versions import Version
-from sqla_shard.schema.versions import without_tables
-from sqla_shard.schema.waves import check_target
-from sqla_shard.schema.waves import run
-from sqla_shard.topology import Keyspace
-from sqla_shard.topology import Topology
+from sqla_shard.schema.versions import (
+    has_no_version,
+    mark_lost,
+    others_of,
+    read_misplaced,
+    read_versions,
+    Version,
+    without_tables,
+)
+from sqla_shard.schema.waves import check_target, run
+from sqla_shard.topology import Keyspace, Topology
 from sqla_shard.topology.follow import load_location
 from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.util.masking import redact
 from sqla_shard.util.printable import printable
-
-__all__ = [
-    "ATTRIBUTE",
-    "Environment",
-    "current_shard",
-    "run_env",
-]
-
 
 _log = logging.getLogger(__name__)
 
@@ -124,9 +106,7 @@ def _databases(shards: Sequence[Shard]) -> str:
         else:
             runs.append([shard])
     return ", ".join(
-        run[0].database
-        if len(run) == 1
-        else f"{run[0].database} to {run[-1].database}"
+        run[0].database if len(run) == 1 else f"{run[0].database} to {run[-1].database}"
         for run in runs
     )
 
@@ -134,9 +114,7 @@ def _databases(shards: Sequence[Shard]) -> str:
 #: Key in alembic's ``Config.attributes`` for the arguments of the commands of
 #: this package.
 ATTRIBUTE = "sqla_shard"
-_EVERYWHERE = frozenset(
-    {"upgrade", "downgrade", "do_stamp", "do_ensure_version"}
-)
+_EVERYWHERE = frozenset({"upgrade", "downgrade", "do_stamp", "do_ensure_version"})
 #: Commands after which a database that lost its tables would look complete.
 _FILLING = frozenset({"upgrade", "stamp"})
 _ON_REFERENCE = frozenset({"retrieve_migrations", "edit_current"})
@@ -264,10 +242,7 @@ class Environment:
     def shards(self) -> list[Shard]:
         """Return the selected shards."""
         return shards_of(
-            self.places,
-            self.keyspace,
-            self.options.shards,
-            self.options.servers,
+            self.places, self.keyspace, self.options.shards, self.options.servers
         )
 
     def reference(self) -> Shard:
@@ -278,9 +253,7 @@ class Environment:
     def versions(self, shards: list[Shard] | None = None) -> list[Version]:
         """Return the revisions of the given or of the selected shards."""
         return read_versions(
-            self.places,
-            self.shards() if shards is None else shards,
-            self.version_table,
+            self.places, self.shards() if shards is None else shards, self.version_table
         )
 
     def with_lost_marked(self, versions: list[Version]) -> list[Version]:
@@ -296,9 +269,7 @@ class Environment:
         others = self.versions(others_of(versions, every))
         misplaced: list[Version] = []
         if has_no_version([*versions, *others]):
-            misplaced = read_misplaced(
-                self.places, self.keyspace, self.version_table
-            )
+            misplaced = read_misplaced(self.places, self.keyspace, self.version_table)
         return mark_lost(versions, others, new, misplaced)
 
     def run(self) -> None:
@@ -403,15 +374,9 @@ class Environment:
             versions,
             command=command,
             target=target,
-            steps=steps
-            or (lambda heads: fn(() if purges else heads, context)),
+            steps=steps or (lambda heads: fn(() if purges else heads, context)),
             applier=partial(
-                applier,
-                self._context,
-                fn,
-                self.places,
-                self.options,
-                self.settings,
+                applier, self._context, fn, self.places, self.options, self.settings
             ),
             options=self.options,
             progress=self._given.get("progress") or progress_on(sys.stderr),
@@ -457,8 +422,7 @@ class Environment:
                 file.write(text)
         except OSError as error:
             return SchemaOptionError(
-                f"the report cannot be written: {error.strerror}; choose "
-                "another file",
+                f"the report cannot be written: {error.strerror}; choose another file",
                 option="report",
                 value=path,
             )
@@ -474,9 +438,7 @@ class Environment:
         :param to: the revision that was applied, or undone.
         """
         script = self.script.get_revision(to)
-        step = RevisionStep(
-            self.script.revision_map, script, direction == "upgrade"
-        )
+        step = RevisionStep(self.script.revision_map, script, direction == "upgrade")
         step.migration_fn = lambda **kwargs: None
 
         def steps(heads: Any, context: Any) -> Any:
@@ -525,8 +487,7 @@ class Environment:
         if unread:
             raise SchemaError(
                 "; ".join(
-                    f"{one.shard}: {one.error or 'no such database'}"
-                    for one in unread
+                    f"{one.shard}: {one.error or 'no such database'}" for one in unread
                 )
             )
 
@@ -543,8 +504,7 @@ class Environment:
         )
         context = self._context.get_context()
         context.impl.static_output(
-            f"-- The same for each of {len(shards)} databases: "
-            f"{_databases(shards)}"
+            f"-- The same for each of {len(shards)} databases: {_databases(shards)}"
         )
         with self._context.begin_transaction(), ordered_indexes():
             self._context.run_migrations()
@@ -566,11 +526,7 @@ def _x_arguments(context: Any) -> dict[str, list[str]]:
 
 
 def run_env(
-    context: Any,
-    metadata: MetaData,
-    *,
-    cluster: Cluster | None = None,
-    **settings: Any,
+    context: Any, metadata: MetaData, *, cluster: Cluster | None = None, **settings: Any
 ) -> None:
     """Run alembic's command on every virtual shard of a keyspace.
 

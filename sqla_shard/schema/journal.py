@@ -31,45 +31,34 @@ case the revision has caught it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
 from typing import Any
 
-from sqlalchemy import bindparam
-from sqlalchemy import Connection
-from sqlalchemy import delete
-from sqlalchemy import event
-from sqlalchemy import insert
-from sqlalchemy import update
+from sqlalchemy import bindparam, Connection, delete, event, insert, update
 from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects import DDL
 from sqla_shard.dialects.base import Statement
-from sqla_shard.exc import InDoubtError
-from sqla_shard.exc import SchemaError
+from sqla_shard.exc import InDoubtError, SchemaError
 from sqla_shard.outbox.tables import LEDGER
-from sqla_shard.schema.effects import Effect
-from sqla_shard.schema.effects import read
-from sqla_shard.schema.effects import StatementProperties
-from sqla_shard.schema.ledger import changed_tables
-from sqla_shard.schema.ledger import Entry
-from sqla_shard.schema.ledger import FAILED
-from sqla_shard.schema.ledger import FINISHED
-from sqla_shard.schema.ledger import JOINED
-from sqla_shard.schema.ledger import last_sent
-from sqla_shard.schema.ledger import now
-from sqla_shard.schema.ledger import one_line
-from sqla_shard.schema.ledger import open_entries
-from sqla_shard.schema.ledger import runner_name
-from sqla_shard.schema.ledger import STARTED
-from sqla_shard.schema.ledger import took_effect
-
-__all__ = ["Interrupted", "Journal", "UnfinishedError"]
+from sqla_shard.schema.effects import Effect, read, StatementProperties
+from sqla_shard.schema.ledger import (
+    changed_tables,
+    Entry,
+    FAILED,
+    FINISHED,
+    JOINED,
+    last_sent,
+    now,
+    one_line,
+    open_entries,
+    runner_name,
+    STARTED,
+    took_effect,
+)
 
 _NEW = (
     "direction",
@@ -177,10 +166,7 @@ class Journal:
 
     def _resume(self, sent: Sequence[Entry]) -> None:
         last = sent[0]
-        if (last.direction, last.revision) != (
-            self._direction,
-            self._revision,
-        ):
+        if (last.direction, last.revision) != (self._direction, self._revision):
             raise self._unfinished(last, f"finish it before the {self.step}")
         if took_effect(self._connection, self._ddl, sent):
             self._skipped = self.entries
@@ -190,9 +176,7 @@ class Journal:
             self._delete(sent)
             # Mark these as finished: the entry that proved it was deleted.
             self._connection.execute(
-                update(LEDGER)
-                .where(LEDGER.c.is_open.is_(True))
-                .values(state=FINISHED)
+                update(LEDGER).where(LEDGER.c.is_open.is_(True)).values(state=FINISHED)
             )
             # A rollback of a later statement must not restore the entry.
             self._commit()
@@ -284,11 +268,7 @@ class Journal:
         self.entries = open_entries(self._connection)
         last = self.entries[-1] if self.entries else None
         done = self.entries
-        if (
-            self._in_flight
-            and last is not None
-            and last.number == self._number - 1
-        ):
+        if self._in_flight and last is not None and last.number == self._number - 1:
             last, *joined = last_sent(self.entries)
             done = self.entries[: -1 - len(joined)]
             self._delete(joined)
@@ -324,9 +304,7 @@ class Journal:
             return error
         return None
 
-    def next_entry(
-        self, statement: str, properties: StatementProperties
-    ) -> int:
+    def next_entry(self, statement: str, properties: StatementProperties) -> int:
         """Return the number of the next statement, which changes tables.
 
         :raises Interrupted: if the run has to stop.
@@ -526,9 +504,7 @@ class Journal:
         # The parameters: a sequence in column order, or a mapping by name.
         self._send(
             str(self._new),
-            values
-            if self._new.positional
-            else dict(zip(_NEW, values, strict=True)),
+            values if self._new.positional else dict(zip(_NEW, values, strict=True)),
         )
 
     def _values(
@@ -564,11 +540,7 @@ class Journal:
             cursor.execute(statement, parameters)
         except errors as error:
             raise DBAPIError.instance(
-                statement,
-                parameters,
-                error,
-                errors,
-                dialect=self._connection.dialect,
+                statement, parameters, error, errors, dialect=self._connection.dialect
             ) from error
         finally:
             cursor.close()

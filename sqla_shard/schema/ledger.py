@@ -16,13 +16,9 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,54 +26,26 @@ from typing import Any
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection
-from sqlalchemy import event
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import literal
-from sqlalchemy import select
-from sqlalchemy import table
-from sqlalchemy import union_all
-from sqlalchemy import update
+from sqlalchemy import (
+    Connection,
+    event,
+    func,
+    insert,
+    literal,
+    select,
+    table,
+    union_all,
+    update,
+)
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import DBAPIError
 
-from sqla_shard.dialects import Batch
-from sqla_shard.dialects import DDL
+from sqla_shard.dialects import Batch, DDL
 from sqla_shard.exc import InDoubtError
-from sqla_shard.outbox.tables import LEDGER
-from sqla_shard.outbox.tables import PREFIX
-from sqla_shard.schema.effects import Effect
-from sqla_shard.schema.effects import read
+from sqla_shard.outbox.tables import LEDGER, PREFIX
+from sqla_shard.schema.effects import Effect, read
 from sqla_shard.schema.selection import Shard
 from sqla_shard.util.listening import stop_listening
-
-__all__ = [
-    "DONE",
-    "FAILED",
-    "FINISHED",
-    "JOINED",
-    "STARTED",
-    "UNDONE",
-    "VERSION_TABLE",
-    "DatabaseMark",
-    "Entry",
-    "begin_mark",
-    "changed_tables",
-    "creating_own_tables",
-    "finish_mark",
-    "last_sent",
-    "now",
-    "one_line",
-    "open_entries",
-    "own_head",
-    "read_marks",
-    "runner_name",
-    "took_effect",
-    "upgrade_own_tables",
-    "written_since",
-]
-
 
 #: The version table of the tables of this package, which have their own
 #: revisions; each command that changes a shard upgrades them first.
@@ -131,10 +99,7 @@ def upgrade_own_tables(
     sent: list[str] = []
 
     def record(
-        connection: Connection,
-        cursor: Any,
-        statement: str,
-        *details: object,
+        connection: Connection, cursor: Any, statement: str, *details: object
     ) -> None:
         # SQLAlchemy reflects with PRAGMA, which is Effect.SESSION.
         if read(statement).effect not in (Effect.READS, Effect.SESSION):
@@ -236,9 +201,7 @@ class Entry:
 
 
 _COLUMNS = [LEDGER.c[name] for name in Entry.__dataclass_fields__]
-_OPEN = (
-    select(*_COLUMNS).where(LEDGER.c.is_open.is_(True)).order_by(LEDGER.c.id)
-)
+_OPEN = select(*_COLUMNS).where(LEDGER.c.is_open.is_(True)).order_by(LEDGER.c.id)
 
 
 def open_entries(connection: Connection) -> list[Entry]:
@@ -265,9 +228,7 @@ def one_line(statement: str) -> str:
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
 
 
-def took_effect(
-    connection: Connection, ddl: DDL, sent: Sequence[Entry]
-) -> bool:
+def took_effect(connection: Connection, ddl: DDL, sent: Sequence[Entry]) -> bool:
     """Return whether the last statement of a revision has taken effect.
 
     :param sent: its entries, of :func:`last_sent`.
@@ -317,9 +278,7 @@ def took_effect(
         )
     # The server creates all or nothing, but an operator may have created the
     # table by hand, or dropped an index, and the table may be another one.
-    missing = ddl.missing_indexes(
-        connection, [entry.statement for entry in joined]
-    )
+    missing = ddl.missing_indexes(connection, [entry.statement for entry in joined])
     if missing:
         raise InDoubtError(
             f"{last.step} was interrupted in its statement "
@@ -467,9 +426,7 @@ def written_since(
 
 
 def _count_rows(
-    connection: Connection,
-    limits: Mapping[str, int | None],
-    version_table: str,
+    connection: Connection, limits: Mapping[str, int | None], version_table: str
 ) -> dict[str, int]:
     """Count the rows of tables of the application.
 

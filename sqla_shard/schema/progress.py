@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
-from typing import TextIO
+from typing import Any, TextIO
 
-from rich.console import Console
-from rich.console import JustifyMethod
-from rich.progress import BarColumn
-from rich.progress import Progress as Bars
-from rich.progress import ProgressColumn
-from rich.progress import Task
-from rich.progress import TaskID
-from rich.progress import TextColumn
-from rich.progress import TimeRemainingColumn
+from rich.console import Console, JustifyMethod
+from rich.progress import (
+    BarColumn,
+    Progress as Bars,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.progress_bar import ProgressBar
 from rich.table import Column
 from rich.text import Text
 
-from sqla_shard.schema.reports import Outcome
-from sqla_shard.schema.reports import State
+from sqla_shard.schema.reports import Outcome, State
 from sqla_shard.util.printable import printable
-
-__all__ = [
-    "LineProgress",
-    "Progress",
-    "TerminalProgress",
-    "progress_on",
-]
 
 
 class Progress:
@@ -149,9 +138,7 @@ class _Display(Progress):
         totals: Mapping[str, int],
         known: Iterable[Outcome],
     ) -> None:
-        self._servers = {
-            name: _Tally(total=total) for name, total in totals.items()
-        }
+        self._servers = {name: _Tally(total=total) for name, total in totals.items()}
         for outcome in known:
             self._servers[outcome.server].add(outcome)
         self._all = _sum(self._servers.values())
@@ -370,12 +357,8 @@ class TerminalProgress(_Display):
                 visible=bool(others),
             )
 
-    def _set(
-        self, task: TaskID, tally: _Tally, rate: str = "", **more: Any
-    ) -> None:
-        self._bars.update(
-            task, completed=tally.done, tally=tally, rate=rate, **more
-        )
+    def _set(self, task: TaskID, tally: _Tally, rate: str = "", **more: Any) -> None:
+        self._bars.update(task, completed=tally.done, tally=tally, rate=rate, **more)
 
     def _shown(self) -> Collection[str]:
         """Return the servers with a bar of their own.
@@ -386,15 +369,12 @@ class TerminalProgress(_Display):
         if len(self._servers) <= self._rows + 1:
             return self._servers
         ranked = sorted(
-            self._servers.items(),
-            key=lambda one: (not one[1].failed, one[1].is_over),
+            self._servers.items(), key=lambda one: (not one[1].failed, one[1].is_over)
         )
         return {name for name, _ in ranked[: self._rows]}
 
     def _print(self, line: str) -> None:
-        self._bars.console.print(
-            printable(line), markup=False, highlight=False
-        )
+        self._bars.console.print(printable(line), markup=False, highlight=False)
 
     def end(self) -> None:
         """Draw the bars for the last time."""

@@ -18,12 +18,8 @@ of this package are not compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterator
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -33,9 +29,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import Places
-from sqla_shard.exc import Problem
-from sqla_shard.exc import ProvisionError
-from sqla_shard.exc import SchemaOptionError
+from sqla_shard.exc import Problem, ProvisionError, SchemaOptionError
 from sqla_shard.schema import ledger
 from sqla_shard.schema.applier import Applier
 from sqla_shard.schema.commands import in_environment
@@ -43,24 +37,18 @@ from sqla_shard.schema.environment import Environment
 from sqla_shard.schema.journal import Journal
 from sqla_shard.schema.ledger import begin_mark
 from sqla_shard.schema.progress import Progress
-from sqla_shard.schema.provisioning_checks import check_unused
-from sqla_shard.schema.provisioning_checks import compare
-from sqla_shard.schema.provisioning_checks import misplaced_databases
-from sqla_shard.schema.provisioning_checks import server_databases
-from sqla_shard.schema.provisioning_checks import unsupported_changes
-from sqla_shard.schema.provisioning_checks import unusable
-from sqla_shard.schema.reports import RunReport
-from sqla_shard.schema.reports import State
-from sqla_shard.schema.selection import RunOptions
-from sqla_shard.schema.selection import Shard
-from sqla_shard.schema.selection import shards_of
-from sqla_shard.schema.versions import read_versions
-from sqla_shard.schema.versions import revisions_text
-from sqla_shard.schema.versions import Version
-from sqla_shard.topology import diff
-from sqla_shard.topology import Topology
-
-__all__ = ["ProvisionReport", "provision"]
+from sqla_shard.schema.provisioning_checks import (
+    check_unused,
+    compare,
+    misplaced_databases,
+    server_databases,
+    unsupported_changes,
+    unusable,
+)
+from sqla_shard.schema.reports import RunReport, State
+from sqla_shard.schema.selection import RunOptions, Shard, shards_of
+from sqla_shard.schema.versions import read_versions, revisions_text, Version
+from sqla_shard.topology import diff, Topology
 
 _ACCESS_DENIED = 1044
 
@@ -143,9 +131,7 @@ def provision(
     """
     return in_environment(
         config,
-        lambda environment, fn: _Provisioning(
-            environment, topology, initial
-        ).run(fn),
+        lambda environment, fn: _Provisioning(environment, topology, initial).run(fn),
         options=options,
         cluster=cluster,
         progress=progress,
@@ -157,10 +143,7 @@ class _Provisioning:
     """One run of :func:`provision`."""
 
     def __init__(
-        self,
-        environment: Environment,
-        topology: Topology | None,
-        initial: bool,
+        self, environment: Environment, topology: Topology | None, initial: bool
     ) -> None:
         self._environment = environment
         self._options = environment.options
@@ -252,10 +235,7 @@ class _Provisioning:
             self._unread.append(shard.server)
         if error is not None:
             self._problems.append(
-                Problem(
-                    str(shard),
-                    f"new databases are compared with it, but {error}",
-                )
+                Problem(str(shard), f"new databases are compared with it, but {error}")
             )
 
     def _check_free(self, shards: Sequence[Shard]) -> list[Version]:
@@ -268,9 +248,7 @@ class _Provisioning:
         self._problems += misplaced_databases(
             shards, self._new.keyspace(self._name), found, topologies
         )
-        versions = read_versions(
-            self._places, shards, self._environment.version_table
-        )
+        versions = read_versions(self._places, shards, self._environment.version_table)
         self._problems += unusable(
             self._engines,
             [version.shard for version in versions if version.is_known],
@@ -306,9 +284,7 @@ class _Provisioning:
                 target=report.target,
                 # Without revisions the databases are created nevertheless.
                 steps=None if has_revisions else lambda heads: [heads],
-                applier=partial(
-                    Provisioner, epoch=self._new.epoch, missing=missing
-                ),
+                applier=partial(Provisioner, epoch=self._new.epoch, missing=missing),
             )
         return ProvisionReport(
             **vars(report), epoch=self._new.epoch, others=self._others()
@@ -325,9 +301,7 @@ class Provisioner(Applier):
     # Each database gets a mark before its revisions.
     replays = False
 
-    def __init__(
-        self, *args: Any, epoch: int, missing: Collection[int]
-    ) -> None:
+    def __init__(self, *args: Any, epoch: int, missing: Collection[int]) -> None:
         super().__init__(*args)
         self._epoch = epoch
         self._missing = missing
@@ -348,15 +322,9 @@ class Provisioner(Applier):
             except DBAPIError as error:
                 if self._is_lost(shard, error):
                     self.close()
-                    return {
-                        "state": State.UNREACHABLE,
-                        "error": str(error.orig),
-                    }
+                    return {"state": State.UNREACHABLE, "error": str(error.orig)}
                 connection.rollback()
-                return {
-                    "state": State.FAILED,
-                    "error": _error_text(shard, error),
-                }
+                return {"state": State.FAILED, "error": _error_text(shard, error)}
         found = super()._attempt(version, connection, journal)
         if shard.shard_id in self._missing and found["state"] is State.CURRENT:
             found["state"] = State.CHANGED
@@ -394,9 +362,7 @@ def _not_newest(environment: Environment, version: Version) -> str | None:
             "with initial=True, or --initial"
         )
     if version.open is not None:
-        return (
-            f"its {version.open.step} is unfinished; run alembic upgrade head"
-        )
+        return f"its {version.open.step} is unfinished; run alembic upgrade head"
     if not environment.is_newest(version.heads):
         newest = environment.script.get_heads()
         return (

@@ -12,60 +12,32 @@ topologies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import unified_diff
-from functools import lru_cache
-from functools import partial
+from functools import lru_cache, partial
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects.base import DATABASE
-from sqla_shard.engine import Engines
-from sqla_shard.engine import Places
+from sqla_shard.engine import Engines, Places
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import Problem
-from sqla_shard.exc import SchemaError
-from sqla_shard.exc import ServerUnreachableError
+from sqla_shard.exc import Problem, SchemaError, ServerUnreachableError
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.outbox.tables import PREFIX
-from sqla_shard.schema.ledger import DatabaseMark
-from sqla_shard.schema.ledger import finish_mark
-from sqla_shard.schema.ledger import read_marks
-from sqla_shard.schema.ledger import written_since
-from sqla_shard.schema.reports import Outcome
-from sqla_shard.schema.reports import State
-from sqla_shard.schema.selection import by_engine
-from sqla_shard.schema.selection import Shard
-from sqla_shard.schema.selection import template_of
-from sqla_shard.schema.versions import read_versions
-from sqla_shard.schema.versions import revisions_text
-from sqla_shard.schema.versions import Version
-from sqla_shard.topology import diff
-from sqla_shard.topology import Keyspace
-from sqla_shard.topology import Server
-from sqla_shard.topology import Topology
+from sqla_shard.schema.ledger import (
+    DatabaseMark,
+    finish_mark,
+    read_marks,
+    written_since,
+)
+from sqla_shard.schema.reports import Outcome, State
+from sqla_shard.schema.selection import by_engine, Shard, template_of
+from sqla_shard.schema.versions import read_versions, revisions_text, Version
+from sqla_shard.topology import diff, Keyspace, Server, Topology
 from sqla_shard.topology.keyspaces import as_ranges
-from sqla_shard.topology.urls import Address
-from sqla_shard.topology.urls import address_of
-
-__all__ = [
-    "ServerDatabases",
-    "check_unused",
-    "compare",
-    "misplaced_databases",
-    "server_databases",
-    "unsupported_changes",
-    "unusable",
-]
+from sqla_shard.topology.urls import Address, address_of
 
 
 def unsupported_changes(current: Topology, new: Topology) -> Iterator[Problem]:
@@ -84,8 +56,7 @@ def unsupported_changes(current: Topology, new: Topology) -> Iterator[Problem]:
     for name in changes.removed_keyspaces:
         yield Problem(
             f"keyspaces.{name}",
-            "is not in the new topology, which would close all of its "
-            "shards; keep it",
+            "is not in the new topology, which would close all of its shards; keep it",
         )
     for kind in changes.kinds:
         yield Problem(
@@ -132,9 +103,9 @@ def _moves(current: Topology, new: Topology) -> Iterator[Problem]:
             old = before.server_for(shard_id)
             now = after.server_for(shard_id) if after else old
             if old != now and _address(old.primary) != _address(now.primary):
-                moved.setdefault(
-                    (_server_text(old), _server_text(now)), []
-                ).append(shard_id)
+                moved.setdefault((_server_text(old), _server_text(now)), []).append(
+                    shard_id
+                )
         for (here, there), ids in moved.items():
             yield Problem(
                 f"keyspaces.{name}.servers",
@@ -181,21 +152,17 @@ def server_databases(
     for keyspace, server in _servers(topologies):
         address = _address(server.primary)
         assert address is not None  # noqa: S101 - the topology was checked
-        primaries.setdefault(
-            address, partial(_ask, engines, keyspace, server, address)
-        )
+        primaries.setdefault(address, partial(_ask, engines, keyspace, server, address))
         other = server.standby and _address(server.standby)
         if other:
             pairs.setdefault(other, set()).add(address)
             standbys.setdefault(
-                other,
-                partial(_ask, engines, keyspace, server, other, standby=True),
+                other, partial(_ask, engines, keyspace, server, other, standby=True)
             )
     jobs = [*primaries.values()]
     jobs += [job for one, job in standbys.items() if one not in primaries]
     found = {
-        server.address: server
-        for server in engines.in_parallel(jobs, "databases")
+        server.address: server for server in engines.in_parallel(jobs, "databases")
     }
     return {
         address: server
@@ -205,9 +172,7 @@ def server_databases(
     }
 
 
-def _servers(
-    topologies: Iterable[Topology],
-) -> Iterator[tuple[Keyspace, Server]]:
+def _servers(topologies: Iterable[Topology]) -> Iterator[tuple[Keyspace, Server]]:
     for topology in topologies:
         for keyspace in topology.keyspaces.values():
             for server in keyspace.servers:
@@ -229,9 +194,7 @@ def _ask(
     try:
         names = {name.lower() for name in backend.catalogue.databases(engine)}
     except (DBAPIError, ServerUnreachableError, OSError) as error:
-        return ServerDatabases(
-            label=label, address=address, names=(), error=str(error)
-        )
+        return ServerDatabases(label=label, address=address, names=(), error=str(error))
     return ServerDatabases(label=label, address=address, names=names)
 
 
@@ -280,9 +243,7 @@ def misplaced_databases(
                 )
 
 
-def _is_listed(
-    name: str, address: Address, topologies: Iterable[Topology]
-) -> bool:
+def _is_listed(name: str, address: Address, topologies: Iterable[Topology]) -> bool:
     """Return whether a topology places a database on a server."""
     return any(
         shard_id in held
@@ -352,9 +313,7 @@ def _revision_error(version: Version, wanted: Version) -> str | None:
     return None
 
 
-def _read(
-    connection: Connection, shards: Sequence[Shard]
-) -> dict[str, dict[str, str]]:
+def _read(connection: Connection, shards: Sequence[Shard]) -> dict[str, dict[str, str]]:
     catalogue = shards[0].place.backend.catalogue
     found = catalogue.digests(connection, [shard.schema for shard in shards])
     return {
@@ -370,10 +329,7 @@ def _read(
 
 
 def _on_engine(
-    places: Places,
-    reference: Shard,
-    version_table: str,
-    shards: Sequence[Shard],
+    places: Places, reference: Shard, version_table: str, shards: Sequence[Shard]
 ) -> dict[int, tuple[State, str]]:
     try:
         with reference.place.engine.connect() as connection:
@@ -391,9 +347,7 @@ def _on_engine(
             errors[shard.shard_id] = State.FAILED, text
         _finish(places, equal, version_table)
     except (DBAPIError, ServerUnreachableError, OSError) as error:
-        return {
-            shard.shard_id: (State.UNREACHABLE, str(error)) for shard in shards
-        }
+        return {shard.shard_id: (State.UNREACHABLE, str(error)) for shard in shards}
     return errors
 
 
@@ -411,16 +365,11 @@ def _finish(
 
 
 def _differences(
-    shard: Shard,
-    reference: Shard,
-    found: Mapping[str, str],
-    wanted: Mapping[str, str],
+    shard: Shard, reference: Shard, found: Mapping[str, str], wanted: Mapping[str, str]
 ) -> Iterator[str]:
     yield f"its definitions differ from those of {reference}:"
     names = sorted(
-        name
-        for name in {*found, *wanted}
-        if found.get(name) != wanted.get(name)
+        name for name in {*found, *wanted} if found.get(name) != wanted.get(name)
     )
     for name in names[:_TABLES]:
         shown = f"table {name}"
@@ -446,9 +395,7 @@ def _differences(
 
 def _definition(place: Place, shard: Shard, name: str) -> list[str]:
     with place.engine.connect() as connection:
-        text = place.backend.catalogue.definition(
-            connection, shard.schema, name
-        )
+        text = place.backend.catalogue.definition(connection, shard.schema, name)
     return text.splitlines()
 
 
@@ -515,9 +462,7 @@ def _read_server(
             reason = None
         else:
             ddl.enter(connection, shard.schema)
-            written = written_since(
-                connection, tables, mark.rows, version_table
-            )
+            written = written_since(connection, tables, mark.rows, version_table)
             reason = _unexpected_rows(mark, written)
         if reason is not None:
             where = f"{shard.database} on {shard.server}"

@@ -22,36 +22,22 @@ If the first packet finds a shard in another state, alembic runs there.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from sqla_shard.dialects.base import Batch
-from sqla_shard.dialects.base import Statement
+from sqla_shard.dialects.base import Batch, Statement
 from sqla_shard.exc import SchemaError
 from sqla_shard.outbox.tables import LEDGER
 from sqla_shard.schema import ledger
-from sqla_shard.schema.effects import read
-from sqla_shard.schema.effects import StatementProperties
+from sqla_shard.schema.effects import read, StatementProperties
 from sqla_shard.schema.journal import Journal
 from sqla_shard.schema.versions import Version
-
-__all__ = [
-    "NewTable",
-    "NotAsPlannedError",
-    "Plan",
-    "PlannedStep",
-    "Replay",
-    "new_tables",
-]
 
 _OPEN = f"SELECT 1 FROM {LEDGER.name} WHERE is_open LIMIT 1"  # noqa: S608 - a constant
 
@@ -121,8 +107,7 @@ class Plan:
 
 
 def new_tables(
-    statements: Sequence[str],
-    creation: Callable[[Sequence[str]], str | None],
+    statements: Sequence[str], creation: Callable[[Sequence[str]], str | None]
 ) -> dict[int, NewTable]:
     """Return the tables that can be created with the indexes that follow.
 
@@ -240,16 +225,12 @@ class Replay:
         if tuple(sorted(row[0] for row in rows)) != heads:
             raise NotAsPlannedError
 
-    def _check_names(
-        self, absent: str | None, count: int, rows: Sequence[Any]
-    ) -> None:
+    def _check_names(self, absent: str | None, count: int, rows: Sequence[Any]) -> None:
         self._names = {row[0] for row in rows}
         if absent in self._names:
             raise NotAsPlannedError
 
-    def _found(
-        self, check: _After | None, count: int, rows: Sequence[Any]
-    ) -> None:
+    def _found(self, check: _After | None, count: int, rows: Sequence[Any]) -> None:
         if check is not None:
             check(count, rows)
         self.is_positioned = True

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
@@ -14,13 +11,6 @@ from sqla_shard.engine.unread import unread_lines
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.schema.selection import Shard
 from sqla_shard.topology.keyspaces import as_ranges
-
-__all__ = [
-    "NOT_READ",
-    "Outcome",
-    "RunReport",
-    "State",
-]
 
 
 class State(Enum):
@@ -189,9 +179,7 @@ def _failures(outcomes: Iterable[Outcome]) -> Iterator[str]:
             groups.setdefault(key, []).append(one)
     for found in list(groups.values())[:_SHOWN]:
         first = found[0]
-        names = shortened_list(
-            [f"{one.database} on {one.server}" for one in found], 3
-        )
+        names = shortened_list([f"{one.database} on {one.server}" for one in found], 3)
         yield f"{first.state.value}: {names}"
         for line in (first.error or "").splitlines():
             yield f"    {line}"

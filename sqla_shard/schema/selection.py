@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import fields
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 
 from sqlalchemy import Engine
 
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import SchemaOptionError
-from sqla_shard.exc import UnknownServerError
-from sqla_shard.exc import UnknownShardError
-from sqla_shard.topology import Keyspace
-from sqla_shard.topology import Server
+from sqla_shard.exc import SchemaOptionError, UnknownServerError, UnknownShardError
+from sqla_shard.topology import Keyspace, Server
 from sqla_shard.topology.databases import Template
-
-__all__ = [
-    "RunOptions",
-    "Shard",
-    "by_engine",
-    "misplaced_on",
-    "parse_shards",
-    "shard_on",
-    "shards_of",
-    "template_of",
-]
-
 
 _RANGE = re.compile(r"\s*(\d{1,5})\s*(?:-\s*(\d{1,5})\s*)?")
 
@@ -82,15 +64,11 @@ def shards_of(
     for shard_id in shards or ():
         if shard_id >= keyspace.shards:
             raise UnknownShardError(
-                shard_id=shard_id,
-                keyspace=keyspace.name,
-                opened=keyspace.shards,
+                shard_id=shard_id, keyspace=keyspace.name, opened=keyspace.shards
             )
     found = [
         _shard(places, keyspace, shard_id)
-        for shard_id in (
-            keyspace.shard_ids if shards is None else sorted(set(shards))
-        )
+        for shard_id in (keyspace.shard_ids if shards is None else sorted(set(shards)))
         if servers is None or keyspace.server_for(shard_id).name in servers
     ]
     if not found:
@@ -123,9 +101,7 @@ def _of_place(keyspace: Keyspace, place: Place) -> Shard:
     )
 
 
-def misplaced_on(
-    places: Places, keyspace: Keyspace, server: Server
-) -> list[Shard]:
+def misplaced_on(places: Places, keyspace: Keyspace, server: Server) -> list[Shard]:
     """Return shards whose databases a server has, but not the topology there.
 
     :raises sqlalchemy.exc.DBAPIError: if the server cannot be read.
@@ -145,9 +121,7 @@ def misplaced_on(
 
 def template_of(keyspace: Keyspace) -> Template:
     """Return the template of the database names of a keyspace."""
-    found = Template.parse(
-        keyspace.database, sharded=keyspace.kind != "global"
-    )
+    found = Template.parse(keyspace.database, sharded=keyspace.kind != "global")
     assert isinstance(found, Template)  # noqa: S101 - the topology was checked
     return found
 
@@ -257,9 +231,7 @@ class RunOptions:
                 continue
             more = value if isinstance(value, list) else [value]
             values.setdefault(name, []).extend(more)
-        found = {
-            name: _parse_option(name, given) for name, given in values.items()
-        }
+        found = {name: _parse_option(name, given) for name, given in values.items()}
         return cls(**found)  # type: ignore[arg-type]  # by name, parsed
 
 

@@ -33,14 +33,10 @@ from alembic import op
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.types import TypeEngine
 
-from sqla_shard.schema.effects import Effect
-from sqla_shard.schema.effects import read
-from sqla_shard.schema.revisions.types import BLOB_TEXT
-from sqla_shard.schema.revisions.types import UPDATED_AT
+from sqla_shard.schema.effects import Effect, read
+from sqla_shard.schema.revisions.types import BLOB_TEXT, UPDATED_AT
 
-__all__ = [
-    "is_static",
-]
+__all__ = ["is_static"]
 
 
 _MODULES = frozenset(
@@ -144,9 +140,7 @@ class _Names:
             self._define(node)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             self._assign(node)
-        elif not (
-            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        ):
+        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             raise _NotStaticError(ast.dump(node))
 
     def _import(self, node: ast.Import) -> None:
@@ -253,9 +247,7 @@ def _shape(node: ast.AST) -> str:
     """Return the dump of a definition without the strings it returns."""
     node = deepcopy(node)
     for part in ast.walk(node):
-        if isinstance(part, ast.Return) and isinstance(
-            part.value, ast.Constant
-        ):
+        if isinstance(part, ast.Return) and isinstance(part.value, ast.Constant):
             part.value = None
     return ast.dump(node)
 
@@ -418,9 +410,7 @@ def _is_made(call: ast.Call, names: _Names) -> bool:
     return names.is_type(func) or any(made is one for one in _MADE)
 
 
-def _is_method(
-    name: str, made: ast.Call, call: ast.Call, names: _Names
-) -> bool:
+def _is_method(name: str, made: ast.Call, call: ast.Call, names: _Names) -> bool:
     if name == "with_variant":
         return _is_made(made, names)
     # The trigger that SQLite needs.

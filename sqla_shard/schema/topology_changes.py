@@ -8,20 +8,14 @@ revision of such a shard is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TypeVar
 
 from sqla_shard.exc import ShardError
-from sqla_shard.schema.reports import Outcome
-from sqla_shard.schema.reports import RunReport
-from sqla_shard.schema.reports import State
-from sqla_shard.topology import Keyspace
-from sqla_shard.topology import Topology
+from sqla_shard.schema.reports import Outcome, RunReport, State
+from sqla_shard.topology import Keyspace, Topology
 from sqla_shard.topology.urls import address_of
-
-__all__ = ["TopologyChanges"]
 
 R = TypeVar("R", bound=RunReport)
 
@@ -53,9 +47,7 @@ class TopologyChanges:
             return False
         return not found.isdisjoint(shard_ids)
 
-    def with_moved_shards(
-        self, report: RunReport, *, all_shards: bool
-    ) -> RunReport:
+    def with_moved_shards(self, report: RunReport, *, all_shards: bool) -> RunReport:
         """Return the report with the shards that were moved or opened since.
 
         :param all_shards: whether the run was for all shards of the keyspace.
@@ -139,9 +131,7 @@ def _place(keyspace: Keyspace, shard_id: int) -> tuple[object, str]:
     return address_of(server.primary), keyspace.database_for(shard_id)
 
 
-def _outcome_of_opened(
-    new: Topology, keyspace: Keyspace, shard_id: int
-) -> Outcome:
+def _outcome_of_opened(new: Topology, keyspace: Keyspace, shard_id: int) -> Outcome:
     return Outcome(
         shard_id=shard_id,
         server=keyspace.server_for(shard_id).name,

@@ -13,8 +13,7 @@ searched for databases that the topology places elsewhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,29 +22,11 @@ from sqlalchemy.exc import DBAPIError
 from sqla_shard.engine import Places
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.exc.base import shortened_list
-from sqla_shard.outbox.tables import LEDGER
-from sqla_shard.outbox.tables import PREFIX
-from sqla_shard.schema.ledger import UNDONE
-from sqla_shard.schema.ledger import VERSION_TABLE
-from sqla_shard.schema.selection import misplaced_on
-from sqla_shard.schema.selection import Shard
-from sqla_shard.schema.selection import shard_on
-from sqla_shard.topology import Keyspace
-from sqla_shard.topology import Server
+from sqla_shard.outbox.tables import LEDGER, PREFIX
+from sqla_shard.schema.ledger import UNDONE, VERSION_TABLE
+from sqla_shard.schema.selection import misplaced_on, Shard, shard_on
+from sqla_shard.topology import Keyspace, Server
 from sqla_shard.topology.keyspaces import as_ranges
-
-__all__ = [
-    "Open",
-    "Version",
-    "has_no_version",
-    "mark_lost",
-    "others_of",
-    "read_misplaced",
-    "read_versions",
-    "revisions_text",
-    "without_ledger",
-    "without_tables",
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,16 +111,11 @@ def read_versions(
     for shard in shards:
         servers.setdefault(shard.server, []).append(shard)
     answers = places.engines.in_parallel(
-        [
-            partial(_on_server, on_one, version_table)
-            for on_one in servers.values()
-        ],
+        [partial(_on_server, on_one, version_table) for on_one in servers.values()],
         "versions",
     )
     found = {
-        version.shard.shard_id: version
-        for versions in answers
-        for version in versions
+        version.shard.shard_id: version for versions in answers for version in versions
     }
     return [found[shard.shard_id] for shard in shards]
 
@@ -188,9 +164,7 @@ def _read_server(shards: Sequence[Shard], version_table: str) -> list[Version]:
     place = shards[0].place
     names = place.backend.catalogue.databases(place.engine)
     versions = {
-        shard.shard_id: Version(
-            shard=shard, is_missing=shard.database not in names
-        )
+        shard.shard_id: Version(shard=shard, is_missing=shard.database not in names)
         for shard in shards
     }
     there = [v.shard for v in versions.values() if not v.is_missing]
@@ -204,9 +178,7 @@ def _read_server(shards: Sequence[Shard], version_table: str) -> list[Version]:
 
 
 def _read(
-    shards: Sequence[Shard],
-    versions: dict[int, Version],
-    version_table: str,
+    shards: Sequence[Shard], versions: dict[int, Version], version_table: str
 ) -> list[Version]:
     engine, ddl = shards[0].place.engine, shards[0].place.backend.ddl
     schemas = [shard.schema for shard in shards]
@@ -224,20 +196,14 @@ def _read(
     closed: dict[str, list[tuple[Any, ...]]] = {}
     if without:
         names = ["id", "direction", "state"]
-        closed = ddl.read_table(
-            engine, without, LEDGER.name, names, "NOT is_open"
-        )
+        closed = ddl.read_table(engine, without, LEDGER.name, names, "NOT is_open")
     return [
         replace(
             versions[shard.shard_id],
             closed=_newest(closed.get(shard.schema, ())),
             heads=tuple(sorted(row[0] for row in heads.get(shard.schema, ()))),
-            internal=next(
-                (row[0] for row in internal.get(shard.schema, ())), None
-            ),
-            has_ledger=(
-                shard.schema in opened or not internal.get(shard.schema)
-            ),
+            internal=next((row[0] for row in internal.get(shard.schema, ())), None),
+            has_ledger=(shard.schema in opened or not internal.get(shard.schema)),
             open=_last(opened.get(shard.schema, ()), columns),
         )
         for shard in shards
@@ -266,9 +232,7 @@ _ADVICE = (
 )
 
 
-def others_of(
-    versions: Sequence[Version], shards: Sequence[Shard]
-) -> list[Shard]:
+def others_of(versions: Sequence[Version], shards: Sequence[Shard]) -> list[Shard]:
     """Return the other shards to read, to recognize lost databases.
 
     :param shards: all shards of the keyspace.
@@ -316,9 +280,7 @@ def mark_lost(
     ]
 
 
-def without_tables(
-    places: Places, versions: Sequence[Version]
-) -> list[Version]:
+def without_tables(places: Places, versions: Sequence[Version]) -> list[Version]:
     """Return versions with :attr:`Version.lost` reset if tables exist.
 
     ``stamp`` needs it: it sets the revision of existing tables.
@@ -352,11 +314,7 @@ def _reason(versions: Sequence[Version]) -> str | None:
     """Return the reason why a database without a revision is not new."""
     for version in versions:
         if version.heads:
-            ids = [
-                one.shard.shard_id
-                for one in versions
-                if one.heads == version.heads
-            ]
+            ids = [one.shard.shard_id for one in versions if one.heads == version.heads]
             return (
                 f"others have one: {revisions_text(version.heads)} on shard "
                 f"{as_ranges(ids, 4)}"

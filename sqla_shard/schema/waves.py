@@ -10,19 +10,11 @@ import os
 import signal
 import sys
 import threading
-from collections import Counter
-from collections import deque
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from contextlib import closing
-from contextlib import contextmanager
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any
@@ -30,28 +22,15 @@ from typing import Any
 from alembic.util import CommandError
 
 from sqla_shard.exc import DivergedRevisionsError
-from sqla_shard.schema.applier import Applier
-from sqla_shard.schema.applier import is_relative
+from sqla_shard.schema.applier import Applier, is_relative
 from sqla_shard.schema.ledger import own_head
 from sqla_shard.schema.progress import Progress
 from sqla_shard.schema.replay import Plan
-from sqla_shard.schema.reports import Outcome
-from sqla_shard.schema.reports import RunReport
-from sqla_shard.schema.reports import State
+from sqla_shard.schema.reports import Outcome, RunReport, State
 from sqla_shard.schema.selection import RunOptions
-from sqla_shard.schema.versions import revisions_text
-from sqla_shard.schema.versions import Version
-from sqla_shard.schema.versions import without_ledger
+from sqla_shard.schema.versions import revisions_text, Version, without_ledger
 from sqla_shard.topology.keyspaces import as_ranges
-from sqla_shard.util.signals import ENDING
-from sqla_shard.util.signals import waking
-
-__all__ = [
-    "Workers",
-    "check_target",
-    "run",
-]
-
+from sqla_shard.util.signals import ENDING, waking
 
 #: The signal with this number kills the processes.
 _PATIENCE = 3
@@ -139,9 +118,7 @@ class Workers:
         self._processes[ours], self._server[ours] = process, server
         self._planned[ours] = set()
 
-    def _work(
-        self, pipe: Connection, parents_end: Connection, server: str
-    ) -> None:
+    def _work(self, pipe: Connection, parents_end: Connection, server: str) -> None:
         # With the other end of its pipe open, a process would not notice that
         # its parent died.
         for connection in [*self._processes, parents_end]:
@@ -344,10 +321,7 @@ def check_target(target: str, versions: Iterable[Version]) -> None:
     if len(at) > 1:
         raise DivergedRevisionsError(
             target=target,
-            heads={
-                heads: f"shards {as_ranges(ids, 4)}"
-                for heads, ids in at.items()
-            },
+            heads={heads: f"shards {as_ranges(ids, 4)}" for heads, ids in at.items()},
         )
 
 
@@ -433,9 +407,7 @@ def run(
 def _is_old(version: Version, command: str) -> bool:
     """Return whether only the tables of this package need an upgrade."""
     return (
-        command == "upgrade"
-        and bool(version.heads)
-        and version.internal != own_head()
+        command == "upgrade" and bool(version.heads) and version.internal != own_head()
     )
 
 
@@ -492,19 +464,14 @@ def _in_waves(
     shard_ids = [versions[index].shard.shard_id for index in todo]
     servers = {versions[index].shard.server for index in todo}
     size = options.wave or options.jobs * len(servers)
-    waves = [
-        range(1),
-        *_later_waves(len(todo), size, again=options.wave is not None),
-    ]
+    waves = [range(1), *_later_waves(len(todo), size, again=options.wave is not None)]
     for number, wave in enumerate(waves):
         if number and options.pause:
             workers.pause(options.pause)
         if number and not options.continue_on_error and has_moved(shard_ids):
             # The next run reads the new topology.
             workers.is_stopped = True
-        yield from workers.run(
-            wave, continue_on_error=options.continue_on_error
-        )
+        yield from workers.run(wave, continue_on_error=options.continue_on_error)
 
 
 def _later_waves(count: int, size: int, *, again: bool) -> Iterator[range]:

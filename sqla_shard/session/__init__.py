@@ -19,11 +19,9 @@
 from __future__ import annotations
 
 from sqla_shard.session.get import INCLUDE_INACTIVE
-from sqla_shard.session.placement import PlacementPolicy
-from sqla_shard.session.placement import RandomPlacement
+from sqla_shard.session.placement import PlacementPolicy, RandomPlacement
 from sqla_shard.session.row_cache import no_cache
-from sqla_shard.session.session import CrossShard
-from sqla_shard.session.session import ShardSession
+from sqla_shard.session.session import CrossShard, ShardSession
 
 __all__ = [
     "INCLUDE_INACTIVE",

@@ -16,20 +16,15 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
-from sqlalchemy import Connection
-from sqlalchemy import Engine
-from sqlalchemy import Transaction
+from sqlalchemy import Connection, Engine, Transaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import SessionTransaction
 
-from sqla_shard.exc import PartialCommitError
-from sqla_shard.exc import ServerFencedError
+from sqla_shard.exc import PartialCommitError, ServerFencedError
 from sqla_shard.session.invalidation import announce
-from sqla_shard.session.transaction import ReadingLost
-from sqla_shard.session.transaction import refuse_lost
+from sqla_shard.session.transaction import ReadingLost, refuse_lost
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
@@ -71,9 +66,7 @@ class Commits:
         self._parts: dict[Engine, _Part] = {}
         self._is_done = False
 
-    def take(
-        self, transaction: SessionTransaction, connection: Connection
-    ) -> None:
+    def take(self, transaction: SessionTransaction, connection: Connection) -> None:
         """Register the transaction of one server, to commit it in order.
 
         :param transaction: the transaction of the session.
@@ -102,9 +95,7 @@ class Commits:
         """
         if self._is_done:
             return
-        refuse_lost(
-            (p.connection for p in self._parts.values()), self._session
-        )
+        refuse_lost((p.connection for p in self._parts.values()), self._session)
         announced = announce(self._session)
         writes = any(True for _ in self._session.log.in_order())
         start = perf_counter()
@@ -151,9 +142,7 @@ class Commits:
             partial = self._session.log.interrupted_error()
             if partial is not None:
                 _log.error(
-                    "COMMIT was interrupted: %s",
-                    partial,
-                    extra={"action": "commit"},
+                    "COMMIT was interrupted: %s", partial, extra={"action": "commit"}
                 )
             raise
 

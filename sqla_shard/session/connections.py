@@ -6,43 +6,25 @@ import os
 import random
 import threading
 import weakref
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 from greenlet import getcurrent
-from sqlalchemy import Connection
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqla_shard.engine import ExecutionPlan
-from sqla_shard.engine import OPTION
-from sqla_shard.engine import Scatter
-from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.rendering import TRANSLATE
-from sqla_shard.exc import ConcurrentUseError
-from sqla_shard.exc import ScatterFailedError
-from sqla_shard.exc import ScatterTimeoutError
+from sqla_shard.engine import ExecutionPlan, OPTION, Scatter
+from sqla_shard.engine.rendering import Place, TRANSLATE
+from sqla_shard.exc import ConcurrentUseError, ScatterFailedError, ScatterTimeoutError
 from sqla_shard.merging.merge import Merge
-from sqla_shard.session.transaction import connection_lost
-from sqla_shard.session.transaction import TransactionLog
+from sqla_shard.session.transaction import connection_lost, TransactionLog
 from sqla_shard.topology import Keyspace
 from sqla_shard.types.object_ids import inserting_on
 
 if TYPE_CHECKING:
     from sqla_shard.session.session import ShardSession
-
-__all__ = [
-    "ShardView",
-    "Usage",
-    "any_place",
-    "bind_to",
-    "bulk_on",
-    "connect",
-]
 
 
 class ShardView(Connection):
@@ -56,9 +38,7 @@ class ShardView(Connection):
 
     __slots__ = ("_shard_id", "_shard_options")
 
-    def __init__(
-        self, root: Connection, place: Place, plan: ExecutionPlan
-    ) -> None:
+    def __init__(self, root: Connection, place: Place, plan: ExecutionPlan) -> None:
         # One dictionary for both: SQLAlchemy sets attributes such as the
         # nested transaction on either of them.
         object.__setattr__(self, "__dict__", root.__dict__)

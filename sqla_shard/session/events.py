@@ -16,12 +16,8 @@ from sqlalchemy.orm import SessionTransaction
 
 from sqla_shard.session.execute import prepare
 from sqla_shard.session.flush import place_objects
-from sqla_shard.session.invalidation import ensure_begun
-from sqla_shard.session.invalidation import invalidate_flushed
-from sqla_shard.session.transaction import record_commit
-from sqla_shard.session.transaction import refuse_lost
-
-__all__ = ["listen"]
+from sqla_shard.session.invalidation import ensure_begun, invalidate_flushed
+from sqla_shard.session.transaction import record_commit, refuse_lost
 
 
 def _before_flush(session: Any, context: Any, objects: Any) -> None:

@@ -8,84 +8,67 @@ execution per shard.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
-from sqlalchemy import Result
-from sqlalchemy import Table
+from sqlalchemy import Result, Table
 from sqlalchemy.ext.horizontal_shard import set_shard_id
-from sqlalchemy.orm import FromStatement
-from sqlalchemy.orm import ORMExecuteState
+from sqlalchemy.orm import FromStatement, ORMExecuteState
 from sqlalchemy.sql import visitors
-from sqlalchemy.sql.dml import Delete
-from sqlalchemy.sql.dml import Insert
-from sqlalchemy.sql.dml import Update
+from sqlalchemy.sql.dml import Delete, Insert, Update
 from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.sql.lambdas import LambdaElement
 
-from sqla_shard.engine import check_layout
-from sqla_shard.engine import limits_of
-from sqla_shard.engine import OPTION
-from sqla_shard.engine import overlap
-from sqla_shard.engine import Scatter
-from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.rendering import TRANSLATE
-from sqla_shard.exc import KeyspaceMismatchError
-from sqla_shard.exc import NoShardKeyError
-from sqla_shard.exc import ScatterDisabledError
-from sqla_shard.exc import ScatterLimitError
-from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.engine import check_layout, limits_of, OPTION, overlap, Scatter
+from sqla_shard.engine.rendering import Place, TRANSLATE
+from sqla_shard.exc import (
+    KeyspaceMismatchError,
+    NoShardKeyError,
+    ScatterDisabledError,
+    ScatterLimitError,
+    UnsupportedStatementError,
+)
 from sqla_shard.ids import check_shard_id
-from sqla_shard.merging import grouped_by_ids
-from sqla_shard.merging import of_groups
-from sqla_shard.merging import plan
-from sqla_shard.merging import sorted_by_shown
+from sqla_shard.merging import grouped_by_ids, of_groups, plan, sorted_by_shown
 from sqla_shard.merging.merge import Merge
-from sqla_shard.routing import as_statement
-from sqla_shard.routing import check
-from sqla_shard.routing import columns_set
-from sqla_shard.routing import constant
-from sqla_shard.routing import Decision
-from sqla_shard.routing import is_placed
-from sqla_shard.routing import keyspace_of
-from sqla_shard.routing import name_of
-from sqla_shard.routing import route
-from sqla_shard.routing import spec_of
-from sqla_shard.routing import Spread
-from sqla_shard.session.connections import any_place
-from sqla_shard.session.connections import bulk_on
-from sqla_shard.session.connections import connect
+from sqla_shard.routing import (
+    as_statement,
+    check,
+    columns_set,
+    constant,
+    Decision,
+    is_placed,
+    keyspace_of,
+    name_of,
+    route,
+    spec_of,
+    Spread,
+)
+from sqla_shard.session.connections import any_place, bulk_on, connect
 from sqla_shard.session.flush import check_tables
-from sqla_shard.session.insert import check_rows
-from sqla_shard.session.insert import encode_insert
-from sqla_shard.session.insert import group_rows
-from sqla_shard.session.insert import prepare_rows
-from sqla_shard.session.insert import rows_of
-from sqla_shard.session.insert import updated_rows
-from sqla_shard.session.insert import with_ids
-from sqla_shard.session.insert import with_inline_ids
-from sqla_shard.session.invalidation import check_count
-from sqla_shard.session.invalidation import check_matching
-from sqla_shard.session.invalidation import invalidate_matching
-from sqla_shard.session.invalidation import invalidate_rows
+from sqla_shard.session.insert import (
+    check_rows,
+    encode_insert,
+    group_rows,
+    prepare_rows,
+    rows_of,
+    updated_rows,
+    with_ids,
+    with_inline_ids,
+)
+from sqla_shard.session.invalidation import (
+    check_count,
+    check_matching,
+    invalidate_matching,
+    invalidate_rows,
+)
 from sqla_shard.session.new_ids import lacks_issued_id
-from sqla_shard.topology import Keyspace
-from sqla_shard.topology import Topology
+from sqla_shard.topology import Keyspace, Topology
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
     from sqla_shard.session.session import ShardSession
-
-__all__ = [
-    "OUR_OWN",
-    "check_keyspace",
-    "named_place",
-    "prepare",
-]
 
 #: Execution options of the package's own writes to tables with a guard.
 OUR_OWN = {"sqla_shard_own": True}
@@ -97,9 +80,7 @@ OUR_OWN = {"sqla_shard_own": True}
 # keyspace.
 
 
-def named_place(
-    context: ORMExecuteState, session: ShardSession
-) -> Place | None:
+def named_place(context: ORMExecuteState, session: ShardSession) -> Place | None:
     """Return the shard that the caller of ``execute`` names, if any.
 
     :raises KeyspaceMismatchError: if its tables are in another keyspace.
@@ -306,9 +287,7 @@ def _accepted(statement: Any) -> Any:
     return sorted_by_shown(grouped_by_ids(of_groups(statement)))
 
 
-def _merge_of(
-    context: ORMExecuteState, places: Sequence[Place]
-) -> Merge | None:
+def _merge_of(context: ORMExecuteState, places: Sequence[Place]) -> Merge | None:
     """Return the merge of a SELECT of the package on several shards.
 
     :returns: None if the rows are concatenated.
@@ -320,9 +299,7 @@ def _merge_of(
     return planned.merge
 
 
-def _located(
-    context: ORMExecuteState, session: ShardSession
-) -> Sequence[Place]:
+def _located(context: ORMExecuteState, session: ShardSession) -> Sequence[Place]:
     """Return the locations that an object that is refreshed may have.
 
     :returns: none if the statement is routed by its ids.
@@ -387,9 +364,7 @@ def _one_by_one(
     given: Any = context.parameters
     for row in given:
         context.parameters = [row]
-        results.append(
-            _invalidating(context, session, places, row, scattered=False)
-        )
+        results.append(_invalidating(context, session, places, row, scattered=False))
     return results
 
 
@@ -439,10 +414,7 @@ def _decided(
     """Return the shards of a statement, and the routing decision."""
     places = session.places
     decision: Decision = route(
-        context.statement,
-        context.parameters,
-        places,
-        scatter=limits is not None,
+        context.statement, context.parameters, places, scatter=limits is not None
     )
     context.parameters = decision.parameters
     if decision.scattered and not session.cluster.scatters:
@@ -456,9 +428,7 @@ def _decided(
         return (_anywhere(session, decision),), decision
     most = None if limits is None else limits.max_shards
     if most is not None and len(shards) > most:
-        raise ScatterLimitError(
-            limit="max_shards", allowed=most, found=len(shards)
-        )
+        raise ScatterLimitError(limit="max_shards", allowed=most, found=len(shards))
     return places.several(decision.keyspace, shards), decision
 
 
@@ -522,13 +492,10 @@ def _write_each_shard(
     options: dict[str, Any] = {}
     if not places[0].backend.waits:
         each = [
-            _invoke(context, session, place, scattered=scattered)
-            for place in places
+            _invoke(context, session, place, scattered=scattered) for place in places
         ]
         return _merged(each)
-    if context.is_orm_statement and private.autoflushes(
-        context.update_delete_options
-    ):
+    if context.is_orm_statement and private.autoflushes(context.update_delete_options):
         # Two executions that overlap cannot both flush.
         private.autoflush(session)
         options["autoflush"] = False
@@ -538,14 +505,10 @@ def _write_each_shard(
     ]
     connections = connect(session, places, None, None).connections
     with session.usage.overlapping():
-        return _merged(
-            overlap(jobs, connections, session.places.engines.lanes)
-        )
+        return _merged(overlap(jobs, connections, session.places.engines.lanes))
 
 
-def _write_each_set(
-    context: ORMExecuteState, session: ShardSession
-) -> Result[Any]:
+def _write_each_set(context: ORMExecuteState, session: ShardSession) -> Result[Any]:
     """Run an UPDATE or DELETE with many parameter sets, shard by shard."""
     grouped: dict[Place, list[Any]] = {}
     given: Any = context.parameters

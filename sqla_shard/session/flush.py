@@ -7,31 +7,24 @@ has written nothing.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 from sqlalchemy import inspect
-from sqlalchemy.orm import InstanceState
-from sqlalchemy.orm import Mapper
-from sqlalchemy.orm import RelationshipDirection
-from sqlalchemy.orm.attributes import History
-from sqlalchemy.orm.attributes import instance_state
+from sqlalchemy.orm import InstanceState, Mapper, RelationshipDirection
+from sqlalchemy.orm.attributes import History, instance_state
 
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import ColocationError
-from sqla_shard.exc import PlacementError
-from sqla_shard.exc import ReferenceWriteError
-from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.routing import routes
-from sqla_shard.routing import spec_of
-from sqla_shard.routing import TableSpec
+from sqla_shard.exc import (
+    ColocationError,
+    PlacementError,
+    ReferenceWriteError,
+    UnsupportedStatementError,
+)
+from sqla_shard.routing import routes, spec_of, TableSpec
 from sqla_shard.session.new_ids import issue_for_objects
-from sqla_shard.session.placement import parent_shard
-from sqla_shard.session.placement import root_shard
+from sqla_shard.session.placement import parent_shard, root_shard
 from sqla_shard.session.row_cache import refuse_cached_autocommit
 from sqla_shard.topology import Keyspace
 from sqla_shard.types import IdType
@@ -39,17 +32,6 @@ from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
     from sqla_shard.session.session import ShardSession
-
-__all__ = [
-    "REQUESTED",
-    "Collections",
-    "Links",
-    "changed",
-    "links_of",
-    "mapping_class",
-    "place_objects",
-    "place_of",
-]
 
 
 _UNCHANGED = History((), (), ())
@@ -130,9 +112,7 @@ class Links:
     is_root: bool
 
 
-_known: weakref.WeakKeyDictionary[Mapper[Any], Links] = (
-    weakref.WeakKeyDictionary()
-)
+_known: weakref.WeakKeyDictionary[Mapper[Any], Links] = weakref.WeakKeyDictionary()
 
 
 def links_of(mapper: Mapper[Any]) -> Links:
@@ -146,9 +126,7 @@ def links_of(mapper: Mapper[Any]) -> Links:
         found = _known[mapper] = Links(
             id_attribute=id_attribute,
             parent_attribute=(
-                id_attribute
-                if spec.colocation is None
-                else spec.colocation.field
+                id_attribute if spec.colocation is None else spec.colocation.field
             ),
             is_root=(
                 spec.kind == "objects"
@@ -160,9 +138,7 @@ def links_of(mapper: Mapper[Any]) -> Links:
             ),
             references=references,
             up=up,
-            down=tuple(
-                _filled(mapper, RelationshipDirection.ONETOMANY, here=False)
-            ),
+            down=tuple(_filled(mapper, RelationshipDirection.ONETOMANY, here=False)),
             linked=tuple(
                 relation.key
                 for relation in mapper.relationships
@@ -178,9 +154,7 @@ def links_of(mapper: Mapper[Any]) -> Links:
     return found
 
 
-def _linked(
-    instances: Iterable[Any],
-) -> Iterator[tuple[InstanceState[Any], Links]]:
+def _linked(instances: Iterable[Any]) -> Iterator[tuple[InstanceState[Any], Links]]:
     """Yield the states of objects, with the links of their classes."""
     known: dict[Mapper[Any], Links] = {}
     for instance in instances:
@@ -208,9 +182,7 @@ def mapping_class(relation: Any) -> str:
     if source == target:
         # Both columns would be named after the class.
         name = source.lower()
-        columns = (
-            f', source_column="{name}_id", target_column="other_{name}_id"'
-        )
+        columns = f', source_column="{name}_id", target_column="other_{name}_id"'
     return (
         f"class {source}Has{words}(MappingMixin, Base, source={source}, "
         f"target={target}{columns}): ..."
@@ -427,9 +399,7 @@ def _place_roots(
             placed[state] = place
         elif links_of(mapper).is_root:
             spec = spec_of(mapper.local_table)
-            keyspace = session.places.keyspace(
-                spec.keyspace, spec.kind, spec.layout
-            )
+            keyspace = session.places.keyspace(spec.keyspace, spec.kind, spec.layout)
             place = known[mapper] = _place_root(session, state, keyspace)
             written.add(state, place)
         else:
@@ -593,10 +563,7 @@ def _check_references(
         if value is None:
             continue
         parts = kind.layout.unpack(value)
-        if kind.layout.names_type and kind.type_id not in (
-            None,
-            parts.type_id,
-        ):
+        if kind.layout.names_type and kind.type_id not in (None, parts.type_id):
             raise ColocationError(
                 f"{value} is an id of type {parts.type_id}; this column "
                 f"refers to objects of type {kind.type_id}",
@@ -659,11 +626,7 @@ def _is_on_a_shard(state: InstanceState[Any]) -> bool:
 
 
 def _elsewhere_error(
-    state: InstanceState[Any],
-    field: str,
-    value: Any,
-    shard_id: int,
-    place: Place,
+    state: InstanceState[Any], field: str, value: Any, shard_id: int, place: Place
 ) -> ColocationError:
     return ColocationError(
         f"{value} is on shard {shard_id}, the object is on shard "

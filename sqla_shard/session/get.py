@@ -7,36 +7,28 @@ would cost more than all the rest of the sharding code.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from collections.abc import Container
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
-from sqlalchemy import bindparam
-from sqlalchemy import inspect
-from sqlalchemy import select
+from sqlalchemy import bindparam, inspect, select
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.attributes import instance_state
 
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import ConcurrentUseError
-from sqla_shard.exc import UnreadableBlobError
-from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.exc import (
+    ConcurrentUseError,
+    UnreadableBlobError,
+    UnsupportedStatementError,
+)
 from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.routing import spec_of
-from sqla_shard.session.row_cache import cache_in_transaction
-from sqla_shard.session.row_cache import CacheMismatch
+from sqla_shard.session.row_cache import cache_in_transaction, CacheMismatch
 from sqla_shard.types.shard_bound import IdSlot
 
 if TYPE_CHECKING:
     from sqla_shard.session.session import ShardSession
-
-__all__ = ["INCLUDE_INACTIVE", "Getter", "getter_of", "is_plain"]
 
 _ID = "sqla_shard_id"
 _IDS = "sqla_shard_ids"
@@ -58,9 +50,7 @@ class Getter:
         self._class = entity = mapper.class_
         self._name = entity.__name__
         key = mapper.primary_key
-        self.by_id = (
-            spec.kind == "objects" and spec.id_index == 0 and len(key) == 1
-        )
+        self.by_id = spec.kind == "objects" and spec.id_index == 0 and len(key) == 1
         self._layout = spec.layout or DEFAULT_LAYOUT
         if not self.by_id:
             return
@@ -109,9 +99,7 @@ class Getter:
         at = {"places": self._spec.places_of(places, ident)}
         return {**kwargs, "bind_arguments": at}
 
-    def includes_hidden(
-        self, session: ShardSession, kwargs: Mapping[str, Any]
-    ) -> bool:
+    def includes_hidden(self, session: ShardSession, kwargs: Mapping[str, Any]) -> bool:
         """Return whether a read includes inactive objects."""
         options = kwargs.get("execution_options") or {}
         return session.shows_hidden or bool(options.get(INCLUDE_INACTIVE))
@@ -130,11 +118,7 @@ class Getter:
         return self._shown(found, hidden)
 
     def _read(
-        self,
-        session: ShardSession,
-        object_id: int,
-        place: Place,
-        expired: Any,
+        self, session: ShardSession, object_id: int, place: Place, expired: Any
     ) -> Any:
         """Read an object, from the cache if possible.
 
@@ -143,17 +127,13 @@ class Getter:
         cached = cache_in_transaction(session, self._table, flush=False)
         # Changes are not flushed: an object to be deleted is still in the
         # cache, and a new one is not.
-        if cached is not None and (
-            expired is None or expired not in session.deleted
-        ):
+        if cached is not None and (expired is None or expired not in session.deleted):
             with suppress(CacheMismatch):
                 places = {object_id: place}
                 read = cached.read(session, self._table, places)
                 # The id is absent if its cached row cannot be loaded.
                 found = read.get(object_id)
-                if found is not None or (
-                    object_id in read and not session.new
-                ):
+                if found is not None or (object_id in read and not session.new):
                     return found
         # Python recognizes inactive objects faster than the server, which
         # would have to parse the blob.
@@ -168,9 +148,7 @@ class Getter:
             .one_or_none()
         )
 
-    def _check(
-        self, session: ShardSession, found: Any, ids: Container[int]
-    ) -> int:
+    def _check(self, session: ShardSession, found: Any, ids: Container[int]) -> int:
         """Return the id of an object that was read.
 
         :param ids: the requested ids.
@@ -259,9 +237,7 @@ class Getter:
         slot = IdSlot(ids, type_id, self._layout, whole=False)
         if slot.other_type_id is not None:
             self._layout.shard_of(slot.other_type_id, type_id, self._name)
-        hidden = self.includes_hidden(
-            session, {"execution_options": execution_options}
-        )
+        hidden = self.includes_hidden(session, {"execution_options": execution_options})
         found: dict[int, Any] = {}
         wanted = list(dict.fromkeys(ids))
         if not execution_options.get("populate_existing"):
@@ -306,9 +282,7 @@ class Getter:
             for i in ids
         ]
 
-    def _shards(
-        self, session: ShardSession, ids: Iterable[int]
-    ) -> dict[int, Place]:
+    def _shards(self, session: ShardSession, ids: Iterable[int]) -> dict[int, Place]:
         """Return the locations of the shards of ids, in order.
 
         :raises UnknownShardError: if one is not open.
@@ -330,9 +304,7 @@ class Getter:
         shift, highest = self._layout.shard_shift, self._layout.max_shard_id
         try:
             return cached.read(
-                session,
-                self._table,
-                {i: by_shard[i >> shift & highest] for i in ids},
+                session, self._table, {i: by_shard[i >> shift & highest] for i in ids}
             )
         except CacheMismatch:
             return {}
@@ -350,9 +322,7 @@ def is_plain(kwargs: Mapping[str, Any]) -> bool:
     defaults, and must use the cache too.
     """
     return not any(
-        value
-        if name in _COLLECTIONS
-        else value is not None and value is not False
+        value if name in _COLLECTIONS else value is not None and value is not False
         for name, value in kwargs.items()
     )
 

@@ -7,44 +7,27 @@ root objects.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 from sqlalchemy.sql.elements import BindParameter
 
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import ColocationError
-from sqla_shard.exc import NoShardKeyError
-from sqla_shard.exc import PlacementError
-from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.routing import has_objects
-from sqla_shard.routing import kind_of
-from sqla_shard.routing import routes
-from sqla_shard.routing import spec_of
+from sqla_shard.exc import (
+    ColocationError,
+    NoShardKeyError,
+    PlacementError,
+    ScatterUnsupportedError,
+    UnsupportedStatementError,
+)
+from sqla_shard.routing import has_objects, kind_of, routes, spec_of
 from sqla_shard.session.new_ids import issue
-from sqla_shard.session.placement import parent_shard
-from sqla_shard.session.placement import root_shard
+from sqla_shard.session.placement import parent_shard, root_shard
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
     from sqla_shard.session.session import ShardSession
-
-__all__ = [
-    "check_rows",
-    "encode_insert",
-    "group_rows",
-    "ids_of",
-    "prepare_rows",
-    "rows_of",
-    "updated_rows",
-    "with_ids",
-    "with_inline_ids",
-]
 
 Row = dict[str, Any]
 
@@ -88,14 +71,10 @@ def encode_insert(statement: Any, parameters: Any) -> tuple[Any, Any]:
     if parameters is None:
         own = [encode(row) for row in own]
     else:
-        fields = {
-            k: v for row in own for k, v in row.items() if k not in columns
-        }
+        fields = {k: v for row in own for k, v in row.items() if k not in columns}
         own = [{k: v for k, v in row.items() if k in columns} for row in own]
         if isinstance(parameters, list):
-            parameters = [
-                _encode_row(encode, fields, row) for row in parameters
-            ]
+            parameters = [_encode_row(encode, fields, row) for row in parameters]
         else:
             parameters = _encode_row(encode, fields, parameters)
     many = bool(private.multi_values(statement))
@@ -188,19 +167,11 @@ def prepare_rows(
     prepare = spec_of(statement.table).before_rows
     if prepare is not None:
         given = rows if isinstance(rows, list) else [rows or {}]
-        prepare(
-            session,
-            statement.table,
-            place,
-            [*_inline_values(statement), *given],
-        )
+        prepare(session, statement.table, place, [*_inline_values(statement), *given])
 
 
 def with_ids(
-    session: ShardSession,
-    statement: Any,
-    place: Place,
-    rows: list[Row],
+    session: ShardSession, statement: Any, place: Place, rows: list[Row]
 ) -> list[Row]:
     """Return the rows of an INSERT on a shard, each with an id.
 
@@ -221,9 +192,7 @@ def with_ids(
     ]
 
 
-def with_inline_ids(
-    session: ShardSession, statement: Any, place: Place
-) -> Any:
+def with_inline_ids(session: ShardSession, statement: Any, place: Place) -> Any:
     """Return an INSERT whose rows are in the statement, each with an id.
 
     :raises UnsupportedStatementError: for INSERT .. FROM SELECT without ids.
@@ -246,9 +215,7 @@ def with_inline_ids(
         return statement
     new_ids = issue(session, statement.table, place, lacking)
     rows = [
-        {**_without(row, names), names[0]: next(new_ids)}
-        if object_id is None
-        else row
+        {**_without(row, names), names[0]: next(new_ids)} if object_id is None else row
         for object_id, row in zip(given, _inline_rows(statement), strict=True)
     ]
     many = bool(private.multi_values(statement))
@@ -283,10 +250,7 @@ def check_rows(
 
 
 def updated_rows(
-    session: ShardSession,
-    statement: Any,
-    rows: Sequence[Row],
-    named: Place | None,
+    session: ShardSession, statement: Any, rows: Sequence[Row], named: Place | None
 ) -> dict[Place, Any]:
     """Return the rows of a bulk UPDATE by shard location.
 
@@ -335,9 +299,7 @@ class _Placer:
         self._session = session
         self._table = table = statement.table
         self.spec = spec = spec_of(table)
-        self.keyspace = session.places.keyspace(
-            spec.keyspace, spec.kind, spec.layout
-        )
+        self.keyspace = session.places.keyspace(spec.keyspace, spec.kind, spec.layout)
         self._mapper = mapper = _mapper_of(statement)
         self._name = str(table.name)
         if mapper is not None:
@@ -421,9 +383,7 @@ class _Placer:
                 name = f"{self._name}.{names[0]}"
                 other = kind.shard_of(value, name)
                 if other != shard_id:
-                    raise self._elsewhere_error(
-                        names[0], value, other, shard_id
-                    )
+                    raise self._elsewhere_error(names[0], value, other, shard_id)
 
     def _elsewhere_error(
         self, field: str, value: Any, other: int, shard_id: int
@@ -475,9 +435,7 @@ def _mapper_of(statement: Any) -> Any:
     return attributes["plugin_subject"].mapper
 
 
-def _routing_columns(
-    table: Any, mapper: Any
-) -> Iterator[tuple[Any, tuple[str, ...]]]:
+def _routing_columns(table: Any, mapper: Any) -> Iterator[tuple[Any, tuple[str, ...]]]:
     for column in table.c:
         if routes(column):
             names = [column.key, column.name]

@@ -11,25 +11,17 @@ Textual SQL, and changes that the server itself makes, are not detected.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from secrets import choice
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
-from sqlalchemy import Connection
-from sqlalchemy import select
-from sqlalchemy import Table
+from sqlalchemy import Connection, select, Table
 from sqlalchemy.sql import visitors
 from sqlalchemy.sql.dml import Insert
 
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import CachedWriteError
-from sqla_shard.routing import columns_set
-from sqla_shard.routing import has_objects
-from sqla_shard.routing import routing_column
-from sqla_shard.routing import spec_of
+from sqla_shard.routing import columns_set, has_objects, routing_column, spec_of
 from sqla_shard.session.flush import place_of
 from sqla_shard.session.get import INCLUDE_INACTIVE
 from sqla_shard.session.insert import ids_of
@@ -38,23 +30,8 @@ from sqla_shard.session.transaction import PendingInvalidation
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
-    from sqla_shard.cache.cache import Announcement
-    from sqla_shard.cache.cache import Cache
+    from sqla_shard.cache.cache import Announcement, Cache
     from sqla_shard.session.session import ShardSession
-
-__all__ = [
-    "announce",
-    "check_count",
-    "check_matching",
-    "check_write",
-    "ensure_begun",
-    "invalidate_flushed",
-    "invalidate_list",
-    "invalidate_matching",
-    "invalidate_rows",
-    "outbox_places",
-    "reads_latest",
-]
 
 _LATEST = ("AUTOCOMMIT", "READ COMMITTED")
 
@@ -91,9 +68,7 @@ def ensure_begun(session: Any) -> None:
         session.root_connection(place)
 
 
-def outbox_places(
-    session: ShardSession, stale: PendingInvalidation
-) -> list[Place]:
+def outbox_places(session: ShardSession, stale: PendingInvalidation) -> list[Place]:
     """Return the shards whose outbox records a pending invalidation.
 
     A row belongs to the transaction of its shard.  The result of a function
@@ -136,9 +111,7 @@ def _place_per_server(session: ShardSession) -> list[Place]:
 def reads_latest(connection: Connection) -> bool:
     """Return whether a statement sees all earlier COMMITs."""
     options = connection.get_execution_options()
-    level = (
-        options.get("isolation_level") or connection.default_isolation_level
-    )
+    level = options.get("isolation_level") or connection.default_isolation_level
     return level in _LATEST
 
 
@@ -238,10 +211,7 @@ def invalidate_rows(
 
 
 def invalidate_matching(
-    session: ShardSession,
-    statement: Any,
-    parameters: Any,
-    places: Sequence[Place],
+    session: ShardSession, statement: Any, parameters: Any, places: Sequence[Place]
 ) -> int:
     """Invalidate the rows that match an UPDATE or DELETE, and lock them.
 

@@ -7,34 +7,18 @@ one request for each shard.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import Protocol
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TYPE_CHECKING
 
-from sqlalchemy.orm import InstanceState
-from sqlalchemy.orm import Mapper
-from sqlalchemy.orm.attributes import instance_state
-from sqlalchemy.orm.attributes import set_attribute
+from sqlalchemy.orm import InstanceState, Mapper
+from sqlalchemy.orm.attributes import instance_state, set_attribute
 
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import MissingIdError
-from sqla_shard.routing import has_objects
-from sqla_shard.routing import new_ids_of
-from sqla_shard.routing import routing_column
-from sqla_shard.routing import spec_of
+from sqla_shard.routing import has_objects, new_ids_of, routing_column, spec_of
 
 if TYPE_CHECKING:
     from sqla_shard.session.session import ShardSession
-
-__all__ = [
-    "IdService",
-    "issue",
-    "issue_for_object",
-    "issue_for_objects",
-    "lacks_issued_id",
-]
 
 
 class IdService(Protocol):
@@ -63,9 +47,7 @@ def lacks_issued_id(table: Any) -> bool:
     return has_objects(table) and not routing_column(table).foreign_keys
 
 
-def issue(
-    session: ShardSession, table: Any, place: Place, count: int
-) -> Iterator[int]:
+def issue(session: ShardSession, table: Any, place: Place, count: int) -> Iterator[int]:
     """Return ids for new rows of a table on a shard.
 
     :raises MissingIdError: if nothing issues ids for the table.
@@ -101,9 +83,7 @@ def issue_for_objects(session: ShardSession) -> None:
             _set_id(session, state, new_id)
 
 
-def issue_for_object(
-    session: ShardSession, instance: Any, place: Place
-) -> None:
+def issue_for_object(session: ShardSession, instance: Any, place: Place) -> None:
     """Give an id to an object that was added during the flush."""
     state = instance_state(instance)
     if state.key is None and _lacks_id(session, state):
@@ -116,17 +96,13 @@ def _lacks_id(session: ShardSession, state: InstanceState[Any]) -> bool:
     return attribute is not None and state.dict.get(attribute) is None
 
 
-def _set_id(
-    session: ShardSession, state: InstanceState[Any], new_id: int
-) -> None:
+def _set_id(session: ShardSession, state: InstanceState[Any], new_id: int) -> None:
     attribute = _issued_attribute(session, state.mapper)
     assert attribute is not None  # noqa: S101 - of _lacks_id()
     set_attribute(state.obj(), attribute, new_id)
 
 
-def _issued_attribute(
-    session: ShardSession, mapper: Mapper[Any]
-) -> str | None:
+def _issued_attribute(session: ShardSession, mapper: Mapper[Any]) -> str | None:
     """Return the attribute of the id; None if it is not issued.
 
     A flush asks for each of its objects.

@@ -13,38 +13,31 @@ import hashlib
 import hmac
 import re
 import struct
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
-from typing import Generic
-from typing import NamedTuple
-from typing import TYPE_CHECKING
-from typing import TypeVar
+from typing import Any, Generic, NamedTuple, TYPE_CHECKING, TypeVar
 
-from sqlalchemy import bindparam
-from sqlalchemy import Boolean
-from sqlalchemy import Date
-from sqlalchemy import DateTime
-from sqlalchemy import Float
-from sqlalchemy import Integer
-from sqlalchemy import Interval
-from sqlalchemy import Numeric
-from sqlalchemy import Select
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import Time
-from sqlalchemy import Uuid
+from sqlalchemy import (
+    bindparam,
+    Boolean,
+    Date,
+    DateTime,
+    Float,
+    Integer,
+    Interval,
+    Numeric,
+    Select,
+    select,
+    String,
+    Time,
+    Uuid,
+)
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
 from sqla_shard.dialects.sorting import value_of_function
-from sqla_shard.exc import BookmarkKeyError
-from sqla_shard.exc import InvalidBookmarkError
-from sqla_shard.exc import InvalidIdError
+from sqla_shard.exc import BookmarkKeyError, InvalidBookmarkError, InvalidIdError
 from sqla_shard.types import IdType
 
 if TYPE_CHECKING:
@@ -89,9 +82,7 @@ def sources(ids: Sequence[int]) -> dict[str, int | None]:
     return {f"source_{index}": one for index, one in enumerate(padded)}
 
 
-def branch(
-    index: int, rows: Select[Any], source: Any, *order: Any
-) -> Select[Any]:
+def branch(index: int, rows: Select[Any], source: Any, *order: Any) -> Select[Any]:
     """Return the branch of one list.
 
     Its parameters are those of :func:`sources`, and ``number``, the maximum
@@ -163,9 +154,7 @@ def check_limit(limit: int, name: str = "limit") -> None:
     :raises ValueError: if ``limit`` is not an int from 1 to :data:`MOST_ROWS`.
     """
     if type(limit) is not int or not 1 <= limit <= MOST_ROWS:
-        raise ValueError(
-            f"{name}={limit!r} must be an integer from 1 to {MOST_ROWS}"
-        )
+        raise ValueError(f"{name}={limit!r} must be an integer from 1 to {MOST_ROWS}")
 
 
 class Subject(NamedTuple):
@@ -221,10 +210,7 @@ class Seal:
             )
         sealed = _read(bookmark)
         version, rest = sealed[:1], sealed[1:]
-        why = (
-            "it was altered, or belongs to another list, order, "
-            "condition or cluster"
-        )
+        why = "it was altered, or belongs to another list, order, condition or cluster"
         if version == _EARLIER:
             why = "it is of an earlier version of sqla_shard"
         elif version == _SIGNED and not self._keys:
@@ -242,8 +228,7 @@ class Seal:
             if digest == _digest(payload, subject):
                 return payload
         raise InvalidBookmarkError(
-            f"{bookmark_text(bookmark)} is not a bookmark of {subject.name}: "
-            f"{why}",
+            f"{bookmark_text(bookmark)} is not a bookmark of {subject.name}: {why}",
             bookmark=bookmark,
         )
 
@@ -273,8 +258,7 @@ def seal_of(keys: Sequence[str | bytes], environ: Mapping[str, str]) -> Seal:
             key = key.encode("utf-8", "surrogatepass")
         if not isinstance(key, bytes):
             raise BookmarkKeyError(
-                f"is a {type(key).__name__}; a key is a str or bytes",
-                index=index,
+                f"is a {type(key).__name__}; a key is a str or bytes", index=index
             )
         if len(key) < _SHORTEST_KEY:
             raise BookmarkKeyError(
@@ -397,17 +381,10 @@ _UUID = re.compile("[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
 
 # A datetime is also a date, so it must come first.
 _FORMATS: dict[str, _ValueFormat] = {
-    "i": _ValueFormat(
-        int, re.compile("-?[0-9]{1,65}"), lambda v: str(int(v)), int
-    ),
-    "f": _ValueFormat(
-        float, re.compile("[-+.e0-9]{1,30}"), float.__repr__, float
-    ),
+    "i": _ValueFormat(int, re.compile("-?[0-9]{1,65}"), lambda v: str(int(v)), int),
+    "f": _ValueFormat(float, re.compile("[-+.e0-9]{1,30}"), float.__repr__, float),
     "n": _ValueFormat(
-        Decimal,
-        re.compile(r"-?[0-9]{1,66}(?:\.[0-9]{1,66})?"),
-        _decimal,
-        Decimal,
+        Decimal, re.compile(r"-?[0-9]{1,66}(?:\.[0-9]{1,66})?"), _decimal, Decimal
     ),
     "t": _ValueFormat(
         dt.datetime,
@@ -416,20 +393,12 @@ _FORMATS: dict[str, _ValueFormat] = {
         dt.datetime.fromisoformat,
     ),
     "d": _ValueFormat(
-        dt.date,
-        re.compile(_DAY),
-        dt.date.isoformat,
-        dt.date.fromisoformat,
+        dt.date, re.compile(_DAY), dt.date.isoformat, dt.date.fromisoformat
     ),
     "h": _ValueFormat(
-        dt.time,
-        re.compile(_CLOCK),
-        dt.time.isoformat,
-        dt.time.fromisoformat,
+        dt.time, re.compile(_CLOCK), dt.time.isoformat, dt.time.fromisoformat
     ),
-    "l": _ValueFormat(
-        dt.timedelta, re.compile("-?[0-9]{1,13}"), _microseconds, _time
-    ),
+    "l": _ValueFormat(dt.timedelta, re.compile("-?[0-9]{1,13}"), _microseconds, _time),
     "s": _ValueFormat(str, re.compile(".*", re.DOTALL), str, str),
 }
 _NULL = "-"
@@ -446,11 +415,7 @@ _SQLITE = frozenset("ifs")
 
 
 def pack(
-    values: Sequence[Any],
-    keys: Sequence[PageKey],
-    dialect: Dialect,
-    *,
-    back: bool,
+    values: Sequence[Any], keys: Sequence[PageKey], dialect: Dialect, *, back: bool
 ) -> bytes:
     """Return the payload of a bookmark.
 
@@ -475,9 +440,7 @@ def pack(
     return payload
 
 
-def unpack(
-    payload: bytes, keys: Sequence[PageKey], dialect: Dialect
-) -> PagePosition:
+def unpack(payload: bytes, keys: Sequence[PageKey], dialect: Dialect) -> PagePosition:
     """Return the position in a payload of :func:`pack`.
 
     :raises BookmarkValueError: if the payload is not valid.
@@ -539,9 +502,7 @@ def _value(tag: str, text: str, key: PageKey, dialect: Dialect) -> Any:
     except ValueError:  # such as a day that does not exist
         raise BookmarkValueError from None
     # Each value has one spelling: 1 cannot be 01, and inf cannot be 1e999.
-    if value_format.write(value) != text or not _fits(
-        value, key.element, dialect
-    ):
+    if value_format.write(value) != text or not _fits(value, key.element, dialect):
         raise BookmarkValueError
     return value
 
@@ -582,8 +543,6 @@ def _tags(element: Any, dialect: Dialect) -> frozenset[str]:
     ):
         if isinstance(type_, kinds):
             return tags
-    return {
-        "number": _NUMBERS,
-        "time": _DAYS | _TIMES,
-        "text": _TEXT,
-    }.get(value_of_function(element) or "", _NUMBERS | _DAYS | _TIMES)
+    return {"number": _NUMBERS, "time": _DAYS | _TIMES, "text": _TEXT}.get(
+        value_of_function(element) or "", _NUMBERS | _DAYS | _TIMES
+    )

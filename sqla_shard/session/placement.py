@@ -16,12 +16,9 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from itertools import accumulate
-from typing import Any
-from typing import Protocol
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, TYPE_CHECKING
 
-from sqla_shard.exc import ColocationError
-from sqla_shard.exc import PlacementError
+from sqla_shard.exc import ColocationError, PlacementError
 from sqla_shard.routing import TableSpec
 from sqla_shard.topology import Keyspace
 
@@ -91,9 +88,7 @@ class RandomPlacement:
         raise PlacementError(f"server {server.name!r} has no shard")
 
 
-def root_shard(
-    session: ShardSession, keyspace: Keyspace, cls: type[Any] | None
-) -> int:
+def root_shard(session: ShardSession, keyspace: Keyspace, cls: type[Any] | None) -> int:
     """Return the shard of new root objects of a transaction.
 
     :param cls: class of the objects; None for rows of a Core INSERT.

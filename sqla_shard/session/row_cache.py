@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 from sqlalchemy.orm import UserDefinedOption
 
@@ -14,17 +13,6 @@ from sqla_shard.util import sqlalchemy_private as private
 if TYPE_CHECKING:
     from sqla_shard.cache.cache import Cache
     from sqla_shard.session.session import ShardSession
-
-__all__ = [
-    "ANSWERS",
-    "CacheMismatch",
-    "NoCache",
-    "cache_for",
-    "cache_in_transaction",
-    "no_cache",
-    "refuse_cached_autocommit",
-    "usable_cache",
-]
 
 #: Attribute of the engine that returns rows of the cache.
 ANSWERS = "sqla_shard_answers"
@@ -101,9 +89,7 @@ def no_cache() -> NoCache:
     return NoCache()
 
 
-def refuse_cached_autocommit(
-    session: ShardSession, place: Place, table: Any
-) -> None:
+def refuse_cached_autocommit(session: ShardSession, place: Place, table: Any) -> None:
     """Refuse a write in autocommit mode to a table that is cached.
 
     The write is committed before keys can be invalidated: if the process

@@ -9,62 +9,52 @@ shard reads at most one page, at any position.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 from uuid import UUID
 
-from sqlalchemy import and_
-from sqlalchemy import cast
-from sqlalchemy import false
-from sqlalchemy import Float
-from sqlalchemy import literal
-from sqlalchemy import literal_column
-from sqlalchemy import or_
-from sqlalchemy import true
-from sqlalchemy import type_coerce
+from sqlalchemy import (
+    and_,
+    cast,
+    false,
+    Float,
+    literal,
+    literal_column,
+    or_,
+    true,
+    type_coerce,
+)
 from sqlalchemy.dialects.mysql import TIME
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm.util import LoaderCriteriaOption
 from sqlalchemy.sql.lambdas import LambdaElement
-from sqlalchemy.sql.selectable import Alias
-from sqlalchemy.sql.selectable import Join
-from sqlalchemy.sql.selectable import Select
-from sqlalchemy.sql.selectable import TableClause
+from sqlalchemy.sql.selectable import Alias, Join, Select, TableClause
 from sqlalchemy.types import NullType
 
-from sqla_shard.dialects.sorting import kind_of
-from sqla_shard.dialects.sorting import OfText
-from sqla_shard.dialects.sorting import TOO_LONG
-from sqla_shard.dialects.sorting import UNSORTED
-from sqla_shard.engine import limits_of
-from sqla_shard.engine import Scatter
-from sqla_shard.exc import InvalidBookmarkError
-from sqla_shard.exc import ScatterLimitError
-from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.merging import is_combined
-from sqla_shard.merging import is_random
-from sqla_shard.merging import Ordering
-from sqla_shard.merging import orderings
-from sqla_shard.merging import same
+from sqla_shard.dialects.sorting import kind_of, OfText, TOO_LONG, UNSORTED
+from sqla_shard.engine import limits_of, Scatter
+from sqla_shard.exc import (
+    InvalidBookmarkError,
+    ScatterLimitError,
+    ScatterUnsupportedError,
+    UnsupportedStatementError,
+)
+from sqla_shard.merging import is_combined, is_random, Ordering, orderings, same
 from sqla_shard.routing import keyspace_of
-from sqla_shard.session.paging import bookmark_text
-from sqla_shard.session.paging import BookmarkValueError
-from sqla_shard.session.paging import check_limit
-from sqla_shard.session.paging import pack
-from sqla_shard.session.paging import Page
-from sqla_shard.session.paging import PagePosition
-from sqla_shard.session.paging import Subject
-from sqla_shard.session.paging import unpack
+from sqla_shard.session.paging import (
+    bookmark_text,
+    BookmarkValueError,
+    check_limit,
+    pack,
+    Page,
+    PagePosition,
+    Subject,
+    unpack,
+)
 from sqla_shard.types import ShardedId
 from sqla_shard.types.shard_bound import ShardBound
 from sqla_shard.util import sqlalchemy_private as private
@@ -72,12 +62,7 @@ from sqla_shard.util import sqlalchemy_private as private
 if TYPE_CHECKING:
     from sqla_shard.session.session import ShardSession
 
-__all__ = [
-    "PageKey",
-    "bare",
-    "fingerprint",
-    "scatter_page",
-]
+__all__ = ["PageKey", "bare", "fingerprint", "scatter_page"]
 
 
 # The fingerprint of a SELECT: its FROM and WHERE, with the values in them.
@@ -104,9 +89,9 @@ _PLAIN = (
 
 def bare(statement: Any) -> Any:
     """Return a SELECT with only the FROM and WHERE of another."""
-    made = statement.with_only_columns(
-        literal(1), maintain_column_froms=True
-    ).order_by(None)
+    made = statement.with_only_columns(literal(1), maintain_column_froms=True).order_by(
+        None
+    )
     # Other options, such as eager loading, change only what is selected.
     options = tuple(
         option
@@ -244,10 +229,7 @@ class StatementBookmarks:
         self._dialect = session.places.place(keyspace, 0).engine.dialect
         self.subject = Subject(
             f"the rows of {_described(statement)} by {_listed(keys)}",
-            (
-                keyspace.identity,
-                *fingerprint(statement, parameters, self._dialect),
-            ),
+            (keyspace.identity, *fingerprint(statement, parameters, self._dialect)),
         )
 
     def read_bookmark(self, bookmark: str) -> PagePosition:
@@ -261,8 +243,7 @@ class StatementBookmarks:
             return unpack(payload, self._keys, self._dialect)
         except BookmarkValueError as error:
             raise InvalidBookmarkError(
-                f"{bookmark_text(bookmark)} contains no position in this "
-                "order",
+                f"{bookmark_text(bookmark)} contains no position in this order",
                 bookmark=bookmark,
             ) from error
 
@@ -409,9 +390,7 @@ def _sources(statement: Any) -> list[Any]:
 
 def _has_outer_join(source: Any) -> bool:
     return isinstance(source, Join) and (
-        source.isouter
-        or _has_outer_join(source.left)
-        or _has_outer_join(source.right)
+        source.isouter or _has_outer_join(source.left) or _has_outer_join(source.right)
     )
 
 
@@ -441,9 +420,7 @@ def _refused(construct: str, instead: str) -> ScatterUnsupportedError:
 def _key(ordering: Ordering, outer: bool) -> PageKey:
     element = ordering.element
     if ordering.nulls_last is not None:
-        raise _refused(
-            "NULLS FIRST or LAST", "order by column.is_(None) first"
-        )
+        raise _refused("NULLS FIRST or LAST", "order by column.is_(None) first")
     if is_random(element):
         raise _refused(
             f"ORDER BY {element}, whose order differs for each page",
@@ -476,9 +453,7 @@ def _tables(source: Any) -> Iterator[Any]:
             )
         yield source
     else:
-        raise _refused(
-            "a subquery in FROM", "join its tables in the statement itself"
-        )
+        raise _refused("a subquery in FROM", "join its tables in the statement itself")
 
 
 def _described(statement: Any) -> str:

@@ -22,75 +22,57 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import wraps
 from time import perf_counter
 from types import TracebackType
-from typing import Any
-from typing import TYPE_CHECKING
-from typing import TypeAlias
-from typing import TypeVar
+from typing import Any, TYPE_CHECKING, TypeAlias, TypeVar
 
-from sqlalchemy import Connection
-from sqlalchemy import inspect
+from sqlalchemy import Connection, inspect
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.horizontal_shard import ShardedSession
-from sqlalchemy.orm import Mapper
-from sqlalchemy.orm import ORMExecuteState
-from sqlalchemy.orm import Session
-from sqlalchemy.orm import SessionTransaction
+from sqlalchemy.orm import Mapper, ORMExecuteState, Session, SessionTransaction
 
-from sqla_shard.engine import ExecutionPlan
-from sqla_shard.engine import Places
-from sqla_shard.engine import StatementReports
+from sqla_shard.engine import ExecutionPlan, Places, StatementReports
 from sqla_shard.engine.hooks import TRANSACTION_LOG
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import ForkedSessionError
-from sqla_shard.exc import NoShardKeyError
-from sqla_shard.exc import RoutingError
-from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.exc import (
+    ForkedSessionError,
+    NoShardKeyError,
+    RoutingError,
+    UnsupportedStatementError,
+)
 from sqla_shard.exc.base import summary
-from sqla_shard.routing import keyspace_of
-from sqla_shard.routing import route
-from sqla_shard.routing import spec_of
+from sqla_shard.routing import keyspace_of, route, spec_of
 from sqla_shard.session.commit import Commits
-from sqla_shard.session.connections import bind_to
-from sqla_shard.session.connections import ShardView
-from sqla_shard.session.connections import Usage
+from sqla_shard.session.connections import bind_to, ShardView, Usage
 from sqla_shard.session.events import listen
 from sqla_shard.session.execute import check_keyspace
 from sqla_shard.session.flush import place_of
-from sqla_shard.session.get import getter_of
-from sqla_shard.session.get import is_plain
-from sqla_shard.session.invalidation import check_write
-from sqla_shard.session.invalidation import reads_latest
+from sqla_shard.session.get import getter_of, is_plain
+from sqla_shard.session.invalidation import check_write, reads_latest
 from sqla_shard.session.new_ids import issue_for_object
 from sqla_shard.session.paging import Page
 from sqla_shard.session.row_cache import ANSWERS
 from sqla_shard.session.scatter_pages import scatter_page
-from sqla_shard.session.transaction import check_cross_shard
-from sqla_shard.session.transaction import CrossShard
-from sqla_shard.session.transaction import give_up
-from sqla_shard.session.transaction import LastWrite
-from sqla_shard.session.transaction import leave_to_parent
-from sqla_shard.session.transaction import roll_back_together
-from sqla_shard.session.transaction import TransactionLog
+from sqla_shard.session.transaction import (
+    check_cross_shard,
+    CrossShard,
+    give_up,
+    LastWrite,
+    leave_to_parent,
+    roll_back_together,
+    TransactionLog,
+)
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
     from sqla_shard.cluster.cluster import Cluster
     from sqla_shard.cluster.event_loops import Loops
 
-__all__ = [
-    "CrossShard",
-    "SessionContext",
-    "ShardSession",
-    "separate_session",
-]
+__all__ = ["CrossShard", "SessionContext", "ShardSession", "separate_session"]
 
 if TYPE_CHECKING:
     #: The cluster of a session; in asynchronous code, the one of its event
@@ -178,9 +160,7 @@ class ShardSession(ShardedSession):
         """The writes of the transaction."""
         if self._log is None:
             crosses = self._transaction_cross_shard or self._cross_shard
-            self._log = TransactionLog(
-                self.places, cross_shard=crosses, last=self.last
-            )
+            self._log = TransactionLog(self.places, cross_shard=crosses, last=self.last)
         return self._log
 
     @property
@@ -200,9 +180,7 @@ class ShardSession(ShardedSession):
         self._transaction_cross_shard = check_cross_shard(cross_shard)
         return transaction
 
-    def follow(
-        self, transaction: SessionTransaction, connection: Connection
-    ) -> None:
+    def follow(self, transaction: SessionTransaction, connection: Connection) -> None:
         """Follow a transaction that has begun on one server."""
         self._connections.append(connection)
         connection.info[TRANSACTION_LOG] = self.log
@@ -216,9 +194,7 @@ class ShardSession(ShardedSession):
             if self._process != os.getpid():
                 leave_to_parent(self._connections)
             elif len(self._connections) > 1:
-                roll_back_together(
-                    self._connections, self.places.engines.lanes
-                )
+                roll_back_together(self._connections, self.places.engines.lanes)
         except BaseException as error:
             failed = error
         try:
@@ -388,16 +364,10 @@ class ShardSession(ShardedSession):
             f"{place.shard_id} of {place.keyspace} is"
         )
 
-    def plan_for(
-        self, place: Place, *, scattered: bool = False
-    ) -> ExecutionPlan:
+    def plan_for(self, place: Place, *, scattered: bool = False) -> ExecutionPlan:
         """Return the plan of a statement that the session has checked."""
         return ExecutionPlan(
-            (place,),
-            (),
-            self.log.wrote,
-            scattered=scattered,
-            watch=self.watch,
+            (place,), (), self.log.wrote, scattered=scattered, watch=self.watch
         )
 
     def _connection_plan(self, place: Place) -> ExecutionPlan:
@@ -429,9 +399,7 @@ class ShardSession(ShardedSession):
         return all(map(reads_latest, here))
 
     def connection(
-        self,
-        bind_arguments: Any = None,
-        execution_options: Any = None,
+        self, bind_arguments: Any = None, execution_options: Any = None
     ) -> Connection:
         """Return the connection to one shard; see ``Session.connection``.
 
@@ -469,9 +437,7 @@ class ShardSession(ShardedSession):
             # transaction has begun on another server.
             known = len(self._connections)
             start = perf_counter()
-            connection = super()._connection_for_bind(
-                engine, execution_options, **kw
-            )
+            connection = super()._connection_for_bind(engine, execution_options, **kw)
             if len(self._connections) > known:
                 self._report_wait(engine, perf_counter() - start)
             return connection
@@ -541,9 +507,7 @@ class ShardSession(ShardedSession):
             finally:
                 self.usage.end()
 
-    def get(
-        self, entity: type[T] | Mapper[T], ident: Any, **kwargs: Any
-    ) -> T | None:
+    def get(self, entity: type[T] | Mapper[T], ident: Any, **kwargs: Any) -> T | None:
         """Return the object of an id; see :meth:`sqlalchemy.orm.Session.get`.
 
         :param ident: the id of an object class, or any primary key.
@@ -719,9 +683,7 @@ def _without_ours(override: Callable[..., Any]) -> Any:
     return get_bind
 
 
-def _loaded_as(
-    instance: object, names: Iterable[str] | None
-) -> Iterable[str] | None:
+def _loaded_as(instance: object, names: Iterable[str] | None) -> Iterable[str] | None:
     """Return the attributes from which the named attributes are loaded."""
     state: Any = inspect(instance, raiseerr=False)
     if names is None or state is None:
@@ -776,8 +738,7 @@ class SessionContext:
             # Log no traceback: it contains the error of the block, with the
             # parameters of its statement.
             _log.warning(
-                "could not roll back a transaction; its connections were "
-                "closed: %s",
+                "could not roll back a transaction; its connections were closed: %s",
                 summary(error),
                 extra={"action": "roll back"},
             )

@@ -23,37 +23,30 @@ without their mapping rows, but no row that refers to a missing one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
-from typing import Literal
+from typing import Any, Literal
 
-from sqlalchemy import Connection
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import DontWrapMixin
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DontWrapMixin, SQLAlchemyError
 
 from sqla_shard.dialects import Failure
 from sqla_shard.dialects.polling import PolledConnection
-from sqla_shard.engine import AwaitedLanes
-from sqla_shard.engine import Lanes
-from sqla_shard.engine import Places
+from sqla_shard.engine import AwaitedLanes, Lanes, Places
 from sqla_shard.engine.polled_lanes import lanes_for
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import CrossShardWriteError
-from sqla_shard.exc import PartialCommitError
-from sqla_shard.exc import ServerFencedError
-from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.exc import ShardError
-from sqla_shard.exc import WrittenShard
+from sqla_shard.exc import (
+    CommitUnknownError,
+    CrossShardWriteError,
+    PartialCommitError,
+    ServerFencedError,
+    ServerUnreachableError,
+    ShardError,
+    WrittenShard,
+)
 from sqla_shard.routing import spec_of
 
 __all__ = [
@@ -208,9 +201,7 @@ class WrittenShards:
         """Return the written shards of the given servers."""
         found = [
             WrittenShard(
-                keyspace=place.keyspace,
-                shard_id=place.shard_id,
-                server=place.server,
+                keyspace=place.keyspace, shard_id=place.shard_id, server=place.server
             )
             for place in self._places_on(engines)
         ]
@@ -290,11 +281,7 @@ class TransactionLog:
     """
 
     def __init__(
-        self,
-        places: Places,
-        *,
-        cross_shard: CrossShard,
-        last: LastWrite | None = None,
+        self, places: Places, *, cross_shard: CrossShard, last: LastWrite | None = None
     ) -> None:
         self.cross_shard = cross_shard
         self._places = places
@@ -413,9 +400,7 @@ class TransactionLog:
         before = self.invalidations.get(entry)
         edits = () if before is None else before.edits
         if edit is None or edits is None or len(edits) == MOST_EDITS:
-            self.invalidations[entry] = PendingInvalidation(
-                place, None, is_made
-            )
+            self.invalidations[entry] = PendingInvalidation(place, None, is_made)
         else:
             self.invalidations[entry] = PendingInvalidation(
                 place, (*edits, edit), is_made
@@ -498,8 +483,7 @@ class TransactionLog:
             return ServerFencedError(server=self._name(engine), error=error)
         if unknown:
             return CommitUnknownError(
-                server=self._name(engine),
-                shards_unknown=self._written.shards([engine]),
+                server=self._name(engine), shards_unknown=self._written.shards([engine])
             )
         return None
 
@@ -517,12 +501,7 @@ class TransactionLog:
         return self._partial(done, engine, rest, unknown=engine in written)
 
     def _partial(
-        self,
-        done: list[Engine],
-        engine: Engine,
-        rest: list[Engine],
-        *,
-        unknown: bool,
+        self, done: list[Engine], engine: Engine, rest: list[Engine], *, unknown: bool
     ) -> PartialCommitError:
         shards = self._written.shards([engine])
         return PartialCommitError(
@@ -546,11 +525,7 @@ class TransactionLog:
             return Failure.LOST
         place = self._written.place_on(engine)
         # The backend of a server that was only read is unknown.
-        kinds = (
-            self._places.engines.backends()
-            if place is None
-            else {place.backend}
-        )
+        kinds = self._places.engines.backends() if place is None else {place.backend}
         original: Any = context.original_exception
         failures = {backend.classify(original) for backend in kinds}
         if not failures.isdisjoint(_UNKNOWN):
@@ -585,9 +560,7 @@ def refuse_lost(connections: Iterable[Connection], session: Any) -> None:
     """
     for connection in connections:
         if connection.invalidated and not connection.closed:
-            raise connection_lost(
-                session.places.engines.name_of(connection.engine)
-            )
+            raise connection_lost(session.places.engines.name_of(connection.engine))
 
 
 def record_commit(session: Any) -> None:
@@ -633,9 +606,7 @@ def roll_back_together(
     if len(open_) < 2:
         return
     lanes_for(lanes, open_).run(
-        [partial(_roll_back, c) for c in open_],
-        None,
-        [c.engine for c in open_],
+        [partial(_roll_back, c) for c in open_], None, [c.engine for c in open_]
     )
 
 

@@ -21,34 +21,25 @@ these, so the names below are imported when they are used.
 from __future__ import annotations
 
 import importlib
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sqla_shard.testing.cache_servers import MemcachedServer
-    from sqla_shard.testing.cache_servers import RedisServer
-    from sqla_shard.testing.job_runs import jobs_enqueued
-    from sqla_shard.testing.job_runs import JobsFailedError
-    from sqla_shard.testing.job_runs import run_jobs
-    from sqla_shard.testing.lint import Finding
-    from sqla_shard.testing.lint import ShardLint
-    from sqla_shard.testing.lint import SourceLine
+    from sqla_shard.testing.cache_servers import MemcachedServer, RedisServer
+    from sqla_shard.testing.job_runs import jobs_enqueued, JobsFailedError, run_jobs
+    from sqla_shard.testing.lint import Finding, ShardLint, SourceLine
     from sqla_shard.testing.mariadb import MariaDBServer
     from sqla_shard.testing.mysql import MySQLServer
-    from sqla_shard.testing.proxy import Proxy
-    from sqla_shard.testing.proxy import ProxyCounts
-    from sqla_shard.testing.server_fleet import ExternalServer
-    from sqla_shard.testing.server_fleet import MariaDBFleet
-    from sqla_shard.testing.server_fleet import MySQLFleet
-    from sqla_shard.testing.server_pair import MariaDBPair
-    from sqla_shard.testing.server_pair import MySQLPair
-    from sqla_shard.testing.statement_log import LoggedCommand
-    from sqla_shard.testing.statement_log import LoggedEvent
-    from sqla_shard.testing.statement_log import QueryLog
-    from sqla_shard.testing.statement_log import StatementLog
+    from sqla_shard.testing.proxy import Proxy, ProxyCounts
+    from sqla_shard.testing.server_fleet import ExternalServer, MariaDBFleet, MySQLFleet
+    from sqla_shard.testing.server_pair import MariaDBPair, MySQLPair
+    from sqla_shard.testing.statement_log import (
+        LoggedCommand,
+        LoggedEvent,
+        QueryLog,
+        StatementLog,
+    )
     from sqla_shard.testing.topology_documents import sqlite_topology
-    from sqla_shard.testing.zookeeper import ZooKeeperEnsemble
-    from sqla_shard.testing.zookeeper import ZooKeeperServer
+    from sqla_shard.testing.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 
 __all__ = [
     "ExternalServer",
@@ -86,12 +77,7 @@ _MODULES = {
     "proxy": ("Proxy", "ProxyCounts"),
     "server_fleet": ("ExternalServer", "MariaDBFleet", "MySQLFleet"),
     "server_pair": ("MariaDBPair", "MySQLPair"),
-    "statement_log": (
-        "LoggedCommand",
-        "LoggedEvent",
-        "QueryLog",
-        "StatementLog",
-    ),
+    "statement_log": ("LoggedCommand", "LoggedEvent", "QueryLog", "StatementLog"),
     "topology_documents": ("sqlite_topology",),
     "zookeeper": ("ZooKeeperEnsemble", "ZooKeeperServer"),
 }

@@ -133,9 +133,7 @@ class _Line:
         ``left`` was above 0.
     """
 
-    def __init__(
-        self, host: str, port: int, delay: float, *, tls: bool
-    ) -> None:
+    def __init__(self, host: str, port: int, delay: float, *, tls: bool) -> None:
         self.host = host
         self.port = port
         self.delay = delay
@@ -208,9 +206,7 @@ class _Line:
             case {"do": "cut"}:
                 self.cut()
             case {"do": "cut at", "what": what, "n": n, "when": when}:
-                self.hidden = sum(
-                    link.packets.encrypted for link in self.links
-                )
+                self.hidden = sum(link.packets.encrypted for link in self.links)
                 if not self.hidden:
                     self.what, self.left, self.when = what, n, when
             case {"do": "restore"}:

@@ -32,16 +32,14 @@ from typing import ClassVar
 
 from sqla_shard import exc
 from sqla_shard.testing.local_server import LocalServer
-from sqla_shard.testing.programs import find_memcached
-from sqla_shard.testing.programs import find_redis
-from sqla_shard.testing.programs import MISSING_MEMCACHED
-from sqla_shard.testing.programs import MISSING_REDIS
+from sqla_shard.testing.programs import (
+    find_memcached,
+    find_redis,
+    MISSING_MEMCACHED,
+    MISSING_REDIS,
+)
 
-__all__ = [
-    "CacheServer",
-    "MemcachedServer",
-    "RedisServer",
-]
+__all__ = ["CacheServer", "MemcachedServer", "RedisServer"]
 
 
 _PATIENCE = 5.0
@@ -76,9 +74,7 @@ class CacheServer(LocalServer):
         stop_timeout: float = 10.0,
     ) -> None:
         if type(megabytes) is not int or megabytes < 1:
-            raise ValueError(
-                f"megabytes={megabytes!r} must be an integer from 1"
-            )
+            raise ValueError(f"megabytes={megabytes!r} must be an integer from 1")
         super().__init__(
             self._first if name is None else name,
             parent=parent,

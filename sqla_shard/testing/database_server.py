@@ -34,27 +34,25 @@ import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-from typing import ClassVar
-from typing import Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import quote
 
 import pymysql
-from pymysql.cursors import Cursor
-from pymysql.cursors import DictCursor
+from pymysql.cursors import Cursor, DictCursor
 
 from sqla_shard import exc
 from sqla_shard.dialects.mysql.pymysql_connections import SharedContext
 from sqla_shard.testing import server_setup
-from sqla_shard.testing.local_server import is_listening
-from sqla_shard.testing.local_server import LocalServer
+from sqla_shard.testing.local_server import is_listening, LocalServer
 from sqla_shard.testing.programs import DatabasePrograms
-from sqla_shard.testing.server_setup import Account
-from sqla_shard.testing.server_setup import check_prefixes
-from sqla_shard.testing.server_setup import create_user
-from sqla_shard.testing.server_setup import PREFIXES
-from sqla_shard.testing.server_setup import random_password
-from sqla_shard.testing.server_setup import server_options
+from sqla_shard.testing.server_setup import (
+    Account,
+    check_prefixes,
+    create_user,
+    PREFIXES,
+    random_password,
+    server_options,
+)
 from sqla_shard.testing.statement_log import QueryLog
 
 __all__ = ["DatabaseServer", "SQLServer"]
@@ -165,14 +163,9 @@ class DatabaseServer(SQLServer, LocalServer):
         if server_id is None:
             server_id = next(_server_ids)
         if not 1 <= server_id < 2**32:
-            raise ValueError(
-                f"server_id={server_id!r} must be from 1 to 2**32 - 1"
-            )
+            raise ValueError(f"server_id={server_id!r} must be from 1 to 2**32 - 1")
         super().__init__(
-            name,
-            parent=parent,
-            start_timeout=start_timeout,
-            stop_timeout=stop_timeout,
+            name, parent=parent, start_timeout=start_timeout, stop_timeout=stop_timeout
         )
         self.password = random_password() if password is None else password
         self.prefixes = check_prefixes(prefixes)
@@ -230,12 +223,7 @@ class DatabaseServer(SQLServer, LocalServer):
 
     @abc.abstractmethod
     def replicate_from(
-        self,
-        primary: DatabaseServer,
-        *,
-        user: str,
-        password: str,
-        demote: bool = False,
+        self, primary: DatabaseServer, *, user: str, password: str, demote: bool = False
     ) -> None:
         """Replicate from another server, from the current position on.
 

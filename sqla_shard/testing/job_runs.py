@@ -23,12 +23,9 @@ from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import by_server
 from sqla_shard.jobs.claims import JobState
 from sqla_shard.jobs.queue_counts import count_queues
-from sqla_shard.jobs.stored_jobs import jobs_of
-from sqla_shard.jobs.stored_jobs import pending_on
-from sqla_shard.jobs.stored_jobs import StoredJob
+from sqla_shard.jobs.stored_jobs import jobs_of, pending_on, StoredJob
 from sqla_shard.jobs.tasks import Task
-from sqla_shard.jobs.worker import RunReport
-from sqla_shard.jobs.worker import Worker
+from sqla_shard.jobs.worker import RunReport, Worker
 from sqla_shard.session import ShardSession
 
 __all__ = ["JobsFailedError", "jobs_enqueued", "run_jobs"]
@@ -61,9 +58,7 @@ def jobs_enqueued(
     return [one for one in found if name in (None, one.task)]
 
 
-def run_jobs(
-    cluster: Cluster, queues: Collection[str] | None = None
-) -> RunReport:
+def run_jobs(cluster: Cluster, queues: Collection[str] | None = None) -> RunReport:
     """Run all jobs that are due, and those that they enqueue.
 
     They run as in a worker: claimed, called, acknowledged.  A failure is not

@@ -30,23 +30,17 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-from typing import get_args
-from typing import Literal
-from typing import TypeAlias
+from typing import Any, get_args, Literal, TypeAlias
 
 from sqlalchemy import event
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import StatementReport
 from sqla_shard.engine.rendering import SCHEMA
-from sqla_shard.util.calling_lines import calling_line
-from sqla_shard.util.calling_lines import SourceLine
+from sqla_shard.util.calling_lines import calling_line, SourceLine
 from sqla_shard.util.listening import stop_listening
 
 __all__ = [
@@ -193,10 +187,7 @@ def _n_plus_one(seen: Evidence, max_shards: int | None) -> tuple[str, str]:
             )
     elif "." in loads:
         who = f"{loads} was loaded lazily"
-        remedy = (
-            "Load it together with its objects: "
-            f".options(selectinload({loads}))."
-        )
+        remedy = f"Load it together with its objects: .options(selectinload({loads}))."
     else:
         who = f"expired or deferred attributes of {loads} were loaded"
         remedy = (
@@ -210,9 +201,7 @@ def _n_plus_one(seen: Evidence, max_shards: int | None) -> tuple[str, str]:
     return what, remedy
 
 
-_EXPLAINED: dict[
-    FindingKind, Callable[[Evidence, int | None], tuple[str, str]]
-] = {
+_EXPLAINED: dict[FindingKind, Callable[[Evidence, int | None], tuple[str, str]]] = {
     "scatter": _scatter,
     "fan_out": _fan_out,
     "cross_shard_write": _cross_shard,
@@ -317,8 +306,7 @@ class ShardLint:
             return ""
         kinds = Counter(finding.kind for finding in findings)
         counts = ", ".join(
-            kind if count == 1 else f"{count} {kind}"
-            for kind, count in kinds.items()
+            kind if count == 1 else f"{count} {kind}" for kind, count in kinds.items()
         )
         return f"sqla_shard: {counts}\n\n" + "\n\n".join(map(str, findings))
 
@@ -344,10 +332,7 @@ class ShardLint:
         with self._lock:
             if report.scattered:
                 self._record("scatter", line, report)
-            elif (
-                self.max_shards is not None
-                and len(report.shards) > self.max_shards
-            ):
+            elif self.max_shards is not None and len(report.shards) > self.max_shards:
                 self._record("fan_out", line, report)
             if writes:
                 self._check_write(line, report)
@@ -397,14 +382,10 @@ class ShardLint:
 
 def _known(kinds: Collection[str]) -> tuple[str, ...]:
     if isinstance(kinds, str):
-        raise ValueError(
-            f"allow={kinds!r} is one string; give a list of kinds"
-        )
+        raise ValueError(f"allow={kinds!r} is one string; give a list of kinds")
     for kind in kinds:
         if kind not in KINDS:
-            raise ValueError(
-                f"{kind!r} is not a kind of finding: {', '.join(KINDS)}"
-            )
+            raise ValueError(f"{kind!r} is not a kind of finding: {', '.join(KINDS)}")
     return tuple(kinds)
 
 

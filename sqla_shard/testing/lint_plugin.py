@@ -34,11 +34,9 @@ Options in the configuration, which are also keywords of the mark
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 import pytest
 
@@ -117,8 +115,7 @@ class LintHooks:
         for mark in _MARKS:
             config.addinivalue_line("markers", mark)
         self._everywhere = bool(
-            config.getoption("--sqla-shard-lint")
-            or config.getini("sqla_shard_lint")
+            config.getoption("--sqla-shard-lint") or config.getini("sqla_shard_lint")
         )
         self._options: dict[str, Any] = {
             name: _number(config, f"sqla_shard_lint_{name}")
@@ -153,9 +150,7 @@ class LintHooks:
             return (yield)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(
-        self, item: pytest.Item
-    ) -> Generator[None, object, object]:
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
         """Check the test, and fail it if there are findings."""
         lint = item.stash.get(_LINT, None)
         if lint is None:
@@ -201,9 +196,7 @@ class LintHooks:
         from sqla_shard.testing.lint import ShardLint
 
         allowed = {
-            kind
-            for mark in item.iter_markers("sqla_shard_allow")
-            for kind in mark.args
+            kind for mark in item.iter_markers("sqla_shard_allow") for kind in mark.args
         }
         return ShardLint(allow=allowed, **options)
 
@@ -255,8 +248,7 @@ def _check(
     :raises pytest.UsageError: if a mark is not valid; has the name of the
         test.
     """
-    from sqla_shard.testing.lint import KINDS
-    from sqla_shard.testing.lint import ShardLint
+    from sqla_shard.testing.lint import KINDS, ShardLint
 
     for mark in allows:
         unknown = [kind for kind in mark.args if kind not in KINDS]

@@ -22,29 +22,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ClassVar
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from sqla_shard import exc
-
-__all__ = [
-    "Guard",
-    "LocalServer",
-    "Startable",
-    "free_port",
-    "guard",
-    "in_parallel",
-    "is_listening",
-    "on_free_ports",
-    "tail",
-    "wait_until",
-]
-
 
 _StartableSelf = TypeVar("_StartableSelf", bound="Startable")
 _Server = TypeVar("_Server")
@@ -434,9 +417,7 @@ class LocalServer(Startable):
     def _running_process(self) -> subprocess.Popen[bytes]:
         process = self._process
         if process is None or not self.running:
-            raise exc.ServerProcessError(
-                f"{self!r} is not running", log=self.log_tail
-            )
+            raise exc.ServerProcessError(f"{self!r} is not running", log=self.log_tail)
         return process
 
     def _first_start(self) -> None:
@@ -475,8 +456,7 @@ class LocalServer(Startable):
             log_tail = self.log_tail
             self._end(signal.SIGKILL)
             raise exc.ServerProcessError(
-                f"{self!r} did not respond within {seconds:.0f} s",
-                log=log_tail,
+                f"{self!r} did not respond within {seconds:.0f} s", log=log_tail
             )
 
     def _answers(self) -> bool:

@@ -13,12 +13,8 @@ from sqla_shard import exc
 from sqla_shard.testing import server_setup
 from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import tail
-from sqla_shard.testing.programs import DatabasePrograms
-from sqla_shard.testing.programs import find_mariadb
-from sqla_shard.testing.programs import MISSING_MARIADB
+from sqla_shard.testing.programs import DatabasePrograms, find_mariadb, MISSING_MARIADB
 from sqla_shard.testing.server_setup import Account
-
-__all__ = ["MariaDBServer"]
 
 # The modes of MySQL 8, which are stricter than those of MariaDB.
 _SQL_MODE = ",".join(
@@ -57,12 +53,7 @@ class MariaDBServer(DatabaseServer):
         )
 
     def replicate_from(
-        self,
-        primary: DatabaseServer,
-        *,
-        user: str,
-        password: str,
-        demote: bool = False,
+        self, primary: DatabaseServer, *, user: str, password: str, demote: bool = False
     ) -> None:
         """Replicate from another server, from the current position on."""
         sql = (
@@ -140,10 +131,7 @@ class MariaDBServer(DatabaseServer):
     def _options(self) -> list[str]:
         # DDL waits for the disk several times for each table.  "loose":
         # releases without one of these options ignore it.
-        unsynced = (
-            "--loose-innodb-flush-method=nosync",
-            "--loose-debug-no-sync",
-        )
+        unsynced = ("--loose-innodb-flush-method=nosync", "--loose-debug-no-sync")
         return [
             "--binlog-format=ROW",
             "--log-slave-updates=1",

@@ -12,12 +12,8 @@ from pathlib import Path
 from sqla_shard import exc
 from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import tail
-from sqla_shard.testing.programs import DatabasePrograms
-from sqla_shard.testing.programs import find_mysql
-from sqla_shard.testing.programs import MISSING_MYSQL
+from sqla_shard.testing.programs import DatabasePrograms, find_mysql, MISSING_MYSQL
 from sqla_shard.testing.server_setup import Account
-
-__all__ = ["MySQLServer"]
 
 
 class MySQLServer(DatabaseServer):
@@ -29,12 +25,7 @@ class MySQLServer(DatabaseServer):
     kind = "mysql"
 
     def replicate_from(
-        self,
-        primary: DatabaseServer,
-        *,
-        user: str,
-        password: str,
-        demote: bool = False,
+        self, primary: DatabaseServer, *, user: str, password: str, demote: bool = False
     ) -> None:
         """Replicate from another server, from the current position on."""
         # A former primary has its own GTIDs in gtid_executed: nothing is to
@@ -63,8 +54,7 @@ class MySQLServer(DatabaseServer):
         """Wait until it has applied a position of its primary."""
         # With 0 it would wait without end.
         ((answer,),) = self.root_execute(
-            "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)",
-            (position, max(timeout, 0.001)),
+            "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)", (position, max(timeout, 0.001))
         )
         return bool(answer == 0)
 

@@ -68,35 +68,30 @@ import contextlib
 import importlib.util
 import os
 from collections.abc import Iterator
-from typing import Any
-from typing import NoReturn
-from typing import TYPE_CHECKING
+from typing import Any, NoReturn, TYPE_CHECKING
 
 import pytest
 
-from sqla_shard.testing.lint_plugin import add_options
-from sqla_shard.testing.lint_plugin import LintHooks
-from sqla_shard.testing.lint_plugin import shard_lint
-from sqla_shard.testing.programs import find_mariadb
-from sqla_shard.testing.programs import find_memcached
-from sqla_shard.testing.programs import find_mysql
-from sqla_shard.testing.programs import find_redis
-from sqla_shard.testing.programs import find_zookeeper
-from sqla_shard.testing.programs import MISSING_MARIADB
-from sqla_shard.testing.programs import MISSING_MEMCACHED
-from sqla_shard.testing.programs import MISSING_MYSQL
-from sqla_shard.testing.programs import MISSING_REDIS
-from sqla_shard.testing.programs import MISSING_ZOOKEEPER
-from sqla_shard.testing.shadow_plugin import add_shadow_options
-from sqla_shard.testing.shadow_plugin import ShadowHooks
+from sqla_shard.testing.lint_plugin import add_options, LintHooks, shard_lint
+from sqla_shard.testing.programs import (
+    find_mariadb,
+    find_memcached,
+    find_mysql,
+    find_redis,
+    find_zookeeper,
+    MISSING_MARIADB,
+    MISSING_MEMCACHED,
+    MISSING_MYSQL,
+    MISSING_REDIS,
+    MISSING_ZOOKEEPER,
+)
+from sqla_shard.testing.shadow_plugin import add_shadow_options, ShadowHooks
 
 if TYPE_CHECKING:
     # Imported for type checking only: pytest imports this plugin in every
     # project whose environment has this package.
     from sqla_shard.testing.proxy import Proxy
-    from sqla_shard.testing.server_fleet import MariaDBFleet
-    from sqla_shard.testing.server_fleet import MySQLFleet
-    from sqla_shard.testing.server_fleet import ServerFleet
+    from sqla_shard.testing.server_fleet import MariaDBFleet, MySQLFleet, ServerFleet
     from sqla_shard.testing.zookeeper import ZooKeeperServer
 
 __all__ = [
@@ -131,9 +126,7 @@ def _require(missing: str | None) -> None:
     :param missing: reason, if their program is not installed.
     """
     if importlib.util.find_spec("pymysql") is None:
-        missing = (
-            "PyMySQL is not installed: run `pip install sqla-shard[testing]`"
-        )
+        missing = "PyMySQL is not installed: run `pip install sqla-shard[testing]`"
     if missing is not None:
         skip_or_fail(missing)
 

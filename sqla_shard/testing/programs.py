@@ -33,28 +33,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = [
-    "MISSING_MARIADB",
-    "MISSING_MEMCACHED",
-    "MISSING_MYSQL",
-    "MISSING_REDIS",
-    "MISSING_ZOOKEEPER",
-    "DatabasePrograms",
-    "ZooKeeperPrograms",
-    "find_mariadb",
-    "find_memcached",
-    "find_mysql",
-    "find_redis",
-    "find_zookeeper",
-]
-
-
 MISSING_MARIADB = "MariaDB is not installed: apt-get install mariadb-server"
 """Reason of a test that is skipped without MariaDB."""
 
 MISSING_MYSQL = (
-    "MySQL 8.4 or later is not installed: name its directory in "
-    "SQLA_SHARD_MYSQL"
+    "MySQL 8.4 or later is not installed: name its directory in SQLA_SHARD_MYSQL"
 )
 """Reason of a test that is skipped without MySQL."""
 
@@ -98,9 +81,7 @@ class DatabasePrograms:
         return shutil.which(name, path=os.pathsep.join(folders))
 
 
-def find_mariadb(
-    environ: Mapping[str, str] = os.environ,
-) -> DatabasePrograms | None:
+def find_mariadb(environ: Mapping[str, str] = os.environ) -> DatabasePrograms | None:
     """Return the programs of MariaDB.
 
     :param environ: the environment to read.
@@ -115,9 +96,7 @@ def find_mariadb(
     return DatabasePrograms(server=server, install=install, base=base)
 
 
-def find_mysql(
-    environ: Mapping[str, str] = os.environ,
-) -> DatabasePrograms | None:
+def find_mysql(environ: Mapping[str, str] = os.environ) -> DatabasePrograms | None:
     """Return the programs of MySQL.
 
     :param environ: the environment to read.
@@ -187,8 +166,7 @@ def _find(program: str, environ: Mapping[str, str]) -> str | None:
 
 
 MISSING_ZOOKEEPER = (
-    "ZooKeeper is not installed: apt-get install libzookeeper-java "
-    "default-jre-headless"
+    "ZooKeeper is not installed: apt-get install libzookeeper-java default-jre-headless"
 )
 """Reason of a test that is skipped without ZooKeeper or Java."""
 
@@ -225,9 +203,7 @@ class ZooKeeperPrograms:
     """Class path of ZooKeeper and its dependencies."""
 
 
-def find_zookeeper(
-    environ: Mapping[str, str] = os.environ,
-) -> ZooKeeperPrograms | None:
+def find_zookeeper(environ: Mapping[str, str] = os.environ) -> ZooKeeperPrograms | None:
     """Return the programs of ZooKeeper, or None if one is not installed.
 
     :param environ: the environment to read.
@@ -239,9 +215,7 @@ def find_zookeeper(
     found = _unpacked(Path(base)) if base else _installed(_SYSTEM)
     if java is None or not found:
         return None
-    return ZooKeeperPrograms(
-        java=java, classpath=os.pathsep.join(map(str, found))
-    )
+    return ZooKeeperPrograms(java=java, classpath=os.pathsep.join(map(str, found)))
 
 
 def _installed(folder: Path) -> list[Path]:

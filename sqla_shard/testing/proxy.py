@@ -60,9 +60,7 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from typing import IO
-from typing import Literal
+from typing import Any, IO, Literal
 
 from sqla_shard import exc
 
@@ -284,9 +282,7 @@ class Proxy:
         """
         self._send("cut")
 
-    def cut_at_commit(
-        self, n: int = 1, *, when: Literal["before", "after"]
-    ) -> None:
+    def cut_at_commit(self, n: int = 1, *, when: Literal["before", "after"]) -> None:
         """Reset the connection of the n-th following COMMIT, once.
 
         Another call replaces this one; :meth:`restore` cancels it.  Until
@@ -304,9 +300,7 @@ class Proxy:
         """
         self._cut_at("commits", n, when)
 
-    def cut_at_statement(
-        self, n: int = 1, *, when: Literal["before", "after"]
-    ) -> None:
+    def cut_at_statement(self, n: int = 1, *, when: Literal["before", "after"]) -> None:
         """Reset the connection of the n-th following statement, once.
 
         This replaces a call of :meth:`cut_at_commit`.

@@ -16,35 +16,28 @@ one, and they start in parallel.  If ``SQLA_SHARD_TEST_SERVERS`` is set (see
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-from typing import ClassVar
-from typing import Generic
-from typing import TypeVar
-from urllib.parse import quote
-from urllib.parse import unquote
-from urllib.parse import urlsplit
+from typing import Any, ClassVar, Generic, TypeVar
+from urllib.parse import quote, unquote, urlsplit
 
 import pymysql
 
 from sqla_shard import exc
-from sqla_shard.testing.database_server import DatabaseServer
-from sqla_shard.testing.database_server import SQLServer
-from sqla_shard.testing.local_server import in_parallel
-from sqla_shard.testing.local_server import Startable
+from sqla_shard.testing.database_server import DatabaseServer, SQLServer
+from sqla_shard.testing.local_server import in_parallel, Startable
 from sqla_shard.testing.mariadb import MariaDBServer
 from sqla_shard.testing.mysql import MySQLServer
 from sqla_shard.testing.proxy import Proxy
-from sqla_shard.testing.server_setup import PREFIXES
-from sqla_shard.testing.server_setup import random_password
-from sqla_shard.testing.topology_documents import databases
-from sqla_shard.testing.topology_documents import divide
-from sqla_shard.testing.topology_documents import MOD_DATABASE
-from sqla_shard.testing.topology_documents import OBJECTS_DATABASE
-from sqla_shard.testing.topology_documents import sqlite_topology
-from sqla_shard.testing.topology_documents import topology_document
+from sqla_shard.testing.server_setup import PREFIXES, random_password
+from sqla_shard.testing.topology_documents import (
+    databases,
+    divide,
+    MOD_DATABASE,
+    OBJECTS_DATABASE,
+    sqlite_topology,
+    topology_document,
+)
 
 __all__ = [
     "ExternalServer",
@@ -117,9 +110,7 @@ class ExternalServer(SQLServer):
             self.root_execute("SELECT 1")
         except pymysql.err.MySQLError as error:
             raise exc.ServerProcessError(
-                f"{self!r} of SQLA_SHARD_TEST_SERVERS does not respond: "
-                f"{error}",
-                log="",
+                f"{self!r} of SQLA_SHARD_TEST_SERVERS does not respond: {error}", log=""
             ) from error
         return self
 
@@ -135,9 +126,7 @@ class ExternalServer(SQLServer):
         return "mariadb" if "mariadb" in version.lower() else "mysql"
 
 
-def external_servers(
-    environ: Mapping[str, str] = os.environ,
-) -> list[ExternalServer]:
+def external_servers(environ: Mapping[str, str] = os.environ) -> list[ExternalServer]:
     """Return the servers of ``SQLA_SHARD_TEST_SERVERS``; empty if not set.
 
     :raises ValueError: if one of the URLs lacks a part.
@@ -149,9 +138,7 @@ def external_servers(
     ]
 
 
-def external_of(
-    kind: str, servers: Sequence[ExternalServer]
-) -> list[ExternalServer]:
+def external_of(kind: str, servers: Sequence[ExternalServer]) -> list[ExternalServer]:
     """Return the servers of one kind, named ``server1``, ``server2``...
 
     :param kind: ``mariadb`` or ``mysql``.
@@ -161,8 +148,7 @@ def external_of(
     in_parallel(servers, ExternalServer.start)
     urls = [server.url for server in servers if server.kind() == kind]
     return [
-        ExternalServer(f"server{number}", url)
-        for number, url in enumerate(urls, 1)
+        ExternalServer(f"server{number}", url) for number, url in enumerate(urls, 1)
     ]
 
 
@@ -336,9 +322,7 @@ class ServerFleet(Startable, Generic[_Server]):
         :raises ValueError: if there are proxies, but not one for each.
         """
         if proxies and len(proxies) != len(self.servers):
-            raise ValueError(
-                f"proxies: {len(proxies)} for {len(self.servers)} servers"
-            )
+            raise ValueError(f"proxies: {len(proxies)} for {len(self.servers)} servers")
         primaries = {}
         ends: Sequence[Any] = proxies or self.servers
         for number, server in enumerate(self.servers, 1):
@@ -360,9 +344,7 @@ class ServerFleet(Startable, Generic[_Server]):
             weights=weights,
         )
 
-    def create_databases(
-        self, document: Mapping[str, Any] | None = None
-    ) -> None:
+    def create_databases(self, document: Mapping[str, Any] | None = None) -> None:
         """Create the missing databases of virtual shards.
 
         Character set utf8mb4, collation utf8mb4_bin.
@@ -376,9 +358,7 @@ class ServerFleet(Startable, Generic[_Server]):
             document,
         )
 
-    def drop_databases(
-        self, document: Mapping[str, Any] | None = None
-    ) -> None:
+    def drop_databases(self, document: Mapping[str, Any] | None = None) -> None:
         """Drop the databases of virtual shards.
 
         :param document: document of :meth:`topology_mapping`; by default
@@ -401,9 +381,7 @@ class ServerFleet(Startable, Generic[_Server]):
 
         def action(server: _Server | ExternalServer) -> None:
             with server.connect() as connection:
-                counts.append(
-                    _delete_rows(connection.cursor(), names[server.name])
-                )
+                counts.append(_delete_rows(connection.cursor(), names[server.name]))
                 connection.commit()
 
         in_parallel([one for one in self.servers if one.name in names], action)
@@ -424,9 +402,7 @@ class ServerFleet(Startable, Generic[_Server]):
 
         in_parallel(self.servers, action)
 
-    def _databases(
-        self, document: Mapping[str, Any] | None
-    ) -> dict[str, list[str]]:
+    def _databases(self, document: Mapping[str, Any] | None) -> dict[str, list[str]]:
         """Return the names of the databases by that of their server."""
         names: dict[str, list[str]] = {}
         for server, database in databases(

@@ -33,18 +33,14 @@ import abc
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-from typing import Generic
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from sqla_shard import exc
 from sqla_shard.testing.database_server import DatabaseServer
-from sqla_shard.testing.local_server import in_parallel
-from sqla_shard.testing.local_server import Startable
+from sqla_shard.testing.local_server import in_parallel, Startable
 from sqla_shard.testing.mariadb import MariaDBServer
 from sqla_shard.testing.mysql import MySQLServer
-from sqla_shard.testing.server_setup import PREFIXES
-from sqla_shard.testing.server_setup import random_password
+from sqla_shard.testing.server_setup import PREFIXES, random_password
 
 __all__ = ["MariaDBPair", "MySQLPair", "ServerPair"]
 
@@ -117,9 +113,7 @@ class ServerPair(Startable, Generic[_Server]):
         )
 
     @abc.abstractmethod
-    def _make(
-        self, name: str, primary: _Server | None, **arguments: Any
-    ) -> _Server:
+    def _make(self, name: str, primary: _Server | None, **arguments: Any) -> _Server:
         """Return a new server.
 
         :param primary: the first one of the pair; None if this is it.
@@ -223,8 +217,7 @@ class ServerPair(Startable, Generic[_Server]):
             # may become the primary.
             cursor.execute("SET SESSION sql_log_bin = 0")
             cursor.execute(
-                f"CREATE USER {account} IDENTIFIED BY %s",
-                (self._replication_password,),
+                f"CREATE USER {account} IDENTIFIED BY %s", (self._replication_password,)
             )
             cursor.execute(f"GRANT REPLICATION SLAVE ON *.* TO {account}")
 

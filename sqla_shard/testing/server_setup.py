@@ -16,8 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,36 +24,15 @@ from pymysql.cursors import Cursor
 
 from sqla_shard.testing.local_server import guard
 
-__all__ = [
-    "PREFIXES",
-    "Account",
-    "check_prefixes",
-    "copy_data",
-    "create_user",
-    "data_template",
-    "make_directory",
-    "random_password",
-    "server_options",
-    "system_user",
-]
-
-
 PREFIXES = ("db", "main", "lookup")
 """Default beginnings of database names."""
 
-_SYSTEM_DATABASES = (
-    "information_schema",
-    "mysql",
-    "performance_schema",
-    "sys",
-)
+_SYSTEM_DATABASES = ("information_schema", "mysql", "performance_schema", "sys")
 
 
 def random_password() -> str:
     """Return ``SQLA_SHARD_TEST_PASSWORD`` if set, else a random password."""
-    return os.environ.get("SQLA_SHARD_TEST_PASSWORD") or (
-        secrets.token_urlsafe(18)
-    )
+    return os.environ.get("SQLA_SHARD_TEST_PASSWORD") or (secrets.token_urlsafe(18))
 
 
 def check_prefixes(prefixes: Sequence[str]) -> tuple[str, ...]:
@@ -67,9 +45,7 @@ def check_prefixes(prefixes: Sequence[str]) -> tuple[str, ...]:
         raise ValueError("prefixes must have at least one item")
     for prefix in prefixes:
         if not re.fullmatch(r"[A-Za-z0-9_$-]+", prefix):
-            raise ValueError(
-                f"prefix {prefix!r} must be letters, digits, _, $ or -"
-            )
+            raise ValueError(f"prefix {prefix!r} must be letters, digits, _, $ or -")
         for name in _SYSTEM_DATABASES:
             if name.startswith(prefix.lower()):
                 raise ValueError(
@@ -170,8 +146,7 @@ class Account:
             # In a private directory, such as that of pytest, another account
             # cannot read its own files.
             reachable = all(
-                folder.stat().st_mode & 0o001
-                for folder in (parent, *parent.parents)
+                folder.stat().st_mode & 0o001 for folder in (parent, *parent.parents)
             )
             try:
                 pwd.getpwnam("mysql")
@@ -195,9 +170,7 @@ class Account:
     def _group(self) -> int:
         return pwd.getpwnam(str(self.name)).pw_gid
 
-    def run(
-        self, command: list[str], *, cwd: Path
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, command: list[str], *, cwd: Path) -> subprocess.CompletedProcess[str]:
         """Run a program under this account, and capture its output."""
         return subprocess.run(
             command,

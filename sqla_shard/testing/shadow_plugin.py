@@ -71,9 +71,7 @@ class ShadowHooks:
         )
         self._metadata = str(config.getini("sqla_shard_shadow_metadata"))
         self._root = Path(config.rootpath)
-        self._directory = self._root / str(
-            config.getini("sqla_shard_shadow_reports")
-        )
+        self._directory = self._root / str(config.getini("sqla_shard_shadow_reports"))
         self._is_worker = hasattr(config, "workerinput")
         self._shadow: Shadow | None = None
         if self._declaration and not self._metadata:
@@ -94,8 +92,7 @@ class ShadowHooks:
             return
         from sqlalchemy import Engine
 
-        from sqla_shard.migrate import Declaration
-        from sqla_shard.migrate import Shadow
+        from sqla_shard.migrate import Declaration, Shadow
 
         module, _, name = self._metadata.partition(":")
         found = getattr(importlib.import_module(module), name or "Base")
@@ -119,8 +116,7 @@ class ShadowHooks:
         """Print the counts of all processes."""
         if not self._declaration:
             return
-        from sqla_shard.migrate import load
-        from sqla_shard.migrate import merge
+        from sqla_shard.migrate import load, merge
 
         paths = sorted(self._directory.glob("shadow-*.json"))
         report = merge(load(path) for path in paths)

@@ -17,19 +17,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import replace
-from typing import Any
-from typing import Literal
-from typing import TYPE_CHECKING
-from typing import TypeAlias
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TYPE_CHECKING, TypeAlias
 
 from sqlalchemy import event
-from sqlalchemy.engine import Connection
-from sqlalchemy.engine import Engine
-from sqlalchemy.engine import URL
+from sqlalchemy.engine import Connection, Engine, URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from sqla_shard.util.addresses import host_and_port
@@ -37,13 +30,7 @@ from sqla_shard.util.addresses import host_and_port
 if TYPE_CHECKING:
     from sqla_shard.testing.database_server import DatabaseServer
 
-__all__ = [
-    "Kind",
-    "LoggedCommand",
-    "LoggedEvent",
-    "QueryLog",
-    "StatementLog",
-]
+__all__ = ["Kind", "LoggedCommand", "LoggedEvent", "QueryLog", "StatementLog"]
 
 
 Kind: TypeAlias = Literal["checkout", "begin", "execute", "commit", "rollback"]
@@ -222,9 +209,7 @@ class StatementLog:
             index = self._running.pop(id(context), None)
             if index is not None:
                 self._events[index] = replace(
-                    self._events[index],
-                    statement=statement,
-                    parameters=parameters,
+                    self._events[index], statement=statement, parameters=parameters
                 )
 
     def _begin(self, connection: Connection) -> None:

@@ -20,21 +20,9 @@ They have the form of a topology file::
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-__all__ = [
-    "GLOBAL_DATABASE",
-    "MOD_DATABASE",
-    "OBJECTS_DATABASE",
-    "databases",
-    "divide",
-    "sqlite_topology",
-    "topology_document",
-]
 
 OBJECTS_DATABASE = "db{shard:05d}"
 """Database names of the keyspace ``objects``."""
@@ -54,9 +42,7 @@ def divide(shards: int, servers: int) -> list[tuple[int, int]]:
     :raises ValueError: if there are fewer shards than servers.
     """
     if not 1 <= servers <= shards:
-        raise ValueError(
-            f"{shards} shards cannot be divided among {servers} servers"
-        )
+        raise ValueError(f"{shards} shards cannot be divided among {servers} servers")
     ranges = []
     start = 0
     for number in range(servers):

@@ -48,26 +48,26 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sqla_shard import exc
-from sqla_shard.testing.local_server import free_port
-from sqla_shard.testing.local_server import in_parallel
-from sqla_shard.testing.local_server import LocalServer
-from sqla_shard.testing.local_server import on_free_ports
-from sqla_shard.testing.local_server import Startable
-from sqla_shard.testing.local_server import wait_until
-from sqla_shard.testing.programs import find_zookeeper
-from sqla_shard.testing.programs import MISSING_ZOOKEEPER
-from sqla_shard.testing.zookeeper_setup import Certificates
-from sqla_shard.testing.zookeeper_setup import end_session
-from sqla_shard.testing.zookeeper_setup import four_letter_word
-from sqla_shard.testing.zookeeper_setup import java_command
-from sqla_shard.testing.zookeeper_setup import make_certificates
-from sqla_shard.testing.zookeeper_setup import Membership
-from sqla_shard.testing.zookeeper_setup import zoo_cfg
+from sqla_shard.testing.local_server import (
+    free_port,
+    in_parallel,
+    LocalServer,
+    on_free_ports,
+    Startable,
+    wait_until,
+)
+from sqla_shard.testing.programs import find_zookeeper, MISSING_ZOOKEEPER
+from sqla_shard.testing.zookeeper_setup import (
+    Certificates,
+    end_session,
+    four_letter_word,
+    java_command,
+    make_certificates,
+    Membership,
+    zoo_cfg,
+)
 
-__all__ = [
-    "ZooKeeperEnsemble",
-    "ZooKeeperServer",
-]
+__all__ = ["ZooKeeperEnsemble", "ZooKeeperServer"]
 
 
 class ZooKeeperServer(LocalServer):
@@ -103,10 +103,7 @@ class ZooKeeperServer(LocalServer):
         if type(tick) is not int or not 1 <= tick <= 20_000:
             raise ValueError(f"tick={tick!r} must be from 1 to 20000 ms")
         super().__init__(
-            name,
-            parent=parent,
-            start_timeout=start_timeout,
-            stop_timeout=stop_timeout,
+            name, parent=parent, start_timeout=start_timeout, stop_timeout=stop_timeout
         )
         self.tick = tick
         self.tls = tls
@@ -193,13 +190,10 @@ class ZooKeeperServer(LocalServer):
         self._running_process()
         session, password = client_id
         try:
-            return end_session(
-                self.host, self.port, session, password, self._context()
-            )
+            return end_session(self.host, self.port, session, password, self._context())
         except OSError as error:
             raise exc.ServerProcessError(
-                f"{self!r} did not end session {session:#x}: {error}",
-                log=self.log_tail,
+                f"{self!r} did not end session {session:#x}: {error}", log=self.log_tail
             ) from error
 
     def _with_tls(self) -> Certificates:
@@ -220,9 +214,7 @@ class ZooKeeperServer(LocalServer):
         if self._paused or not self.running:
             return ""
         try:
-            return four_letter_word(
-                self.host, self.port, word, self._context()
-            )
+            return four_letter_word(self.host, self.port, word, self._context())
         except OSError:
             return ""
 
@@ -299,16 +291,11 @@ class ZooKeeperEnsemble(Startable):
         start_timeout: float = 60.0,
     ) -> None:
         if type(servers) is not int or servers < 3 or servers % 2 == 0:
-            raise ValueError(
-                f"servers={servers!r} must be an odd number from 3"
-            )
+            raise ValueError(f"servers={servers!r} must be an odd number from 3")
         self.start_timeout = start_timeout
         self.servers = [
             ZooKeeperServer(
-                f"zookeeper{number}",
-                tick=tick,
-                tls=tls,
-                start_timeout=start_timeout,
+                f"zookeeper{number}", tick=tick, tls=tls, start_timeout=start_timeout
             )
             for number in range(1, servers + 1)
         ]
@@ -316,10 +303,7 @@ class ZooKeeperEnsemble(Startable):
 
     def __repr__(self) -> str:
         running = sum(server.running for server in self.servers)
-        return (
-            f"<{type(self).__name__} servers={len(self.servers)} "
-            f"running={running}>"
-        )
+        return f"<{type(self).__name__} servers={len(self.servers)} running={running}>"
 
     @property
     def hosts(self) -> str:
@@ -359,9 +343,7 @@ class ZooKeeperEnsemble(Startable):
             return bool(found)
 
         if not wait_until(look, seconds=self.start_timeout):
-            raise exc.ServerProcessError(
-                f"{self!r} has no leader", log=self._logs()
-            )
+            raise exc.ServerProcessError(f"{self!r} has no leader", log=self._logs())
         return found[0]
 
     def _start_servers(self) -> None:

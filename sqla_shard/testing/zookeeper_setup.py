@@ -14,17 +14,6 @@ from pathlib import Path
 from sqla_shard import exc
 from sqla_shard.testing.programs import ZooKeeperPrograms
 
-__all__ = [
-    "Certificates",
-    "Membership",
-    "end_session",
-    "four_letter_word",
-    "java_command",
-    "make_certificates",
-    "zoo_cfg",
-]
-
-
 # For ``openssl`` 3.0 or later.  The file of the system is not used: its
 # extensions differ between distributions.
 _SETTINGS = """
@@ -172,9 +161,7 @@ def zoo_cfg(
         settings |= {
             "secureClientPort": str(port),
             "secureClientPortAddress": _HOST,
-            "serverCnxnFactory": (
-                "org.apache.zookeeper.server.NettyServerCnxnFactory"
-            ),
+            "serverCnxnFactory": ("org.apache.zookeeper.server.NettyServerCnxnFactory"),
             "ssl.keyStore.location": str(certificates.server),
             "ssl.keyStore.type": "PEM",
             "ssl.trustStore.location": str(certificates.ca),

@@ -21,35 +21,36 @@ except that :class:`FileSource` reads its file.
 from __future__ import annotations
 
 from sqla_shard.topology.admission import refusals
-from sqla_shard.topology.changes import CountChange
-from sqla_shard.topology.changes import DatabaseChange
-from sqla_shard.topology.changes import diff
-from sqla_shard.topology.changes import GenerationChange
-from sqla_shard.topology.changes import KindChange
-from sqla_shard.topology.changes import LayoutChange
-from sqla_shard.topology.changes import MovedRange
-from sqla_shard.topology.changes import ServerChange
-from sqla_shard.topology.changes import TopologyDiff
-from sqla_shard.topology.changes import UrlChange
-from sqla_shard.topology.changes import WeightChange
-from sqla_shard.topology.keyspaces import Keyspace
-from sqla_shard.topology.keyspaces import Kind
-from sqla_shard.topology.keyspaces import MAX_SHARDS
-from sqla_shard.topology.keyspaces import Server
-from sqla_shard.topology.keyspaces import ShardRange
-from sqla_shard.topology.model import describe
-from sqla_shard.topology.model import find_object
-from sqla_shard.topology.model import find_shard
-from sqla_shard.topology.model import Location
-from sqla_shard.topology.model import server_names
-from sqla_shard.topology.model import Topology
+from sqla_shard.topology.changes import (
+    CountChange,
+    DatabaseChange,
+    diff,
+    GenerationChange,
+    KindChange,
+    LayoutChange,
+    MovedRange,
+    ServerChange,
+    TopologyDiff,
+    UrlChange,
+    WeightChange,
+)
+from sqla_shard.topology.keyspaces import Keyspace, Kind, MAX_SHARDS, Server, ShardRange
+from sqla_shard.topology.model import (
+    describe,
+    find_object,
+    find_shard,
+    Location,
+    server_names,
+    Topology,
+)
 from sqla_shard.topology.shorthand import DEFAULT_URL
-from sqla_shard.topology.source import FileSource
-from sqla_shard.topology.source import read_document
-from sqla_shard.topology.source import to_json
-from sqla_shard.topology.source import TopologySource
-from sqla_shard.topology.urls import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology.urls import fill
+from sqla_shard.topology.source import (
+    FileSource,
+    read_document,
+    to_json,
+    TopologySource,
+)
+from sqla_shard.topology.urls import DEFAULT_PLACEHOLDERS, fill
 from sqla_shard.util.masking import redact
 
 __all__ = [

@@ -16,19 +16,16 @@ overlapping ranges, and servers of a keyspace with the same address.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from sqla_shard.exc import Problem
-from sqla_shard.exc import StaleTopologyError
-from sqla_shard.exc import TopologyRefusedError
-from sqla_shard.topology.changes import diff
-from sqla_shard.topology.changes import TopologyDiff
-from sqla_shard.topology.generations import leaps as generation_leaps
-from sqla_shard.topology.generations import lowered_generations
-from sqla_shard.topology.keyspaces import common
-from sqla_shard.topology.keyspaces import Keyspace
+from sqla_shard.exc import Problem, StaleTopologyError, TopologyRefusedError
+from sqla_shard.topology.changes import diff, TopologyDiff
+from sqla_shard.topology.generations import (
+    leaps as generation_leaps,
+    lowered_generations,
+)
+from sqla_shard.topology.keyspaces import common, Keyspace
 from sqla_shard.topology.model import Topology
 from sqla_shard.topology.parse import MAX_STEP
 from sqla_shard.topology.urls import address_of
@@ -48,10 +45,7 @@ def refusals(old: Topology, new: Topology) -> tuple[Problem, ...]:
     :param new: the topology that replaces it.
     """
     found = diff(old, new)
-    return (
-        *_of_keyspaces(found),
-        *_of_pairs(old, new),
-    )
+    return (*_of_keyspaces(found), *_of_pairs(old, new))
 
 
 def check_newer(old: Topology, new: Topology, *, source: str) -> None:
@@ -77,11 +71,7 @@ def check_newer(old: Topology, new: Topology, *, source: str) -> None:
 
 
 def check_next(
-    old: Topology | None,
-    new: Topology,
-    *,
-    source: str,
-    found: Iterable[Problem] = (),
+    old: Topology | None, new: Topology, *, source: str, found: Iterable[Problem] = ()
 ) -> None:
     """Check that a topology may be published.
 
@@ -134,8 +124,7 @@ def leaps(old: Topology, new: Topology) -> Iterator[Problem]:
 def _of_keyspaces(found: TopologyDiff) -> Iterator[Problem]:
     for name in found.removed_keyspaces:
         yield Problem(
-            f"keyspaces.{name}",
-            "is missing, and with it all of its shards; keep it",
+            f"keyspaces.{name}", "is missing, and with it all of its shards; keep it"
         )
     for kind in found.kinds:
         yield Problem(
@@ -175,10 +164,7 @@ def _of_pairs(old: Topology, new: Topology) -> Iterator[Problem]:
         before = old.keyspaces.get(name)
         if before is None:
             continue
-        if (
-            keyspace.kind == before.kind == "mod"
-            and keyspace.shards > before.shards
-        ):
+        if keyspace.kind == before.kind == "mod" and keyspace.shards > before.shards:
             yield Problem(
                 f"keyspaces.{name}.shards",
                 f"{before.shards} -> {keyspace.shards} changes the modulus, "

@@ -9,17 +9,11 @@ database unless the difference contains a change of them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import fields
-from dataclasses import is_dataclass
-from typing import Any
-from typing import Literal
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal
 
 from sqla_shard.ids import IdLayout
-from sqla_shard.topology.keyspaces import Keyspace
-from sqla_shard.topology.keyspaces import Kind
-from sqla_shard.topology.keyspaces import Server
-from sqla_shard.topology.keyspaces import ShardRange
+from sqla_shard.topology.keyspaces import Keyspace, Kind, Server, ShardRange
 from sqla_shard.topology.model import Topology
 from sqla_shard.util.masking import redact
 
@@ -97,8 +91,7 @@ class CountChange:
     def __str__(self) -> str:
         verb = "opened" if self.new > self.old else "closed"
         return (
-            f"{self.keyspace}: {self.old} -> {self.new} shards "
-            f"({self.shards} {verb})"
+            f"{self.keyspace}: {self.old} -> {self.new} shards ({self.shards} {verb})"
         )
 
 
@@ -170,8 +163,7 @@ class WeightChange:
 
     def __str__(self) -> str:
         return (
-            f"{self.keyspace}: weight of {self.server!r} {self.old:g} -> "
-            f"{self.new:g}"
+            f"{self.keyspace}: weight of {self.server!r} {self.old:g} -> {self.new:g}"
         )
 
 
@@ -185,9 +177,7 @@ class GenerationChange:
     new: int | None
 
     def __str__(self) -> str:
-        old, new = (
-            "none" if one is None else one for one in (self.old, self.new)
-        )
+        old, new = ("none" if one is None else one for one in (self.old, self.new))
         return f"{self.keyspace}: generation of {self.server!r} {old} -> {new}"
 
 
@@ -245,18 +235,13 @@ class TopologyDiff:
         pair.  Passwords are masked: two equal URLs of a change differ in
         their passwords.
         """
-        return {
-            item.name: _document(getattr(self, item.name))
-            for item in fields(self)
-        }
+        return {item.name: _document(getattr(self, item.name)) for item in fields(self)}
 
     to_mapping = as_dict
 
     def __str__(self) -> str:
         lines = list(self._changes()) or ["nothing else changed"]
-        return "\n".join(
-            [f"epoch {self.old_epoch} -> {self.new_epoch}", *lines]
-        )
+        return "\n".join([f"epoch {self.old_epoch} -> {self.new_epoch}", *lines])
 
     def _changes(self) -> Iterator[str]:
         for name in self.added_keyspaces:
@@ -339,18 +324,13 @@ def diff(old: Topology, new: Topology) -> TopologyDiff:
             if getattr(a, role) != getattr(b, role)
         ),
         weights=tuple(
-            WeightChange(
-                keyspace=name, server=a.name, old=a.weight, new=b.weight
-            )
+            WeightChange(keyspace=name, server=a.name, old=a.weight, new=b.weight)
             for name, a, b in stay
             if a.weight != b.weight
         ),
         generations=tuple(
             GenerationChange(
-                keyspace=name,
-                server=a.name,
-                old=a.generation,
-                new=b.generation,
+                keyspace=name, server=a.name, old=a.generation, new=b.generation
             )
             for name, a, b in stay
             if a.generation != b.generation
@@ -406,8 +386,7 @@ def _document(value: Any) -> Any:
         return [_document(item) for item in value]
     if is_dataclass(value):
         return {
-            item.name: _document(getattr(value, item.name))
-            for item in fields(value)
+            item.name: _document(getattr(value, item.name)) for item in fields(value)
         }
     # Names and templates cannot contain this character.
     if isinstance(value, str) and "://" in value:

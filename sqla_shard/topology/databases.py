@@ -9,19 +9,12 @@ finds them without enumerating their names.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from string import digits
-from string import Formatter
+from string import digits, Formatter
 
-from sqla_shard.topology.keyspaces import common
-from sqla_shard.topology.keyspaces import ShardRange
+from sqla_shard.topology.keyspaces import common, ShardRange
 from sqla_shard.util.masking import masked
-
-__all__ = ["Template", "Tenant", "collisions", "faults", "shared_name"]
 
 _SPEC = re.compile(r"(?:[0-9]{0,3}d)?")
 _RUN = re.compile("[0-9]+")
@@ -160,9 +153,7 @@ class Tenant:
     ranges: list[ShardRange]
 
 
-def collisions(
-    tenants: Iterable[Tenant],
-) -> Iterator[tuple[Tenant, Tenant, str]]:
+def collisions(tenants: Iterable[Tenant]) -> Iterator[tuple[Tenant, Tenant, str]]:
     """Yield keyspaces of a server with a common database name.
 
     Only keyspaces that may have a common name are compared, so that the time

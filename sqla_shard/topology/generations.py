@@ -13,30 +13,15 @@ name, its primary by host and port, or by the directory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
 from sqla_shard.exc import Problem
-from sqla_shard.topology.keyspaces import Keyspace
-from sqla_shard.topology.keyspaces import Server
+from sqla_shard.topology.keyspaces import Keyspace, Server
 from sqla_shard.topology.model import Topology
-from sqla_shard.topology.parse import MAX_EPOCH
-from sqla_shard.topology.parse import MAX_STEP
+from sqla_shard.topology.parse import MAX_EPOCH, MAX_STEP
 from sqla_shard.topology.urls import address_of
-
-__all__ = [
-    "Numbers",
-    "cautions",
-    "inherited",
-    "leaps",
-    "lowered_generations",
-    "numbers",
-    "with_raised_generations",
-    "without_generations",
-]
 
 #: By keyspace and server: the highest generation that the server has had.
 Numbers: TypeAlias = Mapping[tuple[str, str], int]

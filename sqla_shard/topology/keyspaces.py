@@ -11,22 +11,14 @@ one server, and no two databases have the same name.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
-from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any
-from typing import Literal
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from sqla_shard.exc import Problem
-from sqla_shard.exc import TopologyError
-from sqla_shard.exc import UnknownShardError
-from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.ids import IdLayout
+from sqla_shard.exc import Problem, TopologyError, UnknownShardError
+from sqla_shard.ids import DEFAULT_LAYOUT, IdLayout
 from sqla_shard.util.masking import redact
 
 __all__ = [
@@ -79,9 +71,7 @@ class ShardRange:
             )
 
     def __contains__(self, shard_id: object) -> bool:
-        return (
-            isinstance(shard_id, int) and self.first <= shard_id <= self.last
-        )
+        return isinstance(shard_id, int) and self.first <= shard_id <= self.last
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.first, self.last + 1))
@@ -290,9 +280,7 @@ class Keyspace:
 
     def placements(self) -> list[tuple[ShardRange, Server]]:
         """Return each range with its server, in the order of the shards."""
-        pairs = [
-            (item, server) for server in self.servers for item in server.shards
-        ]
+        pairs = [(item, server) for server in self.servers for item in server.shards]
         return sorted(pairs, key=lambda pair: bounds(pair[0]))
 
     def _not_open(self, shard_id: int) -> UnknownShardError:
@@ -317,10 +305,7 @@ class Keyspace:
                 ],
                 source=f"keyspace {self.name!r}",
             )
-        table = (
-            [item.first for item in ranges],
-            [server for _, server in placements],
-        )
+        table = ([item.first for item in ranges], [server for _, server in placements])
         # Concurrent threads store equal tables.
         object.__setattr__(self, "_table", table)
         return table

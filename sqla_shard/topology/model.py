@@ -30,29 +30,18 @@ unknown whether they exist and have the data.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from sqla_shard.exc import Problem
-from sqla_shard.exc import TopologyError
-from sqla_shard.exc import UnknownKeyspaceError
-from sqla_shard.ids import IdLayout
-from sqla_shard.ids import ObjectId
-from sqla_shard.topology.keyspaces import Keyspace
-from sqla_shard.topology.keyspaces import Kind
-from sqla_shard.topology.keyspaces import Server
-from sqla_shard.topology.keyspaces import ShardRange
+from sqla_shard.exc import Problem, TopologyError, UnknownKeyspaceError
+from sqla_shard.ids import IdLayout, ObjectId
+from sqla_shard.topology.keyspaces import Keyspace, Kind, Server, ShardRange
 from sqla_shard.topology.shorthand import DEFAULT_URL
-from sqla_shard.topology.urls import address_of
-from sqla_shard.topology.urls import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology.urls import Policy
-from sqla_shard.topology.validate import Checked
-from sqla_shard.topology.validate import load
+from sqla_shard.topology.urls import address_of, DEFAULT_PLACEHOLDERS, Policy
+from sqla_shard.topology.validate import Checked, load
 from sqla_shard.util.masking import redact
 
 __all__ = [
@@ -86,17 +75,10 @@ class Topology:
         given = self.keyspaces
         keyspaces = MappingProxyType(dict(given))
         object.__setattr__(self, "keyspaces", keyspaces)
-        if isinstance(given, Checked) and (given.resets, given.epoch) == (
-            self.version
-        ):
+        if isinstance(given, Checked) and (given.resets, given.epoch) == (self.version):
             # load() has already checked the document.
             return
-        load(
-            self.to_mapping(),
-            source="Topology",
-            policy=Policy(),
-            url=DEFAULT_URL,
-        )
+        load(self.to_mapping(), source="Topology", policy=Policy(), url=DEFAULT_URL)
         self._check_parts()
 
     def __hash__(self) -> int:
@@ -106,10 +88,7 @@ class Topology:
         # A read-only view of a dict cannot be pickled.
         keyspaces = dict(self.keyspaces)
         make = partial(
-            type(self),
-            epoch=self.epoch,
-            keyspaces=keyspaces,
-            resets=self.resets,
+            type(self), epoch=self.epoch, keyspaces=keyspaces, resets=self.resets
         )
         return make, ()
 
@@ -154,9 +133,7 @@ class Topology:
         """
         policy = Policy.of(placeholders, environ)
         checked = load(document, source=source, policy=policy, url=url)
-        return cls(
-            epoch=checked.epoch, keyspaces=checked, resets=checked.resets
-        )
+        return cls(epoch=checked.epoch, keyspaces=checked, resets=checked.resets)
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the document of this topology, in the full form.
@@ -169,8 +146,7 @@ class Topology:
             "epoch": self.epoch,
             **({"resets": self.resets} if self.resets else {}),
             "keyspaces": {
-                name: _keyspace(keyspace)
-                for name, keyspace in self.keyspaces.items()
+                name: _keyspace(keyspace) for name, keyspace in self.keyspaces.items()
             },
         }
 
@@ -184,8 +160,7 @@ class Topology:
             self,
             keyspaces={
                 name: replace(
-                    keyspace,
-                    servers=tuple(one.redacted() for one in keyspace.servers),
+                    keyspace, servers=tuple(one.redacted() for one in keyspace.servers)
                 )
                 for name, keyspace in self.keyspaces.items()
             },
@@ -301,10 +276,7 @@ def _keyspace(keyspace: Keyspace) -> dict[str, Any]:
 
 
 def _server(server: Server, *, is_global: bool) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "name": server.name,
-        "primary": server.primary,
-    }
+    document: dict[str, Any] = {"name": server.name, "primary": server.primary}
     if server.standby is not None:
         document["standby"] = server.standby
     if not is_global:
@@ -388,9 +360,7 @@ def _with_objects(topology: Topology, space: Keyspace) -> Keyspace:
         "kind, or use a shard number instead of an id",
         keyspace=space.name,
         known=tuple(
-            one.name
-            for one in topology.keyspaces.values()
-            if one.kind == "objects"
+            one.name for one in topology.keyspaces.values() if one.kind == "objects"
         ),
     )
 
@@ -423,9 +393,7 @@ def _location(
 
 
 def _keyspace_of(topology: Topology, name: str | None) -> Keyspace:
-    return (
-        topology.sole("objects") if name is None else topology.keyspace(name)
-    )
+    return topology.sole("objects") if name is None else topology.keyspace(name)
 
 
 def describe(topology: Topology) -> str:

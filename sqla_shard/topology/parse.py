@@ -13,39 +13,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import get_args
 
-from sqla_shard.exc import IdLayoutError
-from sqla_shard.exc import Problem
-from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.ids import IdLayout
-from sqla_shard.ids import TimeLayout
-from sqla_shard.topology.keyspaces import Kind
-from sqla_shard.topology.keyspaces import MAX_SHARDS
-from sqla_shard.topology.keyspaces import ShardRange
-from sqla_shard.topology.urls import Address
-from sqla_shard.topology.urls import Policy
-from sqla_shard.topology.urls import Url
+from sqla_shard.exc import IdLayoutError, Problem
+from sqla_shard.ids import DEFAULT_LAYOUT, IdLayout, TimeLayout
+from sqla_shard.topology.keyspaces import Kind, MAX_SHARDS, ShardRange
+from sqla_shard.topology.urls import Address, Policy, Url
 from sqla_shard.util import masking
-
-__all__ = [
-    "MISSING",
-    "DocumentTable",
-    "Draft",
-    "ServerDraft",
-    "above",
-    "brief",
-    "in_document_order",
-    "key_name",
-    "parse",
-    "parse_ranges",
-]
-
 
 MISSING = object()
 """Returned by :meth:`DocumentTable.get` for a missing key."""
@@ -103,11 +80,7 @@ class DocumentTable:
     """
 
     def __init__(
-        self,
-        values: Mapping[object, object],
-        *,
-        place: str,
-        problems: list[Problem],
+        self, values: Mapping[object, object], *, place: str, problems: list[Problem]
     ) -> None:
         self.values = values
         self.place = place
@@ -142,8 +115,7 @@ class DocumentTable:
         if value is MISSING or isinstance(value, str):
             return value if isinstance(value, str) else None
         self.report(
-            key,
-            f"{brief(value)} is not a string; {remedy or 'put it in quotes'}",
+            key, f"{brief(value)} is not a string; {remedy or 'put it in quotes'}"
         )
         return None
 
@@ -157,8 +129,7 @@ class DocumentTable:
         if value is MISSING or type(value) is int:
             return value if type(value) is int else None
         self.report(
-            key,
-            f"{brief(value)} is not an integer; {remedy or 'write a number'}",
+            key, f"{brief(value)} is not an integer; {remedy or 'write a number'}"
         )
         return None
 
@@ -179,15 +150,10 @@ class DocumentTable:
             if not near and synonym in known:
                 near = [synonym]
             hint = f"did you mean {near[0]!r}?" if near else "remove it"
-            self.report(
-                key,
-                f"is not a valid key here ({', '.join(known)}); {hint}",
-            )
+            self.report(key, f"is not a valid key here ({', '.join(known)}); {hint}")
 
 
-def in_document_order(
-    document: object, problems: Iterable[Problem]
-) -> list[Problem]:
+def in_document_order(document: object, problems: Iterable[Problem]) -> list[Problem]:
     """Return the problems in the order of the document.
 
     A missing key counts as the beginning of its table.
@@ -212,9 +178,7 @@ def above(place: str) -> str:
     return place[: max(place.rfind("."), place.rfind("["), 0)]
 
 
-def _number(
-    value: object, place: str, order: dict[str, int], depth: int
-) -> None:
+def _number(value: object, place: str, order: dict[str, int], depth: int) -> None:
     order.setdefault(place, len(order))
     if depth == 0:
         # A mapping that a program has built may contain itself.
@@ -239,14 +203,7 @@ leaves enough higher ones.
 _KEYSPACE_KEYS = ("kind", "shards", "database", "servers", "id_layout")
 _LAYOUT_KEYS = tuple(DEFAULT_LAYOUT.to_mapping())
 _TIME_LAYOUT_KEYS = ("epoch_ms", "shard_bits", "sequence_bits")
-_SERVER_KEYS = (
-    "name",
-    "primary",
-    "standby",
-    "shards",
-    "weight",
-    "generation",
-)
+_SERVER_KEYS = ("name", "primary", "standby", "shards", "weight", "generation")
 _KEYSPACE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}")
 _RANGE_REMEDY = "write [first, last], both included, or a list of such pairs"
@@ -299,10 +256,7 @@ class Draft:
 
 
 def parse(
-    document: Mapping[object, object],
-    *,
-    policy: Policy,
-    problems: list[Problem],
+    document: Mapping[object, object], *, policy: Policy, problems: list[Problem]
 ) -> tuple[int | None, int | None, list[Draft]]:
     """Return the epoch, the resets and the keyspaces of a document.
 
@@ -313,8 +267,7 @@ def parse(
     table = DocumentTable(document, place="", problems=problems)
     table.refuse_others(("epoch", "resets", "keyspaces"))
     epoch = table.integer(
-        "epoch",
-        remedy="number the versions of the topology in ascending order",
+        "epoch", remedy="number the versions of the topology in ascending order"
     )
     if epoch is not None and not 0 <= epoch <= MAX_EPOCH:
         remedy = "is negative; use 0 or more"
@@ -330,9 +283,7 @@ def parse(
     if keyspaces is MISSING:
         return epoch, resets, []
     if not isinstance(keyspaces, Mapping):
-        table.report(
-            "keyspaces", f"{brief(keyspaces)} is not a table; {remedy}"
-        )
+        table.report("keyspaces", f"{brief(keyspaces)} is not a table; {remedy}")
         return epoch, resets, []
     if not keyspaces:
         table.report("keyspaces", f"is empty; {remedy}")
@@ -472,19 +423,13 @@ def _servers(
             drafts.append(_server(inner, kind, policy))
         else:
             table.report(
-                key,
-                f"{brief(value)} is not a table; give each server its own "
-                "table",
+                key, f"{brief(value)} is not a table; give each server its own table"
             )
-            drafts.append(
-                ServerDraft(place=table.place_of(key), is_complete=False)
-            )
+            drafts.append(ServerDraft(place=table.place_of(key), is_complete=False))
     return drafts
 
 
-def _server(
-    table: DocumentTable, kind: Kind | None, policy: Policy
-) -> ServerDraft:
+def _server(table: DocumentTable, kind: Kind | None, policy: Policy) -> ServerDraft:
     draft = ServerDraft(place=table.place)
     table.refuse_others(_SERVER_KEYS)
     name = table.text("name", remedy="give each server its own name")
@@ -514,9 +459,7 @@ def _server(
     return draft
 
 
-def _url(
-    table: DocumentTable, key: str, remedy: str, policy: Policy
-) -> Url | None:
+def _url(table: DocumentTable, key: str, remedy: str, policy: Policy) -> Url | None:
     text = table.text(key, remedy=remedy)
     if text is None:
         return None
@@ -539,8 +482,7 @@ def _weight(table: DocumentTable) -> float | None:
             return weight
     table.report(
         "weight",
-        f"{brief(value)} is not a valid weight; write a number, 0 or more, "
-        "such as 1.0",
+        f"{brief(value)} is not a valid weight; write a number, 0 or more, such as 1.0",
     )
     return None
 
@@ -595,10 +537,7 @@ def _range_fault(pair: object) -> str:
     if first < 0 or last < 0:
         return "has a negative shard; shards are numbered from 0"
     if max(first, last) >= MAX_SHARDS:
-        return (
-            f"exceeds {MAX_SHARDS - 1}, the highest shard of an id; end it "
-            "there"
-        )
+        return f"exceeds {MAX_SHARDS - 1}, the highest shard of an id; end it there"
     if first > last:
         return f"is reversed; write [{last}, {first}]"
     return ""

@@ -6,18 +6,10 @@ import getpass
 import json
 import os
 import socket
-from dataclasses import asdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from sqla_shard.util.json_values import parsed_json
-
-__all__ = [
-    "LONGEST_NOTE",
-    "HistoryEntry",
-    "PublicationNote",
-    "current_author",
-]
 
 LONGEST_NOTE = 2000
 """Maximum number of characters of an author or a message."""

@@ -23,13 +23,15 @@ import re
 from collections.abc import Mapping
 
 from sqla_shard.exc import Problem
-from sqla_shard.topology.parse import above
-from sqla_shard.topology.parse import brief
-from sqla_shard.topology.parse import DocumentTable
-from sqla_shard.topology.parse import key_name
-from sqla_shard.topology.parse import MISSING
-from sqla_shard.topology.parse import parse_ranges
-from sqla_shard.topology.parse import ServerDraft
+from sqla_shard.topology.parse import (
+    above,
+    brief,
+    DocumentTable,
+    key_name,
+    MISSING,
+    parse_ranges,
+    ServerDraft,
+)
 
 __all__ = ["DEFAULT_URL", "FormPlaces", "expand", "is_short"]
 
@@ -88,8 +90,7 @@ def expand(
         problems.append(
             Problem(
                 "url",
-                f"{brief(url)} needs {{host}} exactly once, such as "
-                f"{DEFAULT_URL!r}",
+                f"{brief(url)} needs {{host}} exactly once, such as {DEFAULT_URL!r}",
             )
         )
     places = FormPlaces()
@@ -98,9 +99,7 @@ def expand(
     for name, entry in document.items():
         base = f"keyspaces.objects.servers[{len(servers)}]"
         if isinstance(entry, Mapping):
-            table = DocumentTable(
-                entry, place=key_name(name), problems=problems
-            )
+            table = DocumentTable(entry, place=key_name(name), problems=problems)
             for key, short in _FULL.items():
                 places.add(f"{base}.{key}", table.place_of(short))
             places.add(f"{base}.name", table.place)
@@ -136,9 +135,6 @@ def _highest(entry: Mapping[object, object]) -> int:
     """Return the highest shard of a server; 0 if it has no shards."""
     draft = ServerDraft(place="")
     parse_ranges(
-        DocumentTable(entry, place="", problems=[]),
-        "range",
-        draft,
-        is_required=False,
+        DocumentTable(entry, place="", problems=[]), "range", draft, is_required=False
     )
     return max((item.last for _, item in draft.ranges), default=0)

@@ -8,25 +8,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
-from typing import cast
-from typing import Literal
-from typing import Protocol
+from typing import Any, cast, Literal, Protocol
 
-from sqla_shard.exc import Problem
-from sqla_shard.exc import TopologyError
+from sqla_shard.exc import Problem, TopologyError
 from sqla_shard.topology.model import Topology
 from sqla_shard.topology.shorthand import DEFAULT_URL
-from sqla_shard.topology.urls import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology.urls import Policy
-from sqla_shard.util.json_values import parsed_json
-from sqla_shard.util.json_values import parsed_toml
-from sqla_shard.util.masking import masked
-from sqla_shard.util.masking import redact
+from sqla_shard.topology.urls import DEFAULT_PLACEHOLDERS, Policy
+from sqla_shard.util.json_values import parsed_json, parsed_toml
+from sqla_shard.util.masking import masked, redact
 
 __all__ = [
     "FORMATS",
@@ -109,10 +100,7 @@ def _parsed(data: bytes, form: Format, source: str) -> Any:
         text = data.decode("utf-8")
         return FORMATS[form](text)
     except UnicodeDecodeError as error:
-        problem = (
-            "file",
-            f"is not UTF-8 at byte {error.start}; save it as UTF-8",
-        )
+        problem = ("file", f"is not UTF-8 at byte {error.start}; save it as UTF-8")
     except ValueError as error:
         problem = _line(error, text), f"{error}; correct the syntax"
     # Raised here: the error of the parser, which contains the document with
@@ -138,9 +126,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise ValueError(
-                    f"the key {masked(key)} occurs twice in one object"
-                )
+                raise ValueError(f"the key {masked(key)} occurs twice in one object")
             seen.add(key)
     return result
 
@@ -157,10 +143,7 @@ def _line(error: ValueError, text: str) -> str:
 
 
 #: Parsers by form, which is the suffix of a file.
-FORMATS: dict[Format, Callable[[str], Any]] = {
-    "toml": _load_toml,
-    "json": _load_json,
-}
+FORMATS: dict[Format, Callable[[str], Any]] = {"toml": _load_toml, "json": _load_json}
 
 
 class TopologySource(Protocol):

@@ -33,18 +33,12 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Collection
-from collections.abc import Iterator
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
-from typing import Literal
-from typing import NamedTuple
-from urllib.parse import parse_qsl
-from urllib.parse import unquote
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+from urllib.parse import parse_qsl, unquote
 
-from sqla_shard.exc import Problem
-from sqla_shard.exc import TopologyError
+from sqla_shard.exc import Problem, TopologyError
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.util import masking
 
@@ -63,13 +57,10 @@ __all__ = [
 DEFAULT_PLACEHOLDERS = ("MYSQL_USER", "MYSQL_PASSWORD")
 """Placeholders that are allowed by default."""
 
-_DOLLAR = re.compile(
-    r"\$(?:(?P<escape>\$)|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\})?"
-)
+_DOLLAR = re.compile(r"\$(?:(?P<escape>\$)|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\})?")
 #: Matches names of secrets, such as SHOP_PW.
 _SECRET = re.compile(
-    r"pass|pwd|secret|token|credential|(?:^|_)(?:pw|key|auth)(?:_|$)",
-    re.IGNORECASE,
+    r"pass|pwd|secret|token|credential|(?:^|_)(?:pw|key|auth)(?:_|$)", re.IGNORECASE
 )
 
 
@@ -108,9 +99,7 @@ class Policy:
     environ: Mapping[str, str] | None = field(default=None, repr=False)
 
     @classmethod
-    def of(
-        cls, allowed: Collection[str], environ: Mapping[str, str] | None
-    ) -> Policy:
+    def of(cls, allowed: Collection[str], environ: Mapping[str, str] | None) -> Policy:
         """Return the policy of an application.
 
         :param allowed: the names that it allows.
@@ -121,8 +110,7 @@ class Policy:
             # "PASS" in "MYSQL_PASSWORD" is true: a string would allow all of
             # its substrings.
             raise _refusal(
-                "placeholders",
-                f"{allowed!r} is one string; use a collection of names",
+                "placeholders", f"{allowed!r} is one string; use a collection of names"
             )
         return cls(
             allowed=frozenset(allowed),
@@ -221,9 +209,7 @@ class _OptionFormat(NamedTuple):
 
 
 _TEXT = _OptionFormat(re.compile(".+"), "a value")
-_SECONDS = _OptionFormat(
-    re.compile("[1-9][0-9]{0,5}"), "whole seconds, 1 or more"
-)
+_SECONDS = _OptionFormat(re.compile("[1-9][0-9]{0,5}"), "whole seconds, 1 or more")
 #: The form of the value of each allowed option.  Other options are refused,
 #: since a topology must not override the application: ``ssl_disabled``,
 #: ``ssl_verify_cert``, ``ssl_verify_identity`` and ``ssl_key_password``
@@ -339,9 +325,7 @@ class Url:
         else:
             yield from self._check_mysql(match, shown)
 
-    def _check_mysql(
-        self, match: re.Match[str], shown: _Shown
-    ) -> Iterator[str]:
+    def _check_mysql(self, match: re.Match[str], shown: _Shown) -> Iterator[str]:
         if _has_second_at(match):
             yield (
                 f"{shown} has an '@' after the user and password; in these, "
@@ -366,9 +350,7 @@ class Url:
         elif host:
             self.address = Address(family="mysql", where=f"{host}:{port}")
 
-    def _check_sqlite(
-        self, match: re.Match[str], shown: _Shown
-    ) -> Iterator[str]:
+    def _check_sqlite(self, match: re.Match[str], shown: _Shown) -> Iterator[str]:
         if any(
             match[part] is not None
             for part in ("user", "ipv6", "host", "port", "query")

@@ -6,37 +6,21 @@ their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from sqla_shard.exc import Problem
-from sqla_shard.exc import TopologyError
-from sqla_shard.topology.databases import collisions
-from sqla_shard.topology.databases import faults
-from sqla_shard.topology.databases import Template
-from sqla_shard.topology.databases import Tenant
-from sqla_shard.topology.keyspaces import bounds
-from sqla_shard.topology.keyspaces import gaps
-from sqla_shard.topology.keyspaces import Keyspace
-from sqla_shard.topology.keyspaces import Server
-from sqla_shard.topology.keyspaces import ShardRange
-from sqla_shard.topology.parse import brief
-from sqla_shard.topology.parse import Draft
-from sqla_shard.topology.parse import in_document_order
-from sqla_shard.topology.parse import parse
-from sqla_shard.topology.parse import ServerDraft
-from sqla_shard.topology.shorthand import expand
-from sqla_shard.topology.shorthand import is_short
-from sqla_shard.topology.urls import Address
-from sqla_shard.topology.urls import Policy
-
-__all__ = [
-    "Checked",
-    "load",
-    "validate",
-]
+from sqla_shard.exc import Problem, TopologyError
+from sqla_shard.topology.databases import collisions, faults, Template, Tenant
+from sqla_shard.topology.keyspaces import bounds, gaps, Keyspace, Server, ShardRange
+from sqla_shard.topology.parse import (
+    brief,
+    Draft,
+    in_document_order,
+    parse,
+    ServerDraft,
+)
+from sqla_shard.topology.shorthand import expand, is_short
+from sqla_shard.topology.urls import Address, Policy
 
 
 def validate(drafts: Iterable[Draft], problems: list[Problem]) -> None:
@@ -98,10 +82,7 @@ def _addresses(servers: list[ServerDraft]) -> Iterator[Problem]:
     families: dict[str, str] = {}
     primaries: dict[Address, ServerDraft] = {}
     for server in servers:
-        for role, url in (
-            ("primary", server.primary),
-            ("standby", server.standby),
-        ):
+        for role, url in (("primary", server.primary), ("standby", server.standby)):
             if url is None or url.address is None:
                 continue
             family = url.address.family
@@ -143,9 +124,7 @@ def _single(draft: Draft, servers: list[ServerDraft]) -> Iterator[Problem]:
         )
 
 
-def _past_the_end(
-    draft: Draft, servers: list[ServerDraft]
-) -> Iterator[Problem]:
+def _past_the_end(draft: Draft, servers: list[ServerDraft]) -> Iterator[Problem]:
     if draft.shards is None:
         return
     for server in servers:
@@ -226,8 +205,7 @@ def _unnamed(draft: Draft) -> Iterator[Problem]:
     if draft.shards > most:
         yield Problem(
             f"{draft.place}.shards",
-            f"{draft.shards} is out of range: {draft.id_layout} name {most} "
-            "shards",
+            f"{draft.shards} is out of range: {draft.id_layout} name {most} shards",
         )
 
 
@@ -276,17 +254,13 @@ class Checked(dict[str, Keyspace]):
     :ivar resets: resets of the document.
     """
 
-    def __init__(
-        self, epoch: int, resets: int, keyspaces: Iterable[Keyspace]
-    ) -> None:
+    def __init__(self, epoch: int, resets: int, keyspaces: Iterable[Keyspace]) -> None:
         super().__init__((one.name, one) for one in keyspaces)
         self.epoch = epoch
         self.resets = resets
 
 
-def load(
-    document: object, *, source: str, policy: Policy, url: str
-) -> Checked:
+def load(document: object, *, source: str, policy: Policy, url: str) -> Checked:
     """Return the keyspaces by name, and the epoch.
 
     :param document: the full or the short form.
@@ -312,9 +286,7 @@ def load(
     if places is not None:
         problems[known:] = map(places.restore, problems[known:])
     if problems:
-        raise TopologyError(
-            in_document_order(document, problems), source=source
-        )
+        raise TopologyError(in_document_order(document, problems), source=source)
     return Checked(_given(epoch), _given(resets), map(_keyspace, drafts))
 
 
@@ -326,8 +298,7 @@ def _keyspace(draft: Draft) -> Keyspace:
         shards=_given(draft.shards),
         database=_given(draft.database),
         servers=tuple(
-            _server(server, is_global=is_global)
-            for server in _given(draft.servers)
+            _server(server, is_global=is_global) for server in _given(draft.servers)
         ),
         id_layout=_given(draft.id_layout),
     )

@@ -12,15 +12,9 @@
 
 from __future__ import annotations
 
-from sqla_shard.types.blob import Blob
-from sqla_shard.types.blob import JSONBlob
-from sqla_shard.types.columns import LookupKey
-from sqla_shard.types.columns import Sequence38
-from sqla_shard.types.columns import UTCTimestamp
-from sqla_shard.types.object_ids import full_id
-from sqla_shard.types.object_ids import IdType
-from sqla_shard.types.object_ids import ObjectRef
-from sqla_shard.types.object_ids import ShardedId
+from sqla_shard.types.blob import Blob, JSONBlob
+from sqla_shard.types.columns import LookupKey, Sequence38, UTCTimestamp
+from sqla_shard.types.object_ids import full_id, IdType, ObjectRef, ShardedId
 
 __all__ = [
     "Blob",

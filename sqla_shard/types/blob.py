@@ -30,27 +30,19 @@ import json
 import re
 from typing import Any
 
-from sqlalchemy import event
-from sqlalchemy import Text
+from sqlalchemy import event, Text
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.mutable import Mutable
 from sqlalchemy.orm.attributes import flag_modified
-from sqlalchemy.types import TypeDecorator
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import TypeDecorator, TypeEngine
 from sqlalchemy.util import memoized_property
 
-from sqla_shard.exc import BlobError
-from sqla_shard.exc import BlobTooLargeError
-from sqla_shard.exc import BlobValueError
-from sqla_shard.types.compression import Dictionary
-from sqla_shard.types.compression import require_zstd
-from sqla_shard.types.compression import unpack
-from sqla_shard.types.tracking import plain
-from sqla_shard.types.tracking import TrackedDict
+from sqla_shard.exc import BlobError, BlobTooLargeError, BlobValueError
+from sqla_shard.types.compression import Dictionary, require_zstd, unpack
+from sqla_shard.types.tracking import plain, TrackedDict
 from sqla_shard.types.value_checks import shown
-from sqla_shard.util import json_values
-from sqla_shard.util import sqlalchemy_private as private
+from sqla_shard.util import json_values, sqlalchemy_private as private
 
 __all__ = [
     "Blob",
@@ -156,9 +148,7 @@ class Blob(TrackedDict, Mutable):
 
     def _is_unused(self) -> bool:
         """Return whether it is empty and never was the value of an object."""
-        return not (
-            self or self._parents or self.released or self.source is not None
-        )
+        return not (self or self._parents or self.released or self.source is not None)
 
     @property
     def holders(self) -> list[Any]:
@@ -176,8 +166,7 @@ class Blob(TrackedDict, Mutable):
         if isinstance(value, dict):
             return cls(value)
         raise BlobValueError(
-            f"must be a dict, not {shown(value)} of type "
-            f"{type(value).__name__}",
+            f"must be a dict, not {shown(value)} of type {type(value).__name__}",
             field=key,
             value=value,
         )
@@ -198,12 +187,7 @@ class Blob(TrackedDict, Mutable):
         private.track_mutable(cls, attribute, coerce=False)
 
     def __reduce__(self) -> Any:
-        return _restored, (
-            plain(self),
-            self.source,
-            self.from_fields,
-            self.stored,
-        )
+        return _restored, (plain(self), self.source, self.from_fields, self.stored)
 
 
 def _restored(
@@ -266,9 +250,7 @@ class JSONBlob(TypeDecorator[dict[str, Any]]):
     ) -> None:
         super().__init__()
         if compression not in (None, "zstd"):
-            raise ValueError(
-                f'compression must be "zstd" or None, not {compression!r}'
-            )
+            raise ValueError(f'compression must be "zstd" or None, not {compression!r}')
         if dictionary is not None and (
             compression is None or not _NAME.fullmatch(dictionary)
         ):
@@ -304,9 +286,7 @@ class JSONBlob(TypeDecorator[dict[str, Any]]):
         # of fields use.
         exact = getattr(dialect, "is_mariadb", False)
         collation = "utf8mb4_nopad_bin" if exact else "utf8mb4_bin"
-        return dialect.type_descriptor(
-            kind(charset="utf8mb4", collation=collation)
-        )
+        return dialect.type_descriptor(kind(charset="utf8mb4", collation=collation))
 
     def _binary_type(self) -> TypeEngine[Any]:
         if self.max_bytes <= _TEXT_BYTES:
@@ -442,9 +422,7 @@ def decode_json(text: str) -> Any:
             _encode(value).encode()
     except (ValueError, RecursionError) as error:
         raise BlobValueError(
-            f"the stored text is not valid JSON: {error}",
-            field="data",
-            value=text,
+            f"the stored text is not valid JSON: {error}", field="data", value=text
         ) from error
     return value
 
@@ -458,9 +436,7 @@ def _check_levels(text: str, value: Any) -> None:
         level = [
             item
             for holder in level
-            for item in (
-                holder.values() if isinstance(holder, dict) else holder
-            )
+            for item in (holder.values() if isinstance(holder, dict) else holder)
             if isinstance(item, (dict, list))
         ]
         if not level:

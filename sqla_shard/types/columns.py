@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from datetime import UTC
-from typing import Any
-from typing import ClassVar
+from datetime import datetime, UTC
+from typing import Any, ClassVar
 
-from sqlalchemy import CHAR
-from sqlalchemy import DateTime
-from sqlalchemy import LargeBinary
-from sqlalchemy import Numeric
+from sqlalchemy import CHAR, DateTime, LargeBinary, Numeric
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.operators import OperatorType
-from sqlalchemy.types import TypeDecorator
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import TypeDecorator, TypeEngine
 
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import InvalidKeyError
-from sqla_shard.exc import InvalidSequenceError
-from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.exc import (
+    BlobValueError,
+    InvalidKeyError,
+    InvalidSequenceError,
+    UnsupportedStatementError,
+)
 from sqla_shard.types.encoded import Encoded
 from sqla_shard.types.shard_bound import ShardBound
 
-__all__ = [
-    "MAX_SEQUENCE",
-    "LookupKey",
-    "Sequence38",
-    "UTCTimestamp",
-]
+__all__ = ["MAX_SEQUENCE", "LookupKey", "Sequence38", "UTCTimestamp"]
 
 
 class _Whole(Encoded):
@@ -219,9 +210,7 @@ class UTCTimestamp(Encoded, TypeDecorator[datetime]):
 
     def encodes(self, value: Any, *, is_own: bool) -> bool:
         """Return whether a value beside the column is a time."""
-        return isinstance(value, datetime) and (
-            is_own or value.tzinfo is not None
-        )
+        return isinstance(value, datetime) and (is_own or value.tzinfo is not None)
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         """Return TIMESTAMP(6), or text on SQLite."""
@@ -249,9 +238,7 @@ class UTCTimestamp(Encoded, TypeDecorator[datetime]):
         """Return aware datetimes; the server's time zone is UTC."""
         if dialect.name in ("mysql", "mariadb"):
             return _in_utc
-        parse: Any = (
-            DateTime().dialect_impl(dialect).result_processor(dialect, coltype)
-        )
+        parse: Any = DateTime().dialect_impl(dialect).result_processor(dialect, coltype)
         return lambda value: _in_utc(parse(value))
 
 

@@ -20,12 +20,9 @@ import threading
 import weakref
 from collections.abc import Sequence
 from time import monotonic
-from typing import Any
-from typing import Protocol
+from typing import Any, Protocol
 
-from sqla_shard.exc import DamagedBlobError
-from sqla_shard.exc import DictionaryNotFoundError
-from sqla_shard.exc import MissingExtraError
+from sqla_shard.exc import DamagedBlobError, DictionaryNotFoundError, MissingExtraError
 from sqla_shard.util.forking import in_children
 
 __all__ = [
@@ -134,8 +131,7 @@ class Dictionary:
             size = self._zstd.get_frame_info(frame).decompressed_size or 0
             if not 0 < size <= limit:
                 raise ValueError(
-                    f"its text would have {size:,} bytes, and the limit is "
-                    f"{limit:,}"
+                    f"its text would have {size:,} bytes, and the limit is {limit:,}"
                 )
             # A damaged frame can have more.
             data: bytes = decompressor.decompress(frame, limit + 1)
@@ -152,9 +148,7 @@ class Dictionary:
 class DictionarySource(Protocol):
     """Reads dictionaries from databases; a cluster is one."""
 
-    def load_dictionary(
-        self, dictionary_id: int
-    ) -> tuple[bytes | None, Sequence[str]]:
+    def load_dictionary(self, dictionary_id: int) -> tuple[bytes | None, Sequence[str]]:
         """Return the content of a dictionary.
 
         :returns: the content, None if it is not found; and the servers that
@@ -235,9 +229,7 @@ class Dictionaries:
                 if len(self._missing) >= 1000:
                     self._missing.clear()
                 self._missing[dictionary_id] = monotonic(), unread
-        raise DictionaryNotFoundError(
-            dictionary_id=dictionary_id, unread=unread
-        )
+        raise DictionaryNotFoundError(dictionary_id=dictionary_id, unread=unread)
 
 
 DICTIONARIES = Dictionaries()
@@ -269,9 +261,7 @@ def unpack(packed: bytes, limit: int, table: str | None = None) -> str:
     except DictionaryNotFoundError as error:
         if error.table is None and table is not None:
             raise DictionaryNotFoundError(
-                table=table,
-                dictionary_id=error.dictionary_id,
-                unread=error.unread,
+                table=table, dictionary_id=error.dictionary_id, unread=error.unread
             ) from error
         raise
 

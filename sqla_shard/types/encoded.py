@@ -6,8 +6,6 @@ from typing import Any
 
 from sqla_shard.exc import UnsupportedStatementError
 
-__all__ = ["Encoded"]
-
 
 class Encoded:
     """A type whose values are stored in another format than SQLAlchemy's.

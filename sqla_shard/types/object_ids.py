@@ -14,43 +14,27 @@ with full ids; write ``full_id(Board.id) == Pin.board_id``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from sqlalchemy import BigInteger
-from sqlalchemy import Integer
-from sqlalchemy import type_coerce
+from sqlalchemy import BigInteger, Integer, type_coerce
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import BindParameter
-from sqlalchemy.sql.elements import ClauseElement
-from sqlalchemy.sql.elements import ColumnElement
-from sqlalchemy.sql.operators import ColumnOperators
-from sqlalchemy.sql.operators import OperatorType
-from sqlalchemy.types import TypeDecorator
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.sql.elements import BindParameter, ClauseElement, ColumnElement
+from sqlalchemy.sql.operators import ColumnOperators, OperatorType
+from sqlalchemy.types import TypeDecorator, TypeEngine
 
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import LocalIdsExhaustedError
-from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.ids import IdLayout
-from sqla_shard.types.shard_bound import ComparedId
-from sqla_shard.types.shard_bound import IdSlot
-from sqla_shard.types.shard_bound import Prefix
-from sqla_shard.types.shard_bound import ShardBound
+from sqla_shard.exc import (
+    InvalidIdError,
+    LocalIdsExhaustedError,
+    UnsupportedStatementError,
+)
+from sqla_shard.ids import DEFAULT_LAYOUT, IdLayout
+from sqla_shard.types.shard_bound import ComparedId, IdSlot, Prefix, ShardBound
 
-__all__ = [
-    "COMPARISONS",
-    "IdType",
-    "ObjectRef",
-    "ShardedId",
-    "full_id",
-    "inserting_on",
-]
+__all__ = ["COMPARISONS", "IdType", "ObjectRef", "ShardedId", "full_id", "inserting_on"]
 
 # A server without RETURNING returns the local id as lastrowid, which reaches
 # the result processor of the type only.
@@ -201,11 +185,7 @@ class IdType(TypeDecorator[int]):
         # Pass a value, not a callable: the cached criteria of an eager load
         # would get None from a callable.
         return BindParameter(
-            None,
-            self.slot(values)(),
-            expanding=True,
-            unique=True,
-            type_=self,
+            None, self.slot(values)(), expanding=True, unique=True, type_=self
         )
 
 
@@ -284,9 +264,7 @@ class ShardedId(IdType):
                     # it is a lastrowid, which has no shard: the id would be
                     # that of another object.
                     raise LocalIdsExhaustedError(
-                        object_id=value,
-                        type_id=type_id,
-                        bits=layout.local_bits,
+                        object_id=value, type_id=type_id, bits=layout.local_bits
                     )
                 return value
             shard_id = _inserting.get()

@@ -19,23 +19,10 @@ before the statement is sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqla_shard.ids import IdLayout
-
-__all__ = [
-    "ComparedId",
-    "IdSlot",
-    "KeySlot",
-    "Prefix",
-    "ShardBound",
-    "ShardNumber",
-    "Slot",
-    "Slotted",
-]
 
 # An id that no row has: the IN list of a shard without ids must match nothing.
 _NO_ID = "-1"
@@ -238,12 +225,7 @@ class IdSlot(Slot):
     __slots__ = ("_groups", "ids", "layout", "other_type_id", "type_id")
 
     def __init__(
-        self,
-        ids: Iterable[int],
-        type_id: int | None,
-        layout: IdLayout,
-        *,
-        whole: bool,
+        self, ids: Iterable[int], type_id: int | None, layout: IdLayout, *, whole: bool
     ) -> None:
         self.ids = ids = tuple(ids)
         self.type_id = type_id
@@ -261,10 +243,7 @@ class IdSlot(Slot):
             if type(object_id) is not int or not 0 <= object_id <= max_id:
                 # Convert members of an enumeration, whose str() is their name.
                 object_id = layout.check(object_id)  # the same id
-            if (
-                type_id is not None
-                and object_id >> type_shift & max_type != type_id
-            ):
+            if type_id is not None and object_id >> type_shift & max_type != type_id:
                 self.other_type_id = self.other_type_id or object_id
                 continue
             shard_id = object_id >> shard_shift & max_shard

@@ -41,23 +41,20 @@ field; see :mod:`sqla_shard.models.field_types`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
-from typing import Any
-from typing import Protocol
-from typing import SupportsIndex
-from typing import TYPE_CHECKING
-from typing import TypeVar
+from typing import Any, Protocol, SupportsIndex, TYPE_CHECKING, TypeVar
 
-from sqla_shard.types.value_checks import check_float
-from sqla_shard.types.value_checks import check_int
-from sqla_shard.types.value_checks import check_key
-from sqla_shard.types.value_checks import check_text
-from sqla_shard.types.value_checks import Path
-from sqla_shard.types.value_checks import refused
-from sqla_shard.types.value_checks import shown
-from sqla_shard.types.value_checks import where
+from sqla_shard.types.value_checks import (
+    check_float,
+    check_int,
+    check_key,
+    check_text,
+    Path,
+    refused,
+    shown,
+    where,
+)
 
 __all__ = [
     "MAX_DEPTH",
@@ -165,11 +162,7 @@ class Node:
         """
         element = self._shape.element_at(key)
         path = (self, key, self)
-        if (
-            isinstance(value, Node)
-            and value._is_free()
-            and element.made(value)
-        ):
+        if isinstance(value, Node) and value._is_free() and element.made(value):
             check_nesting(value, path, height=_height(value))
             value._label = None
             new = value
@@ -477,10 +470,7 @@ class TrackedList(Node, list[Any]):
         return enumerate(self)
 
     def _accept_all(
-        self,
-        values: list[Any],
-        places: range,
-        replaced: dict[int, Node] | None = None,
+        self, values: list[Any], places: range, replaced: dict[int, Node] | None = None
     ) -> list[Any]:
         # ``replaced``: containers that are being replaced.  A container that
         # is stored again, as in ``a[:] = reversed(a)``, is removed from the
@@ -519,9 +509,7 @@ class TrackedList(Node, list[Any]):
             # Check first: otherwise values would be linked that are not
             # stored.
             super().__setitem__(index, values)
-        replaced = {
-            id(item): item for item in self[index] if isinstance(item, Node)
-        }
+        replaced = {id(item): item for item in self[index] if isinstance(item, Node)}
         new = self._accept_all(values, places, replaced)
         if new or places:
             super().__setitem__(index, new)
@@ -596,9 +584,7 @@ class TrackedList(Node, list[Any]):
         # After an exception list.sort() leaves the list partly sorted.
         before = list(self)
         ordered = sorted(before, key=key, reverse=reverse)
-        if len(before) != len(self) or not all(
-            map(operator.is_, before, self)
-        ):
+        if len(before) != len(self) or not all(map(operator.is_, before, self)):
             raise ValueError("list modified during sort")
         super().__setitem__(slice(None), ordered)
         self._changed()
@@ -650,10 +636,7 @@ def _wrap(root: TrackedDict | TrackedList) -> None:
 
 
 def track(
-    value: Any,
-    *,
-    path: str = "data",
-    owner: TrackedDict | TrackedList | None = None,
+    value: Any, *, path: str = "data", owner: TrackedDict | TrackedList | None = None
 ) -> Any:
     """Return a JSON value whose containers are tracked and new.
 

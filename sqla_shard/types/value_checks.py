@@ -11,9 +11,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from typing import Any
-from typing import Protocol
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, TYPE_CHECKING
 
 from sqla_shard.exc import BlobValueError
 from sqla_shard.exc.base import shown
@@ -138,9 +136,7 @@ def check_float(value: float, path: Path) -> float:
     """
     if not math.isfinite(value):
         raise refused(
-            f"{value!r} is not a JSON number; use None for a missing value",
-            path,
-            value,
+            f"{value!r} is not a JSON number; use None for a missing value", path, value
         )
     return float.__float__(value)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["host_and_port"]
-
 
 def host_and_port(host: str, port: int) -> str:
     """Return ``host:port``, with an IPv6 address in brackets."""

@@ -5,29 +5,18 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import greenlet
 
-__all__ = ["SourceLine", "calling_frame", "calling_line", "position_of"]
-
-
 # Packages that are not the code of an application.
 _LIBRARIES = frozenset({"greenlet", "sqlalchemy", "sqla_shard"})
 # Packages that call functions of applications: their line is the last resort.
 _INDIRECT = frozenset(
-    {
-        "asyncio",
-        "concurrent",
-        "contextlib",
-        "functools",
-        "jinja2",
-        "threading",
-    }
+    {"asyncio", "concurrent", "contextlib", "functools", "jinja2", "threading"}
 )
 
 
@@ -117,9 +106,7 @@ def _line_of(frame: FrameType) -> SourceLine:
     text = ""
     if file != "<string>":
         text = linecache.getline(file, number, frame.f_globals)
-    return SourceLine(
-        file=file, number=number, function=function, text=text.strip()
-    )
+    return SourceLine(file=file, number=number, function=function, text=text.strip())
 
 
 def _short(file: str) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-__all__ = ["definition_of"]
-
 
 def definition_of(function: Any) -> str:
     """Return the module and qualified name of a function.

@@ -12,12 +12,8 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["flush_to_disk", "replace_file"]
 
-
-def replace_file(
-    path: Path, data: bytes, mode: int, *, durable: bool = True
-) -> None:
+def replace_file(path: Path, data: bytes, mode: int, *, durable: bool = True) -> None:
     """Write a temporary file, flush it to the disk and rename it.
 
     :param path: path of the file, in an existing directory.

@@ -14,8 +14,6 @@ from itertools import count
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-__all__ = ["Forked", "in_children"]
-
 
 class Forked(Protocol):
     """An object with threads, locks or connections."""

@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from importlib.abc import Loader
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
-
-__all__ = ["FORMER", "install"]
 
 # The former path, and the modules that now have its names, in search order.
 FORMER = {
@@ -88,9 +84,7 @@ class _Finder(MetaPathFinder, Loader):
                     found = importlib.import_module(current)
                     if hasattr(found, attribute):
                         return getattr(found, attribute)
-            raise AttributeError(
-                f"module {name!r} has no attribute {attribute!r}"
-            )
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
 
         module.__dict__["__getattr__"] = find
 

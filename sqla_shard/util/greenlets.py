@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["THREAD"]
-
 
 class _Thread(threading.local):
     """Facts about the current thread.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 
-__all__ = ["jittered"]
-
 # Not the generator of the module: its use here would change the random
 # numbers of a seeded program, and forked processes would repeat those of
 # their parent.

@@ -12,24 +12,10 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
-
-__all__ = [
-    "decode_flat",
-    "decode_json",
-    "decode_roughly",
-    "is_json",
-    "json_value",
-    "parsed_json",
-    "parsed_object",
-    "parsed_toml",
-    "strict_decoder",
-]
 
 
 def _no_constant(name: str) -> None:
@@ -51,9 +37,7 @@ def strict_decoder(
     :param object_hook: as for :class:`json.JSONDecoder`.
     """
     return json.JSONDecoder(
-        object_hook=object_hook,
-        parse_constant=_no_constant,
-        parse_float=_finite,
+        object_hook=object_hook, parse_constant=_no_constant, parse_float=_finite
     ).decode
 
 
@@ -118,10 +102,7 @@ def json_value(value: Any) -> Any:
     of any other type, even a float, which may be infinite, becomes a string.
     """
     if is_dataclass(value):
-        return {
-            one.name: json_value(getattr(value, one.name))
-            for one in fields(value)
-        }
+        return {one.name: json_value(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, Mapping):
         return {key: json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -184,9 +165,7 @@ def is_json(value: Any) -> bool:
 
 def _same(value: Any, other: Any) -> bool:
     if isinstance(value, dict):
-        return value == other and all(
-            map(_same, value.values(), other.values())
-        )
+        return value == other and all(map(_same, value.values(), other.values()))
     if isinstance(value, list):
         return len(value) == len(other) and all(map(_same, value, other))
     return type(value) is type(other) and value == other

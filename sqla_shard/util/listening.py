@@ -7,12 +7,8 @@ from typing import Any
 
 from sqlalchemy import event
 
-__all__ = ["stop_listening"]
 
-
-def stop_listening(
-    target: Any, name: str, listener: Callable[..., Any]
-) -> None:
+def stop_listening(target: Any, name: str, listener: Callable[..., Any]) -> None:
     """Remove a listener, unless an interrupt came before it was registered."""
     if event.contains(target, name, listener):
         event.remove(target, name, listener)

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import date
-from datetime import timedelta
-
-__all__ = ["HARMLESS", "MASK", "cut", "masked", "only_placeholders", "redact"]
+from datetime import date, timedelta
 
 MASK = "***"
 
@@ -106,9 +103,7 @@ def masked(value: object) -> str:
         # Cut first: repr() of a long string takes time and memory.
         return cut(repr(redact(value)[: _MOST + 1]))
     if isinstance(value, Mapping):
-        return cut(
-            f"{{{', '.join(f'{masked(key)}: {MASK}' for key in value)}}}"
-        )
+        return cut(f"{{{', '.join(f'{masked(key)}: {MASK}' for key in value)}}}")
     if isinstance(value, list | tuple | set | frozenset):
         return cut(f"[{', '.join(map(masked, value))}]")
     if isinstance(value, _PLAIN):

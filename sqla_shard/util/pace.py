@@ -7,8 +7,6 @@ from math import inf
 from threading import Event
 from time import monotonic
 
-__all__ = ["Pace", "Throttle"]
-
 
 class Throttle:
     """Limits the number of rows per second.
@@ -55,9 +53,7 @@ class Pace:
         if not 0 <= self.grace < inf:
             raise ValueError(f"grace={self.grace!r} must be 0 or more")
         if type(self.batch) is not int or self.batch < 1:
-            raise ValueError(
-                f"batch={self.batch!r} must be an integer, 1 or more"
-            )
+            raise ValueError(f"batch={self.batch!r} must be an integer, 1 or more")
 
     @property
     def limit(self) -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["printable"]
-
 # Control characters of ASCII and Latin-1, Unicode line separators, and
 # characters that change the direction of the text.
 _CONTROL = re.compile(

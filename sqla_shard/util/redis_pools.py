@@ -12,8 +12,6 @@ import sys
 from functools import cache
 from typing import Any
 
-__all__ = ["pool_class"]
-
 
 @cache
 def pool_class(redis: Any) -> Any:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-__all__ = ["ENDING", "waking"]
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 """The signals of Ctrl-C and of service managers."""

@@ -19,10 +19,7 @@ of executions; ``_memoized_method_*``, ``_memoized_attr_*`` and
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -31,83 +28,6 @@ from sqlalchemy.engine.util import TransactionalContext
 from sqlalchemy.orm.strategies import _register_attribute
 from sqlalchemy.sql.elements import ClauseElement
 from sqlalchemy.sql.util import extract_first_column_annotation
-
-__all__ = [
-    "autobegin",
-    "autoflush",
-    "autoflushes",
-    "cache_key",
-    "call_last_first",
-    "check_can_execute",
-    "class_of",
-    "connections_of",
-    "copied",
-    "copy_with",
-    "cte_alias",
-    "dispatch_for",
-    "dispose_mapper",
-    "distinct",
-    "distinct_on",
-    "earlier_joins",
-    "expanded_parameters",
-    "extra_froms",
-    "fetch_clause",
-    "for_update_arg",
-    "from_obj",
-    "from_objects",
-    "group_by_clauses",
-    "handle_driver_error",
-    "has_column_expression",
-    "has_implementation",
-    "has_row_limiting_clause",
-    "having_criteria",
-    "identity_token",
-    "inserted_key",
-    "inserted_names",
-    "is_autocommit",
-    "is_flushing",
-    "is_null_type",
-    "is_of_column",
-    "json_functions",
-    "key_parameter",
-    "limit_clause",
-    "multi_values",
-    "offset_clause",
-    "order_by_clauses",
-    "ordered_values",
-    "original_key",
-    "orm_options",
-    "pending_mutations",
-    "post_values_clause",
-    "prefixes",
-    "propagate_attrs",
-    "properties",
-    "proxies",
-    "raw_columns",
-    "real_result",
-    "refresh_state",
-    "register_altered",
-    "register_attribute",
-    "renamed",
-    "replace_run_crud",
-    "resolved",
-    "result_columns",
-    "return_defaults",
-    "returning",
-    "select_names",
-    "selected",
-    "setup_joins",
-    "sort_by_parameter_order",
-    "statement_hints",
-    "suffixes",
-    "track_mutable",
-    "type_variants",
-    "values",
-    "where_criteria",
-    "with_lazyload_from",
-    "with_options",
-    "yield_per",
-]
 
 
 def call_last_first(listeners: Any) -> None:
@@ -163,17 +83,11 @@ setup_joins: Callable[[Any], tuple[Any, ...]] = attrgetter("_setup_joins")
 where_criteria: Callable[[Any], tuple[Any, ...]] = _part("_where_criteria", ())
 
 #: The elements of GROUP BY (1.4).
-group_by_clauses: Callable[[Any], tuple[Any, ...]] = attrgetter(
-    "_group_by_clauses"
-)
+group_by_clauses: Callable[[Any], tuple[Any, ...]] = attrgetter("_group_by_clauses")
 #: The conditions of HAVING (1.4).
-having_criteria: Callable[[Any], tuple[Any, ...]] = attrgetter(
-    "_having_criteria"
-)
+having_criteria: Callable[[Any], tuple[Any, ...]] = attrgetter("_having_criteria")
 #: The elements of ORDER BY (1.3).
-order_by_clauses: Callable[[Any], tuple[Any, ...]] = attrgetter(
-    "_order_by_clauses"
-)
+order_by_clauses: Callable[[Any], tuple[Any, ...]] = attrgetter("_order_by_clauses")
 #: The LIMIT of a SELECT or None (1.3).
 limit_clause: Callable[[Any], Any] = attrgetter("_limit_clause")
 #: The OFFSET of a SELECT or None (1.3).
@@ -181,9 +95,7 @@ offset_clause: Callable[[Any], Any] = attrgetter("_offset_clause")
 #: The FETCH of a SELECT or None (1.4).
 fetch_clause: Callable[[Any], Any] = attrgetter("_fetch_clause")
 #: Whether a SELECT has a LIMIT, OFFSET or FETCH (1.4).
-has_row_limiting_clause: Callable[[Any], bool] = attrgetter(
-    "_has_row_limiting_clause"
-)
+has_row_limiting_clause: Callable[[Any], bool] = attrgetter("_has_row_limiting_clause")
 #: Whether a SELECT is DISTINCT (1.3).
 distinct: Callable[[Any], bool] = attrgetter("_distinct")
 #: The elements of DISTINCT ON (1.4).
@@ -196,9 +108,7 @@ prefixes: Callable[[Any], tuple[Any, ...]] = attrgetter("_prefixes")
 #: The arguments of ``suffix_with()``, with dialects (1.3).
 suffixes: Callable[[Any], tuple[Any, ...]] = attrgetter("_suffixes")
 #: The arguments of ``with_statement_hint()`` (1.3).
-statement_hints: Callable[[Any], tuple[Any, ...]] = attrgetter(
-    "_statement_hints"
-)
+statement_hints: Callable[[Any], tuple[Any, ...]] = attrgetter("_statement_hints")
 #: The arguments of ``values()`` (1.3).
 values: Callable[[Any], Mapping[Any, Any] | None] = _part("_values", None)
 
@@ -218,9 +128,7 @@ selected: Callable[[Any], Sequence[Any]] = attrgetter("_select_iterable")
 #: Whether an INSERT returns keys that the server gives (1.3).
 return_defaults: Callable[[Any], bool] = attrgetter("_return_defaults")
 #: Whether RETURNING keeps the order of the parameters (2.0.10).
-sort_by_parameter_order: Callable[[Any], bool] = attrgetter(
-    "_sort_by_parameter_order"
-)
+sort_by_parameter_order: Callable[[Any], bool] = attrgetter("_sort_by_parameter_order")
 #: The statement that a ``lambda_stmt()`` stands for (1.4).
 resolved: Callable[[Any], Any] = attrgetter("_resolved")
 
@@ -273,14 +181,10 @@ original_key: Callable[[Any], str | None] = attrgetter("_orig_key")
 #: Whether a type is not known yet (1.3).
 is_null_type: Callable[[Any], bool] = attrgetter("_isnull")
 #: The types of ``with_variant()``, by dialect (2.0).
-type_variants: Callable[[Any], Mapping[str, Any]] = _part(
-    "_variant_mapping", {}
-)
+type_variants: Callable[[Any], Mapping[str, Any]] = _part("_variant_mapping", {})
 
 #: Whether a type changes what is selected (1.3).
-has_column_expression: Callable[[Any], bool] = attrgetter(
-    "_has_column_expression"
-)
+has_column_expression: Callable[[Any], bool] = attrgetter("_has_column_expression")
 
 
 # Executions.
@@ -291,9 +195,7 @@ expanded_parameters: Callable[[Any], Mapping[str, Sequence[str]]] = attrgetter(
     "_expanded_parameters"
 )
 #: The options of an execution that change no SQL (2.0).
-orm_options: Callable[[Any], Sequence[Any]] = attrgetter(
-    "_non_compile_orm_options"
-)
+orm_options: Callable[[Any], Sequence[Any]] = attrgetter("_non_compile_orm_options")
 #: The identity token of an execution, or None (2.0).
 identity_token: Callable[[Any], Any] = attrgetter("_identity_token")
 #: The state of the object that is refreshed, or None (1.3).
@@ -363,9 +265,7 @@ def check_can_execute(session: Any) -> None:
     TransactionalContext._trans_ctx_check(session)
     transaction = autobegin(session)
     if not transaction.is_active:
-        transaction._raise_for_prerequisite_state(
-            "execute", transaction._state
-        )
+        transaction._raise_for_prerequisite_state("execute", transaction._state)
 
 
 # Mappers, attributes and events.
@@ -374,9 +274,7 @@ def check_can_execute(session: Any) -> None:
 #: The properties of a mapper without configuring it (1.3).
 properties: Callable[[Any], Mapping[str, Any]] = attrgetter("_props")
 #: Changes of collections of an object that are not loaded (1.3).
-pending_mutations: Callable[[Any], Mapping[str, Any]] = attrgetter(
-    "_pending_mutations"
-)
+pending_mutations: Callable[[Any], Mapping[str, Any]] = attrgetter("_pending_mutations")
 #: Whether a constraint was made by an argument of a column (1.3).
 is_of_column: Callable[[Any], bool] = attrgetter("_column_flag")
 

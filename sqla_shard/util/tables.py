@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from sqlalchemy import MetaData
-from sqlalchemy import Table
+from sqlalchemy import MetaData, Table
 from sqlalchemy.schema import sort_tables_and_constraints
-
-__all__ = ["sorted_tables"]
 
 
 def sorted_tables(metadata: MetaData) -> list[Table]:

@@ -23,22 +23,17 @@ longer than ``grace`` from one transaction to the next.
 
 from __future__ import annotations
 
-from sqla_shard.verify.findings import Finding
-from sqla_shard.verify.findings import Tally
-from sqla_shard.verify.findings import UnreadShard
-from sqla_shard.verify.findings import VerifyReport
-from sqla_shard.verify.list_sizes import largest_lists
-from sqla_shard.verify.list_sizes import ListSize
-from sqla_shard.verify.list_sizes import ListSizes
-from sqla_shard.verify.lookups import delete_abandoned
-from sqla_shard.verify.lookups import open_claims
-from sqla_shard.verify.lookups import OpenClaim
-from sqla_shard.verify.lookups import verify_lookups
+from sqla_shard.verify.findings import Finding, Tally, UnreadShard, VerifyReport
+from sqla_shard.verify.list_sizes import largest_lists, ListSize, ListSizes
+from sqla_shard.verify.lookups import (
+    delete_abandoned,
+    open_claims,
+    OpenClaim,
+    verify_lookups,
+)
 from sqla_shard.verify.relations import verify_relations
 from sqla_shard.verify.run import VerifyProgress
-from sqla_shard.verify.spreading import spread_rows
-from sqla_shard.verify.spreading import SpreadProgress
-from sqla_shard.verify.spreading import SpreadReport
+from sqla_shard.verify.spreading import spread_rows, SpreadProgress, SpreadReport
 
 __all__ = [
     "Finding",

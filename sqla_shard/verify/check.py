@@ -9,11 +9,7 @@ from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import Places
 from sqla_shard.session import ShardSession
 from sqla_shard.topology import Keyspace
-from sqla_shard.verify.findings import Finding
-from sqla_shard.verify.findings import FindingKind
-from sqla_shard.verify.findings import Outcome
-
-__all__ = ["Check"]
+from sqla_shard.verify.findings import Finding, FindingKind, Outcome
 
 
 class Check:
@@ -50,10 +46,7 @@ class Check:
         raise NotImplementedError
 
     def again(
-        self,
-        session: ShardSession,
-        shard_id: int,
-        findings: Sequence[Finding],
+        self, session: ShardSession, shard_id: int, findings: Sequence[Finding]
     ) -> Sequence[Any]:
         """Read the rows of findings again."""
         raise NotImplementedError
@@ -76,9 +69,7 @@ class Check:
     ) -> Sequence[Any]:
         """Return the rows of a statement on one shard."""
         place = session.places.place(self.keyspace(session.places), shard_id)
-        return session.execute(
-            statement, bind_arguments={"place": place}
-        ).all()
+        return session.execute(statement, bind_arguments={"place": place}).all()
 
     def _finding(
         self,

@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
-from collections.abc import Mapping
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sqla_shard.engine.unread import unread_lines
-
-__all__ = [
-    "SHOWN",
-    "Finding",
-    "FindingKind",
-    "Outcome",
-    "Tally",
-    "UnreadShard",
-    "VerifyReport",
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +57,10 @@ class Finding:
         return {**vars(self), "row": row}
 
     def __str__(self) -> str:
-        row = ", ".join(
-            f"{name} {value!r}" for name, value in self.row.items()
-        )
+        row = ", ".join(f"{name} {value!r}" for name, value in self.row.items())
         detail = f": {self.detail}" if self.detail else ""
         done = " (repaired)" if self.repaired else ""
-        return (
-            f"{row} on shard {self.shard_id} of {self.keyspace}{detail}{done}"
-        )
+        return f"{row} on shard {self.shard_id} of {self.keyspace}{detail}{done}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,9 +182,7 @@ class VerifyReport:
     @property
     def findings(self) -> list[Finding]:
         """The listed findings of all classes and kinds."""
-        return [
-            one for tally in self.tallies.values() for one in tally.findings
-        ]
+        return [one for tally in self.tallies.values() for one in tally.findings]
 
     def found(self, kind: str) -> int:
         """Return the number of findings of a kind, in all classes."""
@@ -217,9 +198,7 @@ class VerifyReport:
             "ok": self.ok,
             "repair": sorted(self.repair),
             "seconds": round(self.seconds, 3),
-            "classes": {
-                name: tally.as_dict() for name, tally in self.tallies.items()
-            },
+            "classes": {name: tally.as_dict() for name, tally in self.tallies.items()},
             "skipped": dict(self.skipped),
             "unread": [asdict(one) for one in self.unread],
         }

@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterable
-from collections.abc import Mapping
-from dataclasses import asdict
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import func
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.engine import scatter
-from sqla_shard.engine import scatter_errors
+from sqla_shard.engine import scatter, scatter_errors
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import message_of
-from sqla_shard.engine.unread import unread_lines
+from sqla_shard.engine.unread import message_of, unread_lines
 from sqla_shard.exc import ScatterFailedError
 from sqla_shard.models import MappingMixin
 from sqla_shard.models.list_positions import STEP
@@ -30,8 +25,6 @@ from sqla_shard.models.mapping_list import statements_of
 from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.verify.targets import classes_of
-
-__all__ = ["ListSize", "ListSizes", "largest_lists"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,18 +113,14 @@ def largest_lists(
         sizes = rows
         if statements.counts is not None:
             table = statements.counts.table
-            sizes = select(
-                statements.counts.source, table.c.number.label("number")
-            )
+            sizes = select(statements.counts.source, table.c.number.label("number"))
         recent = rows.where(cls.sequence >= since)
         for statement, found in ((sizes, largest), (recent, busiest)):
             with cluster.session() as session:
                 ordered = statement.order_by(
                     statement.selected_columns["number"].desc()
                 )
-                found += _largest(
-                    session, cls, ordered.limit(top), timeout, unread
-                )
+                found += _largest(session, cls, ordered.limit(top), timeout, unread)
     return ListSizes(
         largest=_first(largest, top),
         busiest=_first(busiest, top),

@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import BigInteger
-from sqlalchemy import bindparam
-from sqlalchemy import or_
-from sqlalchemy import type_coerce
+from sqlalchemy import BigInteger, bindparam, or_, type_coerce
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine import Places
 from sqla_shard.models.lookup_definition import link
-from sqla_shard.models.lookup_table import LookupAccess
-from sqla_shard.models.lookup_table import NormalizedKey
-from sqla_shard.models.lookup_table import read_keys
-from sqla_shard.models.lookup_table import statements_of
+from sqla_shard.models.lookup_table import (
+    LookupAccess,
+    NormalizedKey,
+    read_keys,
+    statements_of,
+)
 from sqla_shard.session import ShardSession
 from sqla_shard.topology import Keyspace
 from sqla_shard.verify import lookup_repair as kinds
 from sqla_shard.verify.check import Check
-from sqla_shard.verify.findings import Finding
-from sqla_shard.verify.findings import FindingKind
-from sqla_shard.verify.findings import Outcome
-from sqla_shard.verify.lookup_repair import forms_of
-from sqla_shard.verify.lookup_repair import KeyRepair
+from sqla_shard.verify.findings import Finding, FindingKind, Outcome
+from sqla_shard.verify.lookup_repair import forms_of, KeyRepair
 from sqla_shard.verify.targets import Objects
-
-__all__ = [
-    "ClaimCheck",
-    "ObjectCheck",
-    "RowCheck",
-]
 
 
 class _LookupCheck(Check):
@@ -118,17 +107,12 @@ class RowCheck(_LookupCheck):
         return [row.key, row.target_id]
 
     def again(
-        self,
-        session: ShardSession,
-        shard_id: int,
-        findings: Sequence[Finding],
+        self, session: ShardSession, shard_id: int, findings: Sequence[Finding]
     ) -> Sequence[Any]:
         """Return the rows of the same keys and ids."""
         keys = [one.row["key"] for one in findings]
         ids = [one.row["target_id"] for one in findings]
-        statement = self._rows.where(
-            self._table.c.key.in_(keys), self._target.in_(ids)
-        )
+        statement = self._rows.where(self._table.c.key.in_(keys), self._target.in_(ids))
         return self._read(session, shard_id, statement)
 
     def judge(
@@ -144,9 +128,7 @@ class RowCheck(_LookupCheck):
                 found.append((kind, row, detail))
             elif row.target_id is not None:
                 valid.append(row)
-        there = self._targets.existing(
-            session, [row.target_id for row in valid]
-        )
+        there = self._targets.existing(session, [row.target_id for row in valid])
         for row in valid:
             kind = self._judge_target(table, shard_id, row, there)
             if kind is not None:
@@ -174,19 +156,12 @@ class RowCheck(_LookupCheck):
                 return None, ""
             return kinds.ABANDONED, f"it expired at {row.expires_at}"
         if row.policy not in self._definition.labels:
-            return (
-                kinds.UNKNOWN_POLICY,
-                f"its policy is {row.policy!r}",
-            )
+            return (kinds.UNKNOWN_POLICY, f"its policy is {row.policy!r}")
         refusal = self._targets.refusal(session, row.target_id)
         return (None, "") if refusal is None else (kinds.FOREIGN, refusal)
 
     def _judge_target(
-        self,
-        table: LookupAccess,
-        shard_id: int,
-        row: Any,
-        there: dict[int, Any],
+        self, table: LookupAccess, shard_id: int, row: Any, there: dict[int, Any]
     ) -> FindingKind | None:
         """Return the kind of a finding that depends on the object, or None."""
         if row.target_id not in there:
@@ -252,10 +227,7 @@ class ObjectCheck(_LookupCheck):
         return self._targets.id_of(row)
 
     def again(
-        self,
-        session: ShardSession,
-        shard_id: int,
-        findings: Sequence[Finding],
+        self, session: ShardSession, shard_id: int, findings: Sequence[Finding]
     ) -> Sequence[Any]:
         """Return the objects of the same ids."""
         ids = [one.row["target_id"] for one in findings]
@@ -274,9 +246,7 @@ class ObjectCheck(_LookupCheck):
             object_id = self._targets.id_of(one)
             forms, unfit = forms_of(table, self._targets.keys_of(one))
             wanted += [(object_id, key, given) for key, given in forms]
-            found += [
-                (kinds.UNFIT, object_id, key, reason) for key, reason in unfit
-            ]
+            found += [(kinds.UNFIT, object_id, key, reason) for key, reason in unfit]
         owners = self._owners(table, wanted)
         for object_id, key, given in wanted:
             kind, detail = self._judge(table, object_id, given, owners)
@@ -338,10 +308,7 @@ class ObjectCheck(_LookupCheck):
             return None, ""
         for row in rows:
             if row.target_id is not None:
-                return (
-                    kinds.CONFLICTING,
-                    f"{row.key!r} belongs to {row.target_id}",
-                )
+                return (kinds.CONFLICTING, f"{row.key!r} belongs to {row.target_id}")
         if any(not row.expired for row in rows):
             # A sign-up is in progress, perhaps of this object.
             return None, ""

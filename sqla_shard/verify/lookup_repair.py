@@ -20,50 +20,20 @@ from sqlalchemy import select
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.dialects.sql import ServerTime
-from sqla_shard.exc import InvalidKeyError
-from sqla_shard.exc import KeyTakenError
-from sqla_shard.exc import LookupPolicyError
-from sqla_shard.models.lookup_claims import add_key
-from sqla_shard.models.lookup_claims import claim
-from sqla_shard.models.lookup_claims import give_key
-from sqla_shard.models.lookup_claims import LIFETIME
-from sqla_shard.models.lookup_claims import locked
+from sqla_shard.exc import InvalidKeyError, KeyTakenError, LookupPolicyError
+from sqla_shard.models.lookup_claims import add_key, claim, give_key, LIFETIME, locked
 from sqla_shard.models.lookup_definition import TOKEN_BYTES
-from sqla_shard.models.lookup_table import LookupAccess
-from sqla_shard.models.lookup_table import NormalizedKey
-from sqla_shard.models.lookup_table import statements_of
+from sqla_shard.models.lookup_table import LookupAccess, NormalizedKey, statements_of
 from sqla_shard.session import ShardSession
-from sqla_shard.verify.findings import Finding
-from sqla_shard.verify.findings import FindingKind
-from sqla_shard.verify.findings import Outcome
+from sqla_shard.verify.findings import Finding, FindingKind, Outcome
 from sqla_shard.verify.targets import Objects
-
-__all__ = [
-    "ABANDONED",
-    "CONFLICTING",
-    "DANGLING",
-    "FOREIGN",
-    "MISPLACED",
-    "MISSING",
-    "OUTDATED",
-    "REPAIRABLE",
-    "STALE",
-    "UNFIT",
-    "UNKNOWN_POLICY",
-    "KeyRepair",
-    "forms_of",
-]
-
 
 DANGLING = FindingKind(name="dangling", meaning="the object does not exist")
 STALE = FindingKind(name="stale", meaning="the object has another key now")
 MISPLACED = FindingKind(
-    name="misplaced",
-    meaning="the row is on another shard than that of its key",
+    name="misplaced", meaning="the row is on another shard than that of its key"
 )
-MISSING = FindingKind(
-    name="missing", meaning="the object cannot be found by its key"
-)
+MISSING = FindingKind(name="missing", meaning="the object cannot be found by its key")
 CONFLICTING = FindingKind(
     name="conflicting", meaning="the key belongs to another object"
 )
@@ -75,9 +45,7 @@ UNKNOWN_POLICY = FindingKind(
     meaning="the class does not know the policy of the row",
     settled=True,
 )
-UNFIT = FindingKind(
-    name="unfit", meaning="a value of the object cannot be a key"
-)
+UNFIT = FindingKind(name="unfit", meaning="a value of the object cannot be a key")
 ABANDONED = FindingKind(
     name="abandoned",
     meaning="a claim that expired long ago; the key can be claimed",
@@ -99,9 +67,7 @@ REPAIRABLE = frozenset(
 
 def forms_of(
     table: LookupAccess, keys: Iterable[object]
-) -> tuple[
-    list[tuple[str, tuple[NormalizedKey, ...]]], list[tuple[object, str]]
-]:
+) -> tuple[list[tuple[str, tuple[NormalizedKey, ...]]], list[tuple[object, str]]]:
     """Return the normalized forms of keys.
 
     :returns: the keys with their forms, and the invalid keys with the reason.
@@ -145,10 +111,7 @@ class KeyRepair:
             ABANDONED.name: self._delete_abandoned,
             MISSING.name: self._add_missing,
         }
-        self._double = {
-            MISPLACED.name: self._move,
-            OUTDATED.name: self._rewrite,
-        }
+        self._double = {MISPLACED.name: self._move, OUTDATED.name: self._rewrite}
 
     def repair(self, cluster: Cluster, finding: Finding) -> Outcome:
         """Repair one row; see :class:`~sqla_shard.verify.check.Check`."""
@@ -173,22 +136,14 @@ class KeyRepair:
                     finding, finding.kind, f"claimed until {error.expires_at}"
                 )
             return self._not_repaired(
-                finding,
-                CONFLICTING.name,
-                f"{error.key!r} belongs to {error.target_id}",
+                finding, CONFLICTING.name, f"{error.key!r} belongs to {error.target_id}"
             )
         return Outcome.succeeded() if repaired else Outcome.not_needed()
 
-    def _not_repaired(
-        self, finding: Finding, kind: str, detail: str
-    ) -> Outcome:
-        return Outcome.needs_decision(
-            replace(finding, kind=kind, detail=detail)
-        )
+    def _not_repaired(self, finding: Finding, kind: str, detail: str) -> Outcome:
+        return Outcome.needs_decision(replace(finding, kind=kind, detail=detail))
 
-    def _delete_dangling(
-        self, session: ShardSession, finding: Finding
-    ) -> bool:
+    def _delete_dangling(self, session: ShardSession, finding: Finding) -> bool:
         # Lock the row before reading the object: otherwise the object could
         # be inserted, and its key confirmed, in between.
         if self._lock_row(session, finding) is None:
@@ -206,16 +161,12 @@ class KeyRepair:
             return False
         return self._delete(session, finding)
 
-    def _delete_abandoned(
-        self, session: ShardSession, finding: Finding
-    ) -> bool:
+    def _delete_abandoned(self, session: ShardSession, finding: Finding) -> bool:
         row = self._lock_row(session, finding)
         if row is None or row.expires_at is None:
             return False
         place = self._place(session, finding)
-        now = session.scalar(
-            select(ServerTime()), bind_arguments={"place": place}
-        )
+        now = session.scalar(select(ServerTime()), bind_arguments={"place": place})
         assert now is not None  # noqa: S101  # a row, always
         if now - row.expires_at <= self._keep:
             return False
@@ -223,11 +174,7 @@ class KeyRepair:
         # was confirmed or claimed again is not deleted.
         result: Any = session.execute(
             self._statements.discard,
-            {
-                "the_key": row.key,
-                "old_token": row.token,
-                "old_end": row.expires_at,
-            },
+            {"the_key": row.key, "old_token": row.token, "old_end": row.expires_at},
             bind_arguments={"place": place},
         )
         return bool(result.rowcount)
@@ -277,9 +224,7 @@ class KeyRepair:
             return True
         raise _GoneError
 
-    def _rewrite_or_copy(
-        self, session: ShardSession, finding: Finding
-    ) -> bool:
+    def _rewrite_or_copy(self, session: ShardSession, finding: Finding) -> bool:
         """Rewrite a row under the current policy; False if it was copied."""
         table = LookupAccess(self._cls, session)
         key = self._original_key(session, table, finding)
@@ -358,9 +303,7 @@ class KeyRepair:
             return None
         return row
 
-    def _lock_rows(
-        self, table: LookupAccess, finding: Finding, text: str
-    ) -> Any:
+    def _lock_rows(self, table: LookupAccess, finding: Finding, text: str) -> Any:
         """Lock the row of a finding, and one on the shard of a key.
 
         Rows are locked in the order of their shards, as in release(): SQLite
@@ -384,10 +327,7 @@ class KeyRepair:
     def _delete(self, session: ShardSession, finding: Finding) -> bool:
         result: Any = session.execute(
             self._statements.delete,
-            {
-                "the_key": finding.row["key"],
-                "the_id": finding.row["target_id"],
-            },
+            {"the_key": finding.row["key"], "the_id": finding.row["target_id"]},
             bind_arguments={"place": self._place(session, finding)},
         )
         return bool(result.rowcount)

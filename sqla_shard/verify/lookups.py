@@ -3,52 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
-from datetime import datetime
-from datetime import timedelta
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import by_server
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import complete
-from sqla_shard.engine.unread import for_each_shard
-from sqla_shard.engine.unread import UnreadServer
+from sqla_shard.engine.unread import complete, for_each_shard, UnreadServer
 from sqla_shard.models import LookupMixin
 from sqla_shard.models.lookup_definition import link
 from sqla_shard.util.pace import Pace
 from sqla_shard.verify import lookup_repair as kinds
 from sqla_shard.verify.check import Check
 from sqla_shard.verify.findings import VerifyReport
-from sqla_shard.verify.lookup_checks import ClaimCheck
-from sqla_shard.verify.lookup_checks import ObjectCheck
-from sqla_shard.verify.lookup_checks import RowCheck
-from sqla_shard.verify.run import Run
-from sqla_shard.verify.run import VerifyProgress
+from sqla_shard.verify.lookup_checks import ClaimCheck, ObjectCheck, RowCheck
+from sqla_shard.verify.run import Run, VerifyProgress
 from sqla_shard.verify.targets import classes_of
-
-__all__ = [
-    "KEEP",
-    "OpenClaim",
-    "claims_on_all",
-    "delete_abandoned",
-    "open_claims",
-    "verify_lookups",
-]
-
 
 #: Retention time of expired claims.
 KEEP = timedelta(days=1)
 
-_NO_FIELD = (
-    "not checked: stale, missing and conflicting keys; the class has no field="
-)
+_NO_FIELD = "not checked: stale, missing and conflicting keys; the class has no field="
 
 
 def verify_lookups(
@@ -198,10 +176,7 @@ class OpenClaim:
 
 
 def open_claims(
-    cluster: Cluster,
-    classes: Iterable[type[Any]] | None = None,
-    *,
-    batch: int = 500,
+    cluster: Cluster, classes: Iterable[type[Any]] | None = None, *, batch: int = 500
 ) -> list[OpenClaim]:
     """Return the claims that were neither confirmed nor released.
 
@@ -219,10 +194,7 @@ def open_claims(
 
 
 def claims_on_all(
-    cluster: Cluster,
-    classes: Iterable[type[Any]] | None = None,
-    *,
-    batch: int = 500,
+    cluster: Cluster, classes: Iterable[type[Any]] | None = None, *, batch: int = 500
 ) -> tuple[list[OpenClaim], list[UnreadServer]]:
     """Return the open claims, and the shards that could not be read."""
     if type(batch) is not int or batch < 1:
@@ -238,9 +210,7 @@ def claims_on_all(
             for group in by_server(places.all_places(check.keyspace(places)))
         ]
         claims: list[OpenClaim] = []
-        for read, failed in places.engines.in_parallel(
-            jobs, "claims", _PARALLEL
-        ):
+        for read, failed in places.engines.in_parallel(jobs, "claims", _PARALLEL):
             claims += read
             unread += failed
         found += sorted(claims, key=lambda one: (one.shard_id, one.key))

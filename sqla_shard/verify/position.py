@@ -8,23 +8,15 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-from typing import Generic
-from typing import Protocol
-from typing import TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from sqla_shard.exc import VerifyPositionError
 from sqla_shard.util.files import replace_file
 from sqla_shard.util.json_values import parsed_json
-from sqla_shard.verify.findings import Finding
-from sqla_shard.verify.findings import Tally
-
-__all__ = ["PositionFile", "State", "Suspect", "UnreadShardPosition"]
+from sqla_shard.verify.findings import Finding, Tally
 
 _FORMAT = 2
 #: Mode of the file, since lookup keys may be e-mail addresses.
@@ -92,15 +84,11 @@ class State:
             "shard_id": self.shard_id,
             "after": self.after,
             "suspects": [
-                {**vars(one), "finding": vars(one.finding)}
-                for one in self.suspects
+                {**vars(one), "finding": vars(one.finding)} for one in self.suspects
             ],
             "unread": [vars(one) for one in self.unread],
             "tallies": {
-                name: {
-                    **vars(tally),
-                    "findings": [vars(one) for one in tally.findings],
-                }
+                name: {**vars(tally), "findings": [vars(one) for one in tally.findings]}
                 for name, tally in self.tallies.items()
             },
             "seconds": self.seconds,
@@ -122,9 +110,7 @@ class State:
                 for one in data["suspects"]
             ],
             unread=[UnreadShardPosition(**one) for one in data["unread"]],
-            tallies={
-                name: _tally(one) for name, one in data["tallies"].items()
-            },
+            tallies={name: _tally(one) for name, one in data["tallies"].items()},
             seconds=data["seconds"],
         )
 
@@ -183,9 +169,7 @@ class PositionFile(Generic[S]):
             found = dict(data["run"])
             state = self._read(data["state"])
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise self._refusal(
-                "it is not the position file of a run"
-            ) from error
+            raise self._refusal("it is not the position file of a run") from error
         for name, wanted in self._run.items():
             if found.get(name) != wanted:
                 raise self._refusal(

@@ -11,17 +11,10 @@ A list without a stored count is not checked: its next change counts it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger
-from sqlalchemy import inspect
-from sqlalchemy import or_
-from sqlalchemy import select
-from sqlalchemy import type_coerce
+from sqlalchemy import BigInteger, inspect, or_, select, type_coerce
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import Places
@@ -37,35 +30,18 @@ from sqla_shard.session import ShardSession
 from sqla_shard.topology import Keyspace
 from sqla_shard.util.pace import Pace
 from sqla_shard.verify.check import Check
-from sqla_shard.verify.findings import Finding
-from sqla_shard.verify.findings import FindingKind
-from sqla_shard.verify.findings import Outcome
-from sqla_shard.verify.findings import VerifyReport
-from sqla_shard.verify.run import Run
-from sqla_shard.verify.run import VerifyProgress
-from sqla_shard.verify.targets import classes_of
-from sqla_shard.verify.targets import Objects
-
-__all__ = [
-    "DANGLING",
-    "MISCOUNTED",
-    "ONE_SIDED",
-    "CountCheck",
-    "MappingCheck",
-    "verify_relations",
-]
-
+from sqla_shard.verify.findings import Finding, FindingKind, Outcome, VerifyReport
+from sqla_shard.verify.run import Run, VerifyProgress
+from sqla_shard.verify.targets import classes_of, Objects
 
 DANGLING = FindingKind(
     name="dangling", meaning="the source or the target does not exist"
 )
 ONE_SIDED = FindingKind(
-    name="one-sided",
-    meaning="only the mapping or only its inverse has it",
+    name="one-sided", meaning="only the mapping or only its inverse has it"
 )
 MISPLACED = FindingKind(
-    name="misplaced",
-    meaning="the row is on another shard than that of its source",
+    name="misplaced", meaning="the row is on another shard than that of its source"
 )
 FOREIGN = FindingKind(
     name="foreign", meaning="an id is not an id of its class", settled=True
@@ -98,8 +74,7 @@ class MappingCheck(Check):
         # Compare them as numbers: an invalid id must not stop the scan, and
         # ids of other shards are compared as well.
         self._numbers = [
-            type_coerce(column, BigInteger())
-            for column in (self._source, self._target)
+            type_coerce(column, BigInteger()) for column in (self._source, self._target)
         ]
         #: The class with the other side of each pair.
         self._other = definition.inverse_class or definition.inverse_of
@@ -134,10 +109,7 @@ class MappingCheck(Check):
         return [row.source_id, row.target_id]
 
     def again(
-        self,
-        session: ShardSession,
-        shard_id: int,
-        findings: Sequence[Finding],
+        self, session: ShardSession, shard_id: int, findings: Sequence[Finding]
     ) -> Sequence[Any]:
         """Return the rows of the same sources and targets."""
         pairs = [self._pair(one) for one in findings]
@@ -169,9 +141,7 @@ class MappingCheck(Check):
         if self._other is not None:
             both = self._on_the_other_side(session, whole)
             detail = f"{self._other.__name__} has no such row"
-            found += [
-                (ONE_SIDED, pair, detail) for pair in whole if pair not in both
-            ]
+            found += [(ONE_SIDED, pair, detail) for pair in whole if pair not in both]
         return [
             self._finding(
                 session,
@@ -196,9 +166,7 @@ class MappingCheck(Check):
             self._targets.refusal(session, target_id)
         )
 
-    def _gone(
-        self, session: ShardSession, pairs: Sequence[Pair]
-    ) -> dict[Pair, str]:
+    def _gone(self, session: ShardSession, pairs: Sequence[Pair]) -> dict[Pair, str]:
         """Return the descriptions of missing objects, by pair."""
         sources = self._sources.existing(session, [pair[0] for pair in pairs])
         targets = self._targets.existing(session, [pair[1] for pair in pairs])
@@ -231,9 +199,7 @@ class MappingCheck(Check):
             places = {
                 place.address: place
                 for one, two in pairs
-                for place in list_of(self._other, session, two)
-                .limited_to([one])
-                .places
+                for place in list_of(self._other, session, two).limited_to([one]).places
             }
             found = session.execute(
                 there, bind_arguments={"places": list(places.values())}
@@ -329,17 +295,13 @@ class CountCheck(Check):
         return [row[0], row[1]]
 
     def again(
-        self,
-        session: ShardSession,
-        shard_id: int,
-        findings: Sequence[Finding],
+        self, session: ShardSession, shard_id: int, findings: Sequence[Finding]
     ) -> Sequence[Any]:
         """Return the lengths of the same lists."""
         source, slot = self._key
         keys = [tuple(one.row.values()) for one in findings]
         statement = self._rows.where(
-            source.in_({key[0] for key in keys}),
-            slot.in_({key[1] for key in keys}),
+            source.in_({key[0] for key in keys}), slot.in_({key[1] for key in keys})
         )
         return self._read(session, shard_id, statement)
 

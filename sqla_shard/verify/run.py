@@ -14,42 +14,27 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
-from typing import Any
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import message_of
-from sqla_shard.engine.unread import reason
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import ServerUnreachableError
+from sqla_shard.engine.unread import message_of, reason
+from sqla_shard.exc import CommitUnknownError, ServerUnreachableError
 from sqla_shard.session import ShardSession
 from sqla_shard.util.pace import Pace
 from sqla_shard.verify.check import Check
-from sqla_shard.verify.findings import Finding
-from sqla_shard.verify.findings import Outcome
-from sqla_shard.verify.findings import Tally
-from sqla_shard.verify.findings import UnreadShard
-from sqla_shard.verify.findings import VerifyReport
-from sqla_shard.verify.position import PositionFile
-from sqla_shard.verify.position import State
-from sqla_shard.verify.position import Suspect
-from sqla_shard.verify.position import UnreadShardPosition
-
-__all__ = [
-    "Run",
-    "VerifyProgress",
-]
-
+from sqla_shard.verify.findings import (
+    Finding,
+    Outcome,
+    Tally,
+    UnreadShard,
+    VerifyReport,
+)
+from sqla_shard.verify.position import PositionFile, State, Suspect, UnreadShardPosition
 
 T = TypeVar("T")
 
@@ -122,9 +107,7 @@ class Run:
             self._file = PositionFile(position, what, State.from_dict)
         self._on_progress = on_progress
         self._kinds = {
-            name: kind
-            for check in checks
-            for name, kind in check.kinds.items()
+            name: kind for check in checks for name, kind in check.kinds.items()
         }
         self._never = threading.Event()
         self._state = State()
@@ -172,8 +155,7 @@ class Run:
             skipped=dict(skipped or {}),
             seconds=state.seconds,
             unread=tuple(
-                self._as_unread_shard(one)
-                for one in (*state.unread, *self._unrepaired)
+                self._as_unread_shard(one) for one in (*state.unread, *self._unrepaired)
             ),
         )
 
@@ -182,9 +164,7 @@ class Run:
         space = check.keyspace(self._cluster.places)
         while state.shard_id < space.shards:
             shard_id, limit = state.shard_id, self._pace.limit
-            count, state.after = self._page(
-                check, shard_id, state.after, limit
-            )
+            count, state.after = self._page(check, shard_id, state.after, limit)
             if count < limit:
                 state.shard_id, state.after = shard_id + 1, None
             self._after_page(check, shard_id, count)
@@ -329,9 +309,7 @@ class Run:
             self._confirm(self._checks[number], shard_id, findings)
         self._throttle.take(count)
 
-    def _confirm(
-        self, check: Check, shard_id: int, findings: list[Finding]
-    ) -> None:
+    def _confirm(self, check: Check, shard_id: int, findings: list[Finding]) -> None:
         before = {_row(one): one.kind for one in findings}
         others = []
         try:
@@ -341,8 +319,7 @@ class Run:
             self._unrepaired.append(self._record_error(check, place, error))
             number, seen = self._checks.index(check), time.time()
             self._unconfirmed += [
-                Suspect(check=number, finding=one, seen=seen)
-                for one in findings
+                Suspect(check=number, finding=one, seen=seen) for one in findings
             ]
             return
         for now in found:
@@ -392,9 +369,7 @@ class Run:
                 place = self._place(check, finding.shard_id)
                 unread = self._record_error(check, place, error)
                 self._unrepaired.append(unread)
-                return Outcome.needs_decision(
-                    replace(finding, detail=unread.reason)
-                )
+                return Outcome.needs_decision(replace(finding, detail=unread.reason))
             if lost is not None and outcome.left is None:
                 return Outcome.succeeded()
             return outcome
@@ -416,9 +391,7 @@ class Run:
             self._file.save(self._state)
             self._saved = now
 
-    def _report_progress(
-        self, check: Check, shard_id: int, shards: int
-    ) -> None:
+    def _report_progress(self, check: Check, shard_id: int, shards: int) -> None:
         if self._on_progress is None:
             return
         state = self._state
@@ -436,10 +409,7 @@ class Run:
 
 
 def _run_identity(
-    command: str,
-    cluster: Cluster,
-    checks: Sequence[Check],
-    repair: Collection[str],
+    command: str, cluster: Cluster, checks: Sequence[Check], repair: Collection[str]
 ) -> dict[str, Any]:
     """Return the JSON values that identify a run, for its position file."""
     places = cluster.places
@@ -468,10 +438,7 @@ def _read(
 
 
 def _read_again(
-    session: ShardSession,
-    check: Check,
-    shard_id: int,
-    findings: Sequence[Finding],
+    session: ShardSession, check: Check, shard_id: int, findings: Sequence[Finding]
 ) -> list[Finding]:
     rows = check.again(session, shard_id, findings)
     return check.judge(session, shard_id, rows)

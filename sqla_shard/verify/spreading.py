@@ -15,30 +15,19 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import delete
-from sqlalchemy import or_
-from sqlalchemy import select
+from sqlalchemy import delete, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import describe_unread
-from sqla_shard.engine.unread import reason
-from sqla_shard.engine.unread import UnreadServer
-from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.models.mapping_definition import link
-from sqla_shard.models.mapping_definition import piece_place
-from sqla_shard.models.mapping_definition import pieces_of
+from sqla_shard.engine.unread import describe_unread, reason, UnreadServer
+from sqla_shard.exc import ClassDefinitionError, InvalidIdError
+from sqla_shard.models.mapping_definition import link, piece_place, pieces_of
 from sqla_shard.models.mapping_list import statements_of
 from sqla_shard.models.spread import MOST_PIECES
 from sqla_shard.models.spread_pieces import MovingPiece
@@ -46,8 +35,6 @@ from sqla_shard.routing import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.execute import OUR_OWN
 from sqla_shard.util.pace import Pace
-
-__all__ = ["SpreadProgress", "SpreadReport", "spread_rows"]
 
 #: Seconds to retry a transaction: a run waits for a failover.
 PATIENCE = 30.0
@@ -99,11 +86,7 @@ class SpreadReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON values."""
-        return {
-            **vars(self),
-            "unread": describe_unread(self.unread),
-            "ok": self.ok,
-        }
+        return {**vars(self), "unread": describe_unread(self.unread), "ok": self.ok}
 
     def __str__(self) -> str:
         first = (

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import inspect
-from sqlalchemy import select
+from sqlalchemy import inspect, select
 from sqlalchemy.exc import OperationalError
 
 from sqla_shard.dialects import Failure
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import UnknownShardError
+from sqla_shard.exc import InvalidIdError, UnknownShardError
 from sqla_shard.routing import spec_of
-from sqla_shard.session import INCLUDE_INACTIVE
-from sqla_shard.session import ShardSession
+from sqla_shard.session import INCLUDE_INACTIVE, ShardSession
 from sqla_shard.session.get import getter_of
 from sqla_shard.topology import Keyspace
 
-__all__ = [
-    "Objects",
-    "classes_of",
-    "mapped_classes",
-]
 
-
-def classes_of(
-    mixin: type[Any], classes: Iterable[Any] | None
-) -> list[type[Any]]:
+def classes_of(mixin: type[Any], classes: Iterable[Any] | None) -> list[type[Any]]:
     """Return the mapped classes of a mixin, each once.
 
     :param classes: the classes; None for all classes of this process.
@@ -54,9 +41,7 @@ def classes_of(
 
 
 def _is_mapped(mixin: type[Any], cls: type[Any]) -> bool:
-    return issubclass(cls, mixin) and (
-        inspect(cls, raiseerr=False) is not None
-    )
+    return issubclass(cls, mixin) and (inspect(cls, raiseerr=False) is not None)
 
 
 def mapped_classes(mixin: type[Any]) -> Iterator[type[Any]]:
@@ -91,9 +76,7 @@ class Objects:
     def keyspace(self, places: Any) -> Keyspace:
         """Return the keyspace of the objects."""
         spec = self._spec
-        found: Keyspace = places.keyspace(
-            spec.keyspace, spec.kind, spec.layout
-        )
+        found: Keyspace = places.keyspace(spec.keyspace, spec.kind, spec.layout)
         return found
 
     def refusal(self, session: ShardSession, target_id: int) -> str | None:
@@ -104,9 +87,7 @@ class Objects:
             return str(error)
         return None
 
-    def existing(
-        self, session: ShardSession, ids: Iterable[int]
-    ) -> dict[int, Any]:
+    def existing(self, session: ShardSession, ids: Iterable[int]) -> dict[int, Any]:
         """Return the existing objects, by id.
 
         The values are None if the class has no field with a key.
@@ -116,8 +97,7 @@ class Objects:
             return {}
         if self.field is None:
             found = session.scalars(
-                select(self._id).where(self._id.in_(wanted)),
-                execution_options=_ALL,
+                select(self._id).where(self._id.in_(wanted)), execution_options=_ALL
             )
             return dict.fromkeys(found)
         objects = session.get_many(self.entity, wanted, execution_options=_ALL)
@@ -130,10 +110,7 @@ class Objects:
     def locked(self, session: ShardSession, target_id: int) -> Any:
         """Lock an object and return it, or None if it does not exist."""
         return session.get(
-            self.entity,
-            target_id,
-            with_for_update=True,
-            execution_options=_ALL,
+            self.entity, target_id, with_for_update=True, execution_options=_ALL
         )
 
     def is_gone(self, session: ShardSession, target_id: int) -> bool:
@@ -157,11 +134,7 @@ class Objects:
         return found is None
 
     def page(
-        self,
-        session: ShardSession,
-        shard_id: int,
-        after: int | None,
-        limit: int,
+        self, session: ShardSession, shard_id: int, after: int | None, limit: int
     ) -> Sequence[Any]:
         """Return the next objects of a shard, by id."""
         statement = select(self.entity).order_by(self._id).limit(limit)
@@ -169,9 +142,7 @@ class Objects:
             statement = statement.where(self._id > after)
         place = session.places.place(self.keyspace(session.places), shard_id)
         found: Sequence[Any] = session.scalars(
-            statement,
-            bind_arguments={"place": place},
-            execution_options=_ALL,
+            statement, bind_arguments={"place": place}, execution_options=_ALL
         ).all()
         return found
 

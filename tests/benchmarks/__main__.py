@@ -14,31 +14,32 @@ import sys
 
 import sqlalchemy
 
-from tests.benchmarks import blobs
-from tests.benchmarks import cached
-from tests.benchmarks import caching
-from tests.benchmarks import capacity
-from tests.benchmarks import fleet_compare
-from tests.benchmarks import follows
-from tests.benchmarks import ids
-from tests.benchmarks import job_queues
-from tests.benchmarks import jobs
-from tests.benchmarks import lists
-from tests.benchmarks import load
-from tests.benchmarks import lookups
-from tests.benchmarks import moving
-from tests.benchmarks import operations
-from tests.benchmarks import reading
-from tests.benchmarks import scale
-from tests.benchmarks import scatter
-from tests.benchmarks import schema
-from tests.benchmarks import sessions
-from tests.benchmarks import shadow
-from tests.benchmarks import spread
-from tests.benchmarks import topology
-from tests.benchmarks import writing
-from tests.benchmarks.servers import choose
-from tests.benchmarks.servers import TITLES
+from tests.benchmarks import (
+    blobs,
+    cached,
+    caching,
+    capacity,
+    fleet_compare,
+    follows,
+    ids,
+    job_queues,
+    jobs,
+    lists,
+    load,
+    lookups,
+    moving,
+    operations,
+    reading,
+    scale,
+    scatter,
+    schema,
+    sessions,
+    shadow,
+    spread,
+    topology,
+    writing,
+)
+from tests.benchmarks.servers import choose, TITLES
 
 PARTS = {
     "ids": ids.run,

@@ -7,9 +7,7 @@ figures include its cost.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,12 +66,8 @@ def _ways(cluster: Cluster, title: str, read: Read) -> Iterator[Ways]:
     loop = asyncio.new_event_loop()
     try:
         yield {
-            f"{title}, async, session open": lambda: loop.run_until_complete(
-                in_open()
-            ),
-            f"{title}, async, new session": lambda: loop.run_until_complete(
-                in_new()
-            ),
+            f"{title}, async, session open": lambda: loop.run_until_complete(in_open()),
+            f"{title}, async, new session": lambda: loop.run_until_complete(in_new()),
         }
     finally:
         loop.run_until_complete(close())

@@ -6,37 +6,24 @@ import json
 import os
 import random
 import zlib
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import process_time
 from typing import Any
 
-from sqlalchemy import insert
-from sqlalchemy import text
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
+from sqlalchemy import insert, text
+from sqlalchemy.orm import DeclarativeBase, Mapped
 
 from examples.quickstart.bookmarks import read_folders
-from sqla_shard import blob_field
-from sqla_shard import blobs
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import pack
+from sqla_shard import blob_field, blobs, Cluster, ObjectMixin, pack
 from sqla_shard.models import blob_dictionaries
-from sqla_shard.types.compression import Dictionary
-from sqla_shard.types.compression import require_zstd
-from sqla_shard.types.compression import train_dictionary
-from tests.benchmarks.servers import new_fleet
-from tests.benchmarks.servers import title
-from tests.benchmarks.timing import compare
-from tests.benchmarks.timing import show
+from sqla_shard.types.compression import Dictionary, require_zstd, train_dictionary
+from tests.benchmarks.servers import new_fleet, title
+from tests.benchmarks.timing import compare, show
 
 #: A browser's export of bookmarks; that of the pinboard has 180 links.
-_EXPORT = os.environ.get(
-    "SQLA_SHARD_BOOKMARKS", "examples/pinboard/samples.html"
-)
+_EXPORT = os.environ.get("SQLA_SHARD_BOOKMARKS", "examples/pinboard/samples.html")
 _SIMILAR = 100_000
 _SIZES = (32_768, 65_536, 112_640)
 
@@ -89,15 +76,11 @@ def _links() -> list[dict[str, Any]]:
         ]
 
 
-def _similar(
-    links: list[dict[str, Any]], count: int
-) -> Iterator[dict[str, Any]]:
+def _similar(links: list[dict[str, Any]], count: int) -> Iterator[dict[str, Any]]:
     """Yield links with hosts, words and tags of the given ones."""
     chooser = random.Random(1)
     words = [
-        word
-        for link in links
-        for word in f"{link['title']} {link['details']}".split()
+        word for link in links for word in f"{link['title']} {link['details']}".split()
     ]
     hosts = ["/".join(link["link"].split("/")[:4]) for link in links]
     for number in range(count):
@@ -115,8 +98,7 @@ def _similar(
 def _sizes(title: str, documents: list[dict[str, Any]]) -> None:
     """Print ratios and processor time of rows that were not trained with."""
     rows = [
-        json.dumps(one, ensure_ascii=False, separators=(",", ":"))
-        for one in documents
+        json.dumps(one, ensure_ascii=False, separators=(",", ":")) for one in documents
     ]
     random.Random(2).shuffle(rows)
     held, used = rows[: len(rows) // 5], rows[len(rows) // 5 :]
@@ -181,10 +163,7 @@ def _on_servers(documents: list[dict[str, Any]]) -> None:
             show(
                 "get of one object",
                 compare(
-                    {
-                        cls.__name__: _getting(session, cls, ids[cls][:1])
-                        for cls in ids
-                    },
+                    {cls.__name__: _getting(session, cls, ids[cls][:1]) for cls in ids},
                     turns=800,
                     warm_up=50,
                 ),
@@ -203,10 +182,7 @@ def _on_servers(documents: list[dict[str, Any]]) -> None:
         show(
             "a transaction that changes a field of one object",
             compare(
-                {
-                    cls.__name__: _changing(cluster, cls, ids[cls][0])
-                    for cls in ids
-                },
+                {cls.__name__: _changing(cluster, cls, ids[cls][0]) for cls in ids},
                 turns=400,
                 warm_up=20,
             ),
@@ -214,10 +190,7 @@ def _on_servers(documents: list[dict[str, Any]]) -> None:
         show(
             "a transaction that inserts 50 objects",
             compare(
-                {
-                    cls.__name__: _inserting(cluster, cls, documents[:50])
-                    for cls in ids
-                },
+                {cls.__name__: _inserting(cluster, cls, documents[:50]) for cls in ids},
                 turns=60,
                 warm_up=5,
             ),
@@ -277,9 +250,7 @@ def _table_size(cluster: Cluster, cls: Any) -> int:
                 f"AND table_name = '{cls.__tablename__}'"
             ),
         ):
-            found = session.execute(
-                text(statement), bind_arguments={"shard_id": 0}
-            )
+            found = session.execute(text(statement), bind_arguments={"shard_id": 0})
             rows = found.all()
     return int(rows[0][0])
 
@@ -287,11 +258,7 @@ def _table_size(cluster: Cluster, cls: Any) -> int:
 def _getting(session: Any, cls: Any, ids: list[int]) -> Callable[[], object]:
     def call() -> None:
         session.expunge_all()
-        assert (
-            all(session.get_many(cls, ids))
-            if ids[1:]
-            else session.get(cls, ids[0])
-        )
+        assert all(session.get_many(cls, ids)) if ids[1:] else session.get(cls, ids[0])
 
     return call
 
@@ -304,9 +271,7 @@ def _changing(cluster: Any, cls: Any, object_id: int) -> Callable[[], object]:
     return call
 
 
-def _inserting(
-    cluster: Any, cls: Any, rows: list[Any]
-) -> Callable[[], object]:
+def _inserting(cluster: Any, cls: Any, rows: list[Any]) -> Callable[[], object]:
     def call() -> None:
         with cluster.begin(shard_id=0) as session:
             session.add_all([cls(**row) for row in rows])

@@ -8,24 +8,16 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from pymemcache import HashClient
-from pymemcache import PooledClient
+from pymemcache import HashClient, PooledClient
 
 from sqla_shard import Cluster
-from sqla_shard.testing.programs import find_memcached
-from sqla_shard.testing.programs import MISSING_MEMCACHED
+from sqla_shard.testing.programs import find_memcached, MISSING_MEMCACHED
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.benchmarks import profiling
-from tests.benchmarks.lists import Base
-from tests.benchmarks.lists import Board
-from tests.benchmarks.lists import BoardHasPins
-from tests.benchmarks.lists import Pin
+from tests.benchmarks.lists import Base, Board, BoardHasPins, Pin
 from tests.benchmarks.servers import new_fleet
-from tests.benchmarks.timing import compare
-from tests.benchmarks.timing import show
+from tests.benchmarks.timing import compare, show
 from tests.servers.memcached import nodes
-
-__all__ = ["run"]
 
 _ROWS = 50
 
@@ -62,9 +54,7 @@ def profile() -> None:
         for title, way in raw.items():
             profiling.show(title, way)
         for title, way in {
-            "get_many of 50 cached objects, new session": (
-                lambda: _read(cluster, ids)
-            ),
+            "get_many of 50 cached objects, new session": (lambda: _read(cluster, ids)),
             "a cached page of 50 rows with targets, new session": (
                 lambda: _read_page(cluster, board_id)
             ),
@@ -86,9 +76,7 @@ def _read_page(cluster: Cluster, board_id: int, **options: Any) -> None:
 
 
 def _cluster(fleet: ServerFleet[Any]) -> Cluster:
-    return Cluster.from_topology(
-        fleet.topology_mapping(), environ=fleet.environ
-    )
+    return Cluster.from_topology(fleet.topology_mapping(), environ=fleet.environ)
 
 
 def _fill(cluster: Cluster) -> tuple[int, list[int]]:
@@ -145,9 +133,7 @@ def _raw(
     pooled = PooledClient(names[0], no_delay=True)
     title = f"pin 100 {'x' * 400}"
     values = {
-        f"raw:{i}": json.dumps(
-            [i, {"title": title}, "2026-11-22 10:00:00"]
-        ).encode()
+        f"raw:{i}": json.dumps([i, {"title": title}, "2026-11-22 10:00:00"]).encode()
         for i in ids
     }
     hashing.set_many(values)
@@ -201,9 +187,7 @@ def _objects(cluster: Cluster, names: list[str], ids: list[int]) -> None:
     close()
 
 
-def _page(
-    cluster: Cluster, names: list[str], board_id: int, ids: list[int]
-) -> None:
+def _page(cluster: Cluster, names: list[str], board_id: int, ids: list[int]) -> None:
     page = partial(_read_page, cluster, board_id)
     _warm(cluster, page)
     raw, close = _raw(names, ids)

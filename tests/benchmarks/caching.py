@@ -7,18 +7,13 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from pymemcache import HashClient
-from pymemcache import PooledClient
+from pymemcache import HashClient, PooledClient
 
 from sqla_shard.cache.stores import State
 from sqla_shard.cache.stores.memcached import MemcachedStore
-from sqla_shard.testing.programs import find_memcached
-from sqla_shard.testing.programs import MISSING_MEMCACHED
-from tests.benchmarks.timing import compare
-from tests.benchmarks.timing import show
+from sqla_shard.testing.programs import find_memcached, MISSING_MEMCACHED
+from tests.benchmarks.timing import compare, show
 from tests.servers.memcached import nodes
-
-__all__ = ["run"]
 
 _VALUE = b"x" * 400
 
@@ -45,8 +40,8 @@ def _on(servers: list[str], store: MemcachedStore) -> None:
         assert len(found) == 50
     hits: dict[str, Callable[[], Any]] = {
         "pymemcache HashClient.get_many": lambda: hashing.get_many(raw),
-        "pymemcache PooledClient.get_many, on one of them": lambda: (
-            pooled.get_many(alone)
+        "pymemcache PooledClient.get_many, on one of them": lambda: pooled.get_many(
+            alone
         ),
         "MemcachedStore.fetch": lambda: store.fetch(ours, 30),
     }

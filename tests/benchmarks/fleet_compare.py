@@ -6,11 +6,9 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from sqla_shard.fleet.compare import CompareOptions
-from sqla_shard.fleet.compare import verify_data
+from sqla_shard.fleet.compare import CompareOptions, verify_data
 from sqla_shard.testing import MariaDBServer
-from tests.benchmarks.timing import compare
-from tests.benchmarks.timing import show
+from tests.benchmarks.timing import compare, show
 from tests.servers.fleet_pairs import FleetPairs
 
 _TABLES = 4
@@ -64,8 +62,7 @@ def _fill(server: MariaDBServer, database: str) -> None:
             " data MEDIUMTEXT, ts TIMESTAMP(6) DEFAULT CURRENT_TIMESTAMP(6))"
         )
         cursor.execute(
-            "INSERT INTO pins (data) SELECT REPEAT(MD5(seq), 10)"
-            f" FROM seq_1_to_{_ROWS}"
+            f"INSERT INTO pins (data) SELECT REPEAT(MD5(seq), 10) FROM seq_1_to_{_ROWS}"
         )
 
 
@@ -73,8 +70,7 @@ def _checksum(servers: tuple[MariaDBServer, ...]) -> None:
     tables = ", ".join(f"db{number:05}.pins" for number in range(_TABLES))
     with ThreadPoolExecutor(len(servers)) as pool:
         sums = pool.map(
-            lambda server: server.root_execute(f"CHECKSUM TABLE {tables}"),
-            servers,
+            lambda server: server.root_execute(f"CHECKSUM TABLE {tables}"), servers
         )
         first, second = sums
     assert first == second

@@ -14,8 +14,7 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from time import perf_counter
@@ -23,33 +22,18 @@ from typing import Any
 
 import pymysql
 import redis
-from sqlalchemy import insert
-from sqlalchemy import text
+from sqlalchemy import insert, text
 from sqlalchemy.orm import Session
 
-from sqla_shard import Cluster
-from sqla_shard import pack
-from sqla_shard import unpack
-from sqla_shard.contrib import FeedStore
-from sqla_shard.contrib import FollowKind
-from sqla_shard.contrib import FollowStore
-from sqla_shard.contrib.edges import Edge
-from sqla_shard.contrib.edges import EdgeTable
+from sqla_shard import Cluster, pack, unpack
+from sqla_shard.contrib import FeedStore, FollowKind, FollowStore
+from sqla_shard.contrib.edges import Edge, EdgeTable
 from sqla_shard.contrib.feed_store import _MARK
 from sqla_shard.jobs import Worker
-from sqla_shard.testing import RedisServer
-from sqla_shard.testing import StatementLog
-from tests.benchmarks.servers import new_fleet
-from tests.benchmarks.servers import title
-from tests.benchmarks.timing import compare
-from tests.benchmarks.timing import show
-from tests.models.graph_models import Base
-from tests.models.graph_models import Board
-from tests.models.graph_models import feed
-from tests.models.graph_models import follows
-from tests.models.graph_models import Pin
-from tests.models.graph_models import stored
-from tests.models.graph_models import User
+from sqla_shard.testing import RedisServer, StatementLog
+from tests.benchmarks.servers import new_fleet, title
+from tests.benchmarks.timing import compare, show
+from tests.models.graph_models import Base, Board, feed, follows, Pin, stored, User
 
 #: SQLA_SHARD_USERS=5000 is a smaller graph, for a few minutes.
 _USERS = int(os.environ.get("SQLA_SHARD_USERS", "100000"))
@@ -92,8 +76,7 @@ def _users() -> list[int]:
     Users without a row can be followed, and read.
     """
     ids = [
-        pack(number % _SHARDS, 3, number // _SHARDS + 1)
-        for number in range(_USERS + 1)
+        pack(number % _SHARDS, 3, number // _SHARDS + 1) for number in range(_USERS + 1)
     ]
     random.Random(1).shuffle(ids)
     return ids
@@ -103,9 +86,7 @@ def _load_graph(cluster: Cluster, users: list[int]) -> dict[int, set[int]]:
     """Write both rows of all edges; return whom each user follows."""
     rng = random.Random(2)
     star, *others = users
-    weights = list(
-        itertools.accumulate(1 / rank for rank in range(1, len(others) + 1))
-    )
+    weights = list(itertools.accumulate(1 / rank for rank in range(1, len(others) + 1)))
     edges: dict[int, set[int]] = {}
     for user in others:
         chosen = set(rng.choices(others, cum_weights=weights, k=_EACH))
@@ -188,15 +169,11 @@ def _database(cluster: Cluster, shard: int) -> str:
     return keyspace.database_for(shard)
 
 
-def _questions(
-    cluster: Cluster, ask: Ask, users: list[int], reader: int
-) -> None:
+def _questions(cluster: Cluster, ask: Ask, users: list[int], reader: int) -> None:
     rng = random.Random(3)
     shard = unpack(reader).shard_id
     database = _database(cluster, shard)
-    batches = itertools.cycle(
-        [rng.sample(users[:5000], 25) for _ in range(50)]
-    )
+    batches = itertools.cycle([rng.sample(users[:5000], 25) for _ in range(50)])
     places = ", ".join(["%s"] * 25)
     sql = (
         f"SELECT followee_id, kind FROM {database}.{follows.users.name} WHERE "
@@ -239,9 +216,7 @@ def _questions(
         print(f"  statements: {len(log.executions)}")
 
 
-def _lists(
-    cluster: Cluster, users: list[int], followed: dict[int, set[int]]
-) -> int:
+def _lists(cluster: Cluster, users: list[int], followed: dict[int, set[int]]) -> int:
     """Return a user with about 1,000 followers."""
     numbers = Counter(one for found in followed.values() for one in found)
     small = min(users[1:], key=lambda one: abs(numbers[one] - 1000))
@@ -255,11 +230,7 @@ def _lists(
         show(
             "a page of 50 followers",
             compare(
-                {
-                    names[0]: lambda: page(small),
-                    names[1]: lambda: page(star),
-                },
-                turns=300,
+                {names[0]: lambda: page(small), names[1]: lambda: page(star)}, turns=300
             ),
         )
         show(
@@ -291,9 +262,7 @@ def _counted(session: Any, small: int, star: int, names: list[str]) -> None:
             f"the number of followers, {name}",
             compare(
                 {
-                    "stored": lambda user=user: follows.count_followers(
-                        session, user
-                    ),
+                    "stored": lambda user=user: follows.count_followers(session, user),
                     "counted": lambda user=user: counted(user),
                 },
                 turns=20,
@@ -312,9 +281,7 @@ def _stored(
     table = follows.users_reversed.name
     key = f"follows:{table}:{small}"
     rng = random.Random(4)
-    batches = itertools.cycle(
-        [rng.sample(users[:5000], 25) for _ in range(50)]
-    )
+    batches = itertools.cycle([rng.sample(users[:5000], 25) for _ in range(50)])
 
     def by_hand() -> None:
         client.hmget(key, [str(one) for one in next(batches)])
@@ -370,22 +337,15 @@ def _publish(cluster: Cluster, users: list[int], authors: list[int]) -> None:
                         "author_id": author,
                         "post_id": pin.id,
                         "board_id": board.id,
-                        "sequence": 1_700_000_000_000_000
-                        + index * 1_000_000
-                        + number,
+                        "sequence": 1_700_000_000_000_000 + index * 1_000_000 + number,
                     }
                     for index, pin in enumerate(pins)
                 ],
-                bind_arguments={
-                    "mapper": User,
-                    "shard_id": unpack(author).shard_id,
-                },
+                bind_arguments={"mapper": User, "shard_id": unpack(author).shard_id},
             )
 
 
-def _pages(
-    cluster: Cluster, ask: Ask, server: RedisServer, reader: int
-) -> None:
+def _pages(cluster: Cluster, ask: Ask, server: RedisServer, reader: int) -> None:
     servers: dict[str, list[int]] = {}
     keyspace = cluster.topology.keyspaces["objects"]
     for place in cluster.places.all_places(keyspace):
@@ -408,9 +368,7 @@ def _pages(
                     )
                     values += [unpack(one).local_id for one in here]
             if parts:
-                by_server.append(
-                    (shards[0], " UNION ALL ".join(parts), values)
-                )
+                by_server.append((shards[0], " UNION ALL ".join(parts), values))
         rows = executor.map(lambda one: ask(*one), by_server)
         return [json.loads(row[2]) for found in rows for row in found]
 
@@ -510,14 +468,11 @@ def _fan_out(cluster: Cluster, server: RedisServer, star: int) -> None:
         board_id, pin_id = board.id, pin.id
         feed.publish(session, star, board_id, pin_id)
     fans = [
-        user
-        for batch in _audience(cluster, board_id, star)
-        for user in batch.users
+        user for batch in _audience(cluster, board_id, star) for user in batch.users
     ]
     for number, users in feed.store.databases.grouped(fans).items():
         feed.store.databases.pipeline(
-            number,
-            [("ZADD", f"feed:{user}", _MARK, "!c") for user in users],
+            number, [("ZADD", f"feed:{user}", _MARK, "!c") for user in users]
         )
     before = [one.info("commandstats") for one in feed.store.databases.clients]
     with StatementLog() as log:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from sqla_shard.ids import pack
-from sqla_shard.ids import unpack
-from tests.benchmarks.timing import compare
-from tests.benchmarks.timing import show
+from sqla_shard.ids import pack, unpack
+from tests.benchmarks.timing import compare, show
 
 
 def run() -> None:
@@ -15,9 +13,7 @@ def run() -> None:
         compare(
             {
                 "pack(3429, 1, 7075733)": lambda: pack(3429, 1, 7075733),
-                "unpack(241294492511762325)": lambda: unpack(
-                    241294492511762325
-                ),
+                "unpack(241294492511762325)": lambda: unpack(241294492511762325),
                 "an empty function": lambda: None,
             },
             turns=200,

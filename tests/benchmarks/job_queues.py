@@ -21,26 +21,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from contextlib import contextmanager
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
-from time import process_time
+from time import perf_counter, process_time
 from typing import Any
 
 from sqla_shard import Cluster
 from sqla_shard.jobs import Worker
 from sqla_shard.testing import RedisServer
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.benchmarks.job_tasks import late
-from tests.benchmarks.job_tasks import noop
-from tests.benchmarks.job_tasks import STARTS
-from tests.benchmarks.servers import new_fleet
-from tests.benchmarks.servers import title
+from tests.benchmarks.job_tasks import late, noop, STARTS
+from tests.benchmarks.servers import new_fleet, title
 from tests.models.job_models import Base
 
 _JOBS = 4000
@@ -62,10 +55,7 @@ _QUEUES: dict[str, tuple[str, list[str]]] = {
     ),
     "dramatiq": (
         "dramatiq:default",
-        [
-            *("-m", "dramatiq", "queue_program", "--processes", "1"),
-            *("--threads", "1"),
-        ],
+        [*("-m", "dramatiq", "queue_program", "--processes", "1"), *("--threads", "1")],
     ),
     "huey": (
         "huey.redis.bench",
@@ -114,9 +104,7 @@ def _drained(left: Callable[[], int]) -> float:
 
 
 @contextmanager
-def _workers(
-    command: Sequence[str], environ: dict[str, str]
-) -> Iterator[None]:
+def _workers(command: Sequence[str], environ: dict[str, str]) -> Iterator[None]:
     with ExitStack() as stack:
         for _ in range(_PROCESSES):
             process = stack.enter_context(
@@ -169,9 +157,7 @@ def _ours(servers: int) -> None:
         directory = stack.enter_context(TemporaryDirectory())
         path = Path(directory) / "topology.json"
         path.write_text(json.dumps(fleet.topology_mapping()))
-        cluster = stack.enter_context(
-            Cluster.from_file(path, environ=fleet.environ)
-        )
+        cluster = stack.enter_context(Cluster.from_file(path, environ=fleet.environ))
         cluster.create_all(Base.metadata)
         begin = perf_counter()
         for _ in range(_JOBS):
@@ -193,8 +179,7 @@ def _unfinished(fleet: ServerFleet[Any]) -> int:
     for number, server in enumerate(fleet.servers):
         for shard in range(4 * number, 4 * number + 4):
             rows = server.root_execute(
-                f"SELECT COUNT(*) FROM db{shard:05d}.sqla_shard_job "
-                "WHERE state < 2"
+                f"SELECT COUNT(*) FROM db{shard:05d}.sqla_shard_job WHERE state < 2"
             )
             count += int(rows[0][0])
     return count
@@ -229,12 +214,8 @@ def _latency() -> None:
 
 def _idle(shards: int = 4096, seconds: float = 20.0) -> None:
     """Print what an idle worker costs with many shards."""
-    with (
-        new_fleet(servers=1, shards=4, fast=True) as fleet,
-    ):
-        document = fleet.topology_mapping(
-            shards=shards, database="db_many{shard:05d}"
-        )
+    with new_fleet(servers=1, shards=4, fast=True) as fleet:
+        document = fleet.topology_mapping(shards=shards, database="db_many{shard:05d}")
         with Cluster.from_topology(document, environ=fleet.environ) as cluster:
             metadata = Base.metadata.__class__()
             Base.metadata.tables["counters"].to_metadata(metadata)

@@ -7,10 +7,7 @@ import sys
 from time import perf_counter
 
 from sqla_shard import Cluster
-from sqla_shard.jobs import task
-from sqla_shard.jobs import Worker
-
-__all__ = ["STARTS", "late", "main", "noop"]
+from sqla_shard.jobs import task, Worker
 
 #: When each job of ``late`` has started.
 STARTS: queue.SimpleQueue[float] = queue.SimpleQueue()

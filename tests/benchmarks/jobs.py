@@ -7,20 +7,14 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from sqla_shard import Cluster
-from sqla_shard import pack
+from sqla_shard import Cluster, pack
 from sqla_shard.jobs.handling import exchange
-from sqla_shard.jobs.running import Ending
-from sqla_shard.jobs.running import Outcome
-from sqla_shard.jobs.survey import due_jobs
-from sqla_shard.jobs.survey import DueGroup
+from sqla_shard.jobs.running import Ending, Outcome
+from sqla_shard.jobs.survey import due_jobs, DueGroup
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.benchmarks.servers import new_fleet
-from tests.benchmarks.timing import compare
-from tests.benchmarks.timing import show
-from tests.models.job_models import add
-from tests.models.job_models import Base
-from tests.models.job_models import Counter
+from tests.benchmarks.timing import compare, show
+from tests.models.job_models import add, Base, Counter
 
 _SHARDS = 4
 _MANY = 4096
@@ -45,9 +39,7 @@ def run() -> None:
             cluster.create_all(Base.metadata)
             _enqueue(cluster)
             _claim(cluster, fleet)
-        document = fleet.topology_mapping(
-            shards=_MANY, database="db_many{shard:05d}"
-        )
+        document = fleet.topology_mapping(shards=_MANY, database="db_many{shard:05d}")
         with Cluster.from_topology(document, environ=fleet.environ) as cluster:
             metadata = Base.metadata.__class__()
             Base.metadata.tables["counters"].to_metadata(metadata)
@@ -125,9 +117,7 @@ def _worker(cluster: Cluster, groups: list[DueGroup]) -> Callable[[], None]:
             60.0,
         )
         assert len(found.claimed) == _BATCH
-        done[:] = [
-            Outcome(job=job, ending=Ending.SUCCEEDED) for job in found.claimed
-        ]
+        done[:] = [Outcome(job=job, ending=Ending.SUCCEEDED) for job in found.claimed]
 
     return turn
 

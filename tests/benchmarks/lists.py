@@ -8,17 +8,11 @@ from itertools import count
 from time import perf_counter
 from typing import Any
 
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import pack
+from sqla_shard import blob_field, Cluster, MappingMixin, ObjectMixin, pack
 from tests.benchmarks.servers import new_fleet
-from tests.benchmarks.timing import compare
-from tests.benchmarks.timing import show
+from tests.benchmarks.timing import compare, show
 
 _SIZES = (100, 10_000, 1_000_000)
 _SEED = 5

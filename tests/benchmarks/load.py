@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqla_shard import Cluster
-from sqla_shard import ShardSession
+from sqla_shard import Cluster, ShardSession
 from sqla_shard.metrics import measure_load
-from tests.benchmarks.pins import Base
-from tests.benchmarks.pins import fill
-from tests.benchmarks.pins import Pin
-from tests.benchmarks.servers import new_fleet
-from tests.benchmarks.servers import title
-from tests.benchmarks.timing import compare
-from tests.benchmarks.timing import Row
-from tests.benchmarks.timing import show
+from tests.benchmarks.pins import Base, fill, Pin
+from tests.benchmarks.servers import new_fleet, title
+from tests.benchmarks.timing import compare, Row, show
 
 #: Statements of a turn: with 1 % of them sampled, a few samples.
 _CALLS = 1000
@@ -48,9 +41,7 @@ def _served() -> Iterator[tuple[Cluster, int]]:
 
 def _each(rows: list[Row]) -> list[Row]:
     """Return the times of one call, of those of a turn."""
-    return [
-        Row(row.name, row.microseconds / _CALLS, row.ratio) for row in rows
-    ]
+    return [Row(row.name, row.microseconds / _CALLS, row.ratio) for row in rows]
 
 
 def _reader(
@@ -106,9 +97,7 @@ def costs_of(cluster: Cluster, entity: type[Any], object_id: int) -> list[Row]:
                 read()
 
         found = compare(
-            {"ShardSession.get": reads, "samples of 1 %": sample},
-            turns=20,
-            warm_up=2,
+            {"ShardSession.get": reads, "samples of 1 %": sample}, turns=20, warm_up=2
         )
     meter.stop()
     gets, samples = found

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 from itertools import count
 
-from sqlalchemy import BigInteger
-from sqlalchemy import bindparam
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy import BigInteger, bindparam, insert, select
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import LookupMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import pack
+from sqla_shard import blob_field, Cluster, LookupMixin, ObjectMixin, pack
 from sqla_shard.models import normalization
 from sqla_shard.types import LookupKey
-from tests.benchmarks.servers import new_fleet
-from tests.benchmarks.servers import title
-from tests.benchmarks.timing import compare
-from tests.benchmarks.timing import show
+from tests.benchmarks.servers import new_fleet, title
+from tests.benchmarks.timing import compare, show
 
 _KEYS = 20_000
 _MODULUS = 1024
@@ -56,8 +45,7 @@ def run() -> None:
     with (
         new_fleet(servers=4, shards=16, fast=True) as fleet,
         Cluster.from_topology(
-            fleet.topology_mapping(main=True, lookup=_MODULUS),
-            environ=fleet.environ,
+            fleet.topology_mapping(main=True, lookup=_MODULUS), environ=fleet.environ
         ) as cluster,
     ):
         cluster.create_all(Base.metadata)
@@ -68,9 +56,7 @@ def run() -> None:
 
 
 def _fill(cluster: Cluster) -> list[str]:
-    given = {
-        f"user{i}@example.com": pack(i % 16, 3, i + 1) for i in range(_KEYS)
-    }
+    given = {f"user{i}@example.com": pack(i % 16, 3, i + 1) for i in range(_KEYS)}
     with cluster.begin() as session:
         rows = [{"key": k, "user_id": v} for k, v in given.items()]
         session.execute(insert(OneTable), rows)
@@ -129,9 +115,7 @@ def _claim(cluster: Cluster) -> None:
 
     def at_once() -> None:
         number = next(numbers)
-        cluster.run(
-            UserEmail.claim, f"new{number}@example.com", pack(1, 3, number)
-        )
+        cluster.run(UserEmail.claim, f"new{number}@example.com", pack(1, 3, number))
 
     def claimed() -> None:
         number = next(numbers)

@@ -14,23 +14,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 
-from sqlalchemy import insert
-from sqlalchemy import text
+from sqlalchemy import insert, text
 
 from sqla_shard.migrate import Move
-from sqla_shard.migrate.passes import backfill
-from sqla_shard.migrate.passes import verify
+from sqla_shard.migrate.passes import backfill, verify
 from sqla_shard.migrate.switching import Switch
 from tests.benchmarks.servers import new_fleet
-from tests.models.moving_app import Base
-from tests.models.moving_app import open_move
-from tests.models.moving_app import Post
-from tests.models.moving_app import Posts
-from tests.models.moving_app import Sharded
-from tests.models.moving_app import User
-from tests.models.moving_app import WRITTEN_AT
-
-__all__ = ["run"]
+from tests.models.moving_app import (
+    Base,
+    open_move,
+    Post,
+    Posts,
+    Sharded,
+    User,
+    WRITTEN_AT,
+)
 
 ROWS = int(os.environ.get("SQLA_SHARD_MOVED_ROWS", "50000"))
 _SHARDS = 256
@@ -60,8 +58,7 @@ def _filled(folder: Path) -> Iterator[Move]:
 def _fill(move: Move) -> None:
     with move.engine.begin() as connection:
         connection.execute(
-            insert(User.__table__),
-            [{"name": f"user {n}"} for n in range(_USERS)],
+            insert(User.__table__), [{"name": f"user {n}"} for n in range(_USERS)]
         )
         for start in range(0, ROWS, 10_000):
             connection.execute(
@@ -101,10 +98,7 @@ def _writes(move: Move) -> float:
 
 def run() -> None:
     """Print rows and writes per second."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        _filled(Path(folder)) as move,
-    ):
+    with tempfile.TemporaryDirectory() as folder, _filled(Path(folder)) as move:
         switch = Switch(move)
         switch.prepare()
         before = _timed("writes before", _WRITES, _writes(move))

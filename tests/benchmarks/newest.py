@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextlib import ExitStack
-from datetime import datetime
-from datetime import timedelta
-from datetime import UTC
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, ExitStack
+from datetime import datetime, timedelta, UTC
 from typing import Any
 
 from sqlalchemy import select
 
-from sqla_shard import Cluster
-from sqla_shard import scatter
-from sqla_shard import ShardSession
-from tests.benchmarks.pins import branch
-from tests.benchmarks.pins import connect
-from tests.benchmarks.pins import Pin
-from tests.benchmarks.pins import PYMYSQL
-from tests.benchmarks.pins import unions
+from sqla_shard import Cluster, scatter, ShardSession
+from tests.benchmarks.pins import branch, connect, Pin, PYMYSQL, unions
 
 _COUNT = 10
 _ROWS = 40
@@ -53,8 +42,7 @@ def fill_shards(cluster: Cluster, shards: int) -> None:
         ((_, data, _),) = first.fetchall()
         for shard_id in range(shards):
             cursors[server_for(shard_id).primary].executemany(
-                f"INSERT INTO db{shard_id:05d}.pins (data, ts) "
-                "VALUES (%s, %s)",
+                f"INSERT INTO db{shard_id:05d}.pins (data, ts) VALUES (%s, %s)",
                 [
                     (data, _START + timedelta(seconds=row * shards + shard_id))
                     for row in range(_ROWS)

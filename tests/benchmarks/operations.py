@@ -5,18 +5,12 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any
 
-from sqla_shard import Cluster
-from sqla_shard import ShardSession
+from sqla_shard import Cluster, ShardSession
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.benchmarks import profiling
-from tests.benchmarks.servers import new_fleet
-from tests.benchmarks.servers import title
-from tests.benchmarks.timing import compare
-from tests.benchmarks.timing import show
-from tests.models.operation_models import account
-from tests.models.operation_models import add
-from tests.models.operation_models import after_crash
-from tests.models.operation_models import Base
+from tests.benchmarks.servers import new_fleet, title
+from tests.benchmarks.timing import compare, show
+from tests.models.operation_models import account, add, after_crash, Base
 
 _SHARDS = 8
 _MANY = 4096
@@ -27,8 +21,7 @@ def run() -> None:
     """Print the tables."""
     with new_fleet(servers=4, shards=_SHARDS, fast=True) as fleet:
         with Cluster.from_topology(
-            fleet.topology_mapping(main=True, lookup=4),
-            environ=fleet.environ,
+            fleet.topology_mapping(main=True, lookup=4), environ=fleet.environ
         ) as cluster:
             cluster.create_all(Base.metadata)
             ids = [account(cluster, n) for n in range(_SHARDS)]
@@ -48,9 +41,7 @@ def profile() -> None:
 
 
 def _many(fleet: ServerFleet[Any]) -> Cluster:
-    document = fleet.topology_mapping(
-        shards=_MANY, database="db_many{shard:05d}"
-    )
+    document = fleet.topology_mapping(shards=_MANY, database="db_many{shard:05d}")
     cluster = Cluster.from_topology(document, environ=fleet.environ)
     metadata = Base.metadata.__class__()
     Base.metadata.tables["accounts"].to_metadata(metadata)

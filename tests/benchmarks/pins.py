@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from sqlalchemy import BigInteger
-from sqlalchemy import create_engine
-from sqlalchemy import DateTime
-from sqlalchemy import FetchedValue
-from sqlalchemy import Index
-from sqlalchemy import make_url
-from sqlalchemy import select
-from sqlalchemy import Text
+from sqlalchemy import (
+    BigInteger,
+    create_engine,
+    DateTime,
+    FetchedValue,
+    Index,
+    make_url,
+    select,
+    Text,
+)
 from sqlalchemy.ext.horizontal_shard import ShardedSession
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import pack
-from sqla_shard import unpack
+from sqla_shard import blob_field, Cluster, ObjectMixin, pack, unpack
 
 #: The modules of drivers.
 PYMYSQL = "pymysql"
@@ -94,10 +89,7 @@ def branch(shard_id: int, rest: str) -> str:
 
 @contextmanager
 def unions(
-    cluster: Cluster,
-    branches: dict[int, str],
-    around: str = "",
-    driver: str = PYMYSQL,
+    cluster: Cluster, branches: dict[int, str], around: str = "", driver: str = PYMYSQL
 ) -> Iterator[Callable[[], list[Any]]]:
     """Read with a UNION ALL for each server, by hand and in threads.
 
@@ -165,8 +157,7 @@ def upstream(
     engines = {
         str(shard_id): create_engine(
             make_url(keyspace.server_for(shard_id).primary).set(
-                drivername=f"mysql+{driver.lower()}",
-                database=f"db{shard_id:05d}",
+                drivername=f"mysql+{driver.lower()}", database=f"db{shard_id:05d}"
             )
         )
         for shard_id in shards

@@ -16,12 +16,8 @@ import pstats
 import statistics
 from collections import Counter
 from collections.abc import Callable
-from time import perf_counter
-from time import process_time
-from time import thread_time
+from time import perf_counter, process_time, thread_time
 from typing import Any
-
-__all__ = ["show"]
 
 _TURNS = 500
 
@@ -40,15 +36,9 @@ _GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         _SERVER,
         ("_socket.socket", "PolledSocket", "select.poll", "BufferedReader"),
     ),
-    "driver: PyMySQL, and its results": (
-        _DRIVER,
-        ("pymysql", "/socket.py", "_struct"),
-    ),
+    "driver: PyMySQL, and its results": (_DRIVER, ("pymysql", "/socket.py", "_struct")),
     "memcached client": (_DRIVER, ("pymemcache", "sqla_shard/cache/stores")),
-    "JSON": (
-        _JSON,
-        ("/json/", "json.", "orjson", "sqla_shard/util/json_values"),
-    ),
+    "JSON": (_JSON, ("/json/", "json.", "orjson", "sqla_shard/util/json_values")),
     "union text and parameters": (
         _OURS,
         (
@@ -69,10 +59,7 @@ _GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
             "_queue",
         ),
     ),
-    "routing and merging": (
-        _OURS,
-        ("sqla_shard/routing", "sqla_shard/merging"),
-    ),
+    "routing and merging": (_OURS, ("sqla_shard/routing", "sqla_shard/merging")),
     "blob fields and ids of the rows": (
         _OURS,
         (
@@ -115,9 +102,7 @@ _GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
 _OTHER = "built-ins and the rest"
 
 
-def show(
-    title: str, way: Callable[[], object], *, turns: int = _TURNS
-) -> None:
+def show(title: str, way: Callable[[], object], *, turns: int = _TURNS) -> None:
     """Print the cost of a call, and its parts."""
     for _ in range(turns // 10):
         way()
@@ -139,9 +124,7 @@ def show(
         print(f"    {party:<46}{part:>18.0%}")
 
 
-def _clocks(
-    way: Callable[[], object], turns: int
-) -> tuple[float, float, float]:
+def _clocks(way: Callable[[], object], turns: int) -> tuple[float, float, float]:
     clocks = perf_counter, thread_time, process_time
     taken: list[list[float]] = []
     for _ in range(turns):

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import create_engine
-from sqlalchemy import select
+from sqlalchemy import create_engine, select
 from sqlalchemy.orm import Session
 
-from sqla_shard import Cluster
-from sqla_shard import ShardSession
-from sqla_shard import unpack
+from sqla_shard import Cluster, ShardSession, unpack
 from tests.benchmarks import profiling
-from tests.benchmarks.pins import Base
-from tests.benchmarks.pins import fill
-from tests.benchmarks.pins import Pin
-from tests.benchmarks.pins import PlainPin
-from tests.benchmarks.servers import new_fleet
-from tests.benchmarks.servers import title
-from tests.benchmarks.timing import compare
-from tests.benchmarks.timing import show
+from tests.benchmarks.pins import Base, fill, Pin, PlainPin
+from tests.benchmarks.servers import new_fleet, title
+from tests.benchmarks.timing import compare, show
 
 
 def run() -> None:
@@ -82,9 +73,7 @@ def _get(
         "plain Session.get, one database": forgetting(
             plain, lambda: plain.get(PlainPin, local_id)
         ),
-        "ShardSession.get": forgetting(
-            sharded, lambda: sharded.get(Pin, object_id)
-        ),
+        "ShardSession.get": forgetting(sharded, lambda: sharded.get(Pin, object_id)),
         "plain select by id": forgetting(
             plain, lambda: plain.scalars(plain_statement).one()
         ),

@@ -16,11 +16,8 @@ import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
-from contextlib import closing
-from contextlib import contextmanager
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, ExitStack
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -28,19 +25,13 @@ from typing import Any
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from sqla_shard import Cluster
-from sqla_shard import pack
-from sqla_shard import ShardSession
-from sqla_shard import unpack
+from sqla_shard import Cluster, pack, ShardSession, unpack
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.topology_documents import topology_document
-from tests.benchmarks.pins import Base
-from tests.benchmarks.pins import Pin
-from tests.benchmarks.pins import PlainPin
+from tests.benchmarks.pins import Base, Pin, PlainPin
 from tests.benchmarks.servers import new_fleet
-from tests.benchmarks.timing import compare
-from tests.benchmarks.timing import show
+from tests.benchmarks.timing import compare, show
 
 _SHARDS = 65_536
 _SERVERS = (1, 4, 16, 64)
@@ -98,9 +89,7 @@ def _copy(server: Any) -> list[int]:
             name = f"db{shard_id:05d}"
             cursor.execute(f"CREATE DATABASE {name}")
             cursor.execute(f"CREATE TABLE {name}.pins LIKE db00000.pins")
-            cursor.execute(
-                f"INSERT INTO {name}.pins SELECT * FROM db00000.pins"
-            )
+            cursor.execute(f"INSERT INTO {name}.pins SELECT * FROM db00000.pins")
     return [pack(shard_id, 1, 1) for shard_id in shards]
 
 
@@ -109,19 +98,13 @@ def _proxies(server: Any, count: int) -> Iterator[list[Proxy]]:
     with ExitStack() as stack:
         yield [
             stack.enter_context(
-                Proxy(
-                    server.host,
-                    server.port,
-                    delay=_FAR if number else _FARTHEST,
-                )
+                Proxy(server.host, server.port, delay=_FAR if number else _FARTHEST)
             )
             for number in range(count)
         ]
 
 
-def _topology(
-    server: DatabaseServer | Any, proxies: list[Proxy]
-) -> dict[str, Any]:
+def _topology(server: DatabaseServer | Any, proxies: list[Proxy]) -> dict[str, Any]:
     return topology_document(
         {
             f"s{number:02d}": f"mysql://{server.user}:{server.password}"

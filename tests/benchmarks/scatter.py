@@ -11,33 +11,20 @@ What is compared with what:
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, ExitStack
 from functools import partial
 from typing import Any
 
 from sqlalchemy import select
 
-from sqla_shard import Cluster
-from sqla_shard import ShardSession
-from sqla_shard import unpack
+from sqla_shard import Cluster, ShardSession, unpack
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.benchmarks import asynchronous
-from tests.benchmarks import newest
-from tests.benchmarks import profiling
-from tests.benchmarks import spider
-from tests.benchmarks.pins import Base
-from tests.benchmarks.pins import fill
-from tests.benchmarks.pins import MYSQLCLIENT
-from tests.benchmarks.pins import Pin
-from tests.benchmarks.pins import raw
-from tests.benchmarks.pins import upstream
+from tests.benchmarks import asynchronous, newest, profiling, spider
+from tests.benchmarks.pins import Base, fill, MYSQLCLIENT, Pin, raw, upstream
 from tests.benchmarks.servers import new_fleet
-from tests.benchmarks.timing import compare
-from tests.benchmarks.timing import show
+from tests.benchmarks.timing import compare, show
 
 _SHARDS = 256
 # The farthest first: it has the shards from 0, so that a topology of its
@@ -119,11 +106,7 @@ def _get_many(session: ShardSession, ids: list[int]) -> list[Any]:
 def _first_only(topology: dict[str, Any], shards: int) -> dict[str, Any]:
     """Return a topology of the shards of the first server alone."""
     objects = topology["keyspaces"]["objects"]
-    first = {
-        **objects,
-        "shards": shards,
-        "servers": objects["servers"][:1],
-    }
+    first = {**objects, "shards": shards, "servers": objects["servers"][:1]}
     return {**topology, "keyspaces": {"objects": first}}
 
 
@@ -155,14 +138,9 @@ def _fifty(fleet: ServerFleet[Any], cluster: Cluster, ids: list[int]) -> None:
             **enter(asynchronous.by_id(cluster, ids)),
             "50 times get, session open": _open(session, one_by_one),
             **enter(spider.ways(fleet, ids)),
-            "SQLAlchemy's ShardedSession, session open": enter(
-                upstream(cluster, ids)
-            ),
+            "SQLAlchemy's ShardedSession, session open": enter(upstream(cluster, ids)),
         }
-        show(
-            "50 objects on 50 virtual shards of 4 servers",
-            compare(ways, turns=100),
-        )
+        show("50 objects on 50 virtual shards of 4 servers", compare(ways, turns=100))
 
 
 def _fifty_with_mysqlclient(fleet: ServerFleet[Any], ids: list[int]) -> None:
@@ -209,9 +187,7 @@ def _newest(cluster: Cluster, where: str) -> None:
         ways: dict[str, Way] = {
             "raw UNION ALL, merged in Python": here,
             "raw UNION ALL with ORDER BY and LIMIT around it": there,
-            "select() with scatter(), session open": _open(
-                session, newest.ours
-            ),
+            "select() with scatter(), session open": _open(session, newest.ours),
             "select() with scatter(), new session": _new(cluster, newest.ours),
             **enter(asynchronous.newest_of_all(cluster)),
         }

@@ -12,9 +12,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from functools import partial
 from multiprocessing import get_context
@@ -28,8 +26,7 @@ from alembic.config import Config
 
 from sqla_shard import schema
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.benchmarks.servers import new_fleet
-from tests.benchmarks.servers import title
+from tests.benchmarks.servers import new_fleet, title
 
 _SHARDS = int(os.environ.get("SQLA_SHARD_BENCH_SHARDS", "4096"))
 _SERVERS = 4
@@ -155,9 +152,7 @@ class _Run:
         return seconds
 
     def _raw(self, statements: list[str], numbers: Iterable[int]) -> float:
-        seconds, _ = _timed(
-            partial(self._on_servers, _RAW, statements, numbers)
-        )
+        seconds, _ = _timed(partial(self._on_servers, _RAW, statements, numbers))
         return seconds
 
     def _statements(self) -> list[str]:
@@ -234,8 +229,7 @@ class _Run:
         context = get_context("fork")
         processes = [
             context.Process(
-                target=_send,
-                args=(self.fleet.servers[server], names, statements),
+                target=_send, args=(self.fleet.servers[server], names, statements)
             )
             for (server, _), names in work.items()
         ]

@@ -8,8 +8,6 @@ from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.kinds import KINDS
 
-__all__ = ["TITLES", "choose", "new_fleet", "new_server", "title"]
-
 TITLES = {"mariadb": "MariaDB", "mysql": "MySQL"}
 _kind = KINDS["mariadb"]
 

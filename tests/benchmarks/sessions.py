@@ -7,8 +7,7 @@ from sqlalchemy.ext.horizontal_shard import ShardedSession
 from sqlalchemy.orm import Session
 
 from sqla_shard import Cluster
-from tests.benchmarks.timing import compare
-from tests.benchmarks.timing import show
+from tests.benchmarks.timing import compare, show
 
 
 def cluster_of(shards: int) -> Cluster:

@@ -9,50 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import process_time
 from typing import Any
 
-from sqlalchemy import create_engine
-from sqlalchemy import Engine
-from sqlalchemy import insert
-from sqlalchemy import select
+from sqlalchemy import create_engine, Engine, insert, select
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.orm import selectinload
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import selectinload, Session
 
 from examples.microblog.single import models
-from sqla_shard.migrate import Declaration
-from sqla_shard.migrate import Lookup
-from sqla_shard.migrate import MappingTable
-from sqla_shard.migrate import Owned
-from sqla_shard.migrate import Owner
-from sqla_shard.migrate import Shadow
-from tests.benchmarks.servers import new_server
-from tests.benchmarks.servers import title
-from tests.benchmarks.timing import compare
-from tests.benchmarks.timing import show
-from tests.models.shadow_apps import accounts
-from tests.models.shadow_apps import BANK
-from tests.models.shadow_apps import bank
-from tests.models.shadow_apps import close_month
-from tests.models.shadow_apps import SHOP
-from tests.models.shadow_apps import Shop
-from tests.models.shadow_apps import shop
-
-__all__ = ["run"]
+from sqla_shard.migrate import Declaration, Lookup, MappingTable, Owned, Owner, Shadow
+from tests.benchmarks.servers import new_server, title
+from tests.benchmarks.timing import compare, show
+from tests.models.shadow_apps import accounts, BANK, bank, close_month, SHOP, Shop, shop
 
 MICROBLOG = Declaration(
     Owner("users.id"),
     Lookup("users.username"),
     Owned("posts", colocate_with="user_id"),
     Owned("messages", colocate_with="recipient_id"),
-    MappingTable(
-        "followers", source="follower_id", target="followed_id", inverse=True
-    ),
+    MappingTable("followers", source="follower_id", target="followed_id", inverse=True),
 )
 
 #: The ways, with the options of shadow mode; None for none.
@@ -69,9 +47,7 @@ Work = Callable[[], object]
 
 @contextmanager
 def watched(
-    declaration: Declaration,
-    metadata: Any,
-    make: Callable[[], tuple[Any, Work]],
+    declaration: Declaration, metadata: Any, make: Callable[[], tuple[Any, Work]]
 ) -> Iterator[dict[str, Work]]:
     """Return the same work for each way, on an engine of its own."""
     works: dict[str, Work] = {}
@@ -128,9 +104,7 @@ def prepare_web(url: str) -> None:
     engine.dispose()
 
 
-def api(
-    loop: asyncio.AbstractEventLoop, url: str, customer: Any
-) -> tuple[Any, Work]:
+def api(loop: asyncio.AbstractEventLoop, url: str, customer: Any) -> tuple[Any, Work]:
     """Return some calls of the API."""
     engine = create_async_engine(url)
     client = Shop(engine)
@@ -162,9 +136,7 @@ def run() -> None:
         directory = Path(name)
         web_url = f"sqlite:///{directory}/web"
         prepare_web(web_url)
-        with watched(
-            MICROBLOG, models.Base.metadata, lambda: web(web_url)
-        ) as ways:
+        with watched(MICROBLOG, models.Base.metadata, lambda: web(web_url)) as ways:
             show(
                 "a page and a post of the microblog, ORM, SQLite",
                 compare(ways, turns=400, clock=process_time),
@@ -175,8 +147,7 @@ def run() -> None:
         bank.create_all(engine)
         with engine.begin() as connection:
             connection.execute(
-                insert(accounts),
-                [{"id": n, "balance": n} for n in range(1, 501)],
+                insert(accounts), [{"id": n, "balance": n} for n in range(1, 501)]
             )
         engine.dispose()
         with watched(BANK, bank, lambda: batch(batch_url)) as ways:
@@ -188,9 +159,7 @@ def run() -> None:
         server.root_execute("CREATE DATABASE db_blog")
         url = f"{server.url.replace('mysql:', 'mysql+pymysql:', 1)}/db_blog"
         prepare_web(url)
-        with watched(
-            MICROBLOG, models.Base.metadata, lambda: web(url)
-        ) as ways:
+        with watched(MICROBLOG, models.Base.metadata, lambda: web(url)) as ways:
             show(
                 f"a page and a post of the microblog, ORM, {title()}",
                 compare(ways, turns=300, clock=process_time),

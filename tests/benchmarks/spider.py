@@ -15,25 +15,16 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import BigInteger
-from sqlalchemy import create_engine
-from sqlalchemy import DateTime
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import Session
+from sqlalchemy import BigInteger, create_engine, DateTime, select, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, Session
 
 from sqla_shard import pack
-from sqla_shard.testing import MariaDBFleet
-from sqla_shard.testing import MariaDBServer
+from sqla_shard.testing import MariaDBFleet, MariaDBServer
 from tests.benchmarks.pins import JSONText
 
 # Of whoever runs this, of `make bench`, of Debian's own package.
@@ -144,8 +135,7 @@ def _reading(server: MariaDBServer, ids: list[int]) -> Iterator[Ways]:
         def way(table: str) -> Callable[[], None]:
             def read() -> None:
                 cursor.execute(
-                    f"SELECT id, data, ts FROM dbspider.{table} "
-                    f"WHERE id IN ({wanted})"
+                    f"SELECT id, data, ts FROM dbspider.{table} WHERE id IN ({wanted})"
                 )
                 assert len(cursor.fetchall()) == len(ids)
 
@@ -157,12 +147,8 @@ def _reading(server: MariaDBServer, ids: list[int]) -> Iterator[Ways]:
             assert len(session.scalars(statement).all()) == len(ids)
 
         yield {
-            "MariaDB Spider, a partition for each shard, PyMySQL": way(
-                "by_shard"
-            ),
-            "MariaDB Spider, a partition for each server, PyMySQL": way(
-                "by_server"
-            ),
+            "MariaDB Spider, a partition for each shard, PyMySQL": way("by_shard"),
+            "MariaDB Spider, a partition for each server, PyMySQL": way("by_server"),
             "the same, SQLAlchemy's Session, session open": objects,
         }
     engine.dispose()

@@ -14,14 +14,10 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.orm import DeclarativeBase
 
-from sqla_shard import Cluster
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import pack
+from sqla_shard import Cluster, MappingMixin, ObjectMixin, pack
 from sqla_shard.models.spread_list import list_of
 from tests.benchmarks.servers import new_fleet
-from tests.benchmarks.timing import compare
-from tests.benchmarks.timing import show
+from tests.benchmarks.timing import compare, show
 
 _SHARDS = 16
 _SIZES = (1_000, 1_000_000)
@@ -52,9 +48,7 @@ class Plain(MappingMixin, Base, source=User, target=User, **_COLUMNS):
     """On one shard; count() counts the rows."""
 
 
-class Counted(
-    MappingMixin, Base, source=User, target=User, counted=True, **_COLUMNS
-):
+class Counted(MappingMixin, Base, source=User, target=User, counted=True, **_COLUMNS):
     """On one shard, with a stored count."""
 
 
@@ -148,15 +142,8 @@ class _List:
                 with self._cluster.begin() as session:
                     session.execute(
                         text(sql),
-                        {
-                            "user": self._user,
-                            "mask": len(places) - 1,
-                            "slot": slot,
-                        },
-                        bind_arguments={
-                            "keyspace": "objects",
-                            "shard_id": shard_id,
-                        },
+                        {"user": self._user, "mask": len(places) - 1, "slot": slot},
+                        bind_arguments={"keyspace": "objects", "shard_id": shard_id},
                     )
 
     def first_page(self) -> None:

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 
-__all__ = ["Row", "compare", "show"]
-
 
 @dataclass(frozen=True)
 class Row:
@@ -55,9 +53,7 @@ def compare(
         Row(
             name,
             statistics.median(taken),
-            statistics.median(
-                b / a for a, b in zip(first, taken, strict=True)
-            ),
+            statistics.median(b / a for a, b in zip(first, taken, strict=True)),
         )
         for name, taken in times.items()
     ]
@@ -67,6 +63,4 @@ def show(title: str, rows: list[Row]) -> None:
     """Print a table of some ways."""
     print(f"\n{title}")
     for row in rows:
-        print(
-            f"  {row.name:<62}{row.microseconds:>11.2f} us{row.ratio:>9.2f}x"
-        )
+        print(f"  {row.name:<62}{row.microseconds:>11.2f} us{row.ratio:>9.2f}x")

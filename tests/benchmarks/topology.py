@@ -13,18 +13,10 @@ from typing import Any
 
 from sqlalchemy import create_engine
 
-from sqla_shard import Cluster
-from sqla_shard import Topology
-from sqla_shard.topology import diff
-from sqla_shard.topology import find_shard
-from sqla_shard.topology import read_document
-from sqla_shard.topology import refusals
-from tests.benchmarks.timing import compare
-from tests.benchmarks.timing import show
-from tests.models.sizes import document
-from tests.models.sizes import measured
-from tests.models.sizes import Memory
-from tests.models.sizes import topology
+from sqla_shard import Cluster, Topology
+from sqla_shard.topology import diff, find_shard, read_document, refusals
+from tests.benchmarks.timing import compare, show
+from tests.models.sizes import document, measured, Memory, topology
 
 _SHARDS = 65_536
 _SERVERS = 128
@@ -75,9 +67,7 @@ def _reading(ranges: int) -> Ways:
             as_toml, "toml", source="toml", environ=_ENVIRON
         ),
         "Topology.from_mapping, of that": lambda: topology(values),
-        "Topology, of its parts": lambda: Topology(
-            epoch=1, keyspaces=old.keyspaces
-        ),
+        "Topology, of its parts": lambda: Topology(epoch=1, keyspaces=old.keyspaces),
         "diff, every shard moved": lambda: diff(old, new),
         "refusals, every shard moved": lambda: refusals(old, new),
     }
@@ -143,9 +133,7 @@ def _ways_to_look(cluster: Cluster) -> Ways:
     numbers = cycle(range(0, _SHARDS, 3))
     return {
         "places.place(), seen before": lambda: places.place(keyspace, 3429),
-        "places.place(), not kept": lambda: places.place(
-            keyspace, next(numbers)
-        ),
+        "places.place(), not kept": lambda: places.place(keyspace, next(numbers)),
         "keyspace.server_for()": lambda: keyspace.server_for(3429),
         "find_shard()": lambda: find_shard(own, 3429),
     }
@@ -159,9 +147,7 @@ def _memory() -> None:
         as_json = json.dumps(document(ranges=ranges)).encode()
         with measured():
             parsed = Memory()
-            own = read_document(
-                as_json, "json", source="json", environ=_ENVIRON
-            )
+            own = read_document(as_json, "json", source="json", environ=_ENVIRON)
             keyspace = own.keyspace("objects")
             keyspace.server_for(0)
             _print(f"the topology, {ranges:,} ranges", parsed.kept)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,14 +11,10 @@ from sqlalchemy.orm import Session
 
 from sqla_shard import Cluster
 from tests.benchmarks import profiling
-from tests.benchmarks.pins import Base
-from tests.benchmarks.pins import fill
-from tests.benchmarks.pins import Pin
-from tests.benchmarks.pins import PlainPin
+from tests.benchmarks.pins import Base, fill, Pin, PlainPin
 from tests.benchmarks.reading import url_of
 from tests.benchmarks.servers import new_fleet
-from tests.benchmarks.timing import compare
-from tests.benchmarks.timing import show
+from tests.benchmarks.timing import compare, show
 
 _OBJECTS = 100
 _SHARD = 0
@@ -63,14 +58,9 @@ def _ways() -> Iterator[dict[str, Callable[[], object]]]:
 
         def ours() -> None:
             with cluster.begin(shard_id=_SHARD) as session:
-                session.add_all(
-                    Pin(title=title, link=_LINK) for title in _titles()
-                )
+                session.add_all(Pin(title=title, link=_LINK) for title in _titles())
 
-        yield {
-            "plain Session, one database": plain,
-            "ShardSession": ours,
-        }
+        yield {"plain Session, one database": plain, "ShardSession": ours}
         engine.dispose()
 
 

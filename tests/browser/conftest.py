@@ -14,10 +14,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable
-from collections.abc import Iterator
-from typing import Any
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import Any, TYPE_CHECKING
 
 import pytest
 
@@ -31,10 +29,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 _MARK = "pinboard: no browser: "  # counted by ../conftest.py
-_NAMES = (
-    *("chromium-headless-shell", "chromium", "chromium-browser"),
-    "google-chrome",
-)
+_NAMES = (*("chromium-headless-shell", "chromium", "chromium-browser"), "google-chrome")
 _ARGUMENTS = [
     "--headless",
     "--no-sandbox",
@@ -73,9 +68,7 @@ def chromium() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=program, args=_ARGUMENTS
-        )
+        browser = playwright.chromium.launch(executable_path=program, args=_ARGUMENTS)
         yield browser
         browser.close()
 
@@ -117,9 +110,7 @@ def site(
 
 
 @pytest.fixture
-def visitor(
-    chromium: Browser,
-) -> Iterator[Callable[..., Visitor]]:
+def visitor(chromium: Browser) -> Iterator[Callable[..., Visitor]]:
     """Make people with a browser each; afterwards, look what it noticed.
 
     Such as errors in its console, violations of the page's own content

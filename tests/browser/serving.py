@@ -8,24 +8,17 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from werkzeug.serving import make_server
-from werkzeug.serving import WSGIRequestHandler
+from werkzeug.serving import make_server, WSGIRequestHandler
 
 from examples.pinboard.app import create_app
-from examples.pinboard.boards import add_board
-from examples.pinboard.boards import add_pins
-from examples.pinboard.caching import keep
-from examples.pinboard.caching import MEMORY
-from examples.pinboard.inputs import BoardInput
-from examples.pinboard.inputs import PinInput
+from examples.pinboard.boards import add_board, add_pins
+from examples.pinboard.caching import keep, MEMORY
+from examples.pinboard.inputs import BoardInput, PinInput
 from examples.pinboard.lab.lab import Lab
 from examples.pinboard.models import BoardHasPins
 from examples.pinboard.samples import add_user
-from sqla_shard import Cluster
-from sqla_shard import ShardSession
+from sqla_shard import Cluster, ShardSession
 from tests.suites.pinboard_tables import create_tables
-
-__all__ = ["Site", "pins"]
 
 
 class _Quiet(WSGIRequestHandler):
@@ -47,11 +40,7 @@ class Site:
         keep(cluster, MEMORY)
         self._app = create_app(cluster, secret_key="of the tests", lab=lab)
         self._server = make_server(
-            "127.0.0.1",
-            0,
-            self._answer,
-            threaded=True,
-            request_handler=_Quiet,
+            "127.0.0.1", 0, self._answer, threaded=True, request_handler=_Quiet
         )
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._names = (f"user {n}" for n in itertools.count(1))
@@ -71,9 +60,7 @@ class Site:
         self._thread.join()
         self._server.server_close()
 
-    def _answer(
-        self, environ: dict[str, Any], start_response: Any
-    ) -> list[bytes]:
+    def _answer(self, environ: dict[str, Any], start_response: Any) -> list[bytes]:
         # All of it at once: Werkzeug's server leaves a file open when the
         # browser, on its way to another page, hangs up in the middle of it.
         answer = self._app(environ, start_response)
@@ -95,9 +82,7 @@ class Site:
         about = "Made by the tests."
         return name, add_user(self.cluster, name, about, shard_id)
 
-    def add_board(
-        self, user_id: int, title: str, entered: Sequence[PinInput]
-    ) -> int:
+    def add_board(self, user_id: int, title: str, entered: Sequence[PinInput]) -> int:
         """Write a board whose pins are in this order, and return its id."""
         return self.cluster.run(_add_board, user_id, title, entered)
 
@@ -109,10 +94,7 @@ class Site:
 
 
 def _add_board(
-    session: ShardSession,
-    user_id: int,
-    title: str,
-    entered: Sequence[PinInput],
+    session: ShardSession, user_id: int, title: str, entered: Sequence[PinInput]
 ) -> int:
     board_id = add_board(
         session, user_id, BoardInput(title=title, details="Of the tests.")

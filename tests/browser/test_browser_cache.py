@@ -6,11 +6,8 @@ import re
 from collections.abc import Callable
 
 from examples.pinboard.models import Pin
-from tests.browser.serving import pins
-from tests.browser.serving import Site
-from tests.browser.watching import expect
-from tests.browser.watching import PHONE
-from tests.browser.watching import Visitor
+from tests.browser.serving import pins, Site
+from tests.browser.watching import expect, PHONE, Visitor
 
 
 def test_look_and_switch(site: Site, visitor: Callable[..., Visitor]) -> None:

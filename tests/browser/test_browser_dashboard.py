@@ -7,25 +7,18 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from sqla_shard import Cluster
-from sqla_shard import pack
+from sqla_shard import Cluster, pack
 from sqla_shard.dashboard import Observer
 from sqla_shard.dashboard.readings import CachedReading
-from sqla_shard.dashboard.servers import DatabaseSize
-from sqla_shard.dashboard.servers import Sizes
+from sqla_shard.dashboard.servers import DatabaseSize, Sizes
 from sqla_shard.topology.urls import address_of
-from tests.browser.watching import DESKTOP
-from tests.browser.watching import expect
-from tests.browser.watching import PHONE
-from tests.browser.watching import Visitor
-from tests.servers.dashboard_scene import DashboardScene
-from tests.servers.dashboard_scene import Served
+from tests.browser.watching import DESKTOP, expect, PHONE, Visitor
+from tests.servers.dashboard_scene import DashboardScene, Served
 from tests.servers.kinds import Kind
 
 SCATTER = "select(Pin).order_by(Pin.ts.desc()).limit(10).options(scatter())"
@@ -99,14 +92,9 @@ def violations(page: Any) -> list[str]:
 
 
 # Each width and each theme once: widths have the same colours.
-@pytest.mark.parametrize(
-    ("kind", "scheme"), [("desktop", "light"), ("phone", "dark")]
-)
+@pytest.mark.parametrize(("kind", "scheme"), [("desktop", "light"), ("phone", "dark")])
 def test_every_page(
-    enter: Callable[..., Visitor],
-    kind: str,
-    scheme: str,
-    say: Callable[[str], None],
+    enter: Callable[..., Visitor], kind: str, scheme: str, say: Callable[[str], None]
 ) -> None:
     one = enter(color_scheme=scheme, **DEVICES[kind])
     for name, path in PAGES.items():
@@ -255,10 +243,9 @@ def largest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         # Neighbours differ, so that nothing can be merged into long lines.
         sizes = Sizes(
             databases={
-                (
-                    str(address_of(server.primary)),
-                    f"db{shard_id:05d}",
-                ): DatabaseSize(bytes=rng.randrange(2**30), rows=1)
+                (str(address_of(server.primary)), f"db{shard_id:05d}"): DatabaseSize(
+                    bytes=rng.randrange(2**30), rows=1
+                )
                 for server in cluster.topology.keyspace("main").servers
                 for part in server.shards
                 for shard_id in part
@@ -271,9 +258,7 @@ def largest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_65536_shards_are_drawn_in_a_second(
-    largest: Served,
-    visitor: Callable[..., Visitor],
-    say: Callable[[str], None],
+    largest: Served, visitor: Callable[..., Visitor], say: Callable[[str], None]
 ) -> None:
     one = visitor(largest)
     one.page.goto("/")
@@ -327,9 +312,7 @@ def test_a_server_that_dies_is_shown(
     one.at("fleet")
     third = one.page.locator('[data-server="server3"]')
     expect(third).to_have_attribute("data-state", "good")
-    expect(one.page.locator("[data-live]")).to_have_attribute(
-        "data-state", "live"
-    )
+    expect(one.page.locator("[data-live]")).to_have_attribute("data-state", "live")
     scene.servers[2].kill()
     expect(third).to_have_attribute("data-state", "bad", timeout=60_000)
     expect(one.page.get_by_role("status")).to_contain_text("server3")

@@ -12,8 +12,7 @@ from examples.pinboard.boards import PAGE
 from examples.quickstart.bookmarks import read_folders
 from sqla_shard.testing import run_jobs
 from tests.browser.serving import Site
-from tests.browser.watching import expect
-from tests.browser.watching import Visitor
+from tests.browser.watching import expect, Visitor
 
 ROOT = Path(__file__).parents[2]
 OURS = ROOT / "examples" / "bookmarks.html"
@@ -70,9 +69,7 @@ def test_import(site: Site, visitor: Callable[..., Visitor]) -> None:
             break
         more.click()
         # The next page begins with another board.
-        expect(one.page.locator("[data-board-id] strong").first).to_have_text(
-            titles[0]
-        )
+        expect(one.page.locator("[data-board-id] strong").first).to_have_text(titles[0])
         one.at("boards")
     expect(more).to_have_count(0)
 
@@ -100,14 +97,7 @@ def test_lines_without_a_link_are_skipped_and_listed(
     expect(one.page.locator("main")).to_contain_text("2 links left out")
     one.page.goto("/boards")
     expect(one.page.locator("[data-board-id] strong")).to_have_text(
-        [
-            "Unsorted",
-            "Python",
-            "Python / Libraries",
-            "Databases",
-            "Sky",
-            "Reading",
-        ]
+        ["Unsorted", "Python", "Python / Libraries", "Databases", "Sky", "Reading"]
     )
     one.page.get_by_text("Python / Libraries").click()
     one.at("board")
@@ -120,10 +110,7 @@ def test_lines_without_a_link_are_skipped_and_listed(
     "content", [b"", b"<p>Not a bookmark file", b"\x89PNG\r\n\x1a\n\0\0"]
 )
 def test_another_file_is_refused(
-    site: Site,
-    visitor: Callable[..., Visitor],
-    tmp_path: Path,
-    content: bytes,
+    site: Site, visitor: Callable[..., Visitor], tmp_path: Path, content: bytes
 ) -> None:
     path = tmp_path / "export.html"
     path.write_bytes(content)

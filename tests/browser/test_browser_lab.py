@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -12,16 +11,9 @@ from examples.pinboard.lab.bench import Bench
 from examples.pinboard.lab.lab import Lab
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
-from tests.browser.serving import pins
-from tests.browser.serving import Site
-from tests.browser.test_browser_looks import FAINT
-from tests.browser.test_browser_looks import NAMELESS
-from tests.browser.test_browser_looks import SMALL
-from tests.browser.test_browser_looks import WIDE
-from tests.browser.watching import DESKTOP
-from tests.browser.watching import expect
-from tests.browser.watching import PHONE
-from tests.browser.watching import Visitor
+from tests.browser.serving import pins, Site
+from tests.browser.test_browser_looks import FAINT, NAMELESS, SMALL, WIDE
+from tests.browser.watching import DESKTOP, expect, PHONE, Visitor
 from tests.suites.pinboard_tables import create_tables
 
 
@@ -44,9 +36,7 @@ def lab_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             yield site
 
 
-@pytest.mark.parametrize(
-    ("scheme", "options"), [("dark", DESKTOP), ("light", PHONE)]
-)
+@pytest.mark.parametrize(("scheme", "options"), [("dark", DESKTOP), ("light", PHONE)])
 def test_the_pages_of_the_lab(
     lab_site: Site,
     scheme: str,
@@ -56,9 +46,7 @@ def test_the_pages_of_the_lab(
     name, user_id = lab_site.add_user(shard_id=2)
     board_id = lab_site.add_board(user_id, "Boats", pins(3))
     # Without a script: the strip opens by itself.
-    one = visitor(
-        lab_site, color_scheme=scheme, java_script_enabled=False, **options
-    )
+    one = visitor(lab_site, color_scheme=scheme, java_script_enabled=False, **options)
     page = one.page
 
     def look(title: str) -> None:

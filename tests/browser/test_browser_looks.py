@@ -15,11 +15,8 @@ import pytest
 from examples.pinboard.inputs import PinInput
 from examples.pinboard.relations import follow_user
 from examples.quickstart.bookmarks import read_folders
-from tests.browser.serving import pins
-from tests.browser.serving import Site
-from tests.browser.watching import DESKTOP
-from tests.browser.watching import PHONE
-from tests.browser.watching import Visitor
+from tests.browser.serving import pins, Site
+from tests.browser.watching import DESKTOP, PHONE, Visitor
 
 BOOKMARKS = Path(__file__).parents[2] / "examples" / "bookmarks.html"
 LONG = PinInput(
@@ -164,11 +161,7 @@ FAINT = """() => {
     indirect=["device"],
 )
 def test_every_page(
-    site: Site,
-    sample: Any,
-    device: Any,
-    scheme: str,
-    visitor: Callable[..., Visitor],
+    site: Site, sample: Any, device: Any, scheme: str, visitor: Callable[..., Visitor]
 ) -> None:
     kind, options = device
     name, board, worst, empty = sample
@@ -178,9 +171,9 @@ def test_every_page(
     def look(title: str) -> None:
         one.picture(f"{title}-{kind}-{scheme}")
         assert page.title()
-        assert page.evaluate(
-            "document.documentElement.scrollWidth <= innerWidth"
-        ), f"{title} scrolls sideways"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
+            f"{title} scrolls sideways"
+        )
         assert page.evaluate(WIDE) == [], title
         assert page.evaluate(NAMELESS) == [], title
         assert page.evaluate(SMALL) == [], title
@@ -253,9 +246,7 @@ def test_removed_pins(
     one.page.goto(f"/boards/{board}/removed")
     one.at("removed")
     one.picture(f"removed-{kind}")
-    assert one.page.evaluate(
-        "document.documentElement.scrollWidth <= innerWidth"
-    )
+    assert one.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     for pin in removed:
         row = one.page.locator(f'[data-removed-pin-id="{pin}"]')
         row.locator('[data-action="restore"]').click()
@@ -265,10 +256,7 @@ def test_removed_pins(
 
 @pytest.mark.parametrize("javascript", [True, False])
 def test_a_page_works_without_its_script(
-    site: Site,
-    sample: Any,
-    visitor: Callable[..., Visitor],
-    javascript: bool,
+    site: Site, sample: Any, visitor: Callable[..., Visitor], javascript: bool
 ) -> None:
     name, board, *_ = sample
     one = visitor(site, java_script_enabled=javascript)

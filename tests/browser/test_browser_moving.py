@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from examples.pinboard.models import Base
-from sqla_shard import Cluster
-from sqla_shard import unpack
+from sqla_shard import Cluster, unpack
 from sqla_shard.testing import sqlite_topology
-from tests.browser.serving import pins
-from tests.browser.serving import Site
-from tests.browser.watching import PHONE
-from tests.browser.watching import Visitor
+from tests.browser.serving import pins, Site
+from tests.browser.watching import PHONE, Visitor
 
 LAST = 4095
 
@@ -35,9 +31,7 @@ def last_decade(document: Any, database: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def last_site(
-    request: pytest.FixtureRequest, tmp_path_factory: Any
-) -> Iterator[Site]:
+def last_site(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Site]:
     """The pinboard over 4,096 virtual shards, the last of which is used."""
     fleet = None
     if request.param == "sqlite":
@@ -239,8 +233,7 @@ def test_a_finger_drags_a_card_on_a_phone(
 
     def send(kind: str, *points: dict[str, float]) -> None:
         touch.send(
-            "Input.dispatchTouchEvent",
-            {"type": kind, "touchPoints": list(points)},
+            "Input.dispatchTouchEvent", {"type": kind, "touchPoints": list(points)}
         )
 
     def drag() -> None:

@@ -7,16 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from sqla_shard import unpack
-from tests.browser.serving import pins
-from tests.browser.serving import Site
-from tests.browser.watching import expect
-from tests.browser.watching import Visitor
+from tests.browser.serving import pins, Site
+from tests.browser.watching import expect, Visitor
 
 
 @pytest.mark.on_all_servers
-def test_sign_up_follow_and_save(
-    site: Site, visitor: Callable[..., Visitor]
-) -> None:
+def test_sign_up_follow_and_save(site: Site, visitor: Callable[..., Visitor]) -> None:
     name, user_id = site.add_user(shard_id=0)
     board_id = site.add_board(user_id, "Worth following", pins(2))
     one = visitor(site)
@@ -31,9 +27,7 @@ def test_sign_up_follow_and_save(
     alert = page.locator('[role="alert"]:visible')
     expect(alert).to_contain_text("name")
     expect(page.locator('[name="name"][aria-invalid]')).to_have_count(1)
-    expect(page.locator('[name="email"]')).to_have_value(
-        "newcomer@example.com"
-    )
+    expect(page.locator('[name="email"]')).to_have_value("newcomer@example.com")
     one.fill("sign-up", name="Newcomer")
     expect(one.at("boards")).to_contain_text("newcomer@example.com")
     one.fill("add-board", title="Kept")
@@ -89,9 +83,9 @@ def test_home_has_new_pins_of_who_is_followed(
     cards = page.locator(".card")
     expect(cards).to_have_count(3)
     expect(cards.first.locator(".byline")).to_contain_text(name)
-    assert [
-        card.get_attribute("data-pin-id") for card in cards.all()
-    ] == site.order(board_id)
+    assert [card.get_attribute("data-pin-id") for card in cards.all()] == site.order(
+        board_id
+    )
 
     two = visitor(site)
     two.enter_as(name)

@@ -10,10 +10,8 @@ import pytest
 
 from examples.pinboard.inputs import read_pin
 from sqla_shard import unpack
-from tests.browser.serving import pins
-from tests.browser.serving import Site
-from tests.browser.watching import expect
-from tests.browser.watching import Visitor
+from tests.browser.serving import pins, Site
+from tests.browser.watching import expect, Visitor
 
 
 @pytest.fixture

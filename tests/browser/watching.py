@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from examples.pinboard.samples import email_of
 from tests.browser.serving import Site
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
-    from playwright.sync_api import ConsoleMessage
-    from playwright.sync_api import Locator
-    from playwright.sync_api import LocatorAssertions
-    from playwright.sync_api import Page
-    from playwright.sync_api import Request
-
-__all__ = ["ARTEFACTS", "DESKTOP", "PHONE", "Visitor", "expect"]
+    from playwright.sync_api import (
+        Browser,
+        ConsoleMessage,
+        Locator,
+        LocatorAssertions,
+        Page,
+        Request,
+    )
 
 ARTEFACTS = Path(__file__).parents[2] / "artefacts" / "browser"
 
@@ -174,9 +173,7 @@ class Visitor:
         self.wait_saved(before + 1)
         return self.order()
 
-    def drag(
-        self, pin_id: str, onto: str, picture: str | None = None
-    ) -> list[str]:
+    def drag(self, pin_id: str, onto: str, picture: str | None = None) -> list[str]:
         """Drag a card onto another with the mouse.
 
         :param picture: name of one to take while it flies.
@@ -208,9 +205,7 @@ class Visitor:
         """
         if os.environ.get("SQLA_SHARD_PICTURES") == "1":
             ARTEFACTS.mkdir(parents=True, exist_ok=True)
-            self.page.screenshot(
-                path=ARTEFACTS / f"{name}.png", full_page=full_page
-            )
+            self.page.screenshot(path=ARTEFACTS / f"{name}.png", full_page=full_page)
 
 
 def _middle(element: Locator) -> tuple[float, float]:

@@ -12,15 +12,11 @@ from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
-from kazoo.security import ACL
-from kazoo.security import make_digest_acl
+from kazoo.security import ACL, make_digest_acl
 
 from sqla_shard.topology.zookeeper.publisher import Publisher
-from tests.servers.command_line import environment
-from tests.servers.command_line import ROOT
-from tests.servers.zookeeper import place
-from tests.servers.zookeeper import SECRET
-from tests.servers.zookeeper import topology
+from tests.servers.command_line import environment, ROOT
+from tests.servers.zookeeper import place, SECRET, topology
 
 pytestmark = pytest.mark.live
 
@@ -42,9 +38,7 @@ def start(location: str, *more: str) -> subprocess.Popen[str]:
     )
 
 
-def killed(
-    pushers: list[subprocess.Popen[str]], rng: random.Random
-) -> list[str]:
+def killed(pushers: list[subprocess.Popen[str]], rng: random.Random) -> list[str]:
     """Kill each after some lines and a moment; return the lines."""
     lines = []
     try:
@@ -73,10 +67,7 @@ def below(client: KazooClient, path: str) -> dict[str, set[ACL]]:
 
 
 def open_nodes(
-    server: Any,
-    rng: random.Random,
-    monkeypatch: pytest.MonkeyPatch,
-    *more: str,
+    server: Any, rng: random.Random, monkeypatch: pytest.MonkeyPatch, *more: str
 ) -> tuple[list[str], int]:
     """Return the nodes that are not protected, and how many there were."""
     for name, value in AUTH.items():
@@ -88,9 +79,7 @@ def open_nodes(
     try:
         for number in range(ROUNDS):
             location = place(server.hosts)
-            path = (
-                "/" + location.removeprefix("zookeeper://").partition("/")[2]
-            )
+            path = "/" + location.removeprefix("zookeeper://").partition("/")[2]
             client.ensure_path(path, acl=list(PROTECTED))
             client.set_acls(path, list(PROTECTED))
             if number % 2:

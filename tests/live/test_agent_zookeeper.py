@@ -18,22 +18,13 @@ pytest.importorskip("kazoo")
 
 from kazoo.client import KazooClient
 
-from sqla_shard.fleet import Account
-from sqla_shard.fleet import Accounts
-from sqla_shard.fleet import Fleet
-from sqla_shard.fleet import status
+from sqla_shard.fleet import Account, Accounts, Fleet, status
 from sqla_shard.testing import ZooKeeperServer
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.topology import FileSource
 from sqla_shard.topology.zookeeper.publisher import Publisher
-from tests.servers.command_line import COMMAND
-from tests.servers.command_line import environment
-from tests.servers.command_line import invoke
-from tests.servers.command_line import write
-from tests.servers.zookeeper import document
-from tests.servers.zookeeper import place
-from tests.servers.zookeeper import SECRET
-from tests.servers.zookeeper import topology
+from tests.servers.command_line import COMMAND, environment, invoke, write
+from tests.servers.zookeeper import document, place, SECRET, topology
 
 pytestmark = pytest.mark.live
 
@@ -120,10 +111,7 @@ def agent(program, tmp_path):
     """Start an agent."""
 
     def start(location, *more, out=tmp_path / "topology.json"):
-        return program(
-            *("-t", location, "topology", "agent", "--out", out),
-            *more,
-        )
+        return program(*("-t", location, "topology", "agent", "--out", out), *more)
 
     return start
 
@@ -155,9 +143,7 @@ def clients(location):
     return status(Fleet(location, accounts=accounts)).clients.known
 
 
-def test_an_agent_shows_the_epoch_of_its_file(
-    agent, publisher, location, tmp_path
-):
+def test_an_agent_shows_the_epoch_of_its_file(agent, publisher, location, tmp_path):
     publisher.publish(topology(1))
     folder = tmp_path / "new"
     found = agent(location, out=folder / "topology.json")
@@ -207,9 +193,7 @@ def test_a_file_that_cannot_be_written(agent, publisher, location, tmp_path):
     found = agent(location, out=tmp_path / "file" / "topology.json")
     assert found.process.wait(SECONDS) == 1
     assert "cannot be" in found.until("sqla-shard: error:", found.errors)
-    done = invoke(
-        "-t", location, "topology", "agent", "--out", tmp_path / "out.toml"
-    )
+    done = invoke("-t", location, "topology", "agent", "--out", tmp_path / "out.toml")
     assert done.exit_code == 1
     assert "must end in .json" in done.stderr
 
@@ -303,9 +287,7 @@ def test_watch_in_json(program):
         location = f"zookeeper://{server.hosts}/prod"
         with Publisher(location) as publisher:
             publisher.publish(topology(1))
-        found = program(
-            *("-t", location, "topology", "watch"), "--json", "--count", 2
-        )
+        found = program(*("-t", location, "topology", "watch"), "--json", "--count", 2)
         events = [json.loads(found.until("begin"))]
         with Publisher(location) as publisher:
             publisher.publish(topology(2))
@@ -327,9 +309,7 @@ def test_watch_in_json(program):
     ]
     assert {one["source"] for one in events} == {location}
     assert events[2]["error"]
-    assert events[4]["diff"]["opened"] == [
-        {"keyspace": "objects", "old": 8, "new": 16}
-    ]
+    assert events[4]["diff"]["opened"] == [{"keyspace": "objects", "old": 8, "new": 16}]
 
 
 def test_watch_reports_when_the_problem_changes(program, publisher, location):
@@ -355,14 +335,10 @@ def test_watch_a_file(program, tmp_path):
     found.until(f"begin: epoch 1 of {path}")
     for text, event in (("{", "stale"), (None, "confirmed")):
         other = Path(f"{path}.new")
-        other.write_text(
-            text or json.dumps(document(1, password=SECRET)), "utf-8"
-        )
+        other.write_text(text or json.dumps(document(1, password=SECRET)), "utf-8")
         other.replace(path)
         found.until(event)
-    write(tmp_path, document(2, password=SECRET, shards=16), "x.json").replace(
-        path
-    )
+    write(tmp_path, document(2, password=SECRET, shards=16), "x.json").replace(path)
     found.until("changed: epoch 2")
     assert found.process.wait(SECONDS) == 0
     found.until("8 -> 16")

@@ -19,29 +19,20 @@ import httpx
 import prometheus_client
 import pytest
 from prometheus_client import CollectorRegistry
-from sqlalchemy import create_engine
-from sqlalchemy import make_url
+from sqlalchemy import create_engine, make_url
 
 from sqla_shard import Cluster
 from sqla_shard.exc import CommitUnknownError
-from sqla_shard.jobs.claims import FAILED
-from sqla_shard.jobs.claims import PENDING
-from sqla_shard.metrics import measure_load
-from sqla_shard.metrics import publish_load
+from sqla_shard.jobs.claims import FAILED, PENDING
+from sqla_shard.metrics import measure_load, publish_load
 from sqla_shard.metrics.definitions import FLEET
 from sqla_shard.metrics.prometheus import PrometheusMetrics
 from sqla_shard.outbox.tables import METADATA
 from sqla_shard.testing import Proxy
 from tests.models.clusters import at
-from tests.models.models import Base
-from tests.models.models import Pin
-from tests.servers.command_line import COMMAND
-from tests.servers.command_line import environment
-from tests.servers.command_line import ROOT
-from tests.servers.command_line import write
-from tests.servers.prometheus import MONITORING
-from tests.servers.prometheus import PrometheusServer
-from tests.servers.prometheus import require_prometheus
+from tests.models.models import Base, Pin
+from tests.servers.command_line import COMMAND, environment, ROOT, write
+from tests.servers.prometheus import MONITORING, PrometheusServer, require_prometheus
 
 pytestmark = [pytest.mark.live, pytest.mark.slow_on_servers]
 
@@ -65,9 +56,7 @@ class Scene:
         enter = self.stack.enter_context
         self.single = enter(kind.server("server1", fast=True))
         self.pair = enter(kind.pair("server2", fast=True))
-        self.proxy = enter(
-            Proxy(self.single.host, self.single.port, tls=False)
-        )
+        self.proxy = enter(Proxy(self.single.host, self.single.port, tls=False))
         self.primary = self.pair.primary
         for server in (self.single, *self.pair.servers):
             _let_see_replication(server, kind.lag_privilege)
@@ -81,9 +70,7 @@ class Scene:
         registry = CollectorRegistry()
         metrics = PrometheusMetrics(self.cluster, registry)
         self.stack.callback(metrics.stop)
-        server, thread = prometheus_client.start_http_server(
-            0, "127.0.0.1", registry
-        )
+        server, thread = prometheus_client.start_http_server(0, "127.0.0.1", registry)
         self.stack.callback(thread.join)
         self.stack.callback(server.server_close)
         self.stack.callback(server.shutdown)
@@ -143,8 +130,7 @@ class Scene:
             engine.dispose()
             self.execute(
                 shard,
-                "CREATE TABLE alembic_version (version_num VARCHAR(32)"
-                " PRIMARY KEY)",
+                "CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)",
             )
             self.execute(shard, "INSERT INTO alembic_version VALUES ('a1')")
 
@@ -154,17 +140,13 @@ class Scene:
     def execute(self, shard, sql, parameters=()):
         """Run a statement in the database of a shard."""
         with (
-            self.server_of(shard).root_connect(
-                database=f"db{shard:05d}"
-            ) as connection,
+            self.server_of(shard).root_connect(database=f"db{shard:05d}") as connection,
             connection.cursor() as cursor,
         ):
             cursor.execute(sql, parameters or None)
 
     def _start_exporter(self):
-        errors = self.stack.enter_context(
-            (self.folder / "exporter.log").open("w")
-        )
+        errors = self.stack.enter_context((self.folder / "exporter.log").open("w"))
         process = subprocess.Popen(
             [
                 *COMMAND,
@@ -198,13 +180,9 @@ def _let_see_replication(server, privilege):
         cursor = connection.cursor()
         # Each server by itself: otherwise replication would stop.
         cursor.execute("SET SESSION sql_log_bin = 0")
-        cursor.execute(
-            "SELECT host FROM mysql.user WHERE user = %s", (server.user,)
-        )
+        cursor.execute("SELECT host FROM mysql.user WHERE user = %s", (server.user,))
         for (host,) in cursor.fetchall():
-            cursor.execute(
-                f"GRANT {privilege} ON *.* TO %s@%s", (server.user, host)
-            )
+            cursor.execute(f"GRANT {privilege} ON *.* TO %s@%s", (server.user, host))
 
 
 @pytest.fixture(scope="module")
@@ -287,9 +265,7 @@ def standby_lags(scene):
             cursor.execute("BEGIN")
             cursor.execute("SET SESSION timestamp = UNIX_TIMESTAMP() - 1000")
             cursor.execute(late)
-            cursor.execute(
-                "DELETE FROM alembic_version WHERE version_num = 'late'"
-            )
+            cursor.execute("DELETE FROM alembic_version WHERE version_num = 'late'")
             cursor.execute("COMMIT")
         yield
     scene.pair.wait_caught_up()
@@ -300,8 +276,7 @@ def with_row(scene, table, values):
     """Insert a row on a shard, and delete it."""
     names = ", ".join(values)
     marks = ", ".join(
-        value if value.startswith("@") else repr(value)
-        for value in values.values()
+        value if value.startswith("@") else repr(value) for value in values.values()
     ).replace("@old", "NOW() - INTERVAL 1 DAY")
     scene.execute(3, f"INSERT INTO {table} ({names}) VALUES ({marks})")
     yield
@@ -470,12 +445,7 @@ def test_every_rule_has_a_fault_and_is_valid(scene):
     rules = scene.prometheus.rules()
     assert {rule["name"] for rule in rules} == set(FAULTS)
     done = subprocess.run(
-        [
-            shutil.which("promtool"),
-            "check",
-            "rules",
-            MONITORING / "alerts.yml",
-        ],
+        [shutil.which("promtool"), "check", "rules", MONITORING / "alerts.yml"],
         capture_output=True,
         text=True,
         check=False,

@@ -11,31 +11,25 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import OperationalError
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 
-from sqla_shard import AsyncShardSession
-from sqla_shard import Cluster
-from sqla_shard import scatter
-from sqla_shard import scatter_errors
-from sqla_shard import unpack
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import ScatterTimeoutError
+from sqla_shard import AsyncShardSession, Cluster, scatter, scatter_errors, unpack
+from sqla_shard.exc import CommitUnknownError, ScatterTimeoutError
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.faults import all_work
-from tests.servers.faults import busy
-from tests.servers.faults import locked
-from tests.servers.faults import opened
-from tests.servers.faults import own_fleet
-from tests.servers.faults import own_ids
-from tests.servers.faults import Pin
-from tests.servers.faults import SERVERS
-from tests.servers.faults import SHARDS
-from tests.servers.faults import TIMEOUT
-from tests.servers.faults import until_waiting
-from tests.servers.processes import running
-from tests.servers.processes import started_since
+from tests.servers.faults import (
+    all_work,
+    busy,
+    locked,
+    opened,
+    own_fleet,
+    own_ids,
+    Pin,
+    SERVERS,
+    SHARDS,
+    TIMEOUT,
+    until_waiting,
+)
+from tests.servers.processes import running, started_since
 
 pytestmark = pytest.mark.live
 
@@ -154,8 +148,7 @@ def test_the_session_goes_on_after_a_rollback(
 
 
 @pytest.mark.skipif(
-    _SQLALCHEMY < (2, 0, 58),
-    reason="SQLAlchemy 2.0.45 loses a connection then",
+    _SQLALCHEMY < (2, 0, 58), reason="SQLAlchemy 2.0.45 loses a connection then"
 )
 def test_cancelled_twice(fleet: ServerFleet[Any], ids: list[int]) -> None:
     """Impatience does not leave a connection out of its pool."""
@@ -170,9 +163,7 @@ def test_cancelled_twice(fleet: ServerFleet[Any], ids: list[int]) -> None:
             reading.cancel()
             await asyncio.wait([reading])
             assert reading.cancelled()
-            closing = asyncio.ensure_future(
-                session.__aexit__(None, None, None)
-            )
+            closing = asyncio.ensure_future(session.__aexit__(None, None, None))
             await asyncio.sleep(0)
             closing.cancel()
             await asyncio.wait([closing])
@@ -182,9 +173,7 @@ def test_cancelled_twice(fleet: ServerFleet[Any], ids: list[int]) -> None:
         asyncio.run(main(cluster))
 
 
-def test_cancelled_during_rollback(
-    fleet: ServerFleet[Any], ids: list[int]
-) -> None:
+def test_cancelled_during_rollback(fleet: ServerFleet[Any], ids: list[int]) -> None:
     """A server that hangs then is not waited for."""
 
     async def fail(cluster: Cluster) -> None:
@@ -245,11 +234,7 @@ def test_a_server_that_does_not_answer(
 @pytest.mark.parametrize("number", range(SERVERS))
 @pytest.mark.parametrize("on_error", ["raise", "partial"])
 def test_the_time_of_a_scatter(
-    fleet: ServerFleet[Any],
-    ids: list[int],
-    on_error: Any,
-    number: int,
-    connected: bool,
+    fleet: ServerFleet[Any], ids: list[int], on_error: Any, number: int, connected: bool
 ) -> None:
     """The event loop cuts connections without a response in time."""
     # Time to connect to the others, too, when the machine is busy.
@@ -381,9 +366,7 @@ def _kill_all(server: Any) -> None:
             server.root_execute(f"KILL {number}")
 
 
-def test_cancelled_during_commit(
-    fleet: ServerFleet[Any], ids: list[int]
-) -> None:
+def test_cancelled_during_commit(fleet: ServerFleet[Any], ids: list[int]) -> None:
     """The task waits for COMMIT, and is cancelled then."""
     server = fleet.servers[0]
 
@@ -420,9 +403,7 @@ def test_cancelled_during_commit(
         asyncio.run(main(cluster))
 
 
-def test_one_connection_to_each_server(
-    fleet: ServerFleet[Any], ids: list[int]
-) -> None:
+def test_one_connection_to_each_server(fleet: ServerFleet[Any], ids: list[int]) -> None:
     """Tasks take them in one order, whatever shards they ask for."""
     options = {"pool_size": 1, "max_overflow": 0, "pool_timeout": TIMEOUT}
 

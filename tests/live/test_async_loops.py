@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from sqla_shard import Cluster
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.faults import all_work
-from tests.servers.faults import busy
-from tests.servers.faults import opened
-from tests.servers.faults import own_fleet
-from tests.servers.faults import own_ids
-from tests.servers.faults import Pin
-from tests.servers.faults import TIMEOUT
+from tests.servers.faults import (
+    all_work,
+    busy,
+    opened,
+    own_fleet,
+    own_ids,
+    Pin,
+    TIMEOUT,
+)
 
 pytestmark = pytest.mark.live
 
@@ -154,9 +155,7 @@ async def _works_here(cluster: Cluster, ids: list[int]) -> None:
         assert None not in await session.get_many(Pin, ids)
 
 
-def test_closing_waits_for_sessions(
-    fleet: ServerFleet[Any], ids: list[int]
-) -> None:
+def test_closing_waits_for_sessions(fleet: ServerFleet[Any], ids: list[int]) -> None:
     async def main(cluster: Cluster) -> None:
         session = cluster.async_session()
         await session.get_many(Pin, ids)
@@ -181,9 +180,7 @@ def test_urls_are_those_of_synchronous_sessions(
     document = json.loads(json.dumps(fleet.topology_mapping()))
     for server in document["keyspaces"]["objects"]["servers"]:
         _, _, rest = server["primary"].partition("://")
-        server["primary"] = (
-            f"{scheme}://{rest}?program_name=shop&read_timeout=9"
-        )
+        server["primary"] = f"{scheme}://{rest}?program_name=shop&read_timeout=9"
 
     async def main(cluster: Cluster) -> None:
         await all_work(cluster, ids)
@@ -195,9 +192,7 @@ def test_urls_are_those_of_synchronous_sessions(
         asyncio.run(main(cluster))
         with cluster.session() as session:
             assert None not in session.get_many(Pin, ids)
-        assert {e.dialect.driver for e in cluster.places.engines} == {
-            "pymysql"
-        }
+        assert {e.dialect.driver for e in cluster.places.engines} == {"pymysql"}
 
 
 def test_fork(fleet: ServerFleet[Any], ids: list[int]) -> None:
@@ -212,9 +207,7 @@ def test_fork(fleet: ServerFleet[Any], ids: list[int]) -> None:
             _, status = os.waitpid(child, 0)
             assert os.waitstatus_to_exitcode(status) == 0
             # Its transactions are still there.
-            await session.execute(
-                text("SELECT 1"), bind_arguments={"shard_id": 0}
-            )
+            await session.execute(text("SELECT 1"), bind_arguments={"shard_id": 0})
             session.expunge_all()
             assert None not in await session.get_many(Pin, ids)
         await all_work(cluster, ids)

@@ -6,26 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
 from examples.pinboard import models as pinboard
-from tests.models import many_models
-from tests.models import revision_models
+from tests.models import many_models, revision_models
 from tests.models.databases import databases_on_servers
-from tests.models.revisions import Revisions
-from tests.models.revisions import shown
+from tests.models.revisions import Revisions, shown
 from tests.suites import reference_tables
-from tests.suites.autogenerating import BOTH
-from tests.suites.autogenerating import CHANGES
-from tests.suites.autogenerating import created
-from tests.suites.autogenerating import Creating
-from tests.suites.autogenerating import Finding
-from tests.suites.autogenerating import Generating
-from tests.suites.autogenerating import SAME
-from tests.suites.autogenerating import SERVER_CHANGES
-from tests.suites.autogenerating import SERVER_SAME
+from tests.suites.autogenerating import (
+    BOTH,
+    CHANGES,
+    created,
+    Creating,
+    Finding,
+    Generating,
+    SAME,
+    SERVER_CHANGES,
+    SERVER_SAME,
+)
 
 pytestmark = pytest.mark.live
 
@@ -54,18 +53,14 @@ nullable=False),
 """
 
 
-def test_other_shards_of_the_server_are_not_seen(
-    database: Any, tmp_path: Path
-) -> None:
+def test_other_shards_of_the_server_are_not_seen(database: Any, tmp_path: Path) -> None:
     metadata = pinboard.Base.metadata
     engine, other = database(), database()
     for one in (engine, other):
         metadata.create_all(one)
     with other.begin() as connection:
         connection.execute(text("CREATE TABLE stray (n INTEGER)"))
-    revisions = Revisions(
-        tmp_path / "revisions", engine, BOTH, include_schemas=True
-    )
+    revisions = Revisions(tmp_path / "revisions", engine, BOTH, include_schemas=True)
     revisions.check(metadata)
 
 
@@ -86,9 +81,7 @@ def test_a_revision_runs_on_the_other_kind_of_server(
     metadata = models.Base.metadata
     for first in ("mysql", "sqlite"):
         lite = [
-            create_engine(
-                f"sqlite:///{tmp_path}/{first}{n}", poolclass=NullPool
-            )
+            create_engine(f"sqlite:///{tmp_path}/{first}{n}", poolclass=NullPool)
             for n in range(2)
         ]
         servers = {"mysql": database(), "sqlite": lite[0]}
@@ -96,9 +89,7 @@ def test_a_revision_runs_on_the_other_kind_of_server(
             "mysql": created(database(), metadata),
             "sqlite": created(lite[1], metadata),
         }
-        revisions = Revisions(
-            tmp_path / first, servers.pop(first), BOTH, portable=True
-        )
+        revisions = Revisions(tmp_path / first, servers.pop(first), BOTH, portable=True)
         revisions.generate(metadata)
         ((other, engine),) = servers.items()
         revisions.engine = engine

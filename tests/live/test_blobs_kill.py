@@ -14,17 +14,9 @@ from typing import Any
 
 import pytest
 
-from sqla_shard import blobs
-from sqla_shard import Cluster
-from tests.models.compressed_models import Base
-from tests.models.compressed_models import fill
-from tests.models.compressed_models import forget
-from tests.models.compressed_models import MODELS
-from tests.models.compressed_models import Packed
-from tests.servers.command_line import COMMAND
-from tests.servers.command_line import environment
-from tests.servers.command_line import ROOT
-from tests.servers.command_line import write
+from sqla_shard import blobs, Cluster
+from tests.models.compressed_models import Base, fill, forget, MODELS, Packed
+from tests.servers.command_line import COMMAND, environment, ROOT, write
 
 pytestmark = pytest.mark.live
 
@@ -66,9 +58,7 @@ def start(topology: Any, *arguments: Any) -> subprocess.Popen[bytes]:
     )
 
 
-def kill_when(
-    process: subprocess.Popen[bytes], condition: Callable[[], bool]
-) -> None:
+def kill_when(process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
     """Kill a process as soon as a condition is true, or it has ended."""
     deadline = monotonic() + _PATIENCE
     while process.poll() is None and not condition():
@@ -91,10 +81,7 @@ def test_killed_and_repeated(cluster, topology, tmp_path):
     for name, attribute in (("train", "stored"), ("activate", "active")):
         for _ in range(KILLS):
             least = count(cluster, attribute) + chooser.randrange(1, SHARDS)
-            kill_when(
-                start(topology, name),
-                partial(has, cluster, attribute, least),
-            )
+            kill_when(start(topology, name), partial(has, cluster, attribute, least))
             forget()
             assert documents(cluster, ids) == expected
         finish(topology, name)

@@ -9,26 +9,22 @@ from time import monotonic
 from typing import ClassVar
 
 import pytest
-from dogpile.cache import CacheRegion
-from dogpile.cache import make_region
-from dogpile.cache import register_backend
+from dogpile.cache import CacheRegion, make_region, register_backend
 from dogpile.cache.api import NO_VALUE
-from dogpile.testing.fixtures import _GenericBackendFixture
-from dogpile.testing.fixtures import _GenericBackendTestSuite
-from dogpile.testing.fixtures import _GenericMutexTestSuite
-from dogpile.testing.fixtures import _GenericSerializerTestSuite
+from dogpile.testing.fixtures import (
+    _GenericBackendFixture,
+    _GenericBackendTestSuite,
+    _GenericMutexTestSuite,
+    _GenericSerializerTestSuite,
+)
 
 from sqla_shard import exc
-from sqla_shard.cache.regions import BACKEND
-from sqla_shard.cache.regions import open_region
+from sqla_shard.cache.regions import BACKEND, open_region
 from sqla_shard.cache.stores import State
 from sqla_shard.cache.stores.dogpile import MemcachedBackend
 from sqla_shard.testing.local_server import wait_until
-from tests.servers.memcached import command
-from tests.servers.memcached import nodes
-from tests.suites.cache_store import leased
-from tests.suites.cache_store import put
-from tests.suites.cache_store import state
+from tests.servers.memcached import command, nodes
+from tests.suites.cache_store import leased, put, state
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("memcached_installed")]
 
@@ -42,9 +38,7 @@ ENDS = 4
 @pytest.fixture(scope="module", autouse=True)
 def servers(memcached_installed):
     # An installation of an earlier version has no entry point for it.
-    register_backend(
-        BACKEND, "sqla_shard.cache.stores.dogpile", "MemcachedBackend"
-    )
+    register_backend(BACKEND, "sqla_shard.cache.stores.dogpile", "MemcachedBackend")
     with nodes(2) as servers:
         Suite.config_args["arguments"].update(
             # A busy machine may take its time.
@@ -84,9 +78,7 @@ class TestBackend(Backends):
     pass
 
 
-class TestSerializer(
-    Suite, _GenericSerializerTestSuite, _GenericBackendFixture
-):
+class TestSerializer(Suite, _GenericSerializerTestSuite, _GenericBackendFixture):
     pass
 
 
@@ -113,8 +105,7 @@ def region(servers):
 def region_on(servers, **arguments):
     arguments = {"timeout": 5.0, "distributed_lock": True, **arguments}
     return make_region().configure(
-        BACKEND,
-        arguments={"servers": [one.address for one in servers], **arguments},
+        BACKEND, arguments={"servers": [one.address for one in servers], **arguments}
     )
 
 
@@ -126,10 +117,7 @@ def region_on(servers, **arguments):
 def test_any_text_is_a_key(region, key):
     region.set(key, {"a": [1, None, "ü"]})
     assert region.get(key) == {"a": [1, None, "ü"]}
-    assert region.get_multi([key, "another"]) == [
-        {"a": [1, None, "ü"]},
-        NO_VALUE,
-    ]
+    assert region.get_multi([key, "another"]) == [{"a": [1, None, "ü"]}, NO_VALUE]
     assert region.get_or_create(f"{key}!", lambda: 1) == 1
     region.delete(key)
     region.delete(f"{key}!")
@@ -143,8 +131,7 @@ def test_values_are_json_and_never_pickles(servers, region):
     with pytest.raises(TypeError, match="not JSON serializable"):
         region.set("k", object())
     other = make_region(
-        serializer=lambda value: b"\x80 not JSON",
-        deserializer=lambda data: data,
+        serializer=lambda value: b"\x80 not JSON", deserializer=lambda data: data
     ).configure(BACKEND, arguments=Suite.config_args["arguments"])
     other.set("k", 1)
     assert region.get("k") is NO_VALUE
@@ -201,8 +188,7 @@ def test_servers_as_a_file_of_settings_has_them(servers):
 
 def test_a_lock_is_given_back_by_its_owner_only(servers):
     first, second = (
-        region_on(servers, lock_timeout=ENDS).backend.get_mutex("k")
-        for _ in range(2)
+        region_on(servers, lock_timeout=ENDS).backend.get_mutex("k") for _ in range(2)
     )
     assert first.acquire()
     assert second.locked()
@@ -252,9 +238,7 @@ def test_a_lock_may_be_given_back_by_another_thread(region):
 
 
 def test_waits_until_it_is_free(servers):
-    first, second = (
-        region_on(servers).backend.get_mutex("k") for _ in range(2)
-    )
+    first, second = (region_on(servers).backend.get_mutex("k") for _ in range(2))
     assert first.acquire()
     got = []
     thread = threading.Thread(target=lambda: got.append(second.acquire()))
@@ -312,9 +296,7 @@ def test_a_node_that_fails_is_a_miss_and_no_error(fault):
 def test_a_lock_of_a_dead_node_does_not_take_that_of_a_thread(servers):
     """A caller whose acquire() failed calls release() too, as dogpile does."""
     with nodes(1) as own:
-        backend = region_on(
-            own, timeout=TIMEOUT, retry=0.05, lock_timeout=ENDS
-        ).backend
+        backend = region_on(own, timeout=TIMEOUT, retry=0.05, lock_timeout=ENDS).backend
         mutex = backend.get_mutex("k")
         own[0].pause()
         assert not mutex.acquire()
@@ -338,10 +320,7 @@ def test_opened_as_a_region(servers):
             "backend": BACKEND,
             "expiration_time": 60,
             "tombstone": 100,
-            "arguments": {
-                "servers": [one.address for one in servers],
-                "timeout": 5.0,
-            },
+            "arguments": {"servers": [one.address for one in servers], "timeout": 5.0},
         },
     )
     with contextlib.closing(region.store):

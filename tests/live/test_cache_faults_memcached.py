@@ -12,24 +12,13 @@ import pytest
 from sqla_shard.cache.stores import State
 from sqla_shard.cache.stores.memcached import MemcachedStore
 from sqla_shard.testing import MemcachedServer
-from sqla_shard.testing.local_server import free_port
-from sqla_shard.testing.local_server import wait_until
+from sqla_shard.testing.local_server import free_port, wait_until
 from tests.servers.following import in_child
-from tests.servers.memcached import grow_old
-from tests.servers.memcached import nodes
-from tests.servers.memcached import stats
+from tests.servers.memcached import grow_old, nodes, stats
 from tests.servers.processes import count_sockets_to
 from tests.suites import cache_store_faults
-from tests.suites.cache_store import leased
-from tests.suites.cache_store import put
-from tests.suites.cache_store import state
-from tests.suites.cache_store import states
-from tests.suites.cache_store import token
-from tests.suites.cache_store_faults import PATIENT
-from tests.suites.cache_store_faults import RETRY
-from tests.suites.cache_store_faults import SECONDS
-from tests.suites.cache_store_faults import TIMEOUT
-from tests.suites.cache_store_faults import within
+from tests.suites.cache_store import leased, put, state, states, token
+from tests.suites.cache_store_faults import PATIENT, RETRY, SECONDS, TIMEOUT, within
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("memcached_installed")]
 
@@ -94,9 +83,7 @@ def test_the_other_nodes_go_on(fault):
             for key in keys:
                 lost = store.node_of(key) == name
                 assert found[key] is (State.LOST if lost else State.VALUE)
-        shares = [
-            sum(store.node_of(k) == s.address for k in keys) for s in servers
-        ]
+        shares = [sum(store.node_of(k) == s.address for k in keys) for s in servers]
         assert min(shares) > 5, shares
 
 
@@ -177,9 +164,7 @@ def test_a_node_without_numbers_of_items_gives_no_leases():
 def test_a_lease_that_was_paused_for_too_long(server):
     with connected([server], timeout=5.0) as store:
         old = leased(store, ["a"], lease=1)["a"]
-        assert wait_until(
-            lambda: state(store, "a") is State.LEASED, seconds=SECONDS
-        )
+        assert wait_until(lambda: state(store, "a") is State.LEASED, seconds=SECONDS)
         assert store.fill({"a": (old, b"old")}, 60) == set()
 
 
@@ -248,9 +233,7 @@ def test_a_child_process_has_no_copy_of_a_connection(server, tmp_path):
             assert state(store, "c") is State.LEASED
 
         in_child(child, tmp_path)
-        answer = node.finish(
-            waiting, lambda one: one.read_get(["nothing"], tuple)
-        )
+        answer = node.finish(waiting, lambda one: one.read_get(["nothing"], tuple))
         assert answer == {}
         assert state(store, "d") is State.LEASED
         assert count_sockets_to(server.port) == 2

@@ -10,24 +10,13 @@ import redis
 from sqla_shard import exc
 from sqla_shard.cache.stores import State
 from sqla_shard.cache.stores.redis import RedisStore
-from sqla_shard.testing.local_server import free_port
-from sqla_shard.testing.local_server import wait_until
+from sqla_shard.testing.local_server import free_port, wait_until
 from tests.servers.following import in_child
 from tests.servers.processes import count_sockets_to
-from tests.servers.redis import client_of
-from tests.servers.redis import grow_old
-from tests.servers.redis import old_server
+from tests.servers.redis import client_of, grow_old, old_server
 from tests.suites import cache_store_faults
-from tests.suites.cache_store import leased
-from tests.suites.cache_store import put
-from tests.suites.cache_store import state
-from tests.suites.cache_store import states
-from tests.suites.cache_store import token
-from tests.suites.cache_store_faults import PATIENT
-from tests.suites.cache_store_faults import RETRY
-from tests.suites.cache_store_faults import SECONDS
-from tests.suites.cache_store_faults import TIMEOUT
-from tests.suites.cache_store_faults import within
+from tests.suites.cache_store import leased, put, state, states, token
+from tests.suites.cache_store_faults import PATIENT, RETRY, SECONDS, TIMEOUT, within
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("redis_installed")]
 
@@ -113,10 +102,7 @@ def test_old_values_that_are_back_are_not_served(how):
 def test_a_replica_serves_nothing_and_promises_nothing(server):
     with old_server() as other, connected(server, timeout=5.0) as store:
         put(store, "a", b"1")
-        with (
-            client_of(other) as client,
-            connected(other, timeout=5.0) as behind,
-        ):
+        with client_of(other) as client, connected(other, timeout=5.0) as behind:
             client.replicaof(server.host, server.port)
             assert wait_until(
                 lambda: client.get("sqla_shard:a") is not None, seconds=SECONDS
@@ -127,9 +113,7 @@ def test_a_replica_serves_nothing_and_promises_nothing(server):
             assert behind.failures == 0
             # Once promoted it has to wait as one that was started.
             client.replicaof("no", "one")
-            assert wait_until(
-                lambda: client.role()[0] == b"master", seconds=SECONDS
-            )
+            assert wait_until(lambda: client.role()[0] == b"master", seconds=SECONDS)
             assert state(behind, "a") is State.BLOCKED
             grow_old(other)
             assert state(behind, "a") is State.LEASED
@@ -184,12 +168,9 @@ def test_a_server_that_forgets_its_guard_gives_no_leases(policy):
 def test_a_server_that_forbids_what_is_needed(server, caplog):
     with client_of(server) as client:
         client.execute_command(
-            *("ACL", "SETUSER", "app", "on", ">secret", "~*", "+@all"),
-            "-info",
+            *("ACL", "SETUSER", "app", "on", ">secret", "~*", "+@all"), "-info"
         )
-    with redis.Redis(
-        port=server.port, username="app", password="secret"
-    ) as client:
+    with redis.Redis(port=server.port, username="app", password="secret") as client:
         store = RedisStore(client, timeout=5.0)
         assert state(store, "a") is State.LOST
         assert "can't run this command" in caplog.text

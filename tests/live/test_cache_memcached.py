@@ -7,8 +7,7 @@ import contextlib
 import pytest
 
 from sqla_shard.cache.stores.memcached import MemcachedStore
-from tests.servers.memcached import grow_old
-from tests.servers.memcached import nodes
+from tests.servers.memcached import grow_old, nodes
 from tests.suites import cache_store
 
 pytestmark = pytest.mark.live

@@ -8,11 +8,7 @@ import pytest
 
 from sqla_shard.cache import columns
 from sqla_shard.cache.columns import RowChecks
-from tests.models.cached_models import cached_on_servers
-from tests.models.cached_models import key_of
-from tests.models.cached_models import seen
-from tests.models.cached_models import stored
-from tests.models.cached_models import User
+from tests.models.cached_models import cached_on_servers, key_of, seen, stored, User
 from tests.suites import cache_mutations
 from tests.suites.cache_mutations import MemcachedItems
 

@@ -17,33 +17,21 @@ from sqla_shard import Cluster
 from sqla_shard.cache.stores import State
 from sqla_shard.cache.stores.memcached import MemcachedStore
 from sqla_shard.cache.stores.memory import MemoryStore
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import ShardMissingError
-from sqla_shard.outbox.invalidations import drain
-from sqla_shard.outbox.invalidations import outbox_size
-from sqla_shard.testing import MemcachedServer
-from sqla_shard.testing import Proxy
+from sqla_shard.exc import CommitUnknownError, ShardMissingError
+from sqla_shard.outbox.invalidations import drain, outbox_size
+from sqla_shard.testing import MemcachedServer, Proxy
 from sqla_shard.testing.local_server import wait_until
-from tests.models.operation_models import Account
-from tests.models.operation_models import Base
-from tests.models.operation_models import points
-from tests.servers.memcached import grow_old
-from tests.servers.memcached import nodes
-from tests.servers.operation_servers import own_cluster
-from tests.servers.operation_servers import own_fleet
-from tests.servers.operation_servers import own_lines
-from tests.servers.operation_servers import own_proxied
-from tests.suites.cache_store import leased
-from tests.suites.cache_store import put
-from tests.suites.cache_store import state
-from tests.suites.cache_store import token
-from tests.suites.operations import FAR
-from tests.suites.operations import NEAR
-from tests.suites.operations import Suite
-from tests.suites.outbox import at_commit
-from tests.suites.outbox import forget_all
-from tests.suites.outbox import leave
-from tests.suites.outbox import rows
+from tests.models.operation_models import Account, Base, points
+from tests.servers.memcached import grow_old, nodes
+from tests.servers.operation_servers import (
+    own_cluster,
+    own_fleet,
+    own_lines,
+    own_proxied,
+)
+from tests.suites.cache_store import leased, put, state, token
+from tests.suites.operations import FAR, NEAR, Suite
+from tests.suites.outbox import at_commit, forget_all, leave, rows
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("memcached_installed")]
 
@@ -108,8 +96,7 @@ class TestNodes(Suite):
             for key in failed:
                 # That is the lie that ends now.
                 assert wait_until(
-                    lambda key=key: state(ours, key) is State.VALUE,
-                    seconds=SECONDS,
+                    lambda key=key: state(ours, key) is State.VALUE, seconds=SECONDS
                 )
             report = drain(cluster, {"r": ours})
             assert (report.removed, report.ok) == (len(failed), True)
@@ -120,9 +107,7 @@ class TestNodes(Suite):
     def test_a_node_that_was_killed(self, cluster, ids, servers):
         with connected([one.address for one in servers]) as store:
             keys = [f"key:{n}" for n in range(20)]
-            its = [
-                key for key in keys if store.node_of(key) == servers[0].address
-            ]
+            its = [key for key in keys if store.node_of(key) == servers[0].address]
             servers[0].kill()
             assert store.block(keys, token(), 5) == set(its)
             leave(cluster, ids[NEAR], [("r", key) for key in its])
@@ -135,9 +120,7 @@ class TestNodes(Suite):
             servers[0].start()
             grow_old(servers[0])
             # It was left alone for a moment.
-            assert wait_until(
-                lambda: drain(cluster, {"r": store}).ok, seconds=SECONDS
-            )
+            assert wait_until(lambda: drain(cluster, {"r": store}).ok, seconds=SECONDS)
         assert rows(cluster) == []
 
     def test_responses_of_nodes(self, servers):
@@ -146,9 +129,7 @@ class TestNodes(Suite):
             assert state(store, "a") is State.VALUE
             leased(store, ["b", "c", "d"])
             found = store.stats()
-            assert [one.node for one in found] == [
-                one.address for one in servers
-            ]
+            assert [one.node for one in found] == [one.address for one in servers]
             assert all(one.answers for one in found)
             # Both have their guard.
             assert sum(one.items for one in found) == 6
@@ -169,9 +150,7 @@ class TestServers(Suite):
         forget_all(cluster)
 
     @pytest.mark.parametrize("when", ["before", "after"])
-    def test_a_commit_that_is_cut(
-        self, cluster, proxied, lines, ids, mark, when
-    ):
+    def test_a_commit_that_is_cut(self, cluster, proxied, lines, ids, mark, when):
         """The key waits if, and only if, the rest was committed."""
         lines[HOME].cut_at_commit(when=when)
         with (
@@ -183,8 +162,7 @@ class TestServers(Suite):
         there = when == "after"
         # The server may hear of the end of the connection later.
         assert wait_until(
-            lambda: points(cluster, [ids[NEAR]]) == [int(there)],
-            seconds=SECONDS,
+            lambda: points(cluster, [ids[NEAR]]) == [int(there)], seconds=SECONDS
         )
         assert rows(cluster) == ([(NEAR, "r", mark)] if there else [])
 
@@ -205,8 +183,7 @@ class TestServers(Suite):
         assert {one.server for one in troubles} == {trouble.partition(" ")[0]}
         lines[HOME].restore()
         assert wait_until(
-            lambda: drain(proxied, {"r": MemoryStore()}).ok,
-            seconds=SECONDS,
+            lambda: drain(proxied, {"r": MemoryStore()}).ok, seconds=SECONDS
         )
         assert rows(cluster) == []
 
@@ -227,9 +204,7 @@ class TestServers(Suite):
     def test_no_table_on_one_shard(self, cluster, fleet, ids):
         """The others of its server are drained."""
         leave(cluster, ids[FAR + 1], [("r", "a")])
-        fleet.servers[OTHER].root_execute(
-            f"DROP TABLE db{FAR:05d}.sqla_shard_outbox"
-        )
+        fleet.servers[OTHER].root_execute(f"DROP TABLE db{FAR:05d}.sqla_shard_outbox")
         with pytest.raises(ShardMissingError):
             leave(cluster, ids[FAR], [("r", "b")])
         # Nothing is committed of which the cache would not hear.
@@ -255,10 +230,7 @@ class TestServers(Suite):
         other = Cluster.from_topology(document, environ=fleet.environ)
 
         async def main() -> None:
-            async with (
-                contextlib.aclosing(other),
-                other.async_begin() as session,
-            ):
+            async with contextlib.aclosing(other), other.async_begin() as session:
                 found = await session.get_one(Account, ids[NEAR])
                 found.points += 1
 
@@ -271,18 +243,14 @@ class TestServers(Suite):
         """It is logged, and done the next time."""
         leave(cluster, ids[NEAR], [("r", "a")])
         leave(cluster, ids[FAR], [("r", "b")])
-        place = cluster.places.place(
-            cluster.places.keyspace(None, "objects"), NEAR
-        )
+        place = cluster.places.place(cluster.places.keyspace(None, "objects"), NEAR)
         document = fleet.topology_mapping(main=True, lookup=8)
         with (
             Cluster.from_topology(
                 document,
                 environ=fleet.environ,
                 engine_options={
-                    "connect_args": {
-                        "init_command": "SET innodb_lock_wait_timeout = 1"
-                    }
+                    "connect_args": {"init_command": "SET innodb_lock_wait_timeout = 1"}
                 },
             ) as hasty,
             place.engine.connect() as holder,

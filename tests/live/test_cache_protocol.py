@@ -14,8 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from dataclasses import asdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
 
@@ -25,15 +24,10 @@ from sqla_shard.testing.database_server import DatabaseServer
 from tests.servers import redis
 from tests.servers.cache_checking import check
 from tests.servers.cache_events import events_of
-from tests.servers.memcached import grow_old
-from tests.servers.memcached import nodes
-from tests.workers.cache_worker import Settings
-from tests.workers.cache_worker import TIMES
+from tests.servers.memcached import grow_old, nodes
+from tests.workers.cache_worker import Settings, TIMES
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.usefixtures("memcached_installed"),
-]
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("memcached_installed")]
 
 ROOT = Path(__file__).parents[2]
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
@@ -88,9 +82,7 @@ class Scene:
         ]
         program = [sys.executable, "-m", "tests.workers.cache_worker"]
         process = subprocess.Popen(
-            [*program, json.dumps(everybody)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
+            [*program, json.dumps(everybody)], cwd=ROOT, stdout=subprocess.PIPE
         )
         with process:
             until = float(process.stdout.readline())

@@ -8,14 +8,11 @@ import pytest
 import redis
 from redis._parsers.base import _RESPBase
 
-from sqla_shard.cache.regions import open_region
-from sqla_shard.cache.regions import store_of
+from sqla_shard.cache.regions import open_region, store_of
 from sqla_shard.cache.stores.redis import RedisStore
 from sqla_shard.contrib.redis_databases import RedisDatabases
 from tests.servers.processes import count_sockets_to
-from tests.servers.redis import client_of
-from tests.servers.redis import grow_old
-from tests.servers.redis import old_server
+from tests.servers.redis import client_of, grow_old, old_server
 from tests.suites import cache_store
 
 pytestmark = pytest.mark.live
@@ -150,12 +147,7 @@ def test_everything_there_ends(server, mark):
         store.block([f"{mark}:two"], b"x" * 16, 20)
         store.block([f"{mark}:two"], b"y" * 16, 10)
         store.close()
-        for name, most in (
-            ("lease", 5),
-            ("value", 60),
-            ("one", 10),
-            ("two", 20),
-        ):
+        for name, most in (("lease", 5), ("value", 60), ("one", 10), ("two", 20)):
             left = client.pttl(f"sqla_shard:{mark}:{name}")
             assert most - 3 < left / 1000 <= most
 

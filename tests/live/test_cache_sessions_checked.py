@@ -21,12 +21,10 @@ from sqla_shard.testing import Proxy
 from sqla_shard.testing.topology_documents import topology_document
 from tests.models.cache_session_models import SHARDS
 from tests.servers.cache_session_policies import BROKEN
-from tests.servers.cache_session_scene import Program
-from tests.servers.cache_session_scene import Scene
+from tests.servers.cache_session_scene import Program, Scene
 from tests.servers.memcached import nodes
 from tests.servers.published import moved
-from tests.servers.roles import exchange_roles
-from tests.servers.roles import kill_application
+from tests.servers.roles import exchange_roles, kill_application
 
 pytestmark = [
     pytest.mark.live,
@@ -58,10 +56,7 @@ def databases(server_kind):
     with ExitStack() as stack:
         pair = server_kind.pair("server1", fast=True, options=OPTIONS)
         other = server_kind.server(
-            "server2",
-            fast=True,
-            options=OPTIONS,
-            password=pair.primary.password,
+            "server2", fast=True, options=OPTIONS, password=pair.primary.password
         )
         yield stack.enter_context(pair), stack.enter_context(other)
 
@@ -269,18 +264,14 @@ def test_nothing_is_stale_after_a_failover(scene, on_pair, say):
                 done.append(monotonic())
 
     def read_since():
-        hits = [
-            e for e in scene.logged_events() if e.kind == "read" and e.cached
-        ]
+        hits = [e for e in scene.logged_events() if e.kind == "read" and e.cached]
         return done and sum(e.start > done[0] for e in hits) > 20
 
     done = []
     before = scene.document["epoch"]
     scene.publish(promoted(scene, on_pair.primary, generation=before + 1))
     nothing_stale(
-        *(scene, say, "cached", *WRITES),
-        during=fail_over_and_back,
-        also=read_since,
+        *(scene, say, "cached", *WRITES), during=fail_over_and_back, also=read_since
     )
     assert scene.document["epoch"] > before + 1
 
@@ -321,9 +312,7 @@ def lost_pins(scene, since, seen_since):
 
 
 @pytest.mark.parametrize("policy", ["ours", "no-generation"])
-def test_nothing_is_left_of_what_a_failover_has_lost(
-    scene, on_pair, policy, say
-):
+def test_nothing_is_left_of_what_a_failover_has_lost(scene, on_pair, policy, say):
     pair = on_pair
     scene.narrow(range(SHARDS), ("pin", "bag"))
     scene.lossy = scene.document["epoch"] + 1
@@ -388,9 +377,7 @@ def finds(scene, say, policy, **settings):
     scene.least, deadline = 0, monotonic() + PATIENCE
     while True:
         scene.most = deadline - monotonic()
-        report = scene.run(
-            policy, enough=lambda report: bool(report.stale), **settings
-        )
+        report = scene.run(policy, enough=lambda report: bool(report.stale), **settings)
         say(f"{policy}: {len(report.stale)} of {dict(report.counts)}")
         if report.stale:
             return
@@ -409,8 +396,7 @@ def test_the_same_finds_what_is_not_awaited(scene, say):
 
 
 @pytest.mark.skipif(
-    not SOAK,
-    reason="a busy machine may find nothing in the time of a short run",
+    not SOAK, reason="a busy machine may find nothing in the time of a short run"
 )
 def test_the_same_finds_what_is_added_to_old_lists(scene, say):
     scene.narrow(range(SHARDS), ("bag", "marks"))

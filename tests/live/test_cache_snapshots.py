@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from sqla_shard.cache.objects import ObjectCache
-from tests.models.mapping_models import BoardHasPins
-from tests.models.mapping_models import lists_on_servers
-from tests.models.mapping_models import new_board
-from tests.models.mapping_models import new_pins
-from tests.models.mapping_models import User
+from tests.models.mapping_models import (
+    BoardHasPins,
+    lists_on_servers,
+    new_board,
+    new_pins,
+    User,
+)
 
 pytestmark = pytest.mark.live
 
@@ -20,9 +22,7 @@ cluster = lists_on_servers("csnapshots")
 def cache(cluster):
     memory = {"backend": "dogpile.cache.memory"}
     yield cluster.configure_cache(
-        {"rows": memory},
-        classes={User: "rows", BoardHasPins: "rows"},
-        prefix="t",
+        {"rows": memory}, classes={User: "rows", BoardHasPins: "rows"}, prefix="t"
     )
     cluster.cache = None
 
@@ -91,9 +91,7 @@ def test_a_list_that_is_written_while_we_wait(cluster, at_second_look):
         assert [row.pin_id for row in page] == ids
 
 
-def test_an_object_that_is_inserted_after_we_looked(
-    cluster, cache, monkeypatch
-):
+def test_an_object_that_is_inserted_after_we_looked(cluster, cache, monkeypatch):
     missing = new_user(cluster) + 1
     rows = ObjectCache.rows
     looks = []

@@ -6,30 +6,32 @@ import threading
 from typing import Any
 
 import pytest
-from sqlalchemy import event
-from sqlalchemy import update
+from sqlalchemy import event, update
 from sqlalchemy.exc import OperationalError
 
-from sqla_shard import Cluster
-from sqla_shard import operation
+from sqla_shard import Cluster, operation
 from sqla_shard.cache.stores import State
-from sqla_shard.exc import CachedWriteError
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import PartialCommitError
-from sqla_shard.exc import ServerFencedError
+from sqla_shard.exc import (
+    CachedWriteError,
+    CommitUnknownError,
+    PartialCommitError,
+    ServerFencedError,
+)
 from sqla_shard.testing.server_fleet import ServerFleet
 from sqla_shard.verify import verify_relations
-from tests.models.cached_models import Board
-from tests.models.cached_models import BoardKeepsPins
-from tests.models.cached_models import cached_on_servers
-from tests.models.cached_models import key_of
-from tests.models.cached_models import Pin
-from tests.models.cached_models import PinInBoards
-from tests.models.cached_models import seen
-from tests.models.cached_models import sent
-from tests.models.cached_models import stored
-from tests.models.cached_models import User
-from tests.models.cached_models import value_of
+from tests.models.cached_models import (
+    Board,
+    BoardKeepsPins,
+    cached_on_servers,
+    key_of,
+    Pin,
+    PinInBoards,
+    seen,
+    sent,
+    stored,
+    User,
+    value_of,
+)
 
 pytestmark = pytest.mark.live
 
@@ -149,9 +151,7 @@ def test_a_server_that_is_fenced(
     assert value_of(cluster, key_of(cluster, User, users[0]))
 
 
-def test_a_listener_that_raises_at_commit(
-    cluster: Cluster, users: list[int]
-) -> None:
+def test_a_listener_that_raises_at_commit(cluster: Cluster, users: list[int]) -> None:
     def fail(connection: Any) -> None:
         raise RuntimeError("not now")
 
@@ -172,8 +172,7 @@ def test_a_listener_that_raises_at_commit(
 def test_the_victim_of_a_deadlock(cluster: Cluster) -> None:
     """Its values are still used, and those of the other are deleted."""
     users = [
-        stored(cluster, User(name="u", city="Rome"), 3, warm=True)
-        for _ in range(2)
+        stored(cluster, User(name="u", city="Rome"), 3, warm=True) for _ in range(2)
     ]
     cities = ["Oslo", "Bonn"]
     both = threading.Barrier(2)
@@ -205,9 +204,7 @@ def test_the_victim_of_a_deadlock(cluster: Cluster) -> None:
         assert [seen(cluster, User, u).city for u in users] == [city] * 2
 
 
-def test_pending_operations_on_other_shards(
-    cluster: Cluster, users: list[int]
-) -> None:
+def test_pending_operations_on_other_shards(cluster: Cluster, users: list[int]) -> None:
     with cluster.begin(cross_shard="logged") as session:
         session.get(User, users[0]).city = "Oslo"
         rename.intend(session, users[1], "Bonn")
@@ -247,9 +244,7 @@ def test_a_row_that_comes_to_match(committed: Cluster) -> None:
         for city in ("Rome", "Bonn")
     ]
 
-    def change(
-        connection: Any, cursor: Any, statement: str, *more: Any
-    ) -> None:
+    def change(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
         if statement.startswith("UPDATE") and not changed:
             changed.append(statement)
             with committed.begin() as other:
@@ -262,9 +257,7 @@ def test_a_row_that_comes_to_match(committed: Cluster) -> None:
         engine = session.connection(there).engine
         event.listen(engine, "before_cursor_execute", change)
         try:
-            with pytest.raises(
-                CachedWriteError, match="1 more rows were written"
-            ):
+            with pytest.raises(CachedWriteError, match="1 more rows were written"):
                 session.execute(
                     update(User).where(User.city == "Rome").values(city="x"),
                     bind_arguments={"shard_id": 2},

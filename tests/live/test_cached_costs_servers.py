@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sqla_shard.cache.stores.memcached_node import Stream
-from tests.models.cached_models import cached_on_servers
-from tests.models.cached_models import stored
-from tests.models.cached_models import User
+from tests.models.cached_models import cached_on_servers, stored, User
 from tests.suites import cached_costs
 
 pytestmark = pytest.mark.live

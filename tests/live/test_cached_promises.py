@@ -9,36 +9,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 from sqlalchemy import event
 
-from sqla_shard import Cluster
-from sqla_shard import no_cache
-from sqla_shard import pack
-from sqla_shard import unpack
+from sqla_shard import Cluster, no_cache, pack, unpack
 from sqla_shard.cache import cached_objects
 from sqla_shard.cache.stores import State
 from sqla_shard.exc import PartialCommitError
 from sqla_shard.outbox.invalidations import drain
-from sqla_shard.testing import MemcachedServer
-from sqla_shard.testing import Proxy
+from sqla_shard.testing import MemcachedServer, Proxy
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.models.cached_models import Base
-from tests.models.cached_models import Board
-from tests.models.cached_models import BoardHasPins
-from tests.models.cached_models import CLASSES
-from tests.models.cached_models import key_of
-from tests.models.cached_models import Pin
-from tests.models.cached_models import seen
-from tests.models.cached_models import SHARDS
-from tests.models.cached_models import stored
-from tests.models.cached_models import User
+from tests.models.cached_models import (
+    Base,
+    Board,
+    BoardHasPins,
+    CLASSES,
+    key_of,
+    Pin,
+    seen,
+    SHARDS,
+    stored,
+    User,
+)
 from tests.servers.kinds import Kind
 from tests.servers.memcached import nodes
 from tests.suites.outbox import forget_all
@@ -75,8 +72,7 @@ friends: dict[int, int] = {}
 def pairs(session: Any, user_ids: list[int]) -> dict[int, list[str]]:
     """Return the cities of users and of their friends."""
     return {
-        user_id: cities_of(session, [friends[user_id], user_id])
-        for user_id in user_ids
+        user_id: cities_of(session, [friends[user_id], user_id]) for user_id in user_ids
     }
 
 
@@ -93,9 +89,7 @@ def lines(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
 
 
 @pytest.fixture(scope="module")
-def node(
-    memcached_installed: None, server_kind: Kind
-) -> Iterator[MemcachedServer]:
+def node(memcached_installed: None, server_kind: Kind) -> Iterator[MemcachedServer]:
     # Rows of another kind of server have the same ids.
     with nodes(1) as servers:
         yield servers[0]
@@ -218,10 +212,7 @@ def test_a_result_of_two_servers_of_which_one_commits(
             session.commit()
     assert drained(cluster)
     assert asked(cluster, function, one) == ["Oslo", "Rome"]
-    assert [seen(cluster, User, user).city for user in users] == [
-        "Oslo",
-        "Rome",
-    ]
+    assert [seen(cluster, User, user).city for user in users] == ["Oslo", "Rome"]
 
 
 # -- all that a transaction can write
@@ -235,9 +226,7 @@ class Rows:
             stored(cluster, User(name="u", city="Rome"), shard_id)
             for shard_id in (NEAR, FAR)
         ]
-        self.boards = [
-            stored(cluster, Board(), shard_id) for shard_id in (NEAR, FAR)
-        ]
+        self.boards = [stored(cluster, Board(), shard_id) for shard_id in (NEAR, FAR)]
         self.pins = [stored(cluster, Pin(title="p")) for _ in range(4)]
         for board in self.boards:
             cluster.run(BoardHasPins.append_many, board, self.pins[:2])
@@ -314,9 +303,7 @@ def test_all_that_waits_is_read_anew(
     async def main() -> None:
         async with contextlib.aclosing(writer):
             await writer.async_warm(2)
-            async with writer.async_session(
-                cross_shard=cross_shard
-            ) as session:
+            async with writer.async_session(cross_shard=cross_shard) as session:
                 await session.run_sync(write)
 
     with contextlib.ExitStack() as stack:
@@ -342,10 +329,7 @@ def ids_of(cluster: Cluster, board: int) -> tuple[list[int], int]:
     """Return the pins of a board as read through the cache, and how many."""
     with cluster.session() as session:
         page = BoardHasPins.page(session, board, 3)
-        return (
-            [row.pin_id for row in page],
-            BoardHasPins.count(session, board),
-        )
+        return ([row.pin_id for row in page], BoardHasPins.count(session, board))
 
 
 @pytest.mark.parametrize("change", ["append", "remove", "move"])
@@ -354,9 +338,7 @@ def test_a_list_that_two_have_changed(
 ) -> None:
     """No row is added to a list that is to be removed from the cache."""
     board = stored(cluster, Board(), FAR)
-    first, second, third, fourth = (
-        stored(cluster, Pin(title="p")) for _ in range(4)
-    )
+    first, second, third, fourth = (stored(cluster, Pin(title="p")) for _ in range(4))
     cluster.run(BoardHasPins.append_many, board, [first, second])
     before = [second, first]
     assert ids_of(cluster, board) == (before, 2)

@@ -13,24 +13,24 @@ from typing import Any
 
 import pytest
 
-from sqla_shard import Cluster
-from sqla_shard import pack
+from sqla_shard import Cluster, pack
 from sqla_shard.testing import MemcachedServer
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.models.cached_models import Base
-from tests.models.cached_models import Board
-from tests.models.cached_models import BoardHasPins
-from tests.models.cached_models import configure
-from tests.models.cached_models import PIN
-from tests.models.cached_models import seen
-from tests.models.cached_models import sent
-from tests.models.cached_models import settled
-from tests.models.cached_models import SHARDS
-from tests.models.cached_models import stored
-from tests.models.cached_models import User
-from tests.servers.memcached import grow_old
-from tests.servers.memcached import stats
+from tests.models.cached_models import (
+    Base,
+    Board,
+    BoardHasPins,
+    configure,
+    PIN,
+    seen,
+    sent,
+    settled,
+    SHARDS,
+    stored,
+    User,
+)
+from tests.servers.memcached import grow_old, stats
 
 pytestmark = pytest.mark.live
 
@@ -50,9 +50,7 @@ def node(memcached_installed: None) -> Iterator[MemcachedServer]:
 
 
 @pytest.fixture(scope="module")
-def cluster(
-    fleet: ServerFleet[Any], node: MemcachedServer
-) -> Iterator[Cluster]:
+def cluster(fleet: ServerFleet[Any], node: MemcachedServer) -> Iterator[Cluster]:
     document = fleet.topology_mapping(
         shards=SHARDS, database="db_cachedtogether_{shard:05d}"
     )
@@ -126,9 +124,7 @@ def test_threads(cluster: Cluster, rng: random.Random) -> None:
 
 def test_a_forked_process(cluster: Cluster) -> None:
     """It has connections of its own, and parent and child hear of both."""
-    users = [
-        stored(cluster, User(name=str(i)), i, warm=True) for i in range(3)
-    ]
+    users = [stored(cluster, User(name=str(i)), i, warm=True) for i in range(3)]
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -206,9 +202,7 @@ def test_a_node_that_hangs_holds_up_no_other_task(
         assert worst < HUNG
         # Invalidations that failed are in the outbox, and are applied as soon
         # as the node is used again.
-        assert wait_until(
-            lambda: impatient.repair_cache().ok, seconds=PATIENCE
-        )
+        assert wait_until(lambda: impatient.repair_cache().ok, seconds=PATIENCE)
     assert seen(cluster, User, user).name == "changed"
 
 

@@ -18,8 +18,7 @@ from click.testing import Result
 from sqla_shard.cli import publish_commands
 from sqla_shard.topology.zookeeper.publisher import Publisher
 from tests.models.provisioning import Project
-from tests.servers.command_line import invoke
-from tests.servers.command_line import write
+from tests.servers.command_line import invoke, write
 from tests.servers.zookeeper import place
 
 pytestmark = pytest.mark.live
@@ -35,10 +34,7 @@ def document(
     pair: ServerPair[Any], epoch: int, shards: list[Any], *others: Any
 ) -> dict[str, Any]:
     def url(server: Any) -> str:
-        return (
-            f"mysql://{server.user}:${{MYSQL_PASSWORD}}"
-            f"@{server.host}:{server.port}"
-        )
+        return f"mysql://{server.user}:${{MYSQL_PASSWORD}}@{server.host}:{server.port}"
 
     servers = [
         {
@@ -64,10 +60,7 @@ def document(
 
 
 def test_servers_that_are_not_ready_refuse_a_push(
-    pair: ServerPair[Any],
-    zookeeper_server: Any,
-    tmp_path: Any,
-    monkeypatch: Any,
+    pair: ServerPair[Any], zookeeper_server: Any, tmp_path: Any, monkeypatch: Any
 ) -> None:
     # A busy machine has all the time that it needs.
     monkeypatch.setattr(publish_commands, "_TIMEOUT", 60.0)

@@ -6,13 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import LookupMixin
-from sqla_shard import ObjectMixin
+from sqla_shard import blob_field, Cluster, LookupMixin, ObjectMixin
 from sqla_shard.lookup import normalization
 from tests.servers.kinds import Kind
 
@@ -33,9 +29,7 @@ class Person(ObjectMixin, Base, type_id=1):
     name: Mapped[str] = blob_field(default="")
 
 
-class PersonName(
-    LookupMixin, Base, target=Person, normalize=normalization.exact
-):
+class PersonName(LookupMixin, Base, target=Person, normalize=normalization.exact):
     pass
 
 

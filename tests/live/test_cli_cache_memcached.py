@@ -17,17 +17,11 @@ from sqla_shard.cache.stores.memcached import MemcachedStore
 from sqla_shard.testing import MemcachedServer
 from tests.models.operation_models import SHARDS
 from tests.servers.cache_files import write_regions
-from tests.servers.command_line import COMMAND
-from tests.servers.command_line import environment
-from tests.servers.command_line import invoke
-from tests.servers.command_line import ROOT
-from tests.servers.memcached import grow_old
-from tests.servers.memcached import nodes
+from tests.servers.command_line import COMMAND, environment, invoke, ROOT
+from tests.servers.memcached import grow_old, nodes
 from tests.servers.operation_commands import for_commands
-from tests.suites.cache_store import put
-from tests.suites.cache_store import state
-from tests.suites.outbox import leave
-from tests.suites.outbox import rows
+from tests.suites.cache_store import put, state
+from tests.suites.outbox import leave, rows
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("memcached_installed")]
 

@@ -11,16 +11,12 @@ import pytest
 from sqla_shard import Cluster
 from sqla_shard.cache import load_cache
 from sqla_shard.testing import sqlite_topology
-from tests.models.cached_models import sent
-from tests.models.cached_models import settled
+from tests.models.cached_models import sent, settled
 from tests.servers import command_line
-from tests.servers.command_line import invoke
-from tests.servers.command_line import without_progress
-from tests.servers.command_writes import each_write
-from tests.servers.command_writes import write_settings
+from tests.servers.command_line import invoke, without_progress
+from tests.servers.command_writes import each_write, write_settings
 from tests.servers.memcached import nodes
-from tests.suites.verify_relations import Base
-from tests.suites.verify_relations import SHARDS
+from tests.suites.verify_relations import Base, SHARDS
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("memcached_installed")]
 

@@ -11,10 +11,7 @@ from pathlib import Path
 import pytest
 
 from sqla_shard.testing.topology_documents import topology_document
-from tests.servers.command_line import COMMAND
-from tests.servers.command_line import environment
-from tests.servers.command_line import run
-from tests.servers.command_line import write
+from tests.servers.command_line import COMMAND, environment, run, write
 from tests.test_docs import certificates  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.live
@@ -32,9 +29,7 @@ def _client():
 
 @pytest.fixture(scope="module")
 def fleet(server_kind):
-    with server_kind.fleet(
-        servers=2, shards=4, fast=True, password=PASSWORD
-    ) as fleet:
+    with server_kind.fleet(servers=2, shards=4, fast=True, password=PASSWORD) as fleet:
         yield fleet
 
 
@@ -45,10 +40,7 @@ def directory(fleet, tmp_path_factory):
     urls = [server["primary"] for server in whole["servers"]]
     documents = [
         topology_document(
-            {f"server{number}": url},
-            4,
-            database="db_cli{shard:05d}",
-            main="main_cli",
+            {f"server{number}": url}, 4, database="db_cli{shard:05d}", main="main_cli"
         )
         for number, url in enumerate(urls[:2], 1)
     ]
@@ -67,9 +59,7 @@ def directory(fleet, tmp_path_factory):
 @pytest.fixture
 def shell(fleet, directory):
     """Run ``sqla-shard shell``."""
-    names = [
-        part for name in fleet.environ for part in ("--placeholder", name)
-    ]
+    names = [part for name in fleet.environ for part in ("--placeholder", name)]
 
     def shell(*arguments, stdin="", **environ):
         return run(
@@ -134,10 +124,7 @@ def test_sql_from_standard_input(shell):
 
 def test_a_standby_is_not_written(shell, fleet):
     create = "CREATE TABLE t (a INT)"
-    for options in (
-        ["-e", create],
-        ["-c", f"session.execute(text('{create}'))"],
-    ):
+    for options in (["-e", create], ["-c", f"session.execute(text('{create}'))"]):
         done = shell("--shard", 0, "--standby", *options)
         assert done.returncode == 1
         assert "READ ONLY transaction" in done.stderr
@@ -148,9 +135,7 @@ def test_a_standby_is_not_written(shell, fleet):
 
 
 def test_python_on_a_shard(shell, fleet):
-    done = shell(
-        "--shard", 2, "-c", f"print(session.execute(text('{WHERE}')).all())"
-    )
+    done = shell("--shard", 2, "-c", f"print(session.execute(text('{WHERE}')).all())")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"('db_cli00002', {fleet.servers[0].port}, " in done.stdout
 
@@ -178,9 +163,7 @@ def test_no_secret_can_be_seen_from_outside(fleet, directory):
     assert first.startswith("--defaults-file=/dev/fd/")
     for secret in fleet.environ.values():
         assert secret.encode() not in command
-    assert sorted(path.name for path in directory.iterdir()) == [
-        "topology.json"
-    ]
+    assert sorted(path.name for path in directory.iterdir()) == ["topology.json"]
 
 
 def test_a_server_that_refuses(shell, fleet):
@@ -240,9 +223,6 @@ def test_requested_tls_is_used(
         pytest.skip("the servers of others may offer TLS")
     server = fleet.servers[0]
     assert tls_version(tmp_path, server) == ""
-    for query in (
-        f"?ssl_ca={certificates / 'ca.pem'}",
-        "?ssl_check_hostname=1",
-    ):
+    for query in (f"?ssl_ca={certificates / 'ca.pem'}", "?ssl_check_hostname=1"):
         refused = tls_version(tmp_path, server, query)
         assert "SSL is required" in refused

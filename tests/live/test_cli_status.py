@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from sqla_shard import Cluster
-from sqla_shard.cli.output import coloured
-from sqla_shard.cli.output import NOT_READ
+from sqla_shard.cli.output import coloured, NOT_READ
 from sqla_shard.cli.program import program
 from sqla_shard.testing.topology_documents import topology_document
 from tests.models.unread_models import Base
@@ -41,9 +40,7 @@ def topology(pair, server_kind, tmp_path_factory):
             cursor = connection.cursor()
             cursor.execute("SET SESSION sql_log_bin = 0")
             name = f"'{server.user}'@'{server.host}'"
-            cursor.execute(
-                f"GRANT {server_kind.lag_privilege} ON *.* TO {name}"
-            )
+            cursor.execute(f"GRANT {server_kind.lag_privilege} ON *.* TO {name}")
     return path
 
 

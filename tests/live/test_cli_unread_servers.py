@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from tests.models.unread_models import MODULUS
-from tests.models.unread_models import SHARDS
+from tests.models.unread_models import MODULUS, SHARDS
 from tests.servers.command_line import write
 from tests.suites import unread
 

@@ -19,21 +19,13 @@ from kazoo.client import KazooClient
 from sqla_shard import Topology
 from sqla_shard.cli import completion
 from sqla_shard.cli.program import program
-from sqla_shard.testing import sqlite_topology
-from sqla_shard.testing import ZooKeeperServer
+from sqla_shard.testing import sqlite_topology, ZooKeeperServer
 from sqla_shard.topology import to_json
 from sqla_shard.topology.publication_notes import PublicationNote
 from sqla_shard.topology.zookeeper.publisher import Publisher
 from tests.models.sqlite_files import with_files
-from tests.servers.command_line import COMMAND
-from tests.servers.command_line import environment
-from tests.servers.command_line import invoke
-from tests.servers.command_line import run
-from tests.servers.command_line import write
-from tests.servers.zookeeper import document
-from tests.servers.zookeeper import place
-from tests.servers.zookeeper import SECRET
-from tests.servers.zookeeper import topology
+from tests.servers.command_line import COMMAND, environment, invoke, run, write
+from tests.servers.zookeeper import document, place, SECRET, topology
 
 pytestmark = pytest.mark.live
 
@@ -76,8 +68,7 @@ def test_push_history_and_rollback(location, tmp_path, publisher):
     assert done.stdout.endswith("epoch 2 is already published\n")
     done = invoke("-t", location, "topology", "history")
     assert re.fullmatch(
-        r"(epoch [21]: [-\d]+ [:\d]+\+00:00, \d+ bytes, \S+@\S+\n){2}",
-        done.stdout,
+        r"(epoch [21]: [-\d]+ [:\d]+\+00:00, \d+ bytes, \S+@\S+\n){2}", done.stdout
     )
     back = ("-t", location, "topology", "rollback", "--to", 1)
     done = invoke(*back, "--dry-run")
@@ -92,13 +83,7 @@ def test_push_history_and_rollback(location, tmp_path, publisher):
     shown = invoke("-t", location, "topology", "history", "--json")
     entries = json.loads(shown.stdout)
     assert [one["epoch"] for one in entries] == [3, 2, 1]
-    assert set(entries[0]) == {
-        "epoch",
-        "published",
-        "bytes",
-        "author",
-        "message",
-    }
+    assert set(entries[0]) == {"epoch", "published", "bytes", "author", "message"}
 
 
 def test_the_history_says_who_and_why(location, tmp_path, publisher):
@@ -129,9 +114,7 @@ def test_the_history_says_who_and_why(location, tmp_path, publisher):
     wide = write(tmp_path, document(2, shards=32), "wide.json")
     reset = ("-t", location, "topology", "reset", wide, "--yes")
     assert invoke(*reset, "--author", "c").exit_code == 0
-    found = [
-        (one.epoch, one.author, one.message) for one in publisher.history()
-    ]
+    found = [(one.epoch, one.author, one.message) for one in publisher.history()]
     assert found == [(2, "c", None), (1, None, None)]
 
 
@@ -148,12 +131,7 @@ def test_notes_are_removed_with_their_topologies(location):
     names = sorted(client.get_children(f"/{path}/history"))
     client.stop()
     client.close()
-    assert names == [
-        "0000000004",
-        "0000000004.note",
-        "0000000005",
-        "0000000005.note",
-    ]
+    assert names == ["0000000004", "0000000004.note", "0000000005", "0000000005.note"]
 
 
 def test_push_with_an_acl(location, tmp_path):
@@ -176,9 +154,7 @@ def test_push_with_an_acl(location, tmp_path):
 
 def test_push_in_json(location, tmp_path):
     path = write(tmp_path, document(1))
-    done = invoke(
-        "topology", "push", path, "--to", location, "--yes", "--json"
-    )
+    done = invoke("topology", "push", path, "--to", location, "--yes", "--json")
     assert json.loads(done.stdout) == {
         "location": location,
         "old_epoch": None,
@@ -191,9 +167,7 @@ def test_push_in_json(location, tmp_path):
     path = write(tmp_path, document(2, shards=16))
     found = json.loads(push(location, path, "--json", "--dry-run").stdout)
     assert (found["dry_run"], found["published"]) == (True, False)
-    assert found["diff"]["opened"] == [
-        {"keyspace": "objects", "old": 8, "new": 16}
-    ]
+    assert found["diff"]["opened"] == [{"keyspace": "objects", "old": 8, "new": 16}]
 
 
 def test_generations(location, tmp_path, publisher):
@@ -311,9 +285,7 @@ def test_the_next_epoch(location, tmp_path, publisher):
     assert publisher.current() == topology(2, shards=16)
 
 
-def test_the_next_epoch_is_that_after_the_history(
-    location, tmp_path, publisher
-):
+def test_the_next_epoch_is_that_after_the_history(location, tmp_path, publisher):
     for epoch in (1, 2, 3):
         publisher.publish(topology(epoch))
     hosts, _, path = location.removeprefix("zookeeper://").partition("/")
@@ -440,17 +412,12 @@ def test_looking(shop, tmp_path, publisher):
         done = invoke("-t", shop, *arguments)
         assert (done.exit_code, done.stderr) == (0, "")
         assert expected in done.stdout
-    again = invoke(
-        "topology", "show", env={"SQLA_SHARD_TOPOLOGY": shop}
-    ).stdout
+    again = invoke("topology", "show", env={"SQLA_SHARD_TOPOLOGY": shop}).stdout
     assert again == invoke("-t", shop, "topology", "show").stdout
     mapping = invoke("-t", shop, "topology", "show", "--json").stdout
     path = write(tmp_path, json.loads(mapping), "same.json")
     done = invoke("topology", "diff", path, shop, "--exit-code")
-    assert (done.exit_code, done.stdout) == (
-        0,
-        "epoch 1 -> 1\nnothing else changed\n",
-    )
+    assert (done.exit_code, done.stdout) == (0, "epoch 1 -> 1\nnothing else changed\n")
 
 
 def test_a_shell(shop, tmp_path):
@@ -567,9 +534,7 @@ def test_one_of_several_processes_wins(location, tmp_path, publisher):
         )
         for count in shards
     ]
-    ended = [
-        (*one.communicate(timeout=60), one.returncode) for one in processes
-    ]
+    ended = [(*one.communicate(timeout=60), one.returncode) for one in processes]
     assert sorted(status for _, _, status in ended) == [0, 1, 1], ended
     (winner,) = (
         count

@@ -12,23 +12,17 @@ import pytest
 pytest.importorskip("kazoo")
 
 from kazoo.client import KazooClient
-from kazoo.security import make_digest_acl
-from kazoo.security import READ_ACL_UNSAFE
+from kazoo.security import make_digest_acl, READ_ACL_UNSAFE
 from sqlalchemy import event
 
 from sqla_shard import Cluster
-from sqla_shard.fleet import Account
-from sqla_shard.fleet import Accounts
-from sqla_shard.fleet import Fleet
-from sqla_shard.fleet import status
-from sqla_shard.testing import Proxy
-from sqla_shard.testing import ZooKeeperServer
+from sqla_shard.fleet import Account, Accounts, Fleet, status
+from sqla_shard.testing import Proxy, ZooKeeperServer
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.topology import to_json
 from sqla_shard.topology.zookeeper import Publisher
 from tests.servers.following import in_child
-from tests.servers.zookeeper import place
-from tests.servers.zookeeper import topology
+from tests.servers.zookeeper import place, topology
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("zookeeper_installed")]
 
@@ -184,9 +178,7 @@ def test_a_node_that_is_deleted_comes_back(location):
 
 
 @pytest.mark.parametrize("fault", ["hang", "refuse"])
-def test_an_outage_does_not_stop_the_process(
-    location, proxy, zookeeper, fault
-):
+def test_an_outage_does_not_stop_the_process(location, proxy, zookeeper, fault):
     seen = location.replace(zookeeper.hosts, f"{proxy.host}:{proxy.port}")
     with following(seen) as cluster:
         until(lambda: pids(location) == [(ME, 1)])
@@ -228,8 +220,7 @@ def test_without_permission_it_goes_on(location, zookeeper, caplog):
     with following(location) as cluster:
         until(
             lambda: any(
-                "may not create a node" in one.getMessage()
-                for one in caplog.records
+                "may not create a node" in one.getMessage() for one in caplog.records
             )
         )
         with Publisher(location, options={"auth_data": auth}) as publisher:

@@ -11,32 +11,25 @@ import asyncio
 import contextlib
 import logging
 import pickle
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import Any
-from typing import Literal
+from typing import Any, Literal
 
 import pymysql
 import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import InvalidRequestError
 
-from sqla_shard import Cluster
-from sqla_shard import unpack
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import PartialCommitError
-from sqla_shard.exc import ServerFencedError
-from sqla_shard.exc import WrittenShard
+from sqla_shard import Cluster, unpack
+from sqla_shard.exc import (
+    CommitUnknownError,
+    PartialCommitError,
+    ServerFencedError,
+    WrittenShard,
+)
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.faults import busy
-from tests.servers.faults import own_fleet
-from tests.servers.faults import own_ids
-from tests.servers.faults import Pin
-from tests.servers.faults import SERVERS
-from tests.servers.faults import SHARDS
+from tests.servers.faults import busy, own_fleet, own_ids, Pin, SERVERS, SHARDS
 
 pytestmark = pytest.mark.live
 
@@ -85,9 +78,7 @@ def shards_of(numbers: Sequence[int]) -> list[int]:
 
 def on_server(shard_id: int) -> WrittenShard:
     return WrittenShard(
-        keyspace="objects",
-        shard_id=shard_id,
-        server=f"server{shard_id // EACH + 1}",
+        keyspace="objects", shard_id=shard_id, server=f"server{shard_id // EACH + 1}"
     )
 
 
@@ -137,9 +128,7 @@ def check(
         reported["unknown"] = [*error.shards_unknown]
         reported["rolled back"] = [*error.shards_rolled_back]
         assert {s.server for s in reported["committed"]} == {*error.committed}
-        assert {s.server for s in reported["rolled back"]} == {
-            *error.rolled_back
-        }
+        assert {s.server for s in reported["rolled back"]} == {*error.rolled_back}
         assert error.unknown == bool(reported["unknown"])
     else:
         reported["rolled back"] = [on_server(n) for n in written]
@@ -273,10 +262,7 @@ def test_a_server_that_was_only_read(
     written = shards_of(others) if way else [others[1] * EACH]
     before, new = there(), next(NEW)
     lines[read].cut_at_commit(when=when)
-    with (
-        caplog.at_level(logging.WARNING),
-        cluster.begin(cross_shard=way) as session,
-    ):
+    with caplog.at_level(logging.WARNING), cluster.begin(cross_shard=way) as session:
         assert session.get(Pin, ids[read * EACH])
         for shard_id in written:
             session.get(Pin, ids[shard_id]).body = new
@@ -369,11 +355,7 @@ def test_awaited(
 
 @pytest.mark.parametrize("n", range(SERVERS))
 def test_a_server_that_refuses_to_commit(
-    cluster: Cluster,
-    fleet: ServerFleet[Any],
-    ids: list[int],
-    there: Truth,
-    n: int,
+    cluster: Cluster, fleet: ServerFleet[Any], ids: list[int], there: Truth, n: int
 ) -> None:
     """It is read-only by then, and refuses: the outcome is known."""
     order = (1, 2, 0)
@@ -429,10 +411,7 @@ def test_one_that_refuses_after_reading_was_written_behind_our_back(
 
 
 def test_locks_hold_until_what_they_protect_is_written(
-    cluster: Cluster,
-    fleet: ServerFleet[Any],
-    lines: list[Proxy],
-    ids: list[int],
+    cluster: Cluster, fleet: ServerFleet[Any], lines: list[Proxy], ids: list[int]
 ) -> None:
     """The row that was locked is free when the other is written, not before.
 
@@ -454,9 +433,7 @@ def test_locks_hold_until_what_they_protect_is_written(
             )
     finally:
         session.close()
-    fleet.servers[0].root_execute(
-        "SELECT body FROM db00000.pins FOR UPDATE NOWAIT"
-    )
+    fleet.servers[0].root_execute("SELECT body FROM db00000.pins FOR UPDATE NOWAIT")
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.0, True, "1", None])
@@ -486,10 +463,7 @@ def test_other_packets_are_no_commit(
     before = line.counts.commits
     line.cut_at_commit(when="before")
     with pymysql.connect(
-        host=line.host,
-        port=line.port,
-        user=server.user,
-        password=server.password,
+        host=line.host, port=line.port, user=server.user, password=server.password
     ) as connection:
         cursor = connection.cursor()
         for text in ("SELECT 'COMMIT'", "DO 1 -- COMMIT", "ROLLBACK"):

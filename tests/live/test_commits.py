@@ -8,18 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import event
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import PartialCommitError
-from sqla_shard.exc import RetriesExhaustedError
+from sqla_shard.exc import CommitUnknownError, PartialCommitError, RetriesExhaustedError
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.models.models import Base
-from tests.models.models import Note
-from tests.models.models import Pin
+from tests.models.models import Base, Note, Pin
 from tests.servers.kinds import Kind
 
 pytestmark = pytest.mark.live
@@ -50,8 +45,7 @@ def kill(fleet: ServerFleet[Any], connection: Any) -> None:
 def counted(cluster: Cluster, shard_id: int) -> int:
     with cluster.session() as session:
         found: int = session.execute(
-            text("SELECT count(*) FROM pins"),
-            bind_arguments={"shard_id": shard_id},
+            text("SELECT count(*) FROM pins"), bind_arguments={"shard_id": shard_id}
         ).scalar_one()
         return found
 
@@ -62,9 +56,7 @@ def pin(title: str, shard_id: int) -> Any:
     return made
 
 
-def test_a_connection_lost_at_commit(
-    cluster: Cluster, fleet: ServerFleet[Any]
-) -> None:
+def test_a_connection_lost_at_commit(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     before = counted(cluster, 1)
     attempts = []
 
@@ -106,10 +98,7 @@ def test_half_of_a_commit(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     session = cluster.session(cross_shard="unordered")
     session.add_all([pin("half", 1), pin("half", 7)])
     session.flush()
-    roots = {
-        connection.engine: connection
-        for connection, _ in session._views.values()
-    }
+    roots = {connection.engine: connection for connection, _ in session._views.values()}
     assert len(roots) == 2
     committing: list[Any] = []
 
@@ -164,9 +153,7 @@ def note(cluster: Cluster) -> int:
 
 
 @pytest.mark.parametrize("locking", [True, False])
-def test_twenty_racing_writers(
-    cluster: Cluster, note: int, locking: bool
-) -> None:
+def test_twenty_racing_writers(cluster: Cluster, note: int, locking: bool) -> None:
     start = threading.Barrier(20)
 
     def count(session: Any) -> None:

@@ -7,20 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy import select, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.pool import NullPool
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import Topology
+from sqla_shard import blob_field, Cluster, ObjectMixin, Topology
 from sqla_shard.exc import ServerRetiredError
-from sqla_shard.testing import Proxy
-from sqla_shard.testing import StatementLog
+from sqla_shard.testing import Proxy, StatementLog
 from sqla_shard.testing.topology_documents import topology_document
 from tests.servers.kinds import Kind
 
@@ -73,9 +66,7 @@ def test_an_init_command_may_return_rows(
     options = {"connect_args": {"init_command": command}}
     with (
         Cluster.from_topology(
-            cluster.topology.to_mapping(),
-            environ=fleet.environ,
-            engine_options=options,
+            cluster.topology.to_mapping(), environ=fleet.environ, engine_options=options
         ) as other,
         other.session() as session,
     ):
@@ -99,9 +90,7 @@ def test_one_connection_per_server(cluster: Cluster) -> None:
     servers = len(cluster.topology.keyspace("objects").servers)
     with StatementLog() as log, cluster.session() as session:
         for shard_id in range(32):
-            session.scalars(
-                select(User), bind_arguments={"shard_id": shard_id}
-            ).all()
+            session.scalars(select(User), bind_arguments={"shard_id": shard_id}).all()
         session.scalars(select(Setting)).all()
         assert len(log.connections) == servers
         assert log.count("begin") == servers
@@ -120,9 +109,7 @@ def test_no_ca_bundle_is_read_to_connect(
 
     monkeypatch.setattr(ssl, "create_default_context", counted)
     with Cluster.from_topology(
-        cluster.topology,
-        environ=fleet.environ,
-        engine_options={"poolclass": NullPool},
+        cluster.topology, environ=fleet.environ, engine_options={"poolclass": NullPool}
     ) as unpooled:
         for _ in range(5):
             assert set(unpooled.health().servers.values()) == {None}
@@ -142,9 +129,7 @@ def test_text_runs_in_the_database_of_its_place(cluster: Cluster) -> None:
         assert database(session) == "main"
         assert database(session, shard_id=3) == "db_connections00003"
         connection = session.connection({"shard_id": 5})
-        assert connection.scalar(text("SELECT DATABASE()")) == (
-            "db_connections00005"
-        )
+        assert connection.scalar(text("SELECT DATABASE()")) == ("db_connections00005")
 
 
 def test_a_server_that_is_gone_and_back(server_kind: Kind) -> None:
@@ -184,9 +169,7 @@ def test_no_connection_is_opened_to_a_server_that_was_removed(
         old = topology_document({"server1": server.url}, 1)
         new = {**topology_document({"server1": server.url}, 1), "epoch": 2}
         (listed,) = old["keyspaces"]["objects"]["servers"]
-        listed["primary"] = server.url.replace(
-            f":{server.port}", f":{proxy.port}"
-        )
+        listed["primary"] = server.url.replace(f":{server.port}", f":{proxy.port}")
         with Cluster.from_topology(old, driver=driver) as cluster:
             (engine,) = {place.engine for _, place in cluster.places.servers()}
             cluster.update_topology(Topology.from_mapping(new))

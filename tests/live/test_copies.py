@@ -11,12 +11,9 @@ import pymysql
 import pytest
 
 from sqla_shard.dialects.mysql.show_create import without_character_sets
-from sqla_shard.exc import CopyFailedError
-from sqla_shard.exc import FleetServerError
+from sqla_shard.exc import CopyFailedError, FleetServerError
 from sqla_shard.fleet import definitions
-from sqla_shard.fleet.copies import Copy
-from sqla_shard.fleet.copies import copy_state
-from sqla_shard.fleet.copies import finish_copy
+from sqla_shard.fleet.copies import Copy, copy_state, finish_copy
 from sqla_shard.fleet.definitions import tables_of
 from sqla_shard.fleet.dumps import _rows
 from sqla_shard.fleet.replication import replication_of
@@ -92,12 +89,8 @@ def servers(tmp_path_factory, request, server_kind):
             cursor.execute(ODD)
             cursor.execute("SET SESSION sql_mode = ''")
             cursor.executemany(INSERT, [odd_row(rng) for _ in range(300)])
-            cursor.execute(
-                "DELETE FROM db00000.`odd ``%s` ORDER BY id DESC LIMIT 3"
-            )
-            cursor.execute(
-                "CREATE TABLE db00001.zero (id INT AUTO_INCREMENT KEY)"
-            )
+            cursor.execute("DELETE FROM db00000.`odd ``%s` ORDER BY id DESC LIMIT 3")
+            cursor.execute("CREATE TABLE db00001.zero (id INT AUTO_INCREMENT KEY)")
             cursor.execute("SET sql_mode = 'NO_AUTO_VALUE_ON_ZERO'")
             cursor.execute("INSERT INTO db00001.zero VALUES (0), (5)")
         pairs["server1"].wait_caught_up()
@@ -382,9 +375,7 @@ def test_a_command_that_does_not_say_a_position_has_failed(ends):
     source, target = ends
 
     def copy(command):
-        return Copy(
-            source, target, owner="op", way="command", command=command
-        ).run()
+        return Copy(source, target, owner="op", way="command", command=command).run()
 
     with pytest.raises(CopyFailedError, match="status 3: no space"):
         copy("echo no space >&2; exit 3")
@@ -408,9 +399,6 @@ def test_a_session_that_is_lost_while_it_logs_nothing(ends):
             source.kill(number)
             session.run("DO SLEEP(60)")
 
-    with (
-        source.another() as session,
-        pytest.raises(FleetServerError) as caught,
-    ):
+    with source.another() as session, pytest.raises(FleetServerError) as caught:
         lose(session)
     assert "by an earlier statement" not in caught.value.reason

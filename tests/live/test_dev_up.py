@@ -17,9 +17,7 @@ from unittest.mock import Mock
 import pytest
 
 from sqla_shard import Cluster
-from sqla_shard.cli.dev_command import _show
-from sqla_shard.cli.dev_command import _to_move
-from sqla_shard.cli.dev_command import LocalServers
+from sqla_shard.cli.dev_command import _show, _to_move, LocalServers
 from sqla_shard.testing.local_server import wait_until
 
 #: Seconds for the servers to start, or to stop.
@@ -87,9 +85,7 @@ def test_two_servers_with_a_lookup(tmp_path, server_kind):
             assert health.ok
             for shard in range(4):
                 with cluster.session() as session:
-                    connection = session.connection(
-                        bind_arguments={"shard_id": shard}
-                    )
+                    connection = session.connection(bind_arguments={"shard_id": shard})
                     database = connection.exec_driver_sql("SELECT DATABASE()")
                     assert database.scalar() == f"db{shard:05d}"
     assert sorted(document["pids"]) == ["server1", "server2"]
@@ -158,10 +154,7 @@ def test_a_topology_that_exists_is_not_replaced(tmp_path):
 
 def test_a_spare_server_is_a_pair(tmp_path):
     done = subprocess.run(
-        command("dev", "up", "--spare"),
-        cwd=tmp_path,
-        capture_output=True,
-        check=False,
+        command("dev", "up", "--spare"), cwd=tmp_path, capture_output=True, check=False
     )
     assert done.returncode == 2
     assert b"give --pairs, too" in done.stderr

@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 
-from sqla_shard import Cluster
-from sqla_shard import exc
+from sqla_shard import Cluster, exc
 from sqla_shard.dialects.mysql.catalogue import MySQLCatalogue
 from sqla_shard.schema import verify
-from sqla_shard.schema.drift_report import Copies
-from sqla_shard.schema.drift_report import Orphan
-from tests.servers.drift import ALTERED
-from tests.servers.drift import altered
-from tests.servers.drift import build
-from tests.servers.drift import cluster
-from tests.servers.drift import document
-from tests.servers.drift import drop
-from tests.servers.drift import name_of
-from tests.servers.drift import only
-from tests.servers.drift import run
-from tests.servers.drift import servers
-from tests.servers.drift import SHARDS
+from sqla_shard.schema.drift_report import Copies, Orphan
+from tests.servers.drift import (
+    ALTERED,
+    altered,
+    build,
+    cluster,
+    document,
+    drop,
+    name_of,
+    only,
+    run,
+    servers,
+    SHARDS,
+)
 
 # The fixtures that tests of drift share.
 __all__ = ["altered", "cluster", "servers"]
@@ -49,9 +49,7 @@ def test_drift_of_a_standby(cluster: Cluster, servers: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("altered")
-def test_variants_are_grouped(
-    cluster: Cluster, servers: dict[str, Any]
-) -> None:
+def test_variants_are_grouped(cluster: Cluster, servers: dict[str, Any]) -> None:
     for name in ("server2", "standby2"):
         run(servers[name], ALTERED, "ALTER TABLE notes ADD extra INT")
     (drift,) = only(verify(cluster)).drifted
@@ -82,9 +80,7 @@ def test_the_reference_may_be_the_one_that_is_wrong(
 
 
 @pytest.mark.usefixtures("altered")
-def test_shards_and_servers_restrict(
-    cluster: Cluster, servers: dict[str, Any]
-) -> None:
+def test_shards_and_servers_restrict(cluster: Cluster, servers: dict[str, Any]) -> None:
     run(servers["server2"], ALTERED, "ALTER TABLE notes ADD extra INT")
     assert verify(cluster, shards=[0, 1, 2]).ok
     assert only(verify(cluster, shards=[0, 1, 2])).databases == 6
@@ -140,9 +136,7 @@ def test_missing_and_orphaned_databases(
 
 
 @pytest.mark.usefixtures("altered")
-def test_a_reference_that_is_missing(
-    cluster: Cluster, servers: dict[str, Any]
-) -> None:
+def test_a_reference_that_is_missing(cluster: Cluster, servers: dict[str, Any]) -> None:
     run(servers["server2"], ALTERED, f"DROP DATABASE {name_of(ALTERED)}")
     with pytest.raises(exc.DriftReferenceError) as caught:
         verify(cluster, reference=ALTERED)
@@ -191,9 +185,7 @@ def test_a_standby_that_is_down(servers: dict[str, Any]) -> None:
 
 
 def test_kinds_of_servers_are_not_compared(
-    cluster: Cluster,
-    servers: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: Cluster, servers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = MySQLCatalogue.kind
     ports = [servers[name].port for name in ("server2", "standby2")]

@@ -12,18 +12,20 @@ from sqlalchemy import text
 from sqla_shard import Cluster
 from sqla_shard.schema import verify
 from sqla_shard.schema.drift_report import Copies
-from tests.servers.drift import ALTERED
-from tests.servers.drift import altered
-from tests.servers.drift import build
-from tests.servers.drift import cluster
-from tests.servers.drift import document
-from tests.servers.drift import drop
-from tests.servers.drift import name_of
-from tests.servers.drift import only
-from tests.servers.drift import run
-from tests.servers.drift import servers
-from tests.servers.drift import SHARDS
-from tests.servers.drift import touched
+from tests.servers.drift import (
+    ALTERED,
+    altered,
+    build,
+    cluster,
+    document,
+    drop,
+    name_of,
+    only,
+    run,
+    servers,
+    SHARDS,
+    touched,
+)
 from tests.servers.kinds import Kind
 
 # The fixtures that tests of drift share.
@@ -39,11 +41,7 @@ def test_all_well(cluster: Cluster) -> None:
     report = verify(cluster)
     assert report.ok
     found = only(report)
-    assert (found.reference, found.server, found.role) == (
-        0,
-        "server1",
-        "primary",
-    )
+    assert (found.reference, found.server, found.role) == (0, "server1", "primary")
     assert (found.shards, found.databases, found.servers) == (4, 8, 4)
     # The view too.
     assert found.tables == 5
@@ -60,10 +58,7 @@ def test_all_well(cluster: Cluster) -> None:
     [
         ["ALTER TABLE pins AUTO_INCREMENT = 1000"],
         ["INSERT INTO alembic_version VALUES ('abc')"],
-        [
-            "INSERT INTO users (id, data) VALUES (1, '{}')",
-            "ANALYZE TABLE users",
-        ],
+        ["INSERT INTO users (id, data) VALUES (1, '{}')", "ANALYZE TABLE users"],
         [
             "ALTER TABLE users DROP KEY by_name",
             "ALTER TABLE users ADD KEY by_name (name(10), age)",
@@ -83,11 +78,7 @@ def test_permitted_differences_are_not_reported(
 ALTERATIONS = {
     "extra column": ("users", "ADD note TEXT", "+  `note` text"),
     "lost column": ("users", "DROP doubled", "-  `doubled` int"),
-    "order of columns": (
-        "users",
-        "MODIFY age INT COMMENT 'in years' FIRST",
-        "",
-    ),
+    "order of columns": ("users", "MODIFY age INT COMMENT 'in years' FIRST", ""),
     "type": ("pins", "MODIFY other_id INT NOT NULL", "+  `other_id` int"),
     "nullability": ("pins", "MODIFY other_id BIGINT", "DEFAULT NULL"),
     "default": ("users", "ALTER name SET DEFAULT 'y'", "+  `name`"),
@@ -102,22 +93,14 @@ ALTERATIONS = {
         "MODIFY name VARCHAR(50) COLLATE utf8mb4_bin DEFAULT 'x'",
         "-  `name` varchar(50)",
     ),
-    "comment of a column": (
-        "users",
-        "MODIFY age INT COMMENT 'years'",
-        "years",
-    ),
+    "comment of a column": ("users", "MODIFY age INT COMMENT 'years'", "years"),
     "generated": (
         "users",
         "MODIFY doubled INT GENERATED ALWAYS AS (age * 3) STORED",
         "`age` * 3",
     ),
     "lost index": ("pins", "DROP KEY by_other", "-  KEY `by_other`"),
-    "name of an index": (
-        "pins",
-        "RENAME KEY by_other TO others",
-        "+  KEY `others`",
-    ),
+    "name of an index": ("pins", "RENAME KEY by_other TO others", "+  KEY `others`"),
     "columns of an index": (
         "users",
         "DROP KEY by_age, ADD UNIQUE KEY by_age (name, age)",
@@ -203,10 +186,7 @@ def test_an_altered_table_is_found_and_nothing_else(
             "(other_id) REFERENCES users (id) ON DELETE CASCADE",
             "FOREIGN KEY (`other_id`)",
         ),
-        (
-            "(user_id) REFERENCES notes (id) ON DELETE CASCADE",
-            "REFERENCES `notes`",
-        ),
+        ("(user_id) REFERENCES notes (id) ON DELETE CASCADE", "REFERENCES `notes`"),
     ],
 )
 def test_a_foreign_key_under_the_same_name(
@@ -216,9 +196,7 @@ def test_a_foreign_key_under_the_same_name(
         servers["server2"],
         ALTERED,
         "ALTER TABLE pins DROP FOREIGN KEY owner",
-        "ALTER TABLE pins MODIFY user_id BIGINT"
-        if "NULL" in definition
-        else "DO 1",
+        "ALTER TABLE pins MODIFY user_id BIGINT" if "NULL" in definition else "DO 1",
         f"ALTER TABLE pins ADD CONSTRAINT owner FOREIGN KEY {definition}",
     )
     check(cluster, "pins", diff)
@@ -232,9 +210,7 @@ def test_a_view(cluster: Cluster, servers: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("altered")
-def test_a_trigger(
-    cluster: Cluster, servers: dict[str, Any], fleet: Any
-) -> None:
+def test_a_trigger(cluster: Cluster, servers: dict[str, Any], fleet: Any) -> None:
     if not fleet.local:
         pytest.skip("with a binary log it takes root to make one")
     touched.append(servers["server2"])
@@ -250,11 +226,7 @@ def test_a_trigger(
 def test_the_collation_of_the_database(
     cluster: Cluster, servers: dict[str, Any]
 ) -> None:
-    run(
-        servers["server2"],
-        ALTERED,
-        "ALTER DATABASE COLLATE utf8mb4_general_ci",
-    )
+    run(servers["server2"], ALTERED, "ALTER DATABASE COLLATE utf8mb4_general_ci")
     check(cluster, None, "COLLATE utf8mb4_general_ci")
     assert "defaults of the database: 3 databases as the reference" in str(
         verify(cluster, standby=False)
@@ -311,9 +283,7 @@ READING = r"SELECT|SHOW|ROLLBACK|SET (SESSION|NAMES|AUTOCOMMIT)"
 
 
 @pytest.mark.usefixtures("altered")
-def test_it_only_reads(
-    cluster: Cluster, servers: dict[str, Any], fleet: Any
-) -> None:
+def test_it_only_reads(cluster: Cluster, servers: dict[str, Any], fleet: Any) -> None:
     if not fleet.local:
         pytest.skip("the log is root's to read")
     run(servers["server2"], ALTERED, "ALTER TABLE notes ADD extra INT")
@@ -357,19 +327,14 @@ def test_reading_all_databases_opens_few_tables(
 def test_more_variants_than_are_read_one_by_one(fleet: Any) -> None:
     """Every database differs from every other, in one table of two."""
     count = 20
-    document = fleet.topology_mapping(
-        shards=count, database="db_variants{shard:02d}"
-    )
+    document = fleet.topology_mapping(shards=count, database="db_variants{shard:02d}")
     fleet.create_databases(document)
     with Cluster.from_topology(document) as cluster:
         try:
             keyspace = cluster.topology.keyspace("objects")
             for place in cluster.places.all_places(keyspace):
                 with place.engine.begin() as connection:
-                    for name, comment in (
-                        ("same", 0),
-                        ("own", place.shard_id),
-                    ):
+                    for name, comment in (("same", 0), ("own", place.shard_id)):
                         connection.exec_driver_sql(
                             f"CREATE TABLE {place.schema}.{name} (id INT) "
                             f"COMMENT 'of {comment}'"
@@ -384,16 +349,12 @@ def test_more_variants_than_are_read_one_by_one(fleet: Any) -> None:
     assert sum(bool(variant.diff) for variant in drift.others) == 16
 
 
-def test_a_server_that_does_not_care_for_the_case_of_names(
-    server_kind: Kind,
-) -> None:
+def test_a_server_that_does_not_care_for_the_case_of_names(server_kind: Kind) -> None:
     option = "--lower-case-table-names=1"
     with server_kind.server("server1", fast=True, options=[option]) as server:
         for shard in (0, 1):
             build(server, shard)
-        broken = document(
-            {"server1": server, "server2": server}, standby=False
-        )
+        broken = document({"server1": server, "server2": server}, standby=False)
         (keyspace,) = broken["keyspaces"].values()
         keyspace["database"] = keyspace["database"].replace("drift", "DRIFT")
         keyspace["shards"] = 2

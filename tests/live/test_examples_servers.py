@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from examples import colocation
-from examples import ordering
-from examples import starlette_app
-from examples import transfers
+from examples import colocation, ordering, starlette_app, transfers
 from sqla_shard import Cluster
 
 pytestmark = pytest.mark.live
@@ -20,9 +17,7 @@ pytestmark = pytest.mark.live
 
 @pytest.fixture
 def cluster(fleet: Any) -> Iterator[Cluster]:
-    document = fleet.topology_mapping(
-        database="db_examples{shard:05d}", shards=16
-    )
+    document = fleet.topology_mapping(database="db_examples{shard:05d}", shards=16)
     fleet.drop_databases(document)
     with Cluster.from_topology(document) as cluster:
         yield cluster

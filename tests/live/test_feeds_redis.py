@@ -12,24 +12,23 @@ import pytest
 from sqlalchemy import delete
 
 from sqla_shard import Cluster
-from sqla_shard.contrib import feeds
-from sqla_shard.contrib import FeedStore
+from sqla_shard.contrib import feeds, FeedStore
 from sqla_shard.exc import FeedStoreError
 from sqla_shard.jobs import Worker
 from sqla_shard.outbox import apply
-from sqla_shard.testing import RedisServer
-from sqla_shard.testing import run_jobs
-from tests.models.graph_models import boards
-from tests.models.graph_models import CLUSTERS
-from tests.models.graph_models import feed
-from tests.models.graph_models import follows
-from tests.models.graph_models import ids_of
-from tests.models.graph_models import Pin
-from tests.models.graph_models import pin
-from tests.models.graph_models import run
-from tests.models.graph_models import users
-from tests.servers.redis import finish_jobs
-from tests.servers.redis import two_databases
+from sqla_shard.testing import RedisServer, run_jobs
+from tests.models.graph_models import (
+    boards,
+    CLUSTERS,
+    feed,
+    follows,
+    ids_of,
+    Pin,
+    pin,
+    run,
+    users,
+)
+from tests.servers.redis import finish_jobs, two_databases
 
 cluster = CLUSTERS.on_servers(
     "feeds", engine_options={"pool_size": 30, "max_overflow": 30}
@@ -110,9 +109,7 @@ def test_a_job_that_runs_again_changes_nothing(cluster, store, monkeypatch):
     assert sum(map(len, calls)) == len(fans) + len(calls[2])
 
 
-def test_a_worker_without_redis_does_not_lose_jobs(
-    cluster, store, monkeypatch
-):
+def test_a_worker_without_redis_does_not_lose_jobs(cluster, store, monkeypatch):
     ada, bob = users(cluster, 2)
     (board,) = boards(cluster, bob, 1)
     run(cluster, follows.follow_user, ada, bob)
@@ -144,9 +141,7 @@ def test_unfollowed_and_deleted_posts_are_removed_when_read(cluster, store):
     assert ids_of(cluster, ada) == [pins[3], pins[2], pins[1]]
     assert stored(store, ada) == [pins[3], pins[2], pins[1]]
     cluster.run(feed.withdraw, bob, pins[1])
-    cluster.run(
-        lambda session: session.execute(delete(Pin).where(Pin.id == pins[1]))
-    )
+    cluster.run(lambda session: session.execute(delete(Pin).where(Pin.id == pins[1])))
     assert ids_of(cluster, ada) == [pins[3], pins[2]]
     assert stored(store, ada) == [pins[3], pins[2]]
 
@@ -194,9 +189,7 @@ def test_those_with_many_followers_are_pulled(cluster, store, monkeypatch):
         assert ids_of(cluster, fans[1], limit) == of_star[::-1]
 
 
-def test_read_from_the_tables_while_redis_is_down(
-    cluster, store, server, caplog
-):
+def test_read_from_the_tables_while_redis_is_down(cluster, store, server, caplog):
     ada, bob = users(cluster, 2)
     (board,) = boards(cluster, bob, 1)
     run(cluster, follows.follow_user, ada, bob)
@@ -236,9 +229,7 @@ def test_a_feed_that_is_forgotten_while_it_is_built(cluster, store):
 def test_equal_to_the_tables_under_load(cluster, store, server, rng):
     """Posts, follows and unfollows at once, and Redis is killed."""
     people = users(cluster, 8)
-    owners = {
-        board: user for user in people for board in boards(cluster, user, 2)
-    }
+    owners = {board: user for user in people for board in boards(cluster, user, 2)}
     stop = threading.Event()
     seeds = [rng.randrange(1 << 32) for _ in range(6)]
 
@@ -253,9 +244,7 @@ def test_equal_to_the_tables_under_load(cluster, store, server, rng):
         random_ = random.Random(seed)
         for _ in range(40):
             user, other = random_.sample(people, 2)
-            change = random_.choice(
-                [follows.follow_user, follows.unfollow_user]
-            )
+            change = random_.choice([follows.follow_user, follows.unfollow_user])
             run(cluster, change, user, other)
         return 40
 

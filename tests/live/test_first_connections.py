@@ -16,8 +16,7 @@ from sqla_shard import Cluster
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.models.models import Base
-from tests.models.models import Pin
+from tests.models.models import Base, Pin
 from tests.servers.kinds import Kind
 
 pytestmark = pytest.mark.live
@@ -128,9 +127,7 @@ def test_the_error_names_the_server(
             connect(cluster)
 
 
-def test_a_worker_reports_the_server(
-    fleet: ServerFleet[Any], proxy: Proxy
-) -> None:
+def test_a_worker_reports_the_server(fleet: ServerFleet[Any], proxy: Proxy) -> None:
     for n in range(1, sent_to_connect(fleet, proxy, warm) + 1):
         with opened(fleet, proxy) as cluster:
             proxy.cut_at_statement(n, when="before")

@@ -8,18 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from flask import Flask
-from sqlalchemy import select
-from sqlalchemy import text
+from sqlalchemy import select, text
 from sqlalchemy.exc import OperationalError
 
-from sqla_shard import Cluster
-from sqla_shard import scatter
+from sqla_shard import Cluster, scatter
 from sqla_shard.ext.flask import FlaskCluster
-from tests.models.flask_app import add_board
-from tests.models.flask_app import Base
-from tests.models.flask_app import Board
-from tests.models.flask_app import busy
-from tests.models.flask_app import title_of
+from tests.models.flask_app import add_board, Base, Board, busy, title_of
 
 pytestmark = pytest.mark.live
 
@@ -177,12 +171,8 @@ def boards(cluster):
     [
         lambda session, key: session.get(Board, key),
         lambda session, key: session.get_many(Board, [key])[0],
-        lambda session, key: session.scalar(
-            select(Board).where(Board.id == key)
-        ),
-        lambda session, key: {
-            one.id: one for one in session.scalars(EVERY)
-        }.get(key),
+        lambda session, key: session.scalar(select(Board).where(Board.id == key)),
+        lambda session, key: {one.id: one for one in session.scalars(EVERY)}.get(key),
     ],
     ids=["get", "get_many", "select", "scatter"],
 )
@@ -201,8 +191,7 @@ def _lock(session, key):
 
 def _lock_by_text(session, key):
     session.execute(
-        text("SELECT 1 FROM boards FOR UPDATE"),
-        bind_arguments={"shard_id": 1},
+        text("SELECT 1 FROM boards FOR UPDATE"), bind_arguments={"shard_id": 1}
     )
 
 
@@ -254,9 +243,7 @@ def test_rows_are_read_to_the_end_while_others_are_written(app, db, cluster):
     """More rows than the driver has received when the first one is read."""
 
     def fill(session):
-        session.add_all(
-            Board(title="x" * 10_000, shard_id=1) for _ in range(500)
-        )
+        session.add_all(Board(title="x" * 10_000, shard_id=1) for _ in range(500))
 
     cluster.run(fill)
     here, there = ({"shard_id": shard} for shard in (1, 3))
@@ -264,9 +251,7 @@ def test_rows_are_read_to_the_end_while_others_are_written(app, db, cluster):
         # A row of another server is read before: its snapshot could end.
         db.session.scalars(select(Board), bind_arguments=there).all()
         rows = db.session.scalars(
-            select(Board.id),
-            execution_options={"yield_per": 100},
-            bind_arguments=here,
+            select(Board.id), execution_options={"yield_per": 100}, bind_arguments=here
         )
         found = 0
         for part in rows.partitions():

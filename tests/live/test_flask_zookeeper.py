@@ -10,8 +10,7 @@ pytest.importorskip("kazoo")
 
 from sqla_shard import Topology
 from sqla_shard.ext.flask import FlaskCluster
-from sqla_shard.testing import sqlite_topology
-from sqla_shard.testing import ZooKeeperServer
+from sqla_shard.testing import sqlite_topology, ZooKeeperServer
 from sqla_shard.topology.zookeeper.publisher import Publisher
 from tests.models.flask_app import flask_fixtures
 from tests.models.sqlite_files import with_files

@@ -9,13 +9,10 @@ import pymysql
 import pytest
 
 from sqla_shard.cli.dev_command import FLEET_OPTIONS
-from sqla_shard.fleet import Account
-from sqla_shard.fleet import Accounts
+from sqla_shard.fleet import Account, Accounts
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.pair_checks import bypass_problems
-from sqla_shard.fleet.pair_checks import privilege_problems
-from sqla_shard.fleet.replication import replication_kind
-from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.pair_checks import bypass_problems, privilege_problems
+from sqla_shard.fleet.replication import replication_kind, replication_of
 from tests.servers.fleet_pairs import MYSQL_OPTIONS
 
 pytestmark = pytest.mark.live
@@ -46,8 +43,7 @@ MARIADB = {
     "READ_ONLY ADMIN": "SET GLOBAL read_only = 0",
     "CONNECTION ADMIN": "KILL {session}",
     "SUPER": "SET GLOBAL event_scheduler = OFF",
-    "SET USER": "CREATE OR REPLACE DEFINER = 'other'@'%' VIEW db1.new_view"
-    " AS SELECT 1",
+    "SET USER": "CREATE OR REPLACE DEFINER = 'other'@'%' VIEW db1.new_view AS SELECT 1",
     "REPLICATION SLAVE ADMIN": "STOP SLAVE",
     "REPLICATION MASTER ADMIN": "SET GLOBAL rpl_semi_sync_master_enabled = 0",
     "SLAVE MONITOR": "SHOW SLAVE STATUS",
@@ -76,8 +72,7 @@ MYSQL = {
     "REPLICATION SLAVE": "SHOW BINLOG EVENTS LIMIT 1",
     "BINLOG_ADMIN": "PURGE BINARY LOGS BEFORE '2000-01-01'",
     "BACKUP_ADMIN": "LOCK INSTANCE FOR BACKUP",
-    "CLONE_ADMIN": "CLONE INSTANCE FROM 'nobody'@'127.0.0.1':1"
-    " IDENTIFIED BY 'x'",
+    "CLONE_ADMIN": "CLONE INSTANCE FROM 'nobody'@'127.0.0.1':1 IDENTIFIED BY 'x'",
 }
 NEEDED = {"mariadb": MARIADB, "mysql": MYSQL}
 #: How the servers refuse a statement for a missing privilege.
@@ -97,10 +92,7 @@ _SETUP = (
 @pytest.fixture(scope="module")
 def attempt(server_kind):
     """Run a statement with some privileges; return the error, if any."""
-    options = (
-        *FLEET_OPTIONS,
-        *(MYSQL_OPTIONS if server_kind.is_mysql else ()),
-    )
+    options = (*FLEET_OPTIONS, *(MYSQL_OPTIONS if server_kind.is_mysql else ()))
     numbers = itertools.count()
     with (
         server_kind.server("privileges", fast=True, options=options) as server,
@@ -112,16 +104,11 @@ def attempt(server_kind):
 
         def connect(user):
             return pymysql.connect(
-                host=server.host,
-                port=server.port,
-                user=user,
-                password=user,
+                host=server.host, port=server.port, user=user, password=user
             )
 
         def grant(privileges):
-            root.execute(
-                "REVOKE ALL PRIVILEGES, GRANT OPTION FROM 'tried'@'%'"
-            )
+            root.execute("REVOKE ALL PRIVILEGES, GRANT OPTION FROM 'tried'@'%'")
             names = ", ".join(sorted(privileges))
             root.execute(f"GRANT {names} ON *.* TO 'tried'@'%'")
 
@@ -132,9 +119,7 @@ def attempt(server_kind):
                 with connect("tried") as mine, mine.cursor() as cursor:
                     number = other.thread_id()
                     cursor.execute(
-                        statement.format(
-                            session=number, index=f"i{next(numbers)}"
-                        )
+                        statement.format(session=number, index=f"i{next(numbers)}")
                     )
             except pymysql.Error as error:
                 return error.args[0]
@@ -256,9 +241,7 @@ def test_sessions_that_bypass_read_only(
 
             def found():
                 problems = bypass_problems(accounts, replication_of(admin))
-                return [
-                    one for one in problems if "of 'root'" not in one.message
-                ]
+                return [one for one in problems if "of 'root'" not in one.message]
 
             assert found() == []
             for statement in granted:

@@ -15,37 +15,33 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from pymysql.constants import CLIENT
 
-from sqla_shard.exc import BackupFailedError
-from sqla_shard.exc import BackupNotFoundError
-from sqla_shard.exc import FleetSetupError
-from sqla_shard.exc import OperationRefusedError
-from sqla_shard.fleet import apply
-from sqla_shard.fleet import backup as backup_module
-from sqla_shard.fleet import binlog_archive
-from sqla_shard.fleet import resume
-from sqla_shard.fleet import undo
-from sqla_shard.fleet.backup import create_backups
-from sqla_shard.fleet.backup import plan_backups
-from sqla_shard.fleet.backup import Scope
-from sqla_shard.fleet.binlog_archive import archives_of
-from sqla_shard.fleet.binlog_archive import copy_binlogs
-from sqla_shard.fleet.binlog_archive import plan_binlogs
+from sqla_shard.exc import (
+    BackupFailedError,
+    BackupNotFoundError,
+    FleetSetupError,
+    OperationRefusedError,
+)
+from sqla_shard.fleet import (
+    apply,
+    backup as backup_module,
+    binlog_archive,
+    resume,
+    undo,
+)
+from sqla_shard.fleet.backup import create_backups, plan_backups, Scope
+from sqla_shard.fleet.binlog_archive import archives_of, copy_binlogs, plan_binlogs
 from sqla_shard.fleet.definitions import tables_of
-from sqla_shard.fleet.dumps import content_of
-from sqla_shard.fleet.dumps import HEAD
-from sqla_shard.fleet.dumps import same_content
+from sqla_shard.fleet.dumps import content_of, HEAD, same_content
 from sqla_shard.fleet.replay import Moment
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.restore import Restore
 from sqla_shard.fleet.storage import Storage
 from sqla_shard.testing.local_server import wait_until
-from tests.servers.command_line import invoke
-from tests.servers.command_line import ROOT
+from tests.servers.command_line import invoke, ROOT
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_processes import apply_until
 from tests.servers.load_log import ACKNOWLEDGED
-from tests.servers.load_writers import create_tables
-from tests.servers.load_writers import RawWriter
+from tests.servers.load_writers import create_tables, RawWriter
 from tests.servers.published import places
 from tests.servers.writing_load import Load
 from tests.test_docs import blocks_of
@@ -121,9 +117,7 @@ class Scene:
             load.wait_for_acks(200)
             # The name of the live database is in one of the statements.
             self.on_live("ALTER TABLE `odd ;` ADD COLUMN z INT DEFAULT 5")
-            self.on_live(
-                f"CREATE TABLE {LIVE}.more (id INT PRIMARY KEY)", default=None
-            )
+            self.on_live(f"CREATE TABLE {LIVE}.more (id INT PRIMARY KEY)", default=None)
             if pairs.kind == "mysql":
                 self.pair.primary.root_execute(
                     "SET GLOBAL binlog_transaction_compression = ON"
@@ -142,9 +136,7 @@ class Scene:
             self.on_quiet("DELETE FROM notes")
             copy_binlogs(self.fleet, self.storage, "server1")
             acks, begin = self.acks(load), time.monotonic()
-            self.quiet_plan = self.planned(
-                shard=QUIET, moment=Moment(time=self.second)
-            )
+            self.quiet_plan = self.planned(shard=QUIET, moment=Moment(time=self.second))
             self.quiet_result = apply(self.fleet, self.quiet_plan)
             self.quiet_seconds = time.monotonic() - begin
             self.quiet_acks = self.acks(load) - acks
@@ -210,10 +202,7 @@ class Scene:
 
     def databases(self):
         """Return the names of all databases."""
-        return {
-            name
-            for (name,) in self.pair.primary.root_execute("SHOW DATABASES")
-        }
+        return {name for (name,) in self.pair.primary.root_execute("SHOW DATABASES")}
 
     def drop(self, name):
         """Drop a restored database."""
@@ -274,9 +263,7 @@ def test_a_shard_is_restored_to_a_second_ago(scene, say, request):
     (notes,) = [one for one in restored if one.name == "notes"]
     assert notes.rows == 2
     # The mistake is in the live shard still, and not in the restored one.
-    (live,) = [
-        one for one in scene.read(f"db{QUIET:05d}") if one.name == "notes"
-    ]
+    (live,) = [one for one in scene.read(f"db{QUIET:05d}") if one.name == "notes"]
     assert live.rows == 0
     assert scene.quiet_acks > 0
 
@@ -348,9 +335,7 @@ def test_targets_that_exist_are_refused(scene):
     assert same_content(scene.content, scene.read(f"restored_{LIVE}")) == []
 
 
-@pytest.mark.parametrize(
-    ("step", "state"), [("create", "done"), ("load", "done")]
-)
+@pytest.mark.parametrize(("step", "state"), [("create", "done"), ("load", "done")])
 def test_a_killed_restore_is_resumed_or_undone(scene, step, state):
     moment = Moment(gtid=scene.gtid)
     for end in (undo, resume):
@@ -372,9 +357,7 @@ def test_the_commands(scene):
     folder = str(scene.storage)
 
     def run(*arguments):
-        found = invoke(
-            "-t", scene.pairs.path, "fleet", *arguments, env=account
-        )
+        found = invoke("-t", scene.pairs.path, "fleet", *arguments, env=account)
         return found.exit_code, found.stdout
 
     for command in (
@@ -420,9 +403,7 @@ def test_a_dry_run_writes_nothing(scene, tmp_path):
     assert str(folder) in str(plan)
     json.dumps(plan.as_dict())
     assert not folder.exists()
-    one = plan_backups(
-        scene.fleet, storage, Scope(keyspace="objects", shard=SHARD)
-    )
+    one = plan_backups(scene.fleet, storage, Scope(keyspace="objects", shard=SHARD))
     assert list(one.servers[0].databases) == [LIVE]
     with another_id(scene.pair.primary):
         (problem,) = plan_backups(scene.fleet, storage, scope).problems
@@ -506,9 +487,7 @@ def test_a_missing_log_is_a_gap(scene):
 
 
 def test_statements_that_cannot_be_replayed_are_refused(scene):
-    scene.on_live(
-        f"CREATE TABLE {LIVE}.copied LIKE db00008.load_pins", default=None
-    )
+    scene.on_live(f"CREATE TABLE {LIVE}.copied LIKE db00008.load_pins", default=None)
     scene.on_live("DROP TABLE copied")
     archive, _ = copy_binlogs(scene.fleet, scene.storage, "server1")
     moment = Moment(time=archive.logs[-1].closed)
@@ -560,9 +539,7 @@ def test_views_and_missing_databases_are_refused(scene):
     try:
         with pytest.raises(OperationRefusedError, match="views"):
             create_backups(
-                scene.fleet,
-                scene.storage,
-                Scope(keyspace="objects", shard=SHARD),
+                scene.fleet, scene.storage, Scope(keyspace="objects", shard=SHARD)
             )
     finally:
         scene.on_live("DROP VIEW seen")
@@ -589,9 +566,7 @@ def test_a_killed_backup_is_not_listed(scene):
 def test_the_only_good_backup_stays(scene, tmp_path):
     storage = Storage(tmp_path)
     for day in range(3):
-        one = dataclasses.replace(
-            scene.backup, name=f"b{day}", created=day * 86_400.0
-        )
+        one = dataclasses.replace(scene.backup, name=f"b{day}", created=day * 86_400.0)
         for file in one.databases:
             with storage.file(one.name, file.file).create() as copied:
                 copied.write(scene.path(file).read_bytes())
@@ -835,6 +810,4 @@ def test_the_statements_of_the_page_put_databases_in_place(scene):
             if one.auto_increment is not None:
                 assert one.auto_increment == was[one.name] + 1_000_000
         assert f"restored_{live}" not in scene.databases()
-    assert any(
-        one.auto_increment for before in restored.values() for one in before
-    )
+    assert any(one.auto_increment for before in restored.values() for one in before)

@@ -17,28 +17,21 @@ from functools import partial
 
 import pymysql
 import pytest
-from hypothesis import given
-from hypothesis import HealthCheck
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import given, HealthCheck, settings, strategies as st
 
-from sqla_shard.exc import ApplierStoppedError
-from sqla_shard.exc import FleetLockedError
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import OperationRefusedError
-from sqla_shard.fleet import common_point as points
-from sqla_shard.fleet import compare
+from sqla_shard.exc import (
+    ApplierStoppedError,
+    FleetLockedError,
+    FleetServerError,
+    OperationRefusedError,
+)
+from sqla_shard.fleet import common_point as points, compare
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.compare import compare_servers
-from sqla_shard.fleet.compare import CompareOptions
-from sqla_shard.fleet.compare import verify_data
+from sqla_shard.fleet.compare import compare_servers, CompareOptions, verify_data
 from sqla_shard.fleet.journal import Record
-from sqla_shard.fleet.replication import Replication
-from sqla_shard.fleet.replication import replication_kind
+from sqla_shard.fleet.replication import Replication, replication_kind
 from sqla_shard.testing.local_server import wait_until
-from tests.servers.command_line import COMMAND
-from tests.servers.command_line import environment
-from tests.servers.command_line import invoke
+from tests.servers.command_line import COMMAND, environment, invoke
 from tests.servers.fleet_pairs import FleetPairs
 
 pytestmark = pytest.mark.live
@@ -251,17 +244,9 @@ CASES = {
             "CREATE TABLE f (k DOUBLE PRIMARY KEY, v INT);"
             "INSERT INTO f SELECT SIN(seq), 0 FROM seq_1_to_2500"
         ),
-        (
-            "UPDATE t SET v = 1 WHERE b = -150;"
-            "UPDATE f SET v = 1 WHERE k > 0.999"
-        ),
+        ("UPDATE t SET v = 1 WHERE b = -150;UPDATE f SET v = 1 WHERE k > 0.999"),
         {
-            (
-                "row",
-                "t",
-                ("2024-01-01 00:00:00.000", "-150.00", "0x580000", 1),
-                ("v",),
-            ),
+            ("row", "t", ("2024-01-01 00:00:00.000", "-150.00", "0x580000", 1), ("v",)),
             ("row", "f", None, ("v",)),
         },
     ),
@@ -270,14 +255,8 @@ CASES = {
             "CREATE TABLE t (a INT, b TEXT);"
             "INSERT INTO t SELECT seq %% 3, 'x' FROM seq_1_to_900"
         ),
-        (
-            "DELETE FROM t WHERE a = 1 LIMIT 2;"
-            "UPDATE t SET b = NULL WHERE a = 2 LIMIT 1"
-        ),
-        {
-            ("missing_row", "t", None, ()),
-            ("extra_row", "t", None, ()),
-        },
+        ("DELETE FROM t WHERE a = 1 LIMIT 2;UPDATE t SET b = NULL WHERE a = 2 LIMIT 1"),
+        {("missing_row", "t", None, ()), ("extra_row", "t", None, ())},
     ),
     "unique key instead of a primary key": (
         (
@@ -480,18 +459,14 @@ def changed(pairs, pair):
     for name, (_, change, _) in CASES.items():
         execute(pair.standby, change, database=NAMES[name], logged=False)
     streamed = []
-    options = CompareOptions(
-        most=300, values=True, on_difference=streamed.append
-    )
+    options = CompareOptions(most=300, values=True, on_difference=streamed.append)
     after = verify_data(
         pairs.fleet(), "server1", databases=NAMES.values(), options=options
     )
     yield before, after, streamed
     for server in (pair.primary, pair.standby):
         for database in NAMES.values():
-            execute(
-                server, f"DROP DATABASE IF EXISTS {database}", logged=False
-            )
+            execute(server, f"DROP DATABASE IF EXISTS {database}", logged=False)
 
 
 class TestDifferences:
@@ -589,9 +564,7 @@ class TestWithoutReplication:
             options=CompareOptions(**options),
         )
 
-    def test_differences_are_read_again(
-        self, fleet, pair, monkeypatch, request
-    ):
+    def test_differences_are_read_again(self, fleet, pair, monkeypatch, request):
         request.addfinalizer(
             lambda: execute(pair.primary, "DROP TABLE t", database="db00001")
         )
@@ -602,12 +575,7 @@ class TestWithoutReplication:
             database="db00001",
         )
         pair.wait_caught_up()
-        execute(
-            pair.standby,
-            "UPDATE t SET v = 0",
-            database="db00001",
-            logged=False,
-        )
+        execute(pair.standby, "UPDATE t SET v = 0", database="db00001", logged=False)
         seen = []
         take = points.snapshots
 
@@ -640,8 +608,7 @@ class Writers:
         self._server = server
         self._stop = threading.Event()
         self._threads = [
-            threading.Thread(target=self._write, args=(rng.random(),))
-            for _ in range(3)
+            threading.Thread(target=self._write, args=(rng.random(),)) for _ in range(3)
         ]
         self.writes = 0
 
@@ -680,10 +647,7 @@ class Writers:
                 (f"INSERT INTO {place} (v, f) VALUES (%s, RAND())", (key,)),
                 (f"UPDATE {place} SET v = UUID() WHERE id = %s", (key,)),
                 (f"DELETE FROM {place} WHERE id = %s", (key,)),
-                (
-                    f"UPDATE {place} SET id = -id, f = f / 3 WHERE id = %s",
-                    (key,),
-                ),
+                (f"UPDATE {place} SET id = -id, f = f / 3 WHERE id = %s", (key,)),
                 (
                     (
                         f"UPDATE {place} SET v = CONCAT(v, 'x') WHERE id"
@@ -755,9 +719,7 @@ def test_rate_is_limited(fleet, pair, written, monkeypatch):
         waits.append(timeout)
         return wait(event, min(timeout, 0.01))
 
-    monkeypatch.setattr(
-        "sqla_shard.fleet.compare.threading.Event.wait", recorded
-    )
+    monkeypatch.setattr("sqla_shard.fleet.compare.threading.Event.wait", recorded)
     options = CompareOptions(rate=1000.0, threads=1, counters=False)
     assert verify_data(
         fleet, "server1", databases=["db00000", "db00001"], options=options
@@ -772,17 +734,11 @@ class TestOperations:
     def different(self, pair):
         execute(
             pair.primary,
-            "CREATE TABLE o (id INT PRIMARY KEY, v INT);"
-            "INSERT INTO o VALUES (1, 1)",
+            "CREATE TABLE o (id INT PRIMARY KEY, v INT);INSERT INTO o VALUES (1, 1)",
             database="db00000",
         )
         pair.wait_caught_up()
-        execute(
-            pair.standby,
-            "UPDATE o SET v = 2",
-            database="db00000",
-            logged=False,
-        )
+        execute(pair.standby, "UPDATE o SET v = 2", database="db00000", logged=False)
         yield
         execute(pair.primary, "DROP TABLE o", database="db00000")
         pair.wait_caught_up()
@@ -805,9 +761,7 @@ class TestOperations:
             on_progress=progress, on_difference=shown.append, counters=False
         )
         try:
-            verify_data(
-                fleet, "server1", databases=["db00000"], options=options
-            )
+            verify_data(fleet, "server1", databases=["db00000"], options=options)
         finally:
             assert begun
             begun[0].release()
@@ -838,9 +792,7 @@ class TestOperations:
             hold.release()
             return hold
 
-        ended = pytest.raises(
-            FleetServerError, match="failover of server1 has ended"
-        )
+        ended = pytest.raises(FleetServerError, match="failover of server1 has ended")
         with ended:
             self.compared(fleet, begin)
 
@@ -878,10 +830,7 @@ class TestApplier:
         assert total > 20
         for number in range(1, total + 1):
             calls[0], at[0] = 0, number
-            with (
-                pytest.raises(KeyboardInterrupt),
-                self.point(pairs),
-            ):
+            with pytest.raises(KeyboardInterrupt), self.point(pairs):
                 pass
             assert applies(pair), f"after statement {number}"
         assert can_write(pair)
@@ -910,17 +859,10 @@ class TestApplier:
         assert applies(pair)
 
     def test_standby_cannot_be_applied_to(self, pairs, pair):
-        execute(
-            pair.primary,
-            "CREATE TABLE e (id INT PRIMARY KEY)",
-            database="db00000",
-        )
+        execute(pair.primary, "CREATE TABLE e (id INT PRIMARY KEY)", database="db00000")
         pair.wait_caught_up()
         execute(
-            pair.standby,
-            "INSERT INTO e VALUES (1)",
-            database="db00000",
-            logged=False,
+            pair.standby, "INSERT INTO e VALUES (1)", database="db00000", logged=False
         )
         execute(pair.standby, "STOP REPLICA SQL_THREAD")
         execute(pair.primary, "INSERT INTO e VALUES (1)", database="db00000")
@@ -929,9 +871,7 @@ class TestApplier:
         )
         with refused, self.point(pairs):
             pass
-        execute(
-            pair.standby, "DELETE FROM e", database="db00000", logged=False
-        )
+        execute(pair.standby, "DELETE FROM e", database="db00000", logged=False)
         execute(pair.standby, "START REPLICA SQL_THREAD")
         pair.wait_caught_up()
         execute(pair.primary, "DROP TABLE e", database="db00000")
@@ -966,14 +906,10 @@ class TestApplier:
             stderr=subprocess.PIPE,
             text=True,
             # Under nohup, or in the background of a shell, it is ignored.
-            preexec_fn=partial(
-                signal.signal, signal.Signals[number], signal.SIG_DFL
-            ),
+            preexec_fn=partial(signal.signal, signal.Signals[number], signal.SIG_DFL),
         ) as command:
             try:
-                stopped = wait_until(
-                    lambda: not applies(pair), seconds=60, every=0.01
-                )
+                stopped = wait_until(lambda: not applies(pair), seconds=60, every=0.01)
                 command.send_signal(signal.Signals[number])
                 said = command.communicate(timeout=60)[1]
             finally:
@@ -984,9 +920,7 @@ class TestApplier:
     def test_a_comparison_that_was_killed_is_named(self, run, pair):
         # Without a table there is nothing to compare.
         execute(
-            pair.primary,
-            "CREATE TABLE IF NOT EXISTS h (id INT)",
-            database="db00000",
+            pair.primary, "CREATE TABLE IF NOT EXISTS h (id INT)", database="db00000"
         )
         pair.wait_caught_up()
         execute(pair.standby, "STOP REPLICA SQL_THREAD")
@@ -1003,10 +937,7 @@ class TestApplier:
         with monkeypatch.context() as patch:
             kind = replication_kind(is_mariadb=pairs.kind == "mariadb")
             patch.setattr(kind, "start_applier", fail)
-            with (
-                pytest.raises(ApplierStoppedError) as caught,
-                self.point(pairs),
-            ):
+            with pytest.raises(ApplierStoppedError) as caught, self.point(pairs):
                 pass
         assert start_applier(pair) in str(caught.value)
         assert not applies(pair)
@@ -1088,9 +1019,7 @@ class TestCommand:
         )
         found = run("server1", "--shards", "2-3", "--json")
         text = run("server1", "--databases", "db00002")
-        execute(
-            pair.standby, "DROP TABLE extra", database="db00002", logged=False
-        )
+        execute(pair.standby, "DROP TABLE extra", database="db00002", logged=False)
         assert found.exit_code == text.exit_code == 1
         (one,) = json.loads(found.stdout)["differences"]
         assert (one["kind"], one["table"]) == ("extra_table", "extra")
@@ -1116,9 +1045,7 @@ class TestCommand:
 
 # -- random tables --------------------------------------------------------
 
-TEXT = st.text(
-    st.characters(codec="utf-8", exclude_characters="\0"), max_size=6
-)
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)
 # Type, and the values that it can hold.
 TYPES = st.sampled_from(
     [
@@ -1153,8 +1080,7 @@ def tables(draw):
     keys = draw(st.lists(KEYS, min_size=1, max_size=3))
     others = draw(st.lists(TYPES, min_size=1, max_size=5))
     row = st.tuples(
-        *(values for _, values in keys),
-        *(st.none() | values for _, values in others),
+        *(values for _, values in keys), *(st.none() | values for _, values in others)
     )
     rows = draw(st.lists(row, min_size=1, max_size=12))
     return [kind for kind, _ in keys], [kind for kind, _ in others], rows
@@ -1192,19 +1118,14 @@ def small_chunks(monkeypatch):
 
 
 @pytest.mark.thorough
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    suppress_health_check=[*HealthCheck],
-)
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[*HealthCheck])
 @given(table=tables(), data=st.data())
 def test_random_tables(pairs, pair, small_chunks, table, data):
     """Equal tables are equal, and each change of a row is found."""
     keys, others, rows = table
     names = [f"c{n}" for n in range(len(keys) + len(others))]
     columns = ", ".join(
-        f"{name} {kind}"
-        for name, kind in zip(names, [*keys, *others], strict=True)
+        f"{name} {kind}" for name, kind in zip(names, [*keys, *others], strict=True)
     )
     key = ", ".join(names[: len(keys)])
     with contextlib.ExitStack() as stack:

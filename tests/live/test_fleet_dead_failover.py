@@ -12,42 +12,33 @@ from typing import Any
 
 import pytest
 
-from sqla_shard.exc import OperationFailedError
-from sqla_shard.exc import OperationRefusedError
-from sqla_shard.fleet import apply
-from sqla_shard.fleet import resume
-from sqla_shard.fleet import runner
-from sqla_shard.fleet import undo
+from sqla_shard.exc import OperationFailedError, OperationRefusedError
+from sqla_shard.fleet import apply, resume, runner, undo
 from sqla_shard.fleet.dead_failover import DeadFailover
-from sqla_shard.fleet.loss import acknowledgements
-from sqla_shard.fleet.loss import loss_of
-from sqla_shard.fleet.loss import receiving
+from sqla_shard.fleet.loss import acknowledgements, loss_of, receiving
 from sqla_shard.fleet.reopen import Reopen
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.ids import TimeLayout
 from sqla_shard.outbox.tables import CLOCKS
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.fleet_controls import Naive
-from tests.servers.fleet_load import create
-from tests.servers.fleet_load import document
-from tests.servers.fleet_load import lost
-from tests.servers.fleet_load import prove
-from tests.servers.fleet_load import roles
-from tests.servers.fleet_load import rows_now
-from tests.servers.fleet_load import SHARDS
-from tests.servers.fleet_load import wait_until_equal
-from tests.servers.fleet_load import writing
+from tests.servers.fleet_load import (
+    create,
+    document,
+    lost,
+    prove,
+    roles,
+    rows_now,
+    SHARDS,
+    wait_until_equal,
+    writing,
+)
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_processes import apply_until
-from tests.servers.fleet_semi_sync import look_at
-from tests.servers.fleet_semi_sync import use_semi_sync
+from tests.servers.fleet_semi_sync import look_at, use_semi_sync
 from tests.servers.load_checks import pauses
-from tests.servers.published import places
-from tests.servers.published import publish_to
-from tests.servers.server_statements import received
-from tests.servers.server_statements import semi_sync_options
-from tests.servers.server_statements import unlogged
-from tests.servers.server_statements import words
+from tests.servers.published import places, publish_to
+from tests.servers.server_statements import received, semi_sync_options, unlogged, words
 from tests.test_docs import certificates  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.live
@@ -59,11 +50,7 @@ BEFORE = ("record", "drain", "stop", "raise-ids")
 
 def started(folder, kind):
     return FleetPairs(
-        folder,
-        pairs=1,
-        shards=SHARDS,
-        pair=kind.pair,
-        options=semi_sync_options(kind),
+        folder, pairs=1, shards=SHARDS, pair=kind.pair, options=semi_sync_options(kind)
     )
 
 
@@ -108,9 +95,7 @@ def seed(request, say):
 
 
 @pytest.mark.parametrize("behind", [False, True])
-def test_with_semi_sync_nothing_is_lost(
-    server_kind, tmp_path, seed, say, behind
-):
+def test_with_semi_sync_nothing_is_lost(server_kind, tmp_path, seed, say, behind):
     for number in range(10 if SOAK else 1):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -242,9 +227,7 @@ def test_a_standby_that_was_restarted_by_itself_states_the_loss(
         standby.start()
         standby.root_execute("START REPLICA")
         assert wait_until(lambda: is_connecting(standby), seconds=60)
-        plan = DeadFailover.planned(
-            fleet, "server1", probe=probe, allow_loss=False
-        )
+        plan = DeadFailover.planned(fleet, "server1", probe=probe, allow_loss=False)
         assert plan.problems == ()
         stated = "unknown: the standby was restarted"
         assert plan.arguments["loss"].startswith(stated)
@@ -288,9 +271,7 @@ def test_a_standby_of_mysql_applies_what_it_had_received(
     prove(pairs, attempts)
 
 
-@pytest.mark.parametrize(
-    "option", ["--relay-log-recovery=1", "--relay-log=another"]
-)
+@pytest.mark.parametrize("option", ["--relay-log-recovery=1", "--relay-log=another"])
 def test_a_standby_that_cannot_read_its_relay_log_is_refused(pairs, option):
     """It may have been the only copy of acknowledged writes."""
     fleet = pairs.fleet()
@@ -360,25 +341,19 @@ class Slow(DeadFailover):
         super()._drain()
         probe = self._probe()
         assert wait_until(
-            lambda: loss_of(replace(probe, lost=time.time())).startswith(
-                "unknown"
-            ),
+            lambda: loss_of(replace(probe, lost=time.time())).startswith("unknown"),
             seconds=60,
         )
 
 
 @pytest.mark.thorough
-def test_a_loss_that_is_unknown_in_the_end_is_not_published(
-    pairs, monkeypatch
-):
+def test_a_loss_that_is_unknown_in_the_end_is_not_published(pairs, monkeypatch):
     monkeypatch.setitem(runner.KINDS, "dead-failover", Slow)
     fleet = pairs.fleet()
     probe = seen(pairs)
     probe = replace(probe, acks=replace(probe.acks, timeout=8.0))
     kill(pairs)
-    plan = DeadFailover.planned(
-        fleet, "server1", probe=probe, allow_loss=False
-    )
+    plan = DeadFailover.planned(fleet, "server1", probe=probe, allow_loss=False)
     with pytest.raises(OperationFailedError) as caught:
         apply(fleet, plan)
     # A machine that is very slow knows it before.
@@ -440,8 +415,7 @@ class Returning(DeadFailover):
                     )
             written = primary.position()
             wait_until(
-                lambda: standby.covers(standby.status().received, written),
-                seconds=60,
+                lambda: standby.covers(standby.status().received, written), seconds=60
             )
             primary.kill()
             threading.Timer(1.0, locking.close).start()
@@ -653,21 +627,15 @@ def test_another_standby_is_not_that_of_the_topology(shared):
     ):
         first, found = replication_of(one), receiving(replication_of(two))
         assert acknowledgements(first, found).doubt == ""
-        assert acknowledgements(first, None).doubt == (
-            "the standby did not respond"
-        )
+        assert acknowledgements(first, None).doubt == ("the standby did not respond")
         other = replace(found, source_id=found.source_id + 1)
         assert acknowledgements(first, other).doubt == (
             "the standby received from another server"
         )
         standby.root_execute("STOP REPLICA IO_THREAD")
         try:
-            assert wait_until(
-                lambda: first.semi_sync().standbys == 0, seconds=60
-            )
-            assert acknowledgements(first, found).doubt == (
-                "0 standbys acknowledged"
-            )
+            assert wait_until(lambda: first.semi_sync().standbys == 0, seconds=60)
+            assert acknowledgements(first, found).doubt == ("0 standbys acknowledged")
         finally:
             use_semi_sync(primary, standby)
 

@@ -31,17 +31,13 @@ def rounds(kind, cause, tmp_path, request, say):
 
 
 @pytest.mark.parametrize("cause", ["kill", "partition", "disk", "lag"])
-def test_with_semi_sync_nothing_is_lost(
-    server_kind, cause, tmp_path, request, say
-):
+def test_with_semi_sync_nothing_is_lost(server_kind, cause, tmp_path, request, say):
     for found in rounds(server_kind, cause, tmp_path, request, say):
         assert found.wrong == []
         assert found.statement.startswith("none: semi-sync was on")
 
 
-def test_without_semi_sync_the_loss_is_unknown(
-    server_kind, tmp_path, request, say
-):
+def test_without_semi_sync_the_loss_is_unknown(server_kind, tmp_path, request, say):
     for found in rounds(server_kind, "async", tmp_path, request, say):
         assert found.statement.startswith("unknown: semi-sync was off")
         # So the statement is true, and a statement "none" would not be.

@@ -9,8 +9,7 @@ import shutil
 import signal
 import time
 from collections.abc import Sequence
-from contextlib import contextmanager
-from contextlib import ExitStack
+from contextlib import contextmanager, ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,24 +17,17 @@ import pytest
 
 from sqla_shard.cli.dev_command import FLEET_OPTIONS
 from sqla_shard.exc import FleetSetupError
-from sqla_shard.fleet import access_checks
-from sqla_shard.fleet import Accounts
-from sqla_shard.fleet import capacity
-from sqla_shard.fleet import Fleet
-from sqla_shard.fleet import Plan
-from sqla_shard.fleet.capacity import measure
-from sqla_shard.fleet.capacity import suggest
+from sqla_shard.fleet import access_checks, Accounts, capacity, Fleet, Plan
+from sqla_shard.fleet.capacity import measure, suggest
 from sqla_shard.fleet.doctor import examine
 from sqla_shard.fleet.journal import Record
 from sqla_shard.fleet.replication_base import Replication
-from sqla_shard.testing.local_server import free_port
-from sqla_shard.testing.local_server import wait_until
+from sqla_shard.testing.local_server import free_port, wait_until
 from tests.servers.command_line import invoke
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.published import publish_to
 from tests.servers.remedies import follow
-from tests.servers.server_statements import change_source
-from tests.servers.server_statements import words
+from tests.servers.server_statements import change_source, words
 
 pytestmark = pytest.mark.live
 
@@ -78,9 +70,7 @@ def run(server, *statements):
         for statement in statements:
             connection.cursor().execute(
                 statement.format(
-                    source=source,
-                    replica=replica,
-                    past=PAST_READ_ONLY[server.kind],
+                    source=source, replica=replica, past=PAST_READ_ONLY[server.kind]
                 )
             )
 
@@ -92,8 +82,7 @@ def secure_root(server):
         run(
             server,
             UNLOGGED,
-            "ALTER USER root@localhost"
-            f" IDENTIFIED WITH auth_socket AS '{system}'",
+            f"ALTER USER root@localhost IDENTIFIED WITH auth_socket AS '{system}'",
         )
 
 
@@ -164,11 +153,7 @@ def test_a_healthy_fleet_gives_no_warning(doctor):
     assert report.servers == 4
     checks = [finding.check for finding in report.findings]
     assert checks.count("ids") == 2
-    assert set(checks) <= {
-        "ids",
-        "old-epochs",
-        "skip-slave-start",
-    }
+    assert set(checks) <= {"ids", "old-epochs", "skip-slave-start"}
     json.dumps(report.as_dict())
 
 
@@ -292,9 +277,7 @@ def wait_for(doctor, check, text=""):
 
     def look():
         seen[:] = [
-            one
-            for one in doctor().findings
-            if one.check == check and text in one.what
+            one for one in doctor().findings if one.check == check and text in one.what
         ]
         return bool(seen)
 
@@ -316,9 +299,7 @@ def test_a_broken_applier(doctor, pair, pairs):
     run(pair.primary, "DELETE FROM db00000.pins WHERE local_id = 1")
     # MySQL names the event in a table of its Performance Schema.
     reason = {"mariadb": "Delete_rows", "mysql": "Coordinator stopped"}
-    finding = wait_for(
-        doctor, "replication-stopped", reason[pair.standby.kind]
-    )
+    finding = wait_for(doctor, "replication-stopped", reason[pair.standby.kind])
     assert "applier No" in finding.what
     run(pair.standby, UNLOGGED, "INSERT INTO db00000.pins VALUES (1, 1)")
     follow(finding, pairs.servers)
@@ -416,9 +397,7 @@ def test_a_position_in_a_file(doctor, pair):
         in_file = change_source(standby, auto_position=0)
         by_gtid = change_source(standby, auto_position=1)
     with changed(
-        standby,
-        ["STOP REPLICA", in_file],
-        ["STOP REPLICA", by_gtid, "START REPLICA"],
+        standby, ["STOP REPLICA", in_file], ["STOP REPLICA", by_gtid, "START REPLICA"]
     ):
         finding = wait_for(doctor, "incomplete-replication")
         assert "by GTID" in finding.what
@@ -479,9 +458,7 @@ def test_semi_sync_that_has_fallen_back(doctor, pair, pairs):
         (finding,) = report.at_least("critical")
         assert finding.check == "semi-sync-lost"
         whats = " ".join(
-            one.what
-            for one in report.at_least("warning")
-            if one.check == "semi-sync"
+            one.what for one in report.at_least("warning") if one.check == "semi-sync"
         )
         assert "after 0.05 s" in whats
         assert "does not acknowledge" in whats
@@ -513,9 +490,7 @@ class Case(NamedTuple):
     remedy: bool = False
 
 
-def variable(
-    check, on, name, wrong, right, text, severity="warning", remedy=True
-):
+def variable(check, on, name, wrong, right, text, severity="warning", remedy=True):
     return Case(
         check,
         severity,
@@ -532,12 +507,7 @@ ID_LIMIT = 2**36
 APP = "'app'@'127.0.0.1'"
 CASES = (
     variable(
-        "semi-sync",
-        "primary",
-        "{source}_enabled",
-        0,
-        1,
-        "semi-sync switched off",
+        "semi-sync", "primary", "{source}_enabled", 0, 1, "semi-sync switched off"
     ),
     variable(
         "semi-sync",
@@ -655,10 +625,7 @@ CASES = (
         "events",
         "warning",
         "standby",
-        [
-            UNLOGGED,
-            "CREATE EVENT db00000.e ON SCHEDULE EVERY 1 DAY DO SELECT 1",
-        ],
+        [UNLOGGED, "CREATE EVENT db00000.e ON SCHEDULE EVERY 1 DAY DO SELECT 1"],
         [UNLOGGED, "DROP EVENT db00000.e"],
         "has 1 event that is enabled (db00000.e)",
         remedy=True,
@@ -676,11 +643,7 @@ CASES = (
         "critical",
         "primary",
         [UNLOGGED, "DROP DATABASE db00001"],
-        [
-            UNLOGGED,
-            "CREATE DATABASE db00001",
-            f"CREATE TABLE db00001.pins {TABLE}",
-        ],
+        [UNLOGGED, "CREATE DATABASE db00001", f"CREATE TABLE db00001.pins {TABLE}"],
         "lacks 1 databases of the topology (db00001)",
     ),
     Case(
@@ -688,11 +651,7 @@ CASES = (
         "critical",
         "standby",
         [UNLOGGED, "DROP DATABASE db00002"],
-        [
-            UNLOGGED,
-            "CREATE DATABASE db00002",
-            f"CREATE TABLE db00002.pins {TABLE}",
-        ],
+        [UNLOGGED, "CREATE DATABASE db00002", f"CREATE TABLE db00002.pins {TABLE}"],
         "lacks 1 databases that its primary has (db00002)",
     ),
     Case(
@@ -843,19 +802,13 @@ def test_users_that_are_not_known(pairs, tmp_path):
     fleet = Fleet(path, accounts=pairs.accounts)
     report = examine(fleet)
     assert not report.ok
-    (finding,) = [
-        one for one in report.findings if one.check == "application-users"
-    ]
+    (finding,) = [one for one in report.findings if one.check == "application-users"]
     assert "${MYSQL_USER}" in finding.what
     assert finding.severity == "unknown"
     with pairs["server1"].standby.connect() as connection:
         connection.ping()
         found(
-            examine(
-                fleet,
-                environ={"MYSQL_USER": "app"},
-                ignored=["silent-disks"],
-            ),
+            examine(fleet, environ={"MYSQL_USER": "app"}, ignored=["silent-disks"]),
             "sessions-elsewhere",
             "warning",
         )
@@ -871,9 +824,7 @@ def with_unknown(doctor, server):
     """
     for timeout in (4, 16, 64):
         report = doctor(timeout=timeout)
-        unknown = {
-            one.server for one in report.findings if one.severity == "unknown"
-        }
+        unknown = {one.server for one in report.findings if one.severity == "unknown"}
         if unknown == {place(server, "standby")}:
             break
     return report
@@ -930,9 +881,7 @@ def test_a_status_that_hangs_hides_nothing_else(doctor, pair, monkeypatch):
 
     monkeypatch.setattr(Replication, "status", hanging)
     with changed(
-        pair.standby,
-        "SET GLOBAL sync_binlog = 0",
-        "SET GLOBAL sync_binlog = 1",
+        pair.standby, "SET GLOBAL sync_binlog = 0", "SET GLOBAL sync_binlog = 1"
     ):
         report = with_unknown(doctor, pair.standby)
     unknown, other = report.at_least("warning")
@@ -946,9 +895,7 @@ def test_an_account_without_privileges_is_unknown(pairs):
     accounts = Accounts(operator=pairs.accounts.for_replication())
     report = examine(Fleet(pairs.path, accounts=accounts), timeout=10)
     assert not report.complete
-    unknown = " ".join(
-        one.what for one in report.findings if one.severity == "unknown"
-    )
+    unknown = " ".join(one.what for one in report.findings if one.severity == "unknown")
     # Without the privilege the server shows some rows, not an error.
     for name in ("sessions-elsewhere", "events", "orphans"):
         assert name in unknown
@@ -985,9 +932,7 @@ def test_activity_that_is_not_counted_is_unknown(pairs):
 # MySQL counts rows in its Performance Schema only, as below.
 @pytest.mark.only_on("mariadb")
 def test_hot_shards(pairs, pair, monkeypatch):
-    with changed(
-        pair.primary, "SET GLOBAL userstat = 1", "SET GLOBAL userstat = 0"
-    ):
+    with changed(pair.primary, "SET GLOBAL userstat = 1", "SET GLOBAL userstat = 0"):
         # Counts are not there before the first statement.
         run(pair.primary, "SELECT COUNT(*) FROM db00003.pins")
 
@@ -1014,10 +959,7 @@ def test_shards_by_statements(server_kind, tmp_path, monkeypatch):
         tmp_path,
         shards=4,
         pair=server_kind.pair,
-        options=(
-            "--performance-schema=ON",
-            "--performance-schema-digests-size=200",
-        ),
+        options=("--performance-schema=ON", "--performance-schema-digests-size=200"),
     ) as pairs:
         primary = pairs["server1"].primary
         for shard in range(4):
@@ -1062,11 +1004,7 @@ def test_a_server_that_was_not_measured(pairs, pair):
         report = measure(pairs.fleet(), window=0)
     finally:
         pair.primary.start()
-        run(
-            pair.primary,
-            OPEN,
-            SEMI_SYNC_ON,
-        )
+        run(pair.primary, OPEN, SEMI_SYNC_ON)
     assert [one.shard for one in report.shards] == [4, 5, 6, 7]
     assert "Connection refused" in report.unread["server1"]
     [line] = report.outages
@@ -1110,9 +1048,7 @@ def test_the_exit_status_of_the_doctor(sqla_shard, doctor, pairs, pair):
     assert result.exit_code == 0, result.output
     assert result.output.splitlines()[-1].startswith("4 servers, epoch 1: ")
     with changed(
-        pair.standby,
-        "SET GLOBAL sync_binlog = 0",
-        "SET GLOBAL sync_binlog = 1",
+        pair.standby, "SET GLOBAL sync_binlog = 0", "SET GLOBAL sync_binlog = 1"
     ):
         result = sqla_shard(*ignoring, "--json")
         assert result.exit_code == 1
@@ -1132,14 +1068,10 @@ def test_the_commands_of_capacity(sqla_shard, tmp_path):
     assert result.exit_code == 0, result.output
     path = tmp_path / "capacity.json"
     path.write_text(result.output)
-    result = sqla_shard(
-        "capacity", "--window", "0", "--since", path, "--servers", "4"
-    )
+    result = sqla_shard("capacity", "--window", "0", "--since", path, "--servers", "4")
     assert result.exit_code == 0, result.output
     assert "MiB a day" in result.output
-    assert "sqla-shard fleet split server1 --shards objects:2-3" in (
-        result.output
-    )
+    assert "sqla-shard fleet split server1 --shards objects:2-3" in (result.output)
     result = sqla_shard("capacity", "--window", "0", "--servers", "1")
     assert result.exit_code == 1
     assert "among 2 to 8 servers, not 1" in result.output

@@ -14,32 +14,29 @@ from types import SimpleNamespace
 import pymysql
 import pytest
 
-from sqla_shard.exc import FleetLockedError
-from sqla_shard.exc import OperationFailedError
-from sqla_shard.exc import OperationRefusedError
-from sqla_shard.exc import UndoRefusedError
-from sqla_shard.fleet import Account
-from sqla_shard.fleet import admin
-from sqla_shard.fleet import apply
-from sqla_shard.fleet import Fleet
-from sqla_shard.fleet import resume
-from sqla_shard.fleet import undo
+from sqla_shard.exc import (
+    FleetLockedError,
+    OperationFailedError,
+    OperationRefusedError,
+    UndoRefusedError,
+)
+from sqla_shard.fleet import Account, admin, apply, Fleet, resume, undo
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.testing.local_server import wait_until
-from tests.servers.fleet_load import create
-from tests.servers.fleet_load import document
-from tests.servers.fleet_load import prove
-from tests.servers.fleet_load import roles
-from tests.servers.fleet_load import SHARDS
-from tests.servers.fleet_load import wait_until_equal
-from tests.servers.fleet_load import writing
+from tests.servers.fleet_load import (
+    create,
+    document,
+    prove,
+    roles,
+    SHARDS,
+    wait_until_equal,
+    writing,
+)
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_processes import apply_until
 from tests.servers.load_checks import pauses
 from tests.servers.published import places
-from tests.servers.server_statements import standby_state
-from tests.servers.server_statements import unlogged
-from tests.servers.server_statements import words
+from tests.servers.server_statements import standby_state, unlogged, words
 
 pytestmark = pytest.mark.live
 
@@ -127,9 +124,7 @@ def test_failovers_lose_nothing(pairs, fleet, load, say):
 def quiet(pairs):
     """Create a table that no writer uses, with a row."""
     primary, standby = roles(pairs)
-    primary.root_execute(
-        "CREATE TABLE db00001.quiet (id INT PRIMARY KEY, v TEXT)"
-    )
+    primary.root_execute("CREATE TABLE db00001.quiet (id INT PRIMARY KEY, v TEXT)")
     primary.root_execute("INSERT INTO db00001.quiet VALUES (1, 'a')")
     wait_until_equal(primary, standby)
     yield
@@ -278,12 +273,9 @@ def test_the_fence_waits_for_a_row_that_is_locked(pairs, fleet, monkeypatch):
     Neither is long, but the first attempt of the fence cannot succeed.
     """
     old, new = roles(pairs)
-    old.root_execute(
-        "INSERT INTO db00000.load_pins (token) VALUES ('contended')"
-    )
+    old.root_execute("INSERT INTO db00000.load_pins (token) VALUES ('contended')")
     update = (
-        "UPDATE db00000.load_pins SET token = 'contended'"
-        " WHERE token = 'contended'"
+        "UPDATE db00000.load_pins SET token = 'contended' WHERE token = 'contended'"
     )
     plan = Failover.planned(fleet, "server1", compare_limit=None)
     slept = []
@@ -293,15 +285,11 @@ def test_the_fence_waits_for_a_row_that_is_locked(pairs, fleet, monkeypatch):
     )
     with old.connect() as first, old.connect() as second:
         first.cursor().execute(update)
-        waiting = threading.Thread(
-            target=second.cursor().execute, args=[update]
-        )
+        waiting = threading.Thread(target=second.cursor().execute, args=[update])
         waiting.start()
         # The table has a cache of 0.1 s, which each read extends.
         assert wait_until(
-            lambda: old.root_execute(lock_waits) == [(1,)],
-            seconds=60,
-            every=0.2,
+            lambda: old.root_execute(lock_waits) == [(1,)], seconds=60, every=0.2
         )
 
         def commit(seconds):
@@ -383,9 +371,7 @@ def test_a_fence_that_is_lost_is_set_again(pairs, fleet, how):
         ]
         old.root_execute(f"KILL {number}")
 
-    result = apply(
-        fleet, Failover.planned(fleet, "server1"), progress=progress
-    )
+    result = apply(fleet, Failover.planned(fleet, "server1"), progress=progress)
     assert (result.state, result.problems) == ("finished", ())
     assert roles(pairs) == (new, old)
     assert new.root_execute("SELECT @@read_only") == [(0,)]
@@ -445,9 +431,7 @@ def test_events_and_semi_sync_change_sides(pairs, fleet):
     assert new.root_execute(scheduler) == [("ON",)]
 
     def is_on():
-        ((_, value),) = new.root_execute(
-            f"SHOW GLOBAL STATUS LIKE '{source}_status'"
-        )
+        ((_, value),) = new.root_execute(f"SHOW GLOBAL STATUS LIKE '{source}_status'")
         return value == "ON"
 
     assert wait_until(is_on, seconds=60)
@@ -468,10 +452,7 @@ def test_a_standby_waits_for_a_primary_that_is_away_for_long(pairs, fleet):
     primary.kill()
 
     def tries():
-        found = re.search(r"attempt (\d+)/", standby.replication_state()) or [
-            0,
-            0,
-        ]
+        found = re.search(r"attempt (\d+)/", standby.replication_state()) or [0, 0]
         return int(found[1])
 
     try:
@@ -479,9 +460,7 @@ def test_a_standby_waits_for_a_primary_that_is_away_for_long(pairs, fleet):
     finally:
         primary.start()
         primary.root_execute("SET GLOBAL read_only = 0")
-    assert wait_until(
-        lambda: standby_state(standby) == ("Yes", "Yes"), seconds=60
-    )
+    assert wait_until(lambda: standby_state(standby) == ("Yes", "Yes"), seconds=60)
     wait_until_equal(primary, standby)
 
 
@@ -501,8 +480,7 @@ WRONG = {
 def test_a_wrong_password_of_the_operator_loses_no_primary(pairs, fleet):
     wrong = Account(user=pairs.accounts.operator.user, password="wrong")
     plan = Failover.planned(
-        Fleet(pairs.path, accounts=replace(pairs.accounts, operator=wrong)),
-        "server1",
+        Fleet(pairs.path, accounts=replace(pairs.accounts, operator=wrong)), "server1"
     )
     (problem,) = plan.problems
     assert "(error 1045); its state is unknown" in str(problem)

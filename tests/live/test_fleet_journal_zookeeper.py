@@ -12,29 +12,24 @@ import pytest
 
 pytest.importorskip("kazoo")
 
-from sqla_shard.exc import FleetLockedError
-from sqla_shard.exc import FleetLockLostError
-from sqla_shard.exc import OperationFailedError
-from sqla_shard.exc import TopologyConflictError
-from sqla_shard.exc import TopologyUnavailableError
-from sqla_shard.exc import UndoRefusedError
-from sqla_shard.fleet import apply
-from sqla_shard.fleet import resume
-from sqla_shard.fleet import runner
-from sqla_shard.fleet import status
-from sqla_shard.fleet import undo
+from sqla_shard.exc import (
+    FleetLockedError,
+    FleetLockLostError,
+    OperationFailedError,
+    TopologyConflictError,
+    TopologyUnavailableError,
+    UndoRefusedError,
+)
+from sqla_shard.fleet import apply, resume, runner, status, undo
 from sqla_shard.testing import ZooKeeperEnsemble
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.topology_documents import topology_document
-from sqla_shard.topology import to_json
-from sqla_shard.topology import Topology
+from sqla_shard.topology import to_json, Topology
 from sqla_shard.topology.zookeeper import Publisher
 from sqla_shard.topology.zookeeper.publications import TOPOLOGY
 from sqla_shard.topology.zookeeper.store import ZooKeeperStore
-from tests.servers.command_line import invoke
-from tests.servers.command_line import write
-from tests.servers.toy_operation import STEPS
-from tests.servers.toy_operation import Toy
+from tests.servers.command_line import invoke, write
+from tests.servers.toy_operation import STEPS, Toy
 from tests.suites import fleet_journal
 
 pytestmark = pytest.mark.live
@@ -57,9 +52,7 @@ def scene_at(hosts, folder, forks):
     location = f"zookeeper://{hosts}/{folder.name}"
     document = topology_document({"server1": "mysql+pymysql://127.0.0.1:1"}, 8)
     with Publisher(location) as publisher:
-        publisher.publish(
-            Topology.from_mapping(json.loads(json.dumps(document)))
-        )
+        publisher.publish(Topology.from_mapping(json.loads(json.dumps(document))))
 
     def expire() -> None:
         # As ZooKeeper does it SESSION seconds later.
@@ -145,9 +138,7 @@ def test_an_old_process_cannot_write_a_later_operation(scene):
             later.write(replace(later.record, step=f"step{number}"))
             for refused in (
                 lambda: old.write(replace(old.record, step="late")),
-                lambda: old.publish(
-                    replace(topology, epoch=2), expected_epoch=1
-                ),
+                lambda: old.publish(replace(topology, epoch=2), expected_epoch=1),
             ):
                 with pytest.raises(FleetLockLostError):
                     refused()
@@ -157,9 +148,7 @@ def test_an_old_process_cannot_write_a_later_operation(scene):
         old.release()
 
 
-def test_a_stale_publication_is_refused_by_zookeeper_itself(
-    scene, monkeypatch
-):
+def test_a_stale_publication_is_refused_by_zookeeper_itself(scene, monkeypatch):
     hold = scene.journal.begin(scene.record("first"))
     topology = hold.topology()
     hold._store.close()
@@ -224,9 +213,7 @@ class _Losing:
         self.after = after
         self.commit = ZooKeeperStore.commit
         self.left = 0
-        monkeypatch.setattr(
-            ZooKeeperStore, "commit", lambda *args: self.lose(*args)
-        )
+        monkeypatch.setattr(ZooKeeperStore, "commit", lambda *args: self.lose(*args))
 
     def lose(self, store, *changes):
         if self.left == 0:
@@ -275,25 +262,17 @@ def publish(scene):
     """Returns a function that runs a command of ``sqla-shard topology``."""
     document = json.loads(to_json(scene.fleet.topology()))
     path = write(scene.folder, {**document, "epoch": 5}, "next.json")
-    arguments = {
-        "push": (path,),
-        "rollback": ("--to", 1),
-        "reset": (path,),
-    }
+    arguments = {"push": (path,), "rollback": ("--to", 1), "reset": (path,)}
 
     def run(command, *more):
         options = (*arguments[command], *more)
-        return invoke(
-            "-t", scene.location, "topology", command, *options, "--yes"
-        )
+        return invoke("-t", scene.location, "topology", command, *options, "--yes")
 
     return run
 
 
 @pytest.mark.parametrize("command", ["push", "rollback", "reset"])
-def test_nothing_is_published_while_an_operation_is_pending(
-    scene, publish, command
-):
+def test_nothing_is_published_while_an_operation_is_pending(scene, publish, command):
     scene.killed("copy", "done")
     for more in ((), ("--dry-run",)):
         done = publish(command, *more)
@@ -336,9 +315,7 @@ def test_an_operation_that_begins_during_a_publication_is_named(
             hold.release()
 
 
-def test_a_server_of_zookeeper_that_is_behind_is_not_believed(
-    scene, monkeypatch
-):
+def test_a_server_of_zookeeper_that_is_behind_is_not_believed(scene, monkeypatch):
     """It answers with the former topology until the session calls sync."""
     former = scene.journal._open()
     old = former.read(TOPOLOGY)
@@ -353,14 +330,10 @@ def test_a_server_of_zookeeper_that_is_behind_is_not_believed(
     monkeypatch.setattr(
         ZooKeeperStore,
         "read",
-        lambda store, node: (read_behind if node == TOPOLOGY else read)(
-            store, node
-        ),
+        lambda store, node: (read_behind if node == TOPOLOGY else read)(store, node),
     )
     monkeypatch.setattr(
-        ZooKeeperStore,
-        "sync",
-        lambda store: (sync(store), synced.add(id(store))),
+        ZooKeeperStore, "sync", lambda store: (sync(store), synced.add(id(store)))
     )
     with pytest.raises(UndoRefusedError):
         undo(scene.fleet)

@@ -10,12 +10,8 @@ import signal
 import pymysql
 import pytest
 
-from sqla_shard.exc import FleetLockedError
-from sqla_shard.exc import OperationFailedError
-from sqla_shard.fleet import apply
-from sqla_shard.fleet import orphans
-from sqla_shard.fleet import resume
-from sqla_shard.fleet import undo
+from sqla_shard.exc import FleetLockedError, OperationFailedError
+from sqla_shard.fleet import apply, orphans, resume, undo
 from sqla_shard.fleet.fences import Fence
 from sqla_shard.fleet.former import CloseFormer
 from sqla_shard.fleet.orphans import OrphanChange
@@ -23,20 +19,21 @@ from sqla_shard.fleet.reopen import Reopen
 from sqla_shard.fleet.retire import Retire
 from sqla_shard.fleet.single_writer import CloseStandby
 from sqla_shard.testing.server_setup import system_user
-from tests.servers.fleet_load import create
-from tests.servers.fleet_load import document
-from tests.servers.fleet_load import prove
-from tests.servers.fleet_load import roles
-from tests.servers.fleet_load import rows_now
-from tests.servers.fleet_load import SHARDS
-from tests.servers.fleet_load import wait_until_equal
-from tests.servers.fleet_load import writing
+from tests.servers.fleet_load import (
+    create,
+    document,
+    prove,
+    roles,
+    rows_now,
+    SHARDS,
+    wait_until_equal,
+    writing,
+)
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_processes import apply_until
 from tests.servers.load_checks import check
 from tests.servers.load_writers import create_tables
-from tests.servers.published import places
-from tests.servers.published import publish_to
+from tests.servers.published import places, publish_to
 
 pytestmark = pytest.mark.live
 
@@ -89,9 +86,7 @@ def test_a_standby_that_has_become_the_primary_is_not_closed(pairs, fleet):
         plan = CloseStandby.planned(fleet, "server1")
         apply_until(fleet, plan, step="close", state="begin")
         exchange(pairs)
-        with pytest.raises(
-            OperationFailedError, match=r"epoch \d+ is published"
-        ):
+        with pytest.raises(OperationFailedError, match=r"epoch \d+ is published"):
             resume(fleet)
         assert undo(fleet).state == "undone"
         assert standby.root_execute("SELECT @@read_only") == OPEN
@@ -103,9 +98,7 @@ def test_a_standby_that_has_become_the_primary_is_not_closed(pairs, fleet):
 
 def points(say, *steps):
     """Yield each step, its event, and what follows the kill."""
-    for step, state, end in itertools.product(
-        steps, ("begin", "done"), (resume, undo)
-    ):
+    for step, state, end in itertools.product(steps, ("begin", "done"), (resume, undo)):
         say(f"killed at {step} {state}, then {end.__name__}")
         yield step, state, end
 
@@ -267,9 +260,7 @@ MOVED = [f"db{shard:05d}" for shard in range(SHARDS - 3, SHARDS)]
 def two_pairs(server_kind, tmp_path_factory):
     """Start two pairs, of which each has all databases."""
     folder = tmp_path_factory.mktemp("orphans")
-    with FleetPairs(
-        folder, pairs=2, shards=SHARDS, pair=server_kind.pair
-    ) as pairs:
+    with FleetPairs(folder, pairs=2, shards=SHARDS, pair=server_kind.pair) as pairs:
         create(pairs)
         with pairs["server2"].primary.connect() as connection:
             names = [place[1] for place in places(pairs.document()).values()]
@@ -325,9 +316,7 @@ def renew(pairs, action):
             cursor.execute(f"DROP DATABASE `{orphan.database}`")
         create_tables(connection, MOVED)
         for name in MOVED:
-            cursor.execute(
-                f"INSERT INTO {name}.load_pins (token) VALUES ('{name}')"
-            )
+            cursor.execute(f"INSERT INTO {name}.load_pins (token) VALUES ('{name}')")
         connection.commit()
     if action != "rename":
         apply(pairs.fleet(), change(pairs, "rename"))
@@ -360,9 +349,7 @@ _ORPHANS = [
 
 
 @pytest.mark.thorough
-def test_a_killed_change_of_orphans(
-    two_pairs, tmp_path, request, monkeypatch, say
-):
+def test_a_killed_change_of_orphans(two_pairs, tmp_path, request, monkeypatch, say):
     seed = request.config.getoption("hypothesis_seed")
     say(f"seed {seed}")
     every = list(itertools.product(_ORPHANS, (resume, undo)))
@@ -383,9 +370,7 @@ def test_a_killed_change_of_orphans(
             if end is resume:
                 assert result.problems == ()
                 assert after == (
-                    {}
-                    if action == "drop"
-                    else dict.fromkeys(MOVED, action == "rename")
+                    {} if action == "drop" else dict.fromkeys(MOVED, action == "rename")
                 )
             elif action != "drop" or at == "begin":
                 assert result.problems == ()
@@ -422,9 +407,7 @@ def test_a_killed_fencing_of_orphans(two_pairs, monkeypatch, say):
             os.kill(os.getpid(), signal.SIGKILL)
 
     try:
-        for at, end in itertools.product(
-            ("begin", "flushed", "done"), (resume, undo)
-        ):
+        for at, end in itertools.product(("begin", "flushed", "done"), (resume, undo)):
             say(f"fence killed at {at}, then {end.__name__}")
             for fence in fences:
                 fence.delete()

@@ -16,17 +16,13 @@ import pytest
 
 pytest.importorskip("kazoo")
 
-from sqla_shard.fleet import apply
-from sqla_shard.fleet import runner
-from sqla_shard.fleet.backup import create_backups
-from sqla_shard.fleet.backup import Scope
-from sqla_shard.fleet.compare import CompareOptions
-from sqla_shard.fleet.compare import verify_data
+from sqla_shard.fleet import apply, runner
+from sqla_shard.fleet.backup import create_backups, Scope
+from sqla_shard.fleet.compare import CompareOptions, verify_data
 from sqla_shard.fleet.dead_failover import DeadFailover
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.fences import Fence
-from sqla_shard.fleet.orphans import OrphanChange
-from sqla_shard.fleet.orphans import orphans_of
+from sqla_shard.fleet.orphans import OrphanChange, orphans_of
 from sqla_shard.fleet.reopen import Reopen
 from sqla_shard.fleet.replica import Replica
 from sqla_shard.fleet.restore import Restore
@@ -40,21 +36,14 @@ from tests.servers.fleet_controls import Unfenced
 from tests.servers.fleet_load import wait_until_equal
 from tests.servers.fleet_pairs import empty_server
 from tests.servers.fleet_scene import FleetScene
-from tests.servers.fleet_semi_sync import look_at
-from tests.servers.fleet_semi_sync import use_semi_sync
+from tests.servers.fleet_semi_sync import look_at, use_semi_sync
 from tests.servers.load_checks import rows_at
-from tests.servers.load_log import ACKNOWLEDGED
-from tests.servers.load_log import Attempt
+from tests.servers.load_log import ACKNOWLEDGED, Attempt
 from tests.servers.published import connect_to
-from tests.servers.server_statements import let_root_write
-from tests.servers.server_statements import standby_state
-from tests.servers.server_statements import words
+from tests.servers.server_statements import let_root_write, standby_state, words
 from tests.servers.writing_load import DENSE
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.thorough,
-]
+pytestmark = [pytest.mark.live, pytest.mark.thorough]
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 WRITERS = 8 if SOAK else 4
@@ -165,12 +154,8 @@ def back_up_and_restore(scene, load):
     primary, standby = scene.roles(server)
     # A backup is of the standby.
     wait_until_equal(primary, standby)
-    create_backups(
-        scene.fleet, Storage(folder), Scope(keyspace="objects", shard=shard)
-    )
-    plan = Restore.planned(
-        scene.fleet, folder, keyspace="objects", shard=shard
-    )
+    create_backups(scene.fleet, Storage(folder), Scope(keyspace="objects", shard=shard))
+    plan = Restore.planned(scene.fleet, folder, keyspace="objects", shard=shard)
     applied(scene, plan)
     name = plan.arguments["database"]
     with primary.root_connect() as connection:
@@ -223,10 +208,7 @@ def replace_and_retire(scene, load):
     name = scene.rng.choice(scene.names())
     _, old = scene.roles(name)
     new = scene.new_server()
-    applied(
-        scene,
-        Replica.planned(scene.fleet, "replace", name, address(new)),
-    )
+    applied(scene, Replica.planned(scene.fleet, "replace", name, address(new)))
     assert scene.roles(name)[1] is new
     applied(scene, Retire.planned(scene.fleet, address(old)))
 
@@ -288,8 +270,7 @@ def idle_client(scene, shard):
             )
             local_id = cursor.lastrowid
             cursor.execute(
-                f"INSERT INTO `{name}`.load_notes (token, pin_local)"
-                " VALUES (%s, %s)",
+                f"INSERT INTO `{name}`.load_notes (token, pin_local) VALUES (%s, %s)",
                 (token, local_id),
             )
             connection.commit()
@@ -367,9 +348,7 @@ def test_shards_that_move_lose_nothing(new_scene, operations, say):
 @pytest.mark.skipif(not SOAK, reason="needs SQLA_SHARD_SOAK=1")
 # The last operation may begin when the time is nearly up.
 @pytest.mark.timeout(2 * SECONDS)
-def test_random_operations_lose_nothing(
-    server_kind, ensemble, seed, tmp_path, say
-):
+def test_random_operations_lose_nothing(server_kind, ensemble, seed, tmp_path, say):
     end = time.monotonic() + SECONDS
     done = acknowledged = number = 0
     while time.monotonic() < end:
@@ -377,11 +356,7 @@ def test_random_operations_lose_nothing(
         folder = tmp_path / str(number)
         folder.mkdir()
         with FleetScene(
-            folder,
-            ensemble,
-            seed=f"{seed} {number}",
-            writers=WRITERS,
-            kind=server_kind,
+            folder, ensemble, seed=f"{seed} {number}", writers=WRITERS, kind=server_kind
         ) as scene:
             left = [split, change_orphans]
             for _ in range(8):
@@ -392,9 +367,7 @@ def test_random_operations_lose_nothing(
                     left.remove(operation)
                 under_load(scene, say, operation)
                 done += 1
-            acknowledged += sum(
-                one.outcome in ACKNOWLEDGED for one in scene.attempts
-            )
+            acknowledged += sum(one.outcome in ACKNOWLEDGED for one in scene.attempts)
     say(f"seed {seed}: {done} operations, {acknowledged} acknowledged writes")
     assert done
 
@@ -421,13 +394,10 @@ def without_kill(scene, load, monkeypatch):
     begin = time.monotonic()
     with connect_to(url) as connection:
         cursor = connection.cursor()
-        cursor.execute(
-            f"INSERT INTO `{name}`.load_pins (token) VALUES ('open')"
-        )
+        cursor.execute(f"INSERT INTO `{name}`.load_pins (token) VALUES ('open')")
         local_id = cursor.lastrowid
         cursor.execute(
-            f"INSERT INTO `{name}`.load_notes (token, pin_local)"
-            " VALUES ('open', %s)",
+            f"INSERT INTO `{name}`.load_notes (token, pin_local) VALUES ('open', %s)",
             (local_id,),
         )
         apply(scene.fleet, planned_to_spare(scene, ["8-15"]))
@@ -466,12 +436,7 @@ def after_a_timeout(scene, load, monkeypatch):
 
 @pytest.mark.parametrize(
     "control",
-    [
-        without_fence,
-        without_kill,
-        without_kill_of_idle,
-        after_a_timeout,
-    ],
+    [without_fence, without_kill, without_kill_of_idle, after_a_timeout],
     ids=lambda fn: fn.__name__,
 )
 def test_losses_are_found(new_scene, control, monkeypatch, say):

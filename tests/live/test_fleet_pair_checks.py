@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import closing
-from contextlib import contextmanager
-from contextlib import ExitStack
+from contextlib import closing, contextmanager, ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -71,11 +69,7 @@ FAULTS = {
     "position in a file": Fault(
         "standby",
         ["STOP REPLICA", "{file}", AGAIN],
-        [
-            "STOP REPLICA",
-            "{gtid}",
-            AGAIN,
-        ],
+        ["STOP REPLICA", "{gtid}", AGAIN],
         "it does not replicate by GTID; attach it again",
     ),
     "filter": Fault(
@@ -127,9 +121,7 @@ def pair(pairs):
     assert wait_until(lambda: problems(pairs) == "", seconds=60)
     yield pair
     pair.wait_caught_up()
-    assert wait_until(lambda: problems(pairs) == "", seconds=60), problems(
-        pairs
-    )
+    assert wait_until(lambda: problems(pairs) == "", seconds=60), problems(pairs)
 
 
 def problems(pairs, **options):
@@ -221,9 +213,7 @@ def test_a_replication_account_that_is_missing(pairs, pair):
             accounts, replication=Account(user="nobody", password="")
         )
         for role in ("primary", "standby"):
-            assert f"server1 {role}: it has no user 'nobody'" in problems(
-                pairs
-            )
+            assert f"server1 {role}: it has no user 'nobody'" in problems(pairs)
     finally:
         pairs.accounts = accounts
 

@@ -15,14 +15,13 @@ import pymysql
 import pytest
 
 from sqla_shard.cli.dev_command import FLEET_OPTIONS
-from sqla_shard.exc import FleetLockedError
-from sqla_shard.exc import OperationFailedError
-from sqla_shard.exc import OperationRefusedError
-from sqla_shard.exc import UndoRefusedError
-from sqla_shard.fleet import apply
-from sqla_shard.fleet import resume
-from sqla_shard.fleet import row_copy
-from sqla_shard.fleet import undo
+from sqla_shard.exc import (
+    FleetLockedError,
+    OperationFailedError,
+    OperationRefusedError,
+    UndoRefusedError,
+)
+from sqla_shard.fleet import apply, resume, row_copy, undo
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.replica import Replica
 from sqla_shard.fleet.replication import replication_kind
@@ -31,16 +30,11 @@ from sqla_shard.fleet.row_copy import RowCopy
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.command_line import invoke
 from tests.servers.fleet_load import wait_until_equal
-from tests.servers.fleet_pairs import FleetPairs
-from tests.servers.fleet_pairs import MYSQL_OPTIONS
+from tests.servers.fleet_pairs import FleetPairs, MYSQL_OPTIONS
 from tests.servers.fleet_processes import apply_until
-from tests.servers.load_checks import check
-from tests.servers.load_checks import rows_at
-from tests.servers.load_checks import rows_of_places
-from tests.servers.load_writers import create_tables
-from tests.servers.load_writers import RawWriter
-from tests.servers.published import places
-from tests.servers.published import publish_to
+from tests.servers.load_checks import check, rows_at, rows_of_places
+from tests.servers.load_writers import create_tables, RawWriter
+from tests.servers.published import places, publish_to
 from tests.servers.server_statements import let_root_write
 from tests.servers.writing_load import Load
 
@@ -74,11 +68,7 @@ class Scene:
             f"new{len(self.servers)}",
             password=self.first.password,
             fast=True,
-            options=(
-                *FLEET_OPTIONS,
-                *STANDBY_OPTIONS[self.pairs.kind],
-                *options,
-            ),
+            options=(*FLEET_OPTIONS, *STANDBY_OPTIONS[self.pairs.kind], *options),
             **more,
         )
         server.start()
@@ -144,17 +134,13 @@ class Scene:
 
     def planned(self, action, server=None, **options):
         target = None if server is None else f"{server.host}:{server.port}"
-        return Replica.planned(
-            self.fleet, action, "server1", target, **options
-        )
+        return Replica.planned(self.fleet, action, "server1", target, **options)
 
 
 @pytest.fixture(scope="module")
 def scene(server_kind, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fleet")
-    with FleetPairs(
-        folder, pairs=1, shards=SHARDS, pair=server_kind.pair
-    ) as pairs:
+    with FleetPairs(folder, pairs=1, shards=SHARDS, pair=server_kind.pair) as pairs:
         scene = Scene(pairs)
         names = [place[1] for place in places(pairs.document()).values()]
         with scene.first.connect() as connection:
@@ -205,9 +191,7 @@ def test_a_standby_is_built_and_promoted(scene, load, say):
     primary, standby = scene.roles
     assert standby is new
     load.wait_for_acks(100)
-    applied_failover = apply(
-        scene.fleet, Failover.planned(scene.fleet, "server1")
-    )
+    applied_failover = apply(scene.fleet, Failover.planned(scene.fleet, "server1"))
     assert applied_failover.state == "finished"
     assert scene.roles == (new, primary)
     load.wait_for_acks(100)
@@ -217,8 +201,7 @@ def test_a_standby_is_built_and_promoted(scene, load, say):
 def fences(server):
     return set(
         server.root_execute(
-            "SELECT Db FROM mysql.db WHERE Select_priv = 'N' AND Db LIKE"
-            " 'db00%'"
+            "SELECT Db FROM mysql.db WHERE Select_priv = 'N' AND Db LIKE 'db00%'"
         )
     )
 
@@ -288,10 +271,7 @@ def test_a_server_with_content_is_named_and_rebuilt(scene, load, say):
         (problem,) = plan.problems
         assert "fleet replica build server1 HOST:PORT" in str(problem)
         assert "publish a topology that names" in str(problem)
-        assert (plan.title, plan.steps) == (
-            "rebuild of a standby of server1",
-            (),
-        )
+        assert (plan.title, plan.steps) == ("rebuild of a standby of server1", ())
         former.root_execute("STOP REPLICA")
         former.root_execute("RESET REPLICA ALL")
         text = "\n".join(map(str, scene.planned("build", former).problems))
@@ -339,9 +319,7 @@ def test_a_further_standby_is_built_for_a_split(scene, load, say):
     primary.root_execute(f"SET GLOBAL {source}_enabled = 1")
     try:
         new = scene.new_server()
-        result = applied(
-            scene, scene.planned("build", new, publish=False), say
-        )
+        result = applied(scene, scene.planned("build", new, publish=False), say)
     finally:
         primary.root_execute(f"SET GLOBAL {source}_enabled = 0")
     assert "publish" not in result.steps
@@ -385,9 +363,7 @@ def kill_points(rng):
 
 
 @pytest.mark.thorough
-def test_a_killed_replacement_is_resumed_or_undone(
-    scene, load, rng, say, monkeypatch
-):
+def test_a_killed_replacement_is_resumed_or_undone(scene, load, rng, say, monkeypatch):
     monkeypatch.setattr(row_copy, "_EVERY", 0.0)
     new = scene.new_server()
     for step, state, after in kill_points(rng):
@@ -488,9 +464,7 @@ def test_everything_wrong_is_listed_at_once(scene):
 
 
 @pytest.mark.thorough
-def test_a_rebuild_that_fails_says_that_its_content_is_gone(
-    scene, monkeypatch
-):
+def test_a_rebuild_that_fails_says_that_its_content_is_gone(scene, monkeypatch):
     primary, standby = scene.roles
     with primary.connect(autocommit=True) as connection:
         connection.cursor().execute(
@@ -506,9 +480,7 @@ def test_a_rebuild_that_fails_says_that_its_content_is_gone(
         patched.setattr(RowCopy, "_copy", fail)
         with pytest.raises(OperationFailedError) as info:
             apply(scene.fleet, scene.planned("rebuild"))
-    assert "it was undone, but the content of server1 standby" in str(
-        info.value
-    )
+    assert "it was undone, but the content of server1 standby" in str(info.value)
     assert scene.row_count(standby) == 0
     plan = scene.planned("rebuild")
     assert plan.problems == ()
@@ -584,9 +556,7 @@ def test_a_session_prevents_a_retirement(scene):
         (problem,) = plan.problems
         assert "1 sessions of others are open" in str(problem)
     assert wait_until(
-        lambda: (
-            not Retire.planned(scene.fleet, f"{new.host}:{new.port}").problems
-        ),
+        lambda: not Retire.planned(scene.fleet, f"{new.host}:{new.port}").problems,
         seconds=30,
     )
 
@@ -629,9 +599,7 @@ def test_a_row_that_the_copy_has_lost_is_found(scene, monkeypatch):
         with new.root_connect() as connection:
             cursor = connection.cursor()
             cursor.execute("SET sql_log_bin = 0")
-            cursor.execute(
-                "DELETE FROM db00000.load_pins WHERE token = 'lost'"
-            )
+            cursor.execute("DELETE FROM db00000.load_pins WHERE token = 'lost'")
 
     with monkeypatch.context() as patched:
         patched.setattr(RowCopy, "_copy", copy)
@@ -755,10 +723,7 @@ def test_mariabackup_is_a_command(scene, load, say, tmp_path):
     script = tmp_path / "copy.sh"
     script.write_text(
         SCRIPT.format(
-            program=program,
-            user=getpass.getuser(),
-            socket=old.socket,
-            folder=folder,
+            program=program, user=getpass.getuser(), socket=old.socket, folder=folder
         )
     )
     plan = scene.planned("replace", new, way="command", command=f"sh {script}")

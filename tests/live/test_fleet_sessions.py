@@ -6,8 +6,7 @@ from threading import Thread
 
 import pytest
 
-from sqla_shard.exc import FleetLockLostError
-from sqla_shard.exc import FleetServerError
+from sqla_shard.exc import FleetLockLostError, FleetServerError
 from sqla_shard.fleet.journal import Record
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.testing.local_server import wait_until
@@ -71,9 +70,7 @@ def test_claiming_again_is_no_takeover(sessions):
 def test_an_operation_that_has_lost_its_lock_gets_no_session(pairs, tmp_path):
     fleet = pairs.fleet()
     toy = Toy(fleet, Toy.plan(fleet, tmp_path))
-    record = Record(
-        id="it", plan=toy.plan.as_dict(), token=1, holder="it", started=1.0
-    )
+    record = Record(id="it", plan=toy.plan.as_dict(), token=1, holder="it", started=1.0)
     with toy:
         toy.hold = fleet.journal.begin(record)
         try:
@@ -104,8 +101,7 @@ def test_a_statement_that_runs_is_ended(sessions):
     thread.start()
     running = "SELECT COUNT(*) FROM information_schema.processlist"
     wait_until(
-        lambda: second.value(running + " WHERE info LIKE 'SELECT SLEEP%%'"),
-        seconds=60,
+        lambda: second.value(running + " WHERE info LIKE 'SELECT SLEEP%%'"), seconds=60
     )
     second.claim()
     thread.join(60)

@@ -11,37 +11,27 @@ import time
 import pymysql
 import pytest
 
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import OperationFailedError
-from sqla_shard.exc import OperationRefusedError
-from sqla_shard.exc import UndoRefusedError
-from sqla_shard.fleet import apply
-from sqla_shard.fleet import resume
-from sqla_shard.fleet import undo
+from sqla_shard.exc import (
+    FleetServerError,
+    OperationFailedError,
+    OperationRefusedError,
+    UndoRefusedError,
+)
+from sqla_shard.fleet import apply, resume, undo
 from sqla_shard.fleet.doctor import examine
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.fences import Fence
-from sqla_shard.fleet.orphans import OrphanChange
-from sqla_shard.fleet.orphans import orphans_of
+from sqla_shard.fleet.orphans import OrphanChange, orphans_of
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.split import Split
 from sqla_shard.testing.server_setup import system_user
-from tests.servers.fleet_pairs import empty_server
-from tests.servers.fleet_pairs import FleetPairs
+from tests.servers.fleet_pairs import empty_server, FleetPairs
 from tests.servers.fleet_processes import apply_until
-from tests.servers.load_checks import check
-from tests.servers.load_checks import only_old
-from tests.servers.load_checks import pauses
-from tests.servers.load_checks import rows_at
-from tests.servers.load_checks import rows_of_places
+from tests.servers.load_checks import check, only_old, pauses, rows_at, rows_of_places
 from tests.servers.load_log import Attempt
-from tests.servers.load_writers import create_tables
-from tests.servers.load_writers import RawWriter
-from tests.servers.published import connect_to
-from tests.servers.published import places
-from tests.servers.published import publish_to
-from tests.servers.server_statements import unlogged
-from tests.servers.server_statements import words
+from tests.servers.load_writers import create_tables, RawWriter
+from tests.servers.published import connect_to, places, publish_to
+from tests.servers.server_statements import unlogged, words
 from tests.servers.writing_load import Load
 
 pytestmark = pytest.mark.live
@@ -205,13 +195,10 @@ class Stale:
         begin = time.monotonic()
         cursor = connection.cursor()
         connection.begin()
-        cursor.execute(
-            f"INSERT INTO `{name}`.load_pins (token) VALUES (%s)", (token,)
-        )
+        cursor.execute(f"INSERT INTO `{name}`.load_pins (token) VALUES (%s)", (token,))
         local_id = cursor.lastrowid
         cursor.execute(
-            f"INSERT INTO `{name}`.load_notes VALUES (%s, %s)",
-            (token, local_id),
+            f"INSERT INTO `{name}`.load_notes VALUES (%s, %s)", (token, local_id)
         )
         now = {"token": token, "shard": shard, "t0": begin}
         try:
@@ -340,9 +327,7 @@ def test_kill_9_before_it_is_published(pairs, tmp_path, seed, say):
         folder = tmp_path / str(number)
         with loaded(pairs, folder, f"{seed} {number}", 3) as load:
             load.wait_for_acks(100)
-            apply_until(
-                pairs.fleet(), planned(fleet, pairs), step=step, state="done"
-            )
+            apply_until(pairs.fleet(), planned(fleet, pairs), step=step, state="done")
             result = end(pairs.fleet())
             load.wait_for_acks(100, shards=MOVING)
             attempts = load.stop()
@@ -361,9 +346,7 @@ def test_kill_9_after_it_is_published(pairs, tmp_path, seed, say):
         folder = tmp_path / str(number)
         with loaded(pairs, folder, f"{seed} {number}", 3) as load:
             load.wait_for_acks(100)
-            apply_until(
-                pairs.fleet(), planned(fleet, pairs), step=step, state="done"
-            )
+            apply_until(pairs.fleet(), planned(fleet, pairs), step=step, state="done")
             with pytest.raises(UndoRefusedError, match="resume"):
                 undo(pairs.fleet())
             assert resume(pairs.fleet()).state == "finished"
@@ -461,9 +444,7 @@ def test_a_comparison_that_takes_too_long_undoes_it(fleet, pairs):
 
 @pytest.mark.thorough
 def test_kill_9_in_the_move_of_a_server(pairs, tmp_path, seed, say):
-    steps = [
-        name for name, _ in planned(renewed(pairs), pairs, shards=None).steps
-    ]
+    steps = [name for name, _ in planned(renewed(pairs), pairs, shards=None).steps]
     before = steps[: steps.index("publish")]
     choices = [
         *((step, end) for step in before for end in (undo, resume)),
@@ -505,9 +486,7 @@ def open_transaction(server, shard, token):
     """Return a connection that has written, and not committed."""
     connection = server.connect()
     cursor = connection.cursor()
-    cursor.execute(
-        f"INSERT INTO db{shard:05d}.load_pins (token) VALUES (%s)", (token,)
-    )
+    cursor.execute(f"INSERT INTO db{shard:05d}.load_pins (token) VALUES (%s)", (token,))
     cursor.execute(
         f"INSERT INTO db{shard:05d}.load_notes VALUES (%s, %s)",
         (token, cursor.lastrowid),
@@ -518,20 +497,13 @@ def open_transaction(server, shard, token):
 @pytest.mark.thorough
 def test_without_the_kill_a_write_is_lost(fleet, pairs, monkeypatch):
     monkeypatch.setattr(Fence, "kill_sessions", lambda self, seconds: [])
-    connection, _ = open_transaction(
-        pairs["server1"].primary, MOVING[0], "open"
-    )
+    connection, _ = open_transaction(pairs["server1"].primary, MOVING[0], "open")
     with connection:
         apply(fleet, planned(fleet, pairs))
         connection.commit()
     now = time.monotonic()
     acked = Attempt(
-        token="open",
-        shard=MOVING[0],
-        t0=now,
-        t1=now,
-        outcome="acked",
-        local_id=None,
+        token="open", shard=MOVING[0], t0=now, t1=now, outcome="acked", local_id=None
     )
     rows = rows_of_places(places(json.loads(pairs.path.read_text())))
     (problem,) = check([acked], rows)
@@ -540,9 +512,7 @@ def test_without_the_kill_a_write_is_lost(fleet, pairs, monkeypatch):
 
 
 def test_an_open_transaction_does_not_survive(fleet, pairs):
-    connection, _ = open_transaction(
-        pairs["server1"].primary, MOVING[0], "open"
-    )
+    connection, _ = open_transaction(pairs["server1"].primary, MOVING[0], "open")
     with connection:
         apply(fleet, planned(fleet, pairs))
         with pytest.raises(pymysql.err.OperationalError):
@@ -561,21 +531,14 @@ def acked_now(pairs, shard):
     url, name = places(json.loads(pairs.path.read_text()))[shard]
     with connect_to(url) as connection:
         cursor = connection.cursor()
-        cursor.execute(
-            f"INSERT INTO `{name}`.load_pins (token) VALUES ('now')"
-        )
+        cursor.execute(f"INSERT INTO `{name}`.load_pins (token) VALUES ('now')")
         local_id = cursor.lastrowid
         cursor.execute(
             f"INSERT INTO `{name}`.load_notes VALUES ('now', %s)", (local_id,)
         )
         connection.commit()
     return Attempt(
-        token="now",
-        shard=shard,
-        t0=0,
-        t1=0,
-        outcome="acked",
-        local_id=local_id,
+        token="now", shard=shard, t0=0, t1=0, outcome="acked", local_id=local_id
     )
 
 
@@ -833,9 +796,7 @@ def test_a_whole_server_moves(fleet, pairs):
     assert result.state == "finished"
     old = pairs["server1"].primary
     assert old.root_execute("SELECT @@read_only") == [(1,)]
-    (server,) = json.loads(pairs.path.read_text())["keyspaces"]["objects"][
-        "servers"
-    ]
+    (server,) = json.loads(pairs.path.read_text())["keyspaces"]["objects"]["servers"]
     assert server["name"] == "server2"
     assert server["shards"] == [0, 15]
     assert server["primary"] == pairs["server2"].primary.url
@@ -943,9 +904,9 @@ def test_orphans_are_fenced_again(fleet, pairs):
         without_fence(server, "db00008")
     open_ones = [
         str(finding)
-        for finding in examine(
-            fleet, environ={"MARIADB_PASSWORD": "x"}
-        ).at_least("warning")
+        for finding in examine(fleet, environ={"MARIADB_PASSWORD": "x"}).at_least(
+            "warning"
+        )
         if "does not fence 1 databases" in finding.what
     ]
     assert len(open_ones) == 2, open_ones

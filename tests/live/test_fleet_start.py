@@ -20,19 +20,15 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlencode
-from urllib.request import build_opener
-from urllib.request import HTTPCookieProcessor
-from urllib.request import Request
+from urllib.request import build_opener, HTTPCookieProcessor, Request
 
 import pytest
 
 from examples.fleet import local_servers
-from examples.pinboard.samples import add_user
-from examples.pinboard.samples import email_of
+from examples.pinboard.samples import add_user, email_of
 from sqla_shard import Cluster
 from sqla_shard.testing.local_server import wait_until
-from tests.servers.command_line import environment
-from tests.servers.command_line import ROOT
+from tests.servers.command_line import environment, ROOT
 from tests.servers.kinds import Kind
 
 pytestmark = pytest.mark.live
@@ -176,10 +172,7 @@ def pinboard(folder: Path, environ: dict[str, str]) -> Iterator[str]:
 # It runs all commands of the page, some of them for seconds each.
 @pytest.mark.timeout(1800)
 def test_the_page_works_while_the_pinboard_is_used(
-    server_kind: Kind,
-    tmp_path: Path,
-    say: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    server_kind: Kind, tmp_path: Path, say: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = server_kind.name
     with local_servers(tmp_path, kind=kind, fast=True) as servers:
@@ -188,9 +181,7 @@ def test_the_page_works_while_the_pinboard_is_used(
             PATH=os.pathsep.join(
                 [str(Path(sys.executable).parent), os.environ["PATH"]]
             ),
-            **dict(
-                re.findall(r"^export (\w+)='(.*)'$", line)[0] for line in lines
-            ),
+            **dict(re.findall(r"^export (\w+)='(.*)'$", line)[0] for line in lines),
         )
         for name in ("MYSQL_USER", "MYSQL_PASSWORD"):
             monkeypatch.setenv(name, environ[name])
@@ -203,9 +194,7 @@ def test_the_page_works_while_the_pinboard_is_used(
                     servers[name].root_execute(code)
                 return ""
             for name, server in servers.items():
-                code = code.replace(
-                    f"{name}:3306", f"{server.host}:{server.port}"
-                )
+                code = code.replace(f"{name}:3306", f"{server.host}:{server.port}")
             done = subprocess.run(
                 ["/bin/sh", "-ec", code],
                 cwd=ROOT,

@@ -16,31 +16,21 @@ import pytest
 pytest.importorskip("kazoo")
 
 from sqla_shard.exc import TopologyUnavailableError
-from sqla_shard.fleet import apply
-from sqla_shard.fleet import Fleet
-from sqla_shard.fleet import status
+from sqla_shard.fleet import apply, Fleet, status
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.watcher import WatchPolicy
-from sqla_shard.testing import Proxy
-from sqla_shard.testing import ZooKeeperEnsemble
+from sqla_shard.testing import Proxy, ZooKeeperEnsemble
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of
 from sqla_shard.topology.zookeeper import Publisher
 from sqla_shard.topology.zookeeper.publications import TOPOLOGY
-from sqla_shard.topology.zookeeper.store import Create
-from sqla_shard.topology.zookeeper.store import Replace
-from sqla_shard.topology.zookeeper.store import ZooKeeperStore
-from tests.servers.fleet_load import create
-from tests.servers.fleet_load import roles
-from tests.servers.fleet_load import SHARDS
+from sqla_shard.topology.zookeeper.store import Create, Replace, ZooKeeperStore
+from tests.servers.fleet_load import create, roles, SHARDS
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_semi_sync import use_semi_sync
-from tests.servers.fleet_watching import FleetByProxy
-from tests.servers.fleet_watching import watch_until
-from tests.servers.fleet_watching import Watching
-from tests.servers.server_statements import semi_sync_options
-from tests.servers.server_statements import words
+from tests.servers.fleet_watching import FleetByProxy, watch_until, Watching
+from tests.servers.server_statements import semi_sync_options, words
 
 pytestmark = [
     pytest.mark.live,
@@ -69,9 +59,7 @@ class Scene:
         self.primary, self.standby = roles(pairs)
 
     def fleet(self, kind=Fleet):
-        return kind(
-            self.location, accounts=self.pairs.accounts, session_timeout=2.0
-        )
+        return kind(self.location, accounts=self.pairs.accounts, session_timeout=2.0)
 
     def primary_now(self):
         topology = self.fleet().topology()
@@ -105,19 +93,13 @@ def without_password(pairs):
     text = json.dumps(pairs.document())
     password = pairs["server1"].primary.password
     text = text.replace(password, "${MYSQL_PASSWORD}")
-    return Topology.from_mapping(
-        json.loads(text), environ={"MYSQL_PASSWORD": ""}
-    )
+    return Topology.from_mapping(json.loads(text), environ={"MYSQL_PASSWORD": ""})
 
 
 @contextlib.contextmanager
 def scene_in(folder, hosts, kind):
     with FleetPairs(
-        folder,
-        pairs=1,
-        shards=SHARDS,
-        pair=kind.pair,
-        options=semi_sync_options(kind),
+        folder, pairs=1, shards=SHARDS, pair=kind.pair, options=semi_sync_options(kind)
     ) as pairs:
         primary, standby = roles(pairs)
         primary.root_execute("SET GLOBAL read_only = 0")
@@ -148,9 +130,7 @@ def three(scene, policy=POLICY, fleets=None):
             stack.enter_context(Watching(fleet, policy))
             for fleet in fleets or [scene.fleet() for _ in range(3)]
         ]
-        assert wait_until(
-            lambda: all(one.reports for one in watching), seconds=LONG
-        )
+        assert wait_until(lambda: all(one.reports for one in watching), seconds=LONG)
         yield watching
 
 
@@ -176,9 +156,7 @@ def read_only(server):
     return server.root_execute("SELECT @@read_only")
 
 
-@pytest.mark.parametrize(
-    "policy", [POLICY, WatchPolicy()], ids=["quick", "default"]
-)
+@pytest.mark.parametrize("policy", [POLICY, WatchPolicy()], ids=["quick", "default"])
 def test_a_lost_primary_is_replaced(scene, policy, say):
     with three(scene, policy) as watching:
         looks(watching, 2)
@@ -188,9 +166,11 @@ def test_a_lost_primary_is_replaced(scene, policy, say):
         assert f"primary {address}: 3 of 3 watchers see it" in str(found)
         watchers = found.as_dict()["watchers"]
         assert watchers["leader"] in watchers["votes"]
-        assert [
-            vote[address]["lost_for"] for vote in watchers["votes"].values()
-        ] == [None, None, None]
+        assert [vote[address]["lost_for"] for vote in watchers["votes"].values()] == [
+            None,
+            None,
+            None,
+        ]
         scene.primary.kill()
         begin = time.monotonic()
         assert wait_until(
@@ -198,8 +178,7 @@ def test_a_lost_primary_is_replaced(scene, policy, say):
         )
         seconds = time.monotonic() - begin
         assert wait_until(
-            lambda: any(one.said("lost writes: none") for one in watching),
-            seconds=LONG,
+            lambda: any(one.said("lost writes: none") for one in watching), seconds=LONG
         )
         assert scene.primary_now() is scene.standby
         # The old one returns, and takes no write.
@@ -211,8 +190,7 @@ def test_a_lost_primary_is_replaced(scene, policy, say):
             scene.primary.root_execute("SET GLOBAL read_only = 0")
             assert wait_until(
                 lambda: any(
-                    one.said("it may have writes of its own")
-                    for one in watching
+                    one.said("it may have writes of its own") for one in watching
                 ),
                 seconds=LONG,
             )
@@ -231,8 +209,7 @@ def behind_proxies(scene):
     port = scene.primary.port
     with contextlib.ExitStack() as stack:
         proxies = [
-            stack.enter_context(Proxy(scene.primary.host, port))
-            for _ in range(3)
+            stack.enter_context(Proxy(scene.primary.host, port)) for _ in range(3)
         ]
         fleets = []
         for proxy in proxies:
@@ -292,8 +269,7 @@ def test_nothing_is_done_without_zookeeper(scene, ensemble):
             scene.primary.kill()
             assert wait_until(
                 lambda: all(
-                    one.said("nothing is done without ZooKeeper")
-                    for one in watching
+                    one.said("nothing is done without ZooKeeper") for one in watching
                 ),
                 seconds=LONG,
             )
@@ -306,15 +282,12 @@ def test_nothing_is_done_without_zookeeper(scene, ensemble):
             for server in ensemble.servers:
                 server.kill()
             ensemble.start()
-        assert wait_until(
-            lambda: scene.can_write(scene.standby), seconds=LONG
-        ), (
+        assert wait_until(lambda: scene.can_write(scene.standby), seconds=LONG), (
             [str(server.mode) for server in ensemble.servers],
             [one.reports[-1] for one in watching],
         )
         assert wait_until(
-            lambda: any(one.said("lost writes: none") for one in watching),
-            seconds=LONG,
+            lambda: any(one.said("lost writes: none") for one in watching), seconds=LONG
         )
     assert scene.primary_now() is scene.standby
 
@@ -325,9 +298,7 @@ def test_a_standby_that_can_be_written_is_closed(scene):
         looks(watching, 2)
         standby.root_execute("SET GLOBAL read_only = 0")
         assert wait_until(
-            lambda: any(
-                one.said("two servers could be written") for one in watching
-            ),
+            lambda: any(one.said("two servers could be written") for one in watching),
             seconds=LONG,
         )
         assert read_only(standby) == CLOSED
@@ -337,9 +308,7 @@ def test_a_standby_that_can_be_written_is_closed(scene):
     standby.root_execute("SET GLOBAL read_only = 0")
     with three(scene, replace(POLICY, dry_run=True)) as watching:
         assert wait_until(
-            lambda: any(
-                one.said("dry run: nothing is closed") for one in watching
-            ),
+            lambda: any(one.said("dry run: nothing is closed") for one in watching),
             seconds=LONG,
         )
         looks(watching, 2)
@@ -348,9 +317,7 @@ def test_a_standby_that_can_be_written_is_closed(scene):
     primary.root_execute("SET GLOBAL read_only = 1")
     with three(scene) as watching:
         looks(watching, 3)
-        assert all(
-            one.said("is the standby and can be written") for one in watching
-        )
+        assert all(one.said("is the standby and can be written") for one in watching)
         assert all(one.said("fleet reopen server1") for one in watching)
     assert read_only(standby) == OPEN
     assert len(scene.fleet().journal.history()) == 1
@@ -387,26 +354,19 @@ def test_votes_that_are_not_valid_do_not_count(scene):
         with Watching(scene.fleet(), POLICY) as one:
             assert renewing(
                 lambda: (
-                    renewed()
-                    and all(one.said(f"watcher '{name}'") for name in votes)
-                ),
+                    renewed() and all(one.said(f"watcher '{name}'") for name in votes)
+                )
             )
             scene.primary.kill()
-            assert renewing(
-                lambda: renewed() and one.said("1 of 3 watchers have not"),
-            )
+            assert renewing(lambda: renewed() and one.said("1 of 3 watchers have not"))
             found = str(status(scene.fleet()))
             assert "0 of 1 watchers see it" in found
             assert all(f"watcher {name}: its vote" in found for name in votes)
             before = len(one.reports)
-            assert renewing(
-                lambda: renewed() and len(one.reports) > before + 3,
-            )
+            assert renewing(lambda: renewed() and len(one.reports) > before + 3)
             assert read_only(scene.standby) == CLOSED
             with Watching(scene.fleet(), POLICY):
-                assert wait_until(
-                    lambda: scene.can_write(scene.standby), seconds=LONG
-                )
+                assert wait_until(lambda: scene.can_write(scene.standby), seconds=LONG)
 
 
 def test_a_second_failover_is_held_off(scene):
@@ -424,15 +384,13 @@ def test_a_second_failover_is_held_off(scene):
         # They have never seen it, so the loss is unknown.
         assert wait_until(
             lambda: any(
-                one.said("sqla-shard fleet failover server1 --dead")
-                for one in watching
+                one.said("sqla-shard fleet failover server1 --dead") for one in watching
             ),
             seconds=LONG,
         )
     with three(scene, replace(dry, allow_loss=True)) as watching:
         assert wait_until(
-            lambda: any(one.said("dry run of") for one in watching),
-            seconds=LONG,
+            lambda: any(one.said("dry run of") for one in watching), seconds=LONG
         )
     assert scene.primary.root_execute("SELECT @@read_only") == [(1,)]
 
@@ -445,8 +403,7 @@ def test_a_standby_that_did_not_acknowledge_is_not_promoted(scene):
         scene.primary.kill()
         assert wait_until(
             lambda: any(
-                one.said("unknown: the standby did not acknowledge")
-                for one in watching
+                one.said("unknown: the standby did not acknowledge") for one in watching
             ),
             seconds=LONG,
         )
@@ -455,9 +412,7 @@ def test_a_standby_that_did_not_acknowledge_is_not_promoted(scene):
     assert scene.primary_now() is scene.primary
 
 
-def test_a_leader_that_dies_is_replaced(
-    ensemble, server_kind, tmp_path, request, say
-):
+def test_a_leader_that_dies_is_replaced(ensemble, server_kind, tmp_path, request, say):
     seed = request.config.getoption("hypothesis_seed")
     steps = STEPS if SOAK else random.Random(seed).sample(STEPS, 2)
     say(f"seed {seed}: the leader dies after {', '.join(steps)}")
@@ -480,20 +435,17 @@ def lose_leader(scene, step):
     try:
         with scene.store() as store:
             assert wait_until(
-                lambda: store.read("/fleet/watch/leader") is not None,
-                seconds=LONG,
+                lambda: store.read("/fleet/watch/leader") is not None, seconds=LONG
             )
         with contextlib.ExitStack() as stack:
             watching = [
-                stack.enter_context(Watching(scene.fleet(), POLICY))
-                for _ in range(2)
+                stack.enter_context(Watching(scene.fleet(), POLICY)) for _ in range(2)
             ]
             looks(watching, 3)
             scene.primary.kill()
             assert wait_until(
                 lambda: any(
-                    one.said("another watcher had started it")
-                    for one in watching
+                    one.said("another watcher had started it") for one in watching
                 ),
                 seconds=LONG,
             )

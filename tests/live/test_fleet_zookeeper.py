@@ -15,16 +15,10 @@ pytest.importorskip("kazoo")
 from kazoo.client import KazooClient
 
 from sqla_shard.exc import ShardError
-from sqla_shard.fleet import access_checks
-from sqla_shard.fleet import apply
-from sqla_shard.fleet import Fleet
-from sqla_shard.fleet import resume
-from sqla_shard.fleet import status
-from sqla_shard.fleet import undo
+from sqla_shard.fleet import access_checks, apply, Fleet, resume, status, undo
 from sqla_shard.fleet.doctor import examine
 from sqla_shard.fleet.failover import Failover
-from sqla_shard.topology import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology import Topology
+from sqla_shard.topology import DEFAULT_PLACEHOLDERS, Topology
 from sqla_shard.topology.zookeeper import Publisher
 from tests.servers.fleet_pairs import FleetPairs
 
@@ -51,15 +45,12 @@ def fleet(pairs, zookeeper_server):
     location = f"zookeeper://{zookeeper_server.hosts}/{pairs.path.parent.name}"
     # A topology with passwords is not published.
     text = re.sub(
-        r"//[^@/]*@",
-        "//${MYSQL_USER}:${MYSQL_PASSWORD}@",
-        json.dumps(pairs.document()),
+        r"//[^@/]*@", "//${MYSQL_USER}:${MYSQL_PASSWORD}@", json.dumps(pairs.document())
     )
     with Publisher(location) as publisher:
         publisher.publish(
             Topology.from_mapping(
-                json.loads(text),
-                environ=dict.fromkeys(DEFAULT_PLACEHOLDERS, "x"),
+                json.loads(text), environ=dict.fromkeys(DEFAULT_PLACEHOLDERS, "x")
             )
         )
     return Fleet(location, accounts=pairs.accounts, session_timeout=SESSION)
@@ -72,9 +63,7 @@ def test_there_and_back(fleet, capsys):
         done = apply(fleet, Failover.planned(fleet, "server1"))
         assert (done.state, done.epoch) == ("finished", epoch)
         after = fleet.topology()
-        old, new = (
-            one.keyspaces["objects"].servers[0] for one in (before, after)
-        )
+        old, new = (one.keyspaces["objects"].servers[0] for one in (before, after))
         assert (new.primary, new.standby) == (old.standby, old.primary)
         assert done.pause is not None
         pauses.append(1000 * done.pause)
@@ -98,17 +87,12 @@ def old_client(fleet, epoch):
         "resets": 0,
     }
     client.create(
-        "/clients/old",
-        json.dumps(document).encode(),
-        ephemeral=True,
-        makepath=True,
+        "/clients/old", json.dumps(document).encode(), ephemeral=True, makepath=True
     )
     return client
 
 
-def test_sessions_and_clients_with_an_old_epoch_are_named(
-    fleet, pairs, monkeypatch
-):
+def test_sessions_and_clients_with_an_old_epoch_are_named(fleet, pairs, monkeypatch):
     epoch = fleet.topology().epoch
     client = old_client(fleet, epoch)
     plan = Failover.planned(fleet, "server1")
@@ -123,15 +107,11 @@ def test_sessions_and_clients_with_an_old_epoch_are_named(
         result = apply(fleet, plan)
     assert result.problems == ()
     (group,) = [
-        one
-        for one in result.notes["kill"]["ended"]
-        if one["program"] == "pinboard"
+        one for one in result.notes["kill"]["ended"] if one["program"] == "pinboard"
     ]
     assert (group["sessions"], group["pids"]) == (2, [os.getpid()])
     assert (group["ports"], group["databases"]) == ([], ["db00001"])
-    assert f"(pinboard): 2 sessions, in db00001, pid {os.getpid()}" in str(
-        result
-    )
+    assert f"(pinboard): 2 sessions, in db00001, pid {os.getpid()}" in str(result)
     (late,) = result.notes["verify"]["late_clients"]
     assert (late["host"], late["epoch"]) == ("web3", epoch)
     line = (
@@ -146,9 +126,7 @@ def test_sessions_and_clients_with_an_old_epoch_are_named(
     # It is the standby now.
     with old.connect(program_name="pinboard"):
         findings = examine(fleet, environ=environ).findings
-    (elsewhere,) = [
-        one for one in findings if one.check == "sessions-elsewhere"
-    ]
+    (elsewhere,) = [one for one in findings if one.check == "sessions-elsewhere"]
     who = f"127.0.0.1 {old.user} (pinboard): 1 session, pid {os.getpid()}"
     assert who in elsewhere.what
     found = [one for one in findings if one.check == "old-epochs"]

@@ -14,11 +14,7 @@ from sqla_shard.contrib import FollowKind
 from sqla_shard.contrib.edges import Edge
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.models.graph_models import Base
-from tests.models.graph_models import follows
-from tests.models.graph_models import run
-from tests.models.graph_models import SHARDS
-from tests.models.graph_models import users
+from tests.models.graph_models import Base, follows, run, SHARDS, users
 from tests.servers.kinds import Kind
 
 pytestmark = pytest.mark.live
@@ -65,9 +61,7 @@ def test_counted_again_while_an_edge_is_written(
     with ThreadPoolExecutor(1) as executor:
         with cluster.begin() as session:
             table.put(session, [((star, fans[1]), after)])
-            recounting = executor.submit(
-                cluster.run, counts.recount, place, star
-            )
+            recounting = executor.submit(cluster.run, counts.recount, place, star)
             assert wait_until(waits, seconds=60, every=0.2)
         assert recounting.result(60) is True
     with cluster.session() as session:

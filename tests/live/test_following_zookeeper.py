@@ -6,8 +6,7 @@ No request fails, and the next published topology is used after every failure.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +14,25 @@ import pytest
 from kazoo.security import make_digest_acl
 from sqlalchemy import event
 
-from sqla_shard import Cluster
-from sqla_shard import Topology
+from sqla_shard import Cluster, Topology
 from sqla_shard.exc import TopologyUnavailableError
-from sqla_shard.testing import Proxy
-from sqla_shard.testing import ZooKeeperEnsemble
-from sqla_shard.testing import ZooKeeperServer
+from sqla_shard.testing import Proxy, ZooKeeperEnsemble, ZooKeeperServer
 from sqla_shard.testing.server_fleet import ServerFleet
 from sqla_shard.topology import to_json
 from sqla_shard.topology.follow import source_at
 from sqla_shard.topology.follow.locations import AUTH_VARIABLE
 from sqla_shard.topology.zookeeper.source import ZooKeeperConnection
-from tests.servers.chaos import data_on_both
-from tests.servers.chaos import is_stale
-from tests.servers.chaos import Load
-from tests.servers.chaos import LONG_SESSION
-from tests.servers.chaos import node
-from tests.servers.chaos import PATIENCE
-from tests.servers.chaos import Scene
-from tests.servers.following import in_child
-from tests.servers.following import Pin
-from tests.servers.following import until
-from tests.servers.processes import count_sockets_to
-from tests.servers.processes import running
-from tests.servers.processes import started_since
+from tests.servers.chaos import (
+    data_on_both,
+    is_stale,
+    Load,
+    LONG_SESSION,
+    node,
+    PATIENCE,
+    Scene,
+)
+from tests.servers.following import in_child, Pin, until
+from tests.servers.processes import count_sockets_to, running, started_since
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("zookeeper_installed")]
 
@@ -89,9 +83,7 @@ def cluster(scene: Scene) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def load(
-    cluster: Cluster, ids: list[int], rng: random.Random
-) -> Iterator[Load]:
+def load(cluster: Cluster, ids: list[int], rng: random.Random) -> Iterator[Load]:
     with Load(cluster, ids, rng) as load:
         load.goes_on()
         yield load
@@ -213,9 +205,7 @@ def test_lost_data_is_no_topology_and_old_data_none_either(
     # From a backup, with an epoch that was used up long ago.
     scene.epoch = 0
     scene.publish()
-    assert until(
-        lambda: "older" in str(cluster.source_report().last_error), PATIENCE
-    )
+    assert until(lambda: "older" in str(cluster.source_report().last_error), PATIENCE)
     assert cluster.topology is used
     scene.epoch = used.epoch
     with scene.application("stale"):
@@ -238,9 +228,7 @@ def test_nothing_in_the_beginning(
     assert until(lambda: not started_since(before), PATIENCE)
 
 
-def test_closing_in_an_outage(
-    scene: Scene, proxy: Proxy, ids: list[int]
-) -> None:
+def test_closing_in_an_outage(scene: Scene, proxy: Proxy, ids: list[int]) -> None:
     before = running()
     with scene.open() as cluster:
         with cluster.session() as session:
@@ -300,10 +288,7 @@ def test_a_child_of_a_process_that_publishes(
 
 
 def test_an_ensemble_without_its_leader(
-    fleet: ServerFleet[Any],
-    tmp_path: Path,
-    ids: list[int],
-    rng: random.Random,
+    fleet: ServerFleet[Any], tmp_path: Path, ids: list[int], rng: random.Random
 ) -> None:
     with ZooKeeperEnsemble(servers=3) as ensemble:
         scene = Scene(fleet, ensemble.hosts, "/prod", tmp_path)
@@ -341,13 +326,7 @@ def test_tls_and_digest(
             "keyfile": str(server.key),
         }
         auth = {"auth_data": [("digest", "app:sesame")]}
-        scene = Scene(
-            fleet,
-            server.hosts,
-            "/prod",
-            tmp_path,
-            options={**tls, **auth},
-        )
+        scene = Scene(fleet, server.hosts, "/prod", tmp_path, options={**tls, **auth})
         scene.publish()
         with node(server.hosts, **tls) as client:
             client.set_acls(
@@ -357,13 +336,7 @@ def test_tls_and_digest(
             scene.is_followed(cluster)
             with cluster.session() as session:
                 assert session.get(Pin, ids[0]) is not None
-        stranger = Scene(
-            fleet,
-            server.hosts,
-            "/prod",
-            tmp_path / "other",
-            options=tls,
-        )
+        stranger = Scene(fleet, server.hosts, "/prod", tmp_path / "other", options=tls)
         with pytest.raises(TopologyUnavailableError, match="NoAuthError"):
             stranger.open()
         plain = Scene(fleet, server.hosts, "/prod", tmp_path / "x")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from time import monotonic
@@ -15,16 +14,10 @@ from typing import Any
 import pytest
 
 from sqla_shard import Cluster
-from sqla_shard.contrib import FollowKind
-from sqla_shard.contrib import repair_follows
+from sqla_shard.contrib import FollowKind, repair_follows
 from sqla_shard.outbox import discard
-from tests.models.graph_models import Base
-from tests.models.graph_models import boards
-from tests.models.graph_models import follows
-from tests.models.graph_models import users
-from tests.suites.follow_graph import _rows as rows_of
-from tests.suites.follow_graph import Histories as Simulated
-from tests.suites.follow_graph import Model
+from tests.models.graph_models import Base, boards, follows, users
+from tests.suites.follow_graph import _rows as rows_of, Histories as Simulated, Model
 from tests.workers.forks import Forks
 
 pytestmark = pytest.mark.live
@@ -157,11 +150,7 @@ def test_repaired_graph_equals_a_model(
     ):
         cluster.create_all(Base.metadata)
         people = users(cluster, 5)
-        owners = {
-            board: user
-            for user in people
-            for board in boards(cluster, user, 2)
-        }
+        owners = {board: user for user in people for board in boards(cluster, user, 2)}
         pairs = [(a, b) for a in people for b in people if a != b]
         writers = [
             Writer(
@@ -202,9 +191,7 @@ def test_repaired_graph_equals_a_model(
             for pair, models in writer.candidates().items():
                 doubtful += len(models) > 1
                 stored = [
-                    model
-                    for model in models
-                    if _is_stored(rows, pair, owners, model)
+                    model for model in models if _is_stored(rows, pair, owners, model)
                 ]
                 assert stored, f"{pair} is none of {len(models)} states"
                 whole.kinds |= stored[0].kinds

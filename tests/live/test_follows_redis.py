@@ -12,25 +12,13 @@ import pytest
 from sqlalchemy import delete
 
 from sqla_shard import Cluster
-from sqla_shard.contrib import FollowKind
-from sqla_shard.contrib import FollowStore
-from sqla_shard.contrib import repair_follows
-from sqla_shard.exc import BlockedError
-from sqla_shard.exc import FeedStoreError
-from sqla_shard.exc import WrongTypeError
+from sqla_shard.contrib import FollowKind, FollowStore, repair_follows
+from sqla_shard.exc import BlockedError, FeedStoreError, WrongTypeError
 from sqla_shard.jobs import Worker
 from sqla_shard.outbox import apply
-from sqla_shard.testing import RedisServer
-from sqla_shard.testing import run_jobs
-from sqla_shard.testing import StatementLog
-from tests.models.graph_models import boards
-from tests.models.graph_models import CLUSTERS
-from tests.models.graph_models import follows
-from tests.models.graph_models import run
-from tests.models.graph_models import stored
-from tests.models.graph_models import users
-from tests.servers.redis import finish_jobs
-from tests.servers.redis import two_databases
+from sqla_shard.testing import RedisServer, run_jobs, StatementLog
+from tests.models.graph_models import boards, CLUSTERS, follows, run, stored, users
+from tests.servers.redis import finish_jobs, two_databases
 
 EXPLICIT, IMPLICIT = FollowKind.EXPLICIT, FollowKind.IMPLICIT
 
@@ -97,10 +85,7 @@ def differences(cluster: Cluster, *ids: int) -> Any:
 
 
 def change(
-    cluster: Cluster,
-    rng: random.Random,
-    people: list[int],
-    owners: dict[int, int],
+    cluster: Cluster, rng: random.Random, people: list[int], owners: dict[int, int]
 ) -> None:
     """Let a user follow, unfollow, block or unblock."""
     user, other = rng.sample(people, 2)
@@ -127,9 +112,7 @@ def test_changed_by_jobs(cluster, store):
     run(cluster, follows.follow_user, ada, others[0])
     with cluster.session() as session, StatementLog() as log:
         # Their jobs have not run.
-        assert stored.following(session, ada, [bob, *others]) == {
-            bob: EXPLICIT
-        }
+        assert stored.following(session, ada, [bob, *others]) == {bob: EXPLICIT}
         assert stored.count_followees(session, ada)[EXPLICIT] == 1
     assert not log.events
     run_jobs(cluster)
@@ -143,14 +126,10 @@ def test_changed_by_jobs(cluster, store):
 
 
 @pytest.mark.thorough
-def test_equal_to_the_tables_with_jobs_in_any_order(
-    cluster, store, rng, monkeypatch
-):
+def test_equal_to_the_tables_with_jobs_in_any_order(cluster, store, rng, monkeypatch):
     """Jobs are late, repeated and reordered; lists are removed and built."""
     people = users(cluster, 5)
-    owners = {
-        board: user for user in people for board in boards(cluster, user, 2)
-    }
+    owners = {board: user for user in people for board in boards(cluster, user, 2)}
     late: list[Any] = []
     add = store.add
 
@@ -187,9 +166,7 @@ def test_equal_to_the_tables_with_jobs_in_any_order(
     assert all(client.dbsize() for client in store.databases.clients)
 
 
-def test_read_from_the_tables_while_redis_is_down(
-    cluster, store, server, caplog
-):
+def test_read_from_the_tables_while_redis_is_down(cluster, store, server, caplog):
     star, *fans = users(cluster, 6)
     for fan in fans:
         run(cluster, follows.follow_user, fan, star)
@@ -263,18 +240,14 @@ def test_an_evicted_key_is_not_an_empty_list(cluster, store):
         with cluster.session() as session:
             found = stored.followers(session, star)
             assert found == follows.followers(session, star)
-            assert stored.count_followers(session, star)[EXPLICIT] == len(
-                list(found)
-            )
+            assert stored.count_followers(session, star)[EXPLICIT] == len(list(found))
         run(cluster, follows.unfollow_user, fans[1], star)
         run_jobs(cluster)
     assert differences(cluster, star, *fans) == {}
 
 
 @pytest.mark.thorough
-def test_a_list_that_is_too_long_is_read_from_the_tables(
-    cluster, store, monkeypatch
-):
+def test_a_list_that_is_too_long_is_read_from_the_tables(cluster, store, monkeypatch):
     monkeypatch.setattr(store, "largest", 3)
     star, *fans = users(cluster, 6)
     for number, fan in enumerate(fans, 1):
@@ -311,9 +284,7 @@ def test_compared_and_rebuilt(cluster, store):
             (follows.users_reversed, bob),
             (follows.boards_reversed, board),
         ):
-            session.execute(
-                delete(table.table).where(table.source_id == source)
-            )
+            session.execute(delete(table.table).where(table.source_id == source))
     assert differences(cluster, *everything) == {
         (follows.users_reversed.name, bob): sorted([ada, eve]),
         (follows.boards_reversed.name, board): [ada],
@@ -358,9 +329,7 @@ def test_a_repair_changes_redis_in_both_directions(cluster, store):
     assert differences(cluster, ada, bob, eve) == {}
 
 
-def test_a_worker_without_redis_does_not_lose_jobs(
-    cluster, store, monkeypatch
-):
+def test_a_worker_without_redis_does_not_lose_jobs(cluster, store, monkeypatch):
     ada, bob = users(cluster, 2)
     with cluster.session() as session:
         assert stored.following(session, ada, [bob]) == {}
@@ -378,9 +347,7 @@ def test_a_worker_without_redis_does_not_lose_jobs(
 def test_equal_to_the_tables_under_load(cluster, store, server, rng):
     """Changes and reads at once, and Redis is killed."""
     people = users(cluster, 8)
-    owners = {
-        board: user for user in people for board in boards(cluster, user, 2)
-    }
+    owners = {board: user for user in people for board in boards(cluster, user, 2)}
     stop = threading.Event()
     seeds = [rng.randrange(1 << 32) for _ in range(5)]
 

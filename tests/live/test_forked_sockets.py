@@ -19,8 +19,7 @@ from sqla_shard import Cluster
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.topology_documents import topology_document
-from tests.servers.faults import Base
-from tests.servers.faults import Pin
+from tests.servers.faults import Base, Pin
 from tests.servers.following import until
 from tests.servers.kinds import Kind
 from tests.test_docs import certificates  # noqa: F401  # a fixture
@@ -41,9 +40,7 @@ def server(
         f"--ssl-{key}={certificates / name}"
         for key, name in (("cert", "server.pem"), ("key", "server.key"))
     ]
-    with server_kind.server(
-        password=SECRET, fast=True, options=options
-    ) as server:
+    with server_kind.server(password=SECRET, fast=True, options=options) as server:
         yield server
 
 

@@ -5,36 +5,34 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
-from contextlib import ExitStack
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from time import monotonic
 from typing import Any
 
 import pytest
-from sqlalchemy import func
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import LookupMixin
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import scatter
-from sqla_shard import ShardSession
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import RetriesExhaustedError
-from sqla_shard.exc import ScatterTimeoutError
-from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.exc import TopologyUnavailableError
+from sqla_shard import (
+    blob_field,
+    Cluster,
+    LookupMixin,
+    MappingMixin,
+    ObjectMixin,
+    scatter,
+    ShardSession,
+)
+from sqla_shard.exc import (
+    CommitUnknownError,
+    RetriesExhaustedError,
+    ScatterTimeoutError,
+    ServerUnreachableError,
+    TopologyUnavailableError,
+)
 from sqla_shard.models import normalization
-from sqla_shard.testing import MemcachedServer
-from sqla_shard.testing import Proxy
-from sqla_shard.testing import ZooKeeperServer
+from sqla_shard.testing import MemcachedServer, Proxy, ZooKeeperServer
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.command_line import ROOT
 from tests.servers.kinds import Kind
@@ -68,9 +66,7 @@ class BoardHasPins(MappingMixin, Base, source=Board, target=Pin):
     pass
 
 
-class BoardName(
-    LookupMixin, Base, target=Board, normalize=normalization.exact
-):
+class BoardName(LookupMixin, Base, target=Board, normalize=normalization.exact):
     pass
 
 
@@ -183,9 +179,7 @@ def flush(session: ShardSession, scene: Scene) -> Any:
 OPERATIONS = [get, get_many, scattered, page, look_up, flush]
 
 
-def attempt(
-    cluster: Cluster, operation: Callable[..., Any], scene: Scene
-) -> None:
+def attempt(cluster: Cluster, operation: Callable[..., Any], scene: Scene) -> None:
     with cluster.session() as session:
         operation(session, scene)
 

@@ -17,19 +17,11 @@ pytest.importorskip("kazoo")
 
 from examples.pinboard.models import Base
 from sqla_shard import Cluster
-from sqla_shard.cli.output import FAILED
-from sqla_shard.cli.output import NOT_READ
-from sqla_shard.testing import MemcachedServer
-from sqla_shard.testing import Proxy
-from sqla_shard.testing import ZooKeeperServer
+from sqla_shard.cli.output import FAILED, NOT_READ
+from sqla_shard.testing import MemcachedServer, Proxy, ZooKeeperServer
 from sqla_shard.testing.local_server import wait_until
-from tests.models import compressed_models
-from tests.models import reference_models
-from tests.models import spread_stages
-from tests.servers.command_line import fleet_commands
-from tests.servers.command_line import MOVE_COMMANDS
-from tests.servers.command_line import ROOT
-from tests.servers.command_line import write
+from tests.models import compressed_models, reference_models, spread_stages
+from tests.servers.command_line import fleet_commands, MOVE_COMMANDS, ROOT, write
 from tests.servers.frozen_commands import names_of_commands
 from tests.workers.forks import Forks
 
@@ -65,21 +57,13 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "queue limit": (("queue", "limit", "titles", "5"), 0, "5 jobs a second"),
     # Shard 5 is on the server that hangs.
     "queue show": (("queue", "show", "objects/5/1"), NOT_READ, ""),
-    "queue retry": (
-        ("queue", "retry", "--queue", "titles"),
-        NOT_READ,
-        "server2",
-    ),
+    "queue retry": (("queue", "retry", "--queue", "titles"), NOT_READ, "server2"),
     "queue delete": (
         ("queue", "delete", "objects/5/1"),
         NOT_READ,
         "shard 5 of objects",
     ),
-    "cache stats": (
-        ("cache", "stats", "--cache", "cache.toml"),
-        NOT_READ,
-        "server2",
-    ),
+    "cache stats": (("cache", "stats", "--cache", "cache.toml"), NOT_READ, "server2"),
     "cache repair": (
         ("cache", "repair", "--cache", "cache.toml", "--once"),
         NOT_READ,
@@ -105,31 +89,16 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
         NOT_READ,
         "server2",
     ),
-    "spread": (
-        ("spread", *spread_stages.MODELS, "--grace", "0"),
-        NOT_READ,
-        "server2",
-    ),
+    "spread": (("spread", *spread_stages.MODELS, "--grace", "0"), NOT_READ, "server2"),
     "verify claims": (("verify", "claims", *MODELS), NOT_READ, "server2"),
     "blobs train": (("blobs", "train", *PACKED), FAILED, "server2"),
     "blobs activate": (("blobs", "activate", *PACKED), FAILED, "server2"),
-    "blobs deactivate": (
-        ("blobs", "deactivate", *PACKED),
-        NOT_READ,
-        "server2",
-    ),
+    "blobs deactivate": (("blobs", "deactivate", *PACKED), NOT_READ, "server2"),
     "blobs rewrite": (("blobs", "rewrite", *PACKED), NOT_READ, "server2"),
     "blobs check": (("blobs", "check", *PACKED), NOT_READ, "server2"),
     "blobs status": (("blobs", "status", *PACKED), NOT_READ, "server2"),
     "shell": (
-        (
-            "shell",
-            USER,
-            "--python",
-            *MODELS,
-            "-c",
-            f"session.get(User, {USER})",
-        ),
+        ("shell", USER, "--python", *MODELS, "-c", f"session.get(User, {USER})"),
         NOT_READ,
         "server2",
     ),
@@ -141,11 +110,7 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     ),
     "schema upgrade": ((*SCHEMA, "upgrade"), NOT_READ, "server2"),
     "schema downgrade": ((*SCHEMA, "downgrade", "base"), NOT_READ, "server2"),
-    "schema provision": (
-        (*SCHEMA, "provision", "--initial"),
-        NOT_READ,
-        "server2",
-    ),
+    "schema provision": ((*SCHEMA, "provision", "--initial"), NOT_READ, "server2"),
     "schema resolve": (
         (*SCHEMA, "resolve", "5", "statement-done"),
         NOT_READ,
@@ -160,25 +125,13 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "explain": (("explain", USER), 0, "server2"),
     "completion": (("completion", "bash"), 0, ""),
     # Otherwise it serves until SIGTERM comes.
-    "dashboard": (
-        ("dashboard", "--host", "192.0.2.1"),
-        2,
-        "without a login",
-    ),
+    "dashboard": (("dashboard", "--host", "192.0.2.1"), 2, "without a login"),
     # It starts servers of its own, unless there is a topology.
     "dev up": (("dev", "up"), 2, "topology.json exists"),
     "topology show": (("topology", "show"), 0, "server2"),
     "topology validate": (("topology", "validate"), 0, ""),
-    "topology diff": (
-        ("topology", "diff", "topology.json", "topology.json"),
-        0,
-        "",
-    ),
-    "migrate shadow": (
-        ("migrate", "shadow", "topology.json"),
-        1,
-        "not a report",
-    ),
+    "topology diff": (("topology", "diff", "topology.json", "topology.json"), 0, ""),
+    "migrate shadow": (("migrate", "shadow", "topology.json"), 1, "not a report"),
     "migrate suggest": (
         ("migrate", "suggest", "examples.microblog.single.models:Base"),
         0,
@@ -197,22 +150,14 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
     "fleet status": (("fleet", "status"), 0, "no operation"),
     "fleet history": (("fleet", "history"), 0, ""),
     # The accounts are missing.
-    "fleet apply": (
-        ("fleet", "apply", "topology.json"),
-        1,
-        "SQLA_SHARD_OPERATOR",
-    ),
+    "fleet apply": (("fleet", "apply", "topology.json"), 1, "SQLA_SHARD_OPERATOR"),
     "fleet backup list": (("fleet", "backup", "list", "none"), 0, ""),
     "fleet backup prune": (
         ("fleet", "backup", "prune", "none", "--keep-last", "7"),
         0,
         "",
     ),
-    "fleet backup verify": (
-        ("fleet", "backup", "verify", "none"),
-        0,
-        "0 backups",
-    ),
+    "fleet backup verify": (("fleet", "backup", "verify", "none"), 0, "0 backups"),
     "fleet restore": (
         ("fleet", "restore", "none", "objects", "7"),
         1,
@@ -259,9 +204,7 @@ def outcomes(
     """Run all of them, and yield their output by name."""
     directory = tmp_path_factory.mktemp("frozen")
     with ExitStack() as stack:
-        fleet = stack.enter_context(
-            server_kind.fleet(servers=2, shards=8, fast=True)
-        )
+        fleet = stack.enter_context(server_kind.fleet(servers=2, shards=8, fast=True))
         document = fleet.topology_mapping(lookup=4)
         with Cluster.from_topology(document, environ=fleet.environ) as cluster:
             cluster.create_all(Base.metadata)
@@ -286,8 +229,7 @@ def outcomes(
         stack.callback(node.resume)
         zookeeper.hang()
         places = {
-            name: directory / f"{number}.json"
-            for number, name in enumerate(CASES)
+            name: directory / f"{number}.json" for number, name in enumerate(CASES)
         }
         numbers: dict[str, int] = {}
         forks = stack.enter_context(Forks("tests.servers.frozen_commands"))
@@ -303,8 +245,7 @@ def outcomes(
             )
         ended = set(places) - set(UNTIL_ENDED)
         wait_until(
-            lambda: all(places[name].exists() for name in ended),
-            seconds=PATIENCE,
+            lambda: all(places[name].exists() for name in ended), seconds=PATIENCE
         )
         for name in UNTIL_ENDED:
             os.kill(numbers[name], signal.SIGTERM)

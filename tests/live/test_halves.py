@@ -7,24 +7,18 @@ import random
 import signal
 import traceback
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event
-from sqlalchemy import select
+from sqlalchemy import event, select
 
-from sqla_shard import Cluster
-from sqla_shard import scatter
-from sqla_shard import ShardSession
+from sqla_shard import Cluster, scatter, ShardSession
 from sqla_shard.testing.server_fleet import ServerFleet
 from sqla_shard.testing.topology_documents import topology_document
-from tests.servers.command_line import invoke
-from tests.servers.command_line import write as write_topology
-from tests.servers.following import Base
-from tests.servers.following import Pin
+from tests.servers.command_line import invoke, write as write_topology
+from tests.servers.following import Base, Pin
 
 pytestmark = [
     pytest.mark.live,
@@ -113,17 +107,12 @@ def halves(cluster: Cluster) -> dict[str, int]:
         statement = select(Pin.title).options(scatter())
         counts = Counter(session.scalars(statement))
     return {
-        title: SERVERS - count
-        for title, count in counts.items()
-        if count < SERVERS
+        title: SERVERS - count for title, count in counts.items() if count < SERVERS
     }
 
 
 def test_partial_commits_are_listed(
-    document: Any,
-    rng: random.Random,
-    tmp_path: Any,
-    say: Callable[[str], None],
+    document: Any, rng: random.Random, tmp_path: Any, say: Callable[[str], None]
 ) -> None:
     with Cluster.from_topology(document) as cluster:
         cluster.create_all(Base.metadata)
@@ -141,8 +130,7 @@ def test_partial_commits_are_listed(
             with cluster.session() as session:
                 for place in one.committed:
                     titles = session.scalars(
-                        select(Pin.title),
-                        bind_arguments={"shard_id": place.shard_id},
+                        select(Pin.title), bind_arguments={"shard_id": place.shard_id}
                     )
                     assert one.key in set(titles)
         path = write_topology(tmp_path, document)

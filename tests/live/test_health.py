@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
 
@@ -19,9 +18,7 @@ from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.faults import opened
-from tests.servers.faults import own_fleet
-from tests.servers.faults import SERVERS
+from tests.servers.faults import opened, own_fleet, SERVERS
 from tests.servers.processes import count_sockets_to
 
 pytestmark = pytest.mark.live
@@ -70,9 +67,7 @@ def proxies(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
 
 
 @pytest.fixture
-def cluster(
-    fleet: ServerFleet[Any], proxies: list[Proxy]
-) -> Iterator[Cluster]:
+def cluster(fleet: ServerFleet[Any], proxies: list[Proxy]) -> Iterator[Cluster]:
     document = fleet.topology_mapping(proxies=proxies, lookup=4)
     with Cluster.from_topology(document, environ=fleet.environ) as cluster:
         yield cluster
@@ -138,10 +133,7 @@ def test_a_server_is_asked_once(
 
 def test_a_pool_in_use_is_not_waited_for(fleet: ServerFleet[Any]) -> None:
     options = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 60}
-    with (
-        opened(fleet, **options) as cluster,
-        cluster.session() as session,
-    ):
+    with opened(fleet, **options) as cluster, cluster.session() as session:
         session.connection({"shard_id": 0})
         assert cluster.health().is_good
 

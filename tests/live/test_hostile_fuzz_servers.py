@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.workers.hostile_fuzz import check_fuzzed
-from tests.workers.hostile_fuzz import KINDS
+from tests.workers.hostile_fuzz import check_fuzzed, KINDS
 
 COUNT = 20_000 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 400
 

@@ -12,8 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextlib import ExitStack
+from contextlib import contextmanager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +21,25 @@ from sqlalchemy import text
 
 from sqla_shard import Cluster
 from sqla_shard.exc import UnsafeBinaryLogError
-from sqla_shard.jobs import claims
-from sqla_shard.jobs import JobState
-from sqla_shard.jobs import queue_counts
-from sqla_shard.jobs import Worker
+from sqla_shard.jobs import claims, JobState, queue_counts, Worker
 from sqla_shard.jobs.cleanup import clean_up
-from sqla_shard.jobs.stored_jobs import jobs_by_key
-from sqla_shard.jobs.stored_jobs import jobs_of
-from sqla_shard.jobs.stored_jobs import stored_job
+from sqla_shard.jobs.stored_jobs import jobs_by_key, jobs_of, stored_job
 from sqla_shard.jobs.survey import due_jobs
 from sqla_shard.testing import StatementLog
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.models.job_models import add
-from tests.models.job_models import Base
-from tests.models.job_models import Counter
-from tests.models.job_models import counter
-from tests.models.job_models import counters
-from tests.models.job_models import empty
-from tests.models.job_models import expire
-from tests.models.job_models import pausing
-from tests.models.job_models import rows
-from tests.models.job_models import SHARDS
-from tests.models.job_models import take
+from tests.models.job_models import (
+    add,
+    Base,
+    Counter,
+    counter,
+    counters,
+    empty,
+    expire,
+    pausing,
+    rows,
+    SHARDS,
+    take,
+)
 from tests.servers.command_line import environment
 
 pytestmark = pytest.mark.live
@@ -53,9 +49,7 @@ SECONDS = 60
 
 @pytest.fixture(scope="module")
 def document(fleet: ServerFleet[Any]) -> Iterator[Any]:
-    found = fleet.topology_mapping(
-        shards=SHARDS, database="db_jobs{shard:05d}"
-    )
+    found = fleet.topology_mapping(shards=SHARDS, database="db_jobs{shard:05d}")
     fleet.create_databases(found)
     yield found
     fleet.drop_databases(found)
@@ -82,9 +76,7 @@ def topology(document: Any, tmp_path: Path) -> Path:
 
 
 @contextmanager
-def started(
-    fleet: ServerFleet[Any], program: str, *arguments: object
-) -> Iterator[Any]:
+def started(fleet: ServerFleet[Any], program: str, *arguments: object) -> Iterator[Any]:
     """Start a process, and kill it at the end of the block."""
     with subprocess.Popen(
         [sys.executable, *program.split(), *map(str, arguments)],
@@ -282,9 +274,7 @@ def test_a_binary_log_of_statements_is_refused(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = cluster.places.place(cluster.places.keyspace(None, "objects"), 1)
-    monkeypatch.setattr(
-        type(place.backend), "logs_statements", lambda self, c: True
-    )
+    monkeypatch.setattr(type(place.backend), "logs_statements", lambda self, c: True)
     with pytest.raises(UnsafeBinaryLogError):
         Worker(cluster, queues=["adding"]).run(until_empty=True)
 
@@ -308,11 +298,7 @@ with Cluster.from_file(path) as cluster:
 
 
 def test_a_unique_key_of_racing_processes(
-    cluster: Cluster,
-    near: int,
-    topology: Path,
-    tmp_path: Path,
-    fleet: ServerFleet[Any],
+    cluster: Cluster, near: int, topology: Path, tmp_path: Path, fleet: ServerFleet[Any]
 ) -> None:
     program = tmp_path / "enqueue.py"
     program.write_text(_ENQUEUE)

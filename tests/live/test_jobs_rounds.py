@@ -13,8 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextlib import ExitStack
+from contextlib import contextmanager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +23,22 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqla_shard import Cluster
 from sqla_shard.fleet import apply
 from sqla_shard.fleet.split import Split
-from sqla_shard.jobs import JobState
-from sqla_shard.jobs import set_limit
+from sqla_shard.jobs import JobState, set_limit
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.server_fleet import ServerFleet
 from sqla_shard.testing.server_setup import system_user
-from tests.models.job_models import acking
-from tests.models.job_models import add
-from tests.models.job_models import awaiting
-from tests.models.job_models import Base
-from tests.models.job_models import counter
-from tests.models.job_models import counters
-from tests.models.job_models import outside
-from tests.models.job_models import pausing
-from tests.models.job_models import rows
-from tests.servers.command_line import COMMAND
-from tests.servers.command_line import environment
+from tests.models.job_models import (
+    acking,
+    add,
+    awaiting,
+    Base,
+    counter,
+    counters,
+    outside,
+    pausing,
+    rows,
+)
+from tests.servers.command_line import COMMAND, environment
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.kinds import Kind
 
@@ -64,9 +63,7 @@ def servers(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
 
 @pytest.fixture
 def document(servers: ServerFleet[Any]) -> Iterator[Any]:
-    found = servers.topology_mapping(
-        shards=SHARDS, database="db_rounds{shard:05d}"
-    )
+    found = servers.topology_mapping(shards=SHARDS, database="db_rounds{shard:05d}")
     servers.create_databases(found)
     yield found
     servers.drop_databases(found)
@@ -176,15 +173,11 @@ def test_workers_that_are_killed_or_stopped(
     def until_some_are_taken(process: subprocess.Popen[str]) -> None:
         some = max(1, load.pending() - rng.randrange(1, 60))
         wait_until(
-            lambda: load.pending() < some or process.poll() is not None,
-            seconds=SECONDS,
+            lambda: load.pending() < some or process.poll() is not None, seconds=SECONDS
         )
 
     with ExitStack() as stack:
-        start = [
-            stack.enter_context(worker(path, servers.environ))
-            for _ in range(2)
-        ]
+        start = [stack.enter_context(worker(path, servers.environ)) for _ in range(2)]
         killed, stopped = start
         until_some_are_taken(killed)
         killed.send_signal(signal.SIGKILL)

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
-from datetime import timedelta
-from datetime import UTC
+from datetime import datetime, timedelta, UTC
 from time import monotonic
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
-from sqlalchemy import event
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import Table
+from sqlalchemy import Connection, event, func, select, Table
 
 from sqla_shard import Cluster
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import KeyUsedError
-from sqla_shard.exc import RetriesExhaustedError
-from sqla_shard.exc import ServerFencedError
-from sqla_shard.exc import ShardMissingError
+from sqla_shard.exc import (
+    CommitUnknownError,
+    KeyUsedError,
+    RetriesExhaustedError,
+    ServerFencedError,
+    ShardMissingError,
+)
 from sqla_shard.outbox.tables import OF_TRANSACTIONS
 from sqla_shard.schema import ledger
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.models.models import Base
-from tests.models.models import Pin
+from tests.models.models import Base, Pin
 from tests.servers.kinds import Kind
 from tests.servers.swapping import Swaps
 
@@ -40,8 +34,7 @@ pytestmark = pytest.mark.live
 SHARD = 1
 #: Those who wait for FLUSH TABLES WITH READ LOCK to end.
 WAITING = (
-    "SELECT id FROM information_schema.processlist "
-    "WHERE state LIKE 'Waiting for%lock'"
+    "SELECT id FROM information_schema.processlist WHERE state LIKE 'Waiting for%lock'"
 )
 
 
@@ -347,9 +340,7 @@ def test_a_fenced_server_is_no_place_to_look(
     assert count(fleet, "fenced") == 1
 
 
-def test_a_key_that_was_used(
-    cluster: Cluster, fleet: ServerFleet[Any]
-) -> None:
+def test_a_key_that_was_used(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     def write(session: Any) -> None:
         session.add(pin("used"))
 
@@ -367,9 +358,7 @@ def test_a_key_that_was_used(
     assert len({*tokens(fleet)} & {b"used", b"used ", b"USED"}) == 3
 
 
-def test_one_key_at_the_same_time(
-    cluster: Cluster, fleet: ServerFleet[Any]
-) -> None:
+def test_one_key_at_the_same_time(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     met = threading.Barrier(8)
 
     def write(session: Any) -> bool:
@@ -398,9 +387,7 @@ class Rival:
     accepted until the work is done.
     """
 
-    def __init__(
-        self, fleet: ServerFleet[Any], proxy: Proxy, key: str
-    ) -> None:
+    def __init__(self, fleet: ServerFleet[Any], proxy: Proxy, key: str) -> None:
         self._fleet, self._proxy, self._key = fleet, proxy, key
         self._executor = ThreadPoolExecutor(1)
         self._done: Any = None
@@ -485,9 +472,7 @@ def test_another_has_committed_with_the_key_in_an_event_loop(
     assert count(fleet, "two tasks") == 1
 
 
-def test_where_a_key_has_committed(
-    cluster: Cluster, fleet: ServerFleet[Any]
-) -> None:
+def test_where_a_key_has_committed(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     def write(session: Any, shard_id: int) -> None:
         session.add(pin("found", shard_id))
 
@@ -506,9 +491,7 @@ def test_where_a_key_has_committed(
         cluster.create_all(Base.metadata)
 
 
-def test_nothing_written_is_no_key(
-    cluster: Cluster, fleet: ServerFleet[Any]
-) -> None:
+def test_nothing_written_is_no_key(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     before = tokens(fleet)
 
     def read(session: Any) -> int:
@@ -550,9 +533,7 @@ def test_a_savepoint_that_is_released(
     assert tokens(fleet).count(b"saved") == 1
 
 
-def test_the_table_is_missing(
-    cluster: Cluster, fleet: ServerFleet[Any]
-) -> None:
+def test_the_table_is_missing(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     server = fleet.servers[0]
     server.root_execute(f"DROP TABLE db0000{SHARD}.sqla_shard_token")
 
@@ -568,14 +549,10 @@ def test_the_table_is_missing(
     assert tokens(fleet) == [b"no table"]
 
 
-def test_old_keys_are_forgotten(
-    cluster: Cluster, fleet: ServerFleet[Any]
-) -> None:
+def test_old_keys_are_forgotten(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     server = fleet.servers[0]
     for shard_id in range(4):
-        server.root_execute(
-            f"TRUNCATE TABLE db0000{shard_id}.sqla_shard_token"
-        )
+        server.root_execute(f"TRUNCATE TABLE db0000{shard_id}.sqla_shard_token")
         server.root_execute(
             f"INSERT INTO db0000{shard_id}.sqla_shard_token "
             "SELECT CONCAT('old ', n), UTC_TIMESTAMP() - INTERVAL 2 DAY "

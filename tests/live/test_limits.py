@@ -13,10 +13,7 @@ from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.faults import Base
-from tests.servers.faults import locked
-from tests.servers.faults import opened
-from tests.servers.faults import own_fleet
+from tests.servers.faults import Base, locked, opened, own_fleet
 
 pytestmark = pytest.mark.live
 
@@ -68,9 +65,7 @@ def test_by_default(fleet: ServerFleet[Any], warned: Any) -> None:
     assert warned() == []
 
 
-def test_of_an_event_loop_by_default(
-    fleet: ServerFleet[Any], warned: Any
-) -> None:
+def test_of_an_event_loop_by_default(fleet: ServerFleet[Any], warned: Any) -> None:
     async def found(cluster: Cluster) -> tuple[Any, ...]:
         async with cluster.async_session() as session:
             connection = await session.connection({"shard_id": 0})
@@ -117,9 +112,7 @@ def test_switched_off_it_is_logged_once_for_each_server(
     )
 
 
-def test_a_lock_is_not_taken_for_a_server_that_hangs(
-    fleet: ServerFleet[Any],
-) -> None:
+def test_a_lock_is_not_taken_for_a_server_that_hangs(fleet: ServerFleet[Any]) -> None:
     with (
         opened(fleet, connect_args={"read_timeout": 2}) as cluster,
         cluster.session() as session,
@@ -128,8 +121,7 @@ def test_a_lock_is_not_taken_for_a_server_that_hangs(
         began = monotonic()
         with pytest.raises(OperationalError, match="Lock wait timeout") as no:
             session.execute(
-                text("SELECT COUNT(*) FROM pins"),
-                bind_arguments={"shard_id": 0},
+                text("SELECT COUNT(*) FROM pins"), bind_arguments={"shard_id": 0}
             )
         assert monotonic() - began < 2 + 20
         assert not no.value.connection_invalidated

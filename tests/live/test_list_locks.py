@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import pack
-from sqla_shard import ShardSession
+from sqla_shard import (
+    blob_field,
+    Cluster,
+    MappingMixin,
+    ObjectMixin,
+    pack,
+    ShardSession,
+)
 from sqla_shard.models.mapping_list import List
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.kinds import Kind
@@ -86,9 +86,7 @@ OPERATIONS: dict[str, Callable[[ShardSession, int], object]] = {
     "remove": lambda s, b: BoardHasPins.remove(s, b, pin(5)),
     "before": lambda s, b: BoardHasPins.move(s, b, pin(3), before=pin(9)),
     "after": lambda s, b: BoardHasPins.move(s, b, pin(4), after=pin(9)),
-    "both": lambda s, b: BoardHasPins.move(
-        s, b, pin(7), before=pin(12), after=pin(11)
-    ),
+    "both": lambda s, b: BoardHasPins.move(s, b, pin(7), before=pin(12), after=pin(11)),
     "clear": lambda s, b: BoardHasPins.clear(s, b),
     "respace": lambda s, b: BoardHasPins.respace(s, b),
     "around": lambda s, b: BoardHasPins.respace(s, b, around=pin(6)),
@@ -106,9 +104,7 @@ def test_nothing_is_locked_before_the_source(
     cursor.execute("SET innodb_lock_wait_timeout = 1")
     cursor.execute("BEGIN")
     cursor.execute("SELECT * FROM db00001.boards FOR UPDATE")
-    worker = threading.Thread(
-        target=cluster.run, args=(OPERATIONS[name], board)
-    )
+    worker = threading.Thread(target=cluster.run, args=(OPERATIONS[name], board))
     worker.start()
     try:
         _until_waiting(server)
@@ -125,8 +121,7 @@ def _until_waiting(server: Any) -> None:
     tick = threading.Event()
     for _ in range(TIMEOUT * 5):
         if server.root_execute(
-            "SELECT 1 FROM information_schema.innodb_trx "
-            "WHERE trx_state = 'LOCK WAIT'"
+            "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
         ):
             return
         # InnoDB returns cached values if it is queried within 0.1 seconds.
@@ -167,8 +162,7 @@ def test_appends_to_one_list_are_not_repeated(
             problems.append(error)
 
     threads = [
-        threading.Thread(target=work, args=(number,))
-        for number in range(THREADS)
+        threading.Thread(target=work, args=(number,)) for number in range(THREADS)
     ]
     for thread in threads:
         thread.start()
@@ -179,15 +173,11 @@ def test_appends_to_one_list_are_not_repeated(
         rows = list(BoardHasPins.iterate(session, board))
     assert len(rows) == 19 + THREADS * 10
     assert len({row.sequence for row in rows}) == len(rows)
-    repeated = [
-        r for r in caplog.records if r.name == "sqla_shard.cluster.retries"
-    ]
+    repeated = [r for r in caplog.records if r.name == "sqla_shard.cluster.retries"]
     assert not repeated
 
 
-def test_a_list_is_cleared_with_its_source(
-    cluster: Cluster, board: int
-) -> None:
+def test_a_list_is_cleared_with_its_source(cluster: Cluster, board: int) -> None:
     def delete_board(session: ShardSession) -> int:
         session.delete(session.get(Board, board))
         return BoardHasPins.clear(session, board)

@@ -6,8 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -16,17 +15,13 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sqla_shard import Cluster
-from sqla_shard import pack
+from sqla_shard import Cluster, pack
 from sqla_shard.testing import MemcachedServer
 from sqla_shard.topology import to_json
 from tests.models.clusters import on_sqlite
 from tests.models.models import PIN
 from tests.servers.cache_files import write_regions
-from tests.servers.command_line import COMMAND
-from tests.servers.command_line import environment
-from tests.servers.command_line import invoke
-from tests.servers.command_line import ROOT
+from tests.servers.command_line import COMMAND, environment, invoke, ROOT
 from tests.servers.memcached import nodes
 from tests.workers.load_in_cache import PREFIX
 
@@ -84,8 +79,7 @@ def started(*command: object) -> Iterator[str]:
 def processes(topology: Path, server: MemcachedServer) -> Iterator[None]:
     program = (sys.executable, "-m", "tests.workers.load_in_cache")
     first, second = (
-        [f"{pack(shard, PIN, 1)}:{n}" for shard, n in reads.items()]
-        for reads in READS
+        [f"{pack(shard, PIN, 1)}:{n}" for shard, n in reads.items()] for reads in READS
     )
     with (
         started(*program, topology, server.address, *first) as one,

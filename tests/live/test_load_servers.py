@@ -11,14 +11,14 @@ from time import monotonic
 import pytest
 
 from tests.benchmarks.load import costs_of
-from tests.models.mapping_models import Board
-from tests.models.mapping_models import BoardHasPins
-from tests.models.mapping_models import lists_on_servers
-from tests.models.mapping_models import pins
-from tests.models.mapping_models import SHARDS
-from tests.servers.command_line import invoke
-from tests.servers.command_line import ROOT
-from tests.servers.command_line import write
+from tests.models.mapping_models import (
+    Board,
+    BoardHasPins,
+    lists_on_servers,
+    pins,
+    SHARDS,
+)
+from tests.servers.command_line import invoke, ROOT, write
 
 pytestmark = pytest.mark.live
 

@@ -8,33 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import ShardMissingError
+from sqla_shard.exc import CommitUnknownError, ShardMissingError
 from sqla_shard.outbox.tables import METADATA
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.models.operation_models import account
-from tests.models.operation_models import add
-from tests.models.operation_models import after_crash
-from tests.models.operation_models import Base
-from tests.models.operation_models import count_applied
-from tests.models.operation_models import intend
-from tests.models.operation_models import make_due
-from tests.models.operation_models import note
-from tests.models.operation_models import points
-from tests.servers.operation_servers import own_cluster
-from tests.servers.operation_servers import own_fleet
-from tests.servers.operation_servers import own_lines
-from tests.servers.operation_servers import own_proxied
-from tests.suites.operations import FAR
-from tests.suites.operations import NEAR
-from tests.suites.operations import Suite
+from tests.models.operation_models import (
+    account,
+    add,
+    after_crash,
+    Base,
+    count_applied,
+    intend,
+    make_due,
+    note,
+    points,
+)
+from tests.servers.operation_servers import (
+    own_cluster,
+    own_fleet,
+    own_lines,
+    own_proxied,
+)
+from tests.suites.operations import FAR, NEAR, Suite
 
 pytestmark = pytest.mark.live
 
@@ -53,9 +53,7 @@ proxied = own_proxied()
 class TestCuts(Suite):
     """A COMMIT that is cut, before the server has got it or after."""
 
-    def check(
-        self, cluster: Cluster, ids: list[int], mark: str, there: bool
-    ) -> None:
+    def check(self, cluster: Cluster, ids: list[int], mark: str, there: bool) -> None:
         """All of it is there once, or nothing, after two repairs."""
         for _ in range(2):
             make_due(cluster)
@@ -67,9 +65,7 @@ class TestCuts(Suite):
         assert count_applied(cluster) == int(there)
 
     @pytest.mark.parametrize("when", WHENS)
-    def test_of_the_transaction(
-        self, cluster, proxied, lines, ids, mark, when
-    ):
+    def test_of_the_transaction(self, cluster, proxied, lines, ids, mark, when):
         lines[HOME].cut_at_commit(when=when)
         with (
             pytest.raises(CommitUnknownError),
@@ -94,18 +90,12 @@ class TestCuts(Suite):
         self.check(cluster, ids, mark, True)
 
     @pytest.mark.parametrize("when", WHENS)
-    def test_of_the_transaction_awaited(
-        self, cluster, fleet, lines, ids, mark, when
-    ):
+    def test_of_the_transaction_awaited(self, cluster, fleet, lines, ids, mark, when):
         async def write() -> None:
-            document = fleet.topology_mapping(
-                main=True, lookup=8, proxies=lines
-            )
+            document = fleet.topology_mapping(main=True, lookup=8, proxies=lines)
             proxied = Cluster.from_topology(document, environ=fleet.environ)
             try:
-                async with proxied.async_begin(
-                    cross_shard="logged"
-                ) as session:
+                async with proxied.async_begin(cross_shard="logged") as session:
                     await session.run_sync(intend, ids[NEAR], ids[FAR], mark)
                     # Not before: asyncmy commits on each new connection.
                     lines[HOME].cut_at_commit(when=when)
@@ -117,9 +107,7 @@ class TestCuts(Suite):
         self.check(cluster, ids, mark, when == "after")
 
     @pytest.mark.parametrize("when", WHENS)
-    def test_of_what_applies_it(
-        self, cluster, proxied, lines, ids, mark, when
-    ):
+    def test_of_what_applies_it(self, cluster, proxied, lines, ids, mark, when):
         lines[TARGET].cut_at_commit(when=when)
         with proxied.begin(cross_shard="logged") as session:
             intend(session, ids[NEAR], ids[FAR], mark)
@@ -131,9 +119,7 @@ class TestCuts(Suite):
         self.check(cluster, ids, mark, True)
 
     @pytest.mark.parametrize("when", WHENS)
-    def test_of_what_deletes_it(
-        self, cluster, proxied, lines, ids, mark, when
-    ):
+    def test_of_what_deletes_it(self, cluster, proxied, lines, ids, mark, when):
         lines[HOME].cut_at_commit(2, when=when)
         with proxied.begin(cross_shard="logged") as session:
             intend(session, ids[NEAR], ids[FAR], mark)
@@ -141,13 +127,9 @@ class TestCuts(Suite):
         assert len(cluster.pending()) == (when == "before")
         self.check(cluster, ids, mark, True)
 
-    @pytest.mark.parametrize(
-        ("server", "n"), [(HOME, 1), (TARGET, 1), (HOME, 2)]
-    )
+    @pytest.mark.parametrize(("server", "n"), [(HOME, 1), (TARGET, 1), (HOME, 2)])
     @pytest.mark.parametrize("when", WHENS)
-    def test_of_a_worker(
-        self, cluster, proxied, lines, ids, mark, server, n, when
-    ):
+    def test_of_a_worker(self, cluster, proxied, lines, ids, mark, server, n, when):
         """As it takes it, as it applies it, as it deletes it."""
         with after_crash(), cluster.begin(cross_shard="logged") as session:
             intend(session, ids[NEAR], ids[FAR], mark)
@@ -164,10 +146,7 @@ class TestServers(Suite):
 
     def test_one_is_down(self, cluster, proxied, lines, ids, mark):
         for home, target in ((0, 1), (0, FAR), (FAR, 0), (FAR, 7)):
-            with (
-                after_crash(),
-                cluster.begin(cross_shard="logged") as session,
-            ):
+            with after_crash(), cluster.begin(cross_shard="logged") as session:
                 intend(session, ids[home], ids[target], f"{mark} {home}")
         make_due(cluster)
         lines[TARGET].refuse()
@@ -186,9 +165,7 @@ class TestServers(Suite):
         assert (again.applied, again.ok) == (3, True)
         assert sum(self.only(cluster, mark).values()) == 4
 
-    def test_down_while_it_is_written(
-        self, cluster, proxied, lines, ids, mark
-    ):
+    def test_down_while_it_is_written(self, cluster, proxied, lines, ids, mark):
         """The transaction commits; its operations are applied later."""
         lines[TARGET].refuse()
         lines[TARGET].cut()
@@ -218,18 +195,14 @@ class TestServers(Suite):
             assert points(moved, [ids[NEAR]]) == [1]
             assert moved.pending() == []
         for shard_id, server in ((NEAR, 1), (FAR, 0)):
-            fleet.servers[server].root_execute(
-                f"DROP DATABASE db{shard_id:05d}"
-            )
+            fleet.servers[server].root_execute(f"DROP DATABASE db{shard_id:05d}")
 
     def test_no_tables_of_intents(self, cluster, fleet, ids, mark):
         """On one shard; the others of its server are not kept waiting."""
         with after_crash(), cluster.begin(cross_shard="logged") as session:
             intend(session, ids[FAR + 1], ids[0], f"{mark} here")
         for table in ("sqla_shard_intent", "sqla_shard_applied"):
-            fleet.servers[TARGET].root_execute(
-                f"DROP TABLE db{FAR:05d}.{table}"
-            )
+            fleet.servers[TARGET].root_execute(f"DROP TABLE db{FAR:05d}.{table}")
         with (
             pytest.raises(ShardMissingError),
             cluster.begin(cross_shard="logged") as session,
@@ -295,9 +268,7 @@ class TestServers(Suite):
         assert points(cluster, [ids[FAR], second]) == [2, 1]
 
 
-def _copy_shard(
-    fleet: ServerFleet[Any], shard_id: int, there: int, back: int
-) -> None:
+def _copy_shard(fleet: ServerFleet[Any], shard_id: int, there: int, back: int) -> None:
     """Copy a shard to the other server, as one that moves it does."""
     name = f"db{shard_id:05d}"
     source, target = fleet.servers[there], fleet.servers[back]
@@ -306,9 +277,7 @@ def _copy_shard(
     for (table,) in source.root_execute(f"SHOW TABLES FROM {name}"):
         assert table in tables
         ((_, sql),) = source.root_execute(f"SHOW CREATE TABLE {name}.{table}")
-        target.root_execute(
-            sql.replace(f"`{table}`", f"`{name}`.`{table}`", 1)
-        )
+        target.root_execute(sql.replace(f"`{table}`", f"`{name}`.`{table}`", 1))
         for row in source.root_execute(f"SELECT * FROM {name}.{table}"):
             values = ", ".join(["%s"] * len(row))
             target.root_execute(

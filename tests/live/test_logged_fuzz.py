@@ -19,14 +19,16 @@ import pytest
 from sqla_shard import Cluster
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.operation_models import make_due
-from tests.servers.sums import ACROSS
-from tests.servers.sums import Base
-from tests.servers.sums import found_on
-from tests.servers.sums import kill_and_start
-from tests.servers.sums import new_sums
-from tests.servers.sums import own_fleet
-from tests.servers.sums import SETS
-from tests.servers.sums import SOAK
+from tests.servers.sums import (
+    ACROSS,
+    Base,
+    found_on,
+    kill_and_start,
+    new_sums,
+    own_fleet,
+    SETS,
+    SOAK,
+)
 from tests.workers.forks import Forks
 
 pytestmark = pytest.mark.live
@@ -118,9 +120,7 @@ def test_all_or_nothing_once(
         sums = new_sums(cluster)
     with Forks("tests.workers.logged_writers") as forks:
         processes = Processes(forks, fleet, sums, log, rng)
-        kill_and_start(
-            fleet, rng, KILLS, partial(written, log), processes.kill_some
-        )
+        kill_and_start(fleet, rng, KILLS, partial(written, log), processes.kill_some)
     for server in fleet.servers:
         # Statements sent by killed processes are executed by now, or never.
         server.kill()
@@ -139,9 +139,7 @@ def test_all_or_nothing_once(
         for token in tokens:
             there.setdefault(token, set()).add(shard_id)
     # All of it is on all shards.
-    assert {frozenset(shards) for shards in there.values()} == {
-        frozenset(ACROSS)
-    }
+    assert {frozenset(shards) for shards in there.values()} == {frozenset(ACROSS)}
     assert all(counts == counted[0] for counts in counted)
 
     effect: Counter[tuple[str, bool]] = Counter()

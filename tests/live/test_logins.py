@@ -9,21 +9,18 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import make_url
-from sqlalchemy import text
+from sqlalchemy import make_url, text
 from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster
 from sqla_shard.cli.program import program
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import LoginFailedError
+from sqla_shard.exc import FleetServerError, LoginFailedError
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.database_server import DatabaseServer
@@ -46,9 +43,7 @@ def server(server_kind: Kind) -> Iterator[DatabaseServer]:
 
 
 @pytest.fixture(params=PLUGINS)
-def account(
-    server: DatabaseServer, request: pytest.FixtureRequest
-) -> Iterator[str]:
+def account(server: DatabaseServer, request: pytest.FixtureRequest) -> Iterator[str]:
     """Create an account that the server does not have in its cache."""
     server.root_execute(
         f"CREATE USER cold@'%' IDENTIFIED WITH {request.param} BY 'secret'"
@@ -118,9 +113,7 @@ def test_accounts_that_the_server_has_forgotten(
 
 
 @pytest.mark.parametrize("driver", ["pymysql", "asyncmy"])
-def test_rsa_without_tls(
-    server: DatabaseServer, account: str, driver: str
-) -> None:
+def test_rsa_without_tls(server: DatabaseServer, account: str, driver: str) -> None:
     pytest.importorskip("cryptography")
     found = cipher_of(document(account, server), driver, ssl_disabled=True)
     assert found == ""
@@ -137,9 +130,7 @@ def without_cryptography(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def proxy(
-    server: DatabaseServer, without_cryptography: None
-) -> Iterator[Proxy]:
+def proxy(server: DatabaseServer, without_cryptography: None) -> Iterator[Proxy]:
     """Return a server without TLS, for clients without RSA."""
     with Proxy(server.host, server.port, tls=False) as proxy:
         yield proxy
@@ -182,9 +173,7 @@ def test_probes_report_it(proxy: Proxy, account: str) -> None:
         assert explains(answer)
 
 
-def test_sessions_of_the_operator_report_it(
-    proxy: Proxy, account: str
-) -> None:
+def test_sessions_of_the_operator_report_it(proxy: Proxy, account: str) -> None:
     url = make_url(f"mysql://{account}@{proxy.host}:{proxy.port}")
     with pytest.raises(FleetServerError) as caught:
         Admin(url, name="sharddb001")
@@ -192,9 +181,7 @@ def test_sessions_of_the_operator_report_it(
     assert explains(str(caught.value))
 
 
-def test_commands_report_it(
-    proxy: Proxy, account: str, tmp_path: Path
-) -> None:
+def test_commands_report_it(proxy: Proxy, account: str, tmp_path: Path) -> None:
     path = tmp_path / "topology.json"
     path.write_text(json.dumps(document(account, proxy)))
     for command in ("status", "queue list"):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 
 import pytest
 
 from sqla_shard import exc
-from tests.models.lookup_models import lookups_on_servers
-from tests.models.lookup_models import Suite
-from tests.models.lookup_models import UserName
+from tests.models.lookup_models import lookups_on_servers, Suite, UserName
 
 pytestmark = pytest.mark.live
 
@@ -19,8 +16,7 @@ cluster = lookups_on_servers("lkclaim", engine_options={"pool_size": 30})
 
 class TestBoundary(Suite):
     @pytest.mark.parametrize(
-        ("late", "taken"),
-        [("-0.000001", True), ("", False), ("+0.000001", False)],
+        ("late", "taken"), [("-0.000001", True), ("", False), ("+0.000001", False)]
     )
     def test_the_microsecond_of_the_end(self, cluster, mark, late, taken):
         claim = cluster.run(UserName.claim, mark)

@@ -9,24 +9,21 @@ from typing import Any
 
 import pytest
 
-from sqla_shard import Cluster
-from sqla_shard import exc
-from sqla_shard.models import change
-from sqla_shard.models import sign_up
+from sqla_shard import Cluster, exc
+from sqla_shard.models import change, sign_up
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.models.lookup_models import Base
-from tests.models.lookup_models import lookups_on_servers
-from tests.models.lookup_models import MODULUS
-from tests.models.lookup_models import new_user
-from tests.models.lookup_models import SHARDS
-from tests.models.lookup_models import Suite
-from tests.models.lookup_models import UserEmail
-from tests.models.lookup_models import UserName
-from tests.suites.lookup_registration import finish
-from tests.suites.lookup_registration import named_users
-from tests.suites.lookup_registration import owners
-from tests.suites.lookup_registration import set_name
+from tests.models.lookup_models import (
+    Base,
+    lookups_on_servers,
+    MODULUS,
+    new_user,
+    SHARDS,
+    Suite,
+    UserEmail,
+    UserName,
+)
+from tests.suites.lookup_registration import finish, named_users, owners, set_name
 
 pytestmark = pytest.mark.live
 
@@ -69,12 +66,7 @@ class TestCutCommits(Suite):
         ("number", "when"), list(itertools.product((1, 2, 3), _WHENS))
     )
     def test_sign_up_and_change(
-        self,
-        proxied: Cluster,
-        lines: list[Proxy],
-        mark: str,
-        number: int,
-        when: Any,
+        self, proxied: Cluster, lines: list[Proxy], mark: str, number: int, when: Any
     ) -> None:
         for line in lines:
             old, new = (f"{n}{mark}{line.port}@x.org" for n in ("a", "b"))
@@ -95,16 +87,7 @@ class TestCutCommits(Suite):
             (user_id,) = made
             line.cut_at_commit(number, when=when)
             with contextlib.suppress(exc.ShardError):
-                change(
-                    proxied,
-                    UserEmail,
-                    old,
-                    new,
-                    user_id,
-                    set_name,
-                    user_id,
-                    new,
-                )
+                change(proxied, UserEmail, old, new, user_id, set_name, user_id, new)
             line.restore()
             finish(proxied)
             is_switched = named_users(proxied, new) == made

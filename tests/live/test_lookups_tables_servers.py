@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.models.databases import databases_on_servers
-from tests.models.lookup_models import lookups_on_servers
-from tests.models.lookup_models import Suite
-from tests.models.lookup_models import UserName
+from tests.models.lookup_models import lookups_on_servers, Suite, UserName
 from tests.suites import lookup_tables
 
 pytestmark = pytest.mark.live

@@ -9,25 +9,23 @@ from typing import Any
 import pymysql
 import pytest
 from pymysql.constants import ER
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import update
+from sqlalchemy import select, text, update
 from sqlalchemy.exc import OperationalError
 
-from sqla_shard import Cluster
-from sqla_shard import scatter
-from sqla_shard import scatter_errors
+from sqla_shard import Cluster, scatter, scatter_errors
 from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.faults import busy
-from tests.servers.faults import opened
-from tests.servers.faults import own_fleet
-from tests.servers.faults import own_ids
-from tests.servers.faults import Pin
-from tests.servers.faults import SERVERS
-from tests.servers.faults import SHARDS
-from tests.servers.faults import TIMEOUT
-from tests.servers.faults import until_waiting
+from tests.servers.faults import (
+    busy,
+    opened,
+    own_fleet,
+    own_ids,
+    Pin,
+    SERVERS,
+    SHARDS,
+    TIMEOUT,
+    until_waiting,
+)
 
 pytestmark = pytest.mark.live
 
@@ -108,9 +106,7 @@ def test_a_partial_answer_after_another(
             result = session.execute(PARTIAL)
             errors = scatter_errors(result)
             assert set(errors) == missing
-            assert {type(e) for e in errors.values()} == {
-                ServerUnreachableError
-            }
+            assert {type(e) for e in errors.values()} == {ServerUnreachableError}
             assert len(result.all()) == SHARDS - EACH
         session.rollback()
         assert len(session.execute(PARTIAL).all()) == SHARDS
@@ -119,11 +115,7 @@ def test_a_partial_answer_after_another(
 @pytest.mark.parametrize("number", range(SERVERS))
 @pytest.mark.parametrize("at", FIRSTS)
 def test_no_commit_after_a_part_was_lost(
-    cluster: Cluster,
-    fleet: ServerFleet[Any],
-    ids: list[int],
-    number: int,
-    at: int,
+    cluster: Cluster, fleet: ServerFleet[Any], ids: list[int], number: int, at: int
 ) -> None:
     """It is refused before any server has committed, and may be repeated."""
     with cluster.session() as session:
@@ -132,9 +124,7 @@ def test_no_commit_after_a_part_was_lost(
         assert len(session.execute(PARTIAL).all()) == SHARDS
         kill_all(fleet.servers[number])
         assert scatter_errors(session.execute(PARTIAL))
-        with pytest.raises(
-            ServerUnreachableError, match="lost; roll back"
-        ) as e:
+        with pytest.raises(ServerUnreachableError, match="lost; roll back") as e:
             session.commit()
         assert e.value.server == f"server{number + 1}"
     assert bodies(cluster, [ids[at]]) == ["it"]
@@ -207,9 +197,7 @@ def test_textual_sql_over_a_connection_that_died(
             session.connection({"shard_id": 0})
             kill_all(fleet.servers[0])
         connection = session.connection({"shard_id": 0})
-        connection.execute(
-            text("DELETE FROM pins WHERE local_id = :n"), parameters
-        )
+        connection.execute(text("DELETE FROM pins WHERE local_id = :n"), parameters)
 
     cluster.run(write)
     assert len(attempts) == 2

@@ -8,11 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from sqla_shard import pack
-from tests.models.mapping_models import BOARD
-from tests.models.mapping_models import BoardHasPins
-from tests.models.mapping_models import lists_on_servers
-from tests.models.mapping_models import PIN
-from tests.models.mapping_models import pins
+from tests.models.mapping_models import BOARD, BoardHasPins, lists_on_servers, PIN, pins
 
 pytestmark = pytest.mark.live
 
@@ -86,9 +82,7 @@ def filled(request, cluster):
         ("ANALYZE TABLE board_has_pins", {}),
     ):
         with cluster.begin() as session:
-            session.execute(
-                text(statement), values, bind_arguments={"shard_id": SHARD}
-            )
+            session.execute(text(statement), values, bind_arguments={"shard_id": SHARD})
     board = first if length == ROWS else first + 1000
     start = 0 if length == ROWS else 1000 * length
     return length, board, [given["pin"] + start + i for i in range(length)]
@@ -104,11 +98,7 @@ def calls(length, board, some):
     for name, row, named in (
         ("move before", middle, {"before": quarter}),
         ("move after", middle, {"after": quarter}),
-        (
-            "move between",
-            middle,
-            {"before": quarter, "after": some[length // 4 - 1]},
-        ),
+        ("move between", middle, {"before": quarter, "after": some[length // 4 - 1]}),
         ("move to the top", middle, {"after": some[-1]}),
         ("move to the end", middle, {"before": some[0]}),
         ("move of the last row", some[0], {"before": quarter}),
@@ -118,11 +108,7 @@ def calls(length, board, some):
         yield name, lambda s, r=row, n=named: move(s, board, r, **n), 4
     yield "append", lambda s: BoardHasPins.append(s, board, new), 2
     yield "append again", lambda s: BoardHasPins.append(s, board, middle), 2
-    yield (
-        "append many",
-        lambda s: BoardHasPins.append_many(s, board, more),
-        20,
-    )
+    yield ("append many", lambda s: BoardHasPins.append_many(s, board, more), 20)
     yield "remove", lambda s: BoardHasPins.remove(s, board, middle), 2
     yield (
         "respace around",
@@ -132,9 +118,7 @@ def calls(length, board, some):
     for newest in (True, False):
         yield (
             f"page, newest_first={newest}",
-            lambda s, n=newest: BoardHasPins.page(
-                s, board, 50, newest_first=n
-            ),
+            lambda s, n=newest: BoardHasPins.page(s, board, 50, newest_first=n),
             50,
         )
     yield (
@@ -166,9 +150,7 @@ def test_later_pages_too(cluster, filled, newest):
     with cluster.session() as session:
         reads = Reads(session)
         for _ in range(min(20, length // 10)):
-            page = BoardHasPins.page(
-                session, board, 10, bookmark, newest_first=newest
-            )
+            page = BoardHasPins.page(session, board, 10, bookmark, newest_first=newest)
             assert len(page) == 10
             assert reads.take() <= 2 * 11 + 20
             bookmark = page.next
@@ -201,9 +183,7 @@ def test_a_move_among_equal_positions(cluster, filled):
             bind_arguments={"shard_id": SHARD},
         )
         reads = Reads(session)
-        BoardHasPins.move(
-            session, board, equal[0], before=equal[40], after=equal[39]
-        )
+        BoardHasPins.move(session, board, equal[0], before=equal[40], after=equal[39])
         # These, and those of the re-spacing.
         assert reads.take() <= 10 * len(equal)
         session.rollback()

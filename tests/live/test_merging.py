@@ -1,20 +1,15 @@
 from __future__ import annotations
 
 import itertools
-from decimal import Decimal
-from decimal import localcontext
+from decimal import Decimal, localcontext
 
 import pytest
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import text
+from sqlalchemy import func, select, text
 
 from sqla_shard import pack
 from sqla_shard.exc import ScatterUnsupportedError
 from tests.models.backends import Clusters
-from tests.models.merged_models import Base
-from tests.models.merged_models import WARE
-from tests.models.merged_models import Ware
+from tests.models.merged_models import Base, WARE, Ware
 
 pytestmark = pytest.mark.live
 
@@ -43,8 +38,7 @@ def _on_one_server(session, expression, values):
     """Ask a single server for an aggregate of some literals."""
     rows = " UNION ALL ".join(f"SELECT {value} AS x" for value in values)
     return session.scalar(
-        text(f"SELECT {expression} FROM ({rows}) AS t"),
-        bind_arguments={"shard_id": 0},
+        text(f"SELECT {expression} FROM ({rows}) AS t"), bind_arguments={"shard_id": 0}
     )
 
 
@@ -88,8 +82,7 @@ class TestNumbers:
     def test_averages_are_rounded_as_by_one_server(self, kept, rng):
         for count in (2, 3, 7, 11):
             prices = [
-                Decimal(rng.randrange(-(10**9), 10**9)).scaleb(-4)
-                for _ in range(count)
+                Decimal(rng.randrange(-(10**9), 10**9)).scaleb(-4) for _ in range(count)
             ]
             kept.rollback()
             ours = _wares(kept, *[{"price": price} for price in prices])
@@ -114,9 +107,7 @@ class TestNumbers:
 class TestTexts:
     def test_extremes_by_collation(self, kept):
         words = ("Z", "ä", "b", "A ", None)
-        ours = _wares(
-            kept, *[{"general": word, "name": word} for word in words]
-        )
+        ours = _wares(kept, *[{"general": word, "name": word} for word in words])
         for column, least, most in (
             (Ware.general, {"A ", "ä"}, {"Z"}),
             (Ware.name, {"A "}, {"ä"}),
@@ -128,9 +119,7 @@ class TestTexts:
 
     def test_groups_by_collation(self, kept):
         words = ("a", "A", "ä ", "b", "B", "ß", None, None)
-        ours = _wares(
-            kept, *[{"general": word, "exact": word} for word in words]
-        )
+        ours = _wares(kept, *[{"general": word, "exact": word} for word in words])
         for column, want in (
             (Ware.general, [1, 2, 2, 3]),
             (Ware.exact, [1, 1, 1, 1, 1, 1, 2]),
@@ -142,9 +131,7 @@ class TestTexts:
 
     def test_long_texts_are_groups_of_their_own(self, kept):
         long = "x" * 340
-        ours = _wares(
-            kept, *[{"story": long + end} for end in ("", "", "a", "b ")]
-        )
+        ours = _wares(kept, *[{"story": long + end} for end in ("", "", "a", "b ")])
         made = select(Ware.story, func.count()).group_by(Ware.story)
         found = {text.strip(): n for text, n in kept.execute(made.where(ours))}
         assert found == {long: 2, f"{long}a": 1, f"{long}b": 1}
@@ -155,10 +142,7 @@ class TestTexts:
         long = "x" * 65_534
         story = func.concat(Ware.story, "yz")
         ours = _wares(kept, {"story": long}, {"story": long})
-        for made in (
-            select(func.count()).group_by(story),
-            select(story).distinct(),
-        ):
+        for made in (select(func.count()).group_by(story), select(story).distinct()):
             with pytest.raises(ScatterUnsupportedError, match=r"func\.left"):
                 kept.execute(made.where(ours))
         hashed = func.sha2(story, 256)

@@ -8,13 +8,9 @@ from typing import Any
 import pytest
 from flask import Flask
 
-from examples.microblog import sharded
-from examples.microblog import single
+from examples.microblog import sharded, single
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.suites.microblog import CONFIG
-from tests.suites.microblog import Microblog
-from tests.suites.microblog import promote
-from tests.suites.microblog import settle
+from tests.suites.microblog import CONFIG, Microblog, promote, settle
 
 pytestmark = pytest.mark.live
 
@@ -28,9 +24,7 @@ class TestOnOneDatabase(Microblog):
         server.root_execute(f"DROP DATABASE IF EXISTS {NAME}")
         server.root_execute(f"CREATE DATABASE {NAME}")
         url = server.url.replace("mysql://", "mysql+pymysql://", 1)
-        app = single.create_app(
-            **CONFIG, SQLALCHEMY_DATABASE_URI=f"{url}/{NAME}"
-        )
+        app = single.create_app(**CONFIG, SQLALCHEMY_DATABASE_URI=f"{url}/{NAME}")
         with app.app_context():
             single.db.create_all()
         yield app

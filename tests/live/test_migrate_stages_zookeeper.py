@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
-from contextlib import ExitStack
+from contextlib import closing, ExitStack
 from math import inf
-from threading import Barrier
-from threading import Thread
+from threading import Barrier, Thread
 
 import pytest
 from sqlalchemy import create_engine
@@ -15,21 +13,14 @@ from sqlalchemy import create_engine
 pytest.importorskip("kazoo")
 
 from sqla_shard import Cluster
-from sqla_shard.exc import StageConflictError
-from sqla_shard.exc import StageUnavailableError
-from sqla_shard.migrate import Move
-from sqla_shard.migrate import move as move_module
-from sqla_shard.migrate.stage_stores import stage_store
-from sqla_shard.migrate.stage_stores import ZooKeeperStageStore
+from sqla_shard.exc import StageConflictError, StageUnavailableError
+from sqla_shard.migrate import Move, move as move_module
+from sqla_shard.migrate.stage_stores import stage_store, ZooKeeperStageStore
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.testing.topology_documents import sqlite_topology
-from sqla_shard.topology.zookeeper.store import Create
-from sqla_shard.topology.zookeeper.store import ZooKeeperStore
-from tests.models.moving_app import Base
-from tests.models.moving_app import CLASSES
-from tests.models.moving_app import DECLARATION
-from tests.servers.following import in_child
-from tests.servers.following import until
+from sqla_shard.topology.zookeeper.store import Create, ZooKeeperStore
+from tests.models.moving_app import Base, CLASSES, DECLARATION
+from tests.servers.following import in_child, until
 
 pytestmark = pytest.mark.live
 
@@ -66,8 +57,7 @@ def test_changes_by_several_processes(new_store):
             refused.append((new, error.found))
 
     threads = [
-        Thread(target=change, args=(new,))
-        for new in (COPYING, LEGACY, COPYING, LEGACY)
+        Thread(target=change, args=(new,)) for new in (COPYING, LEGACY, COPYING, LEGACY)
     ]
     for thread in threads:
         thread.start()
@@ -106,12 +96,7 @@ def move(location, tmp_path, monkeypatch):
     with Cluster.from_file(topology) as cluster:
         engine = create_engine("sqlite://")
         found = Move(
-            DECLARATION,
-            Base.metadata,
-            engine,
-            cluster,
-            CLASSES,
-            stage=location,
+            DECLARATION, Base.metadata, engine, cluster, CLASSES, stage=location
         )
         yield found
         found.close()
@@ -141,9 +126,7 @@ def test_a_change_is_known_without_polling(move, monkeypatch):
     assert not reads
 
 
-def test_a_change_is_known_after_the_session_has_expired(
-    move, zookeeper_server
-):
+def test_a_change_is_known_after_the_session_has_expired(move, zookeeper_server):
     assert changed(move, MARKING)
     client = move.store._store._connection.client()
     assert zookeeper_server.expire(client.client_id)

@@ -9,22 +9,15 @@ from contextlib import contextmanager
 from threading import Event
 
 import pytest
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import select
+from sqlalchemy import func, insert, select
 
 from sqla_shard import scatter
 from sqla_shard.exc import FleetSetupError
 from sqla_shard.migrate.lag import lag_guard
-from sqla_shard.migrate.passes import backfill
-from sqla_shard.migrate.passes import reconcile
+from sqla_shard.migrate.passes import backfill, reconcile
 from sqla_shard.migrate.switching import Switch
 from sqla_shard.testing.topology_documents import topology_document
-from tests.models.moving_app import Base
-from tests.models.moving_app import open_move
-from tests.models.moving_app import Sharded
-from tests.models.moving_app import ShardedUser
-from tests.models.moving_app import User
+from tests.models.moving_app import Base, open_move, Sharded, ShardedUser, User
 
 pytestmark = pytest.mark.live
 
@@ -39,8 +32,7 @@ def pair(server_kind):
         for server in pair.servers:
             with as_root(server) as cursor:
                 cursor.execute(
-                    f"GRANT {server_kind.lag_privilege} ON *.* "
-                    f"TO {account(pair)}"
+                    f"GRANT {server_kind.lag_privilege} ON *.* TO {account(pair)}"
                 )
         yield pair
 
@@ -91,9 +83,7 @@ def move(pair, tmp_path):
 def marked(move):
     marks = move.tables["users"].marks.table
     with move.engine.connect() as connection:
-        return connection.execute(
-            select(func.count()).select_from(marks)
-        ).scalar_one()
+        return connection.execute(select(func.count()).select_from(marks)).scalar_one()
 
 
 def copied(move):
@@ -200,15 +190,11 @@ def delayed(pair, seconds):
         pair.primary.root_execute("DROP DATABASE late")
 
 
-def test_no_row_is_claimed_while_a_standby_does_not_replicate(
-    move, pair, waiting
-):
+def test_no_row_is_claimed_while_a_standby_does_not_replicate(move, pair, waiting):
     def check():
         assert marked(move) == 0
 
-    failed = run_while(
-        waiting, stopped(pair), lambda: backfill(move, max_lag=5), check
-    )
+    failed = run_while(waiting, stopped(pair), lambda: backfill(move, max_lag=5), check)
     assert failed == 0
     assert copied(move) == USERS
     (line,) = waiting.lines
@@ -226,9 +212,7 @@ def test_a_pass_waits_for_a_standby_that_comes_back(move, pair, waiting):
     assert pair.standby.password not in "".join(waiting.lines)
 
 
-def test_a_standby_with_too_many_connections_is_waited_for(
-    move, pair, waiting
-):
+def test_a_standby_with_too_many_connections_is_waited_for(move, pair, waiting):
     run_while(waiting, crowded(pair), lag_guard(move, 5).wait)
     assert "server1 standby does not respond: User " in waiting.lines[0]
 
@@ -260,9 +244,7 @@ def test_a_replica_that_replicates_nothing(move, pair, tmp_path):
     )
     try:
         name = f"replica {pair.primary.host}:{pair.primary.port}"
-        with pytest.raises(
-            FleetSetupError, match=f"{name} replicates from no"
-        ):
+        with pytest.raises(FleetSetupError, match=f"{name} replicates from no"):
             backfill(other, max_lag=5)
         assert marked(other) == 0
     finally:

@@ -5,12 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import Column
-from sqlalchemy import create_engine
-from sqlalchemy import Integer
-from sqlalchemy import MetaData
-from sqlalchemy import Table
-from sqlalchemy import text
+from sqlalchemy import Column, create_engine, Integer, MetaData, Table, text
 
 from sqla_shard.migrate.copying import claim_page
 from sqla_shard.migrate.stages import Progress
@@ -49,9 +44,7 @@ def engine(fleet):
 
 def reads(connection):
     """Return the number of rows and index entries that were read."""
-    found = connection.execute(
-        text("SHOW SESSION STATUS LIKE 'Handler_read%'")
-    )
+    found = connection.execute(text("SHOW SESSION STATUS LIKE 'Handler_read%'"))
     return sum(int(count) for _, count in found)
 
 
@@ -64,9 +57,7 @@ class TestMarking(moving_rows.Marking):
             connection.execute(text(f"ANALYZE TABLE {posts.table.name}")).all()
             # Twenty pages; each may read rows that were copied before it.
             before, after, found = reads(connection), 0, []
-            while page := posts.marked(
-                connection, after=after, limit=100, waits=True
-            ):
+            while page := posts.marked(connection, after=after, limit=100, waits=True):
                 found += page.values()
                 after = max(page)
                 posts.set_copied(connection, dict.fromkeys(page.values(), 1))
@@ -107,9 +98,7 @@ class TestMarking(moving_rows.Marking):
         page, after = claim_page(source, source.fence, now, limit=100)
         found = page
         while page:
-            page, after = claim_page(
-                source, source.fence, now, after=after, limit=100
-            )
+            page, after = claim_page(source, source.fence, now, after=after, limit=100)
             found = found + page
         with alone.connect() as connection:
             count = reads(connection) - before

@@ -10,32 +10,32 @@ import sys
 from time import monotonic
 
 import pytest
-from sqlalchemy import insert
-from sqlalchemy import update
+from sqlalchemy import insert, update
 
 from sqla_shard.exc import StageRefusedError
 from sqla_shard.migrate.fences import DatabaseFence
-from sqla_shard.migrate.passes import backfill
-from sqla_shard.migrate.passes import reconcile
-from sqla_shard.migrate.passes import verify
-from sqla_shard.migrate.switching import copy_waiting
-from sqla_shard.migrate.switching import Switch
-from tests.models.moving_app import Base
-from tests.models.moving_app import open_move
-from tests.models.moving_app import Post
-from tests.models.moving_app import Posts
-from tests.models.moving_app import Sharded
-from tests.models.moving_app import ShardedPost
-from tests.models.moving_app import User
-from tests.models.moving_app import WRITTEN_AT
-from tests.servers.moving_trial import check
-from tests.servers.moving_trial import fill
-from tests.servers.moving_trial import Processes
-from tests.servers.moving_trial import report
-from tests.servers.moving_trial import rows_of_database
-from tests.servers.moving_trial import rows_of_shards
-from tests.servers.moving_trial import SHORT
-from tests.servers.moving_trial import SIZE
+from sqla_shard.migrate.passes import backfill, reconcile, verify
+from sqla_shard.migrate.switching import copy_waiting, Switch
+from tests.models.moving_app import (
+    Base,
+    open_move,
+    Post,
+    Posts,
+    Sharded,
+    ShardedPost,
+    User,
+    WRITTEN_AT,
+)
+from tests.servers.moving_trial import (
+    check,
+    fill,
+    Processes,
+    report,
+    rows_of_database,
+    rows_of_shards,
+    SHORT,
+    SIZE,
+)
 
 
 @pytest.fixture
@@ -75,8 +75,7 @@ def test_parts_at_the_same_time(scene, tmp_path):
     count = 4
     with move.engine.begin() as connection:
         connection.execute(
-            insert(User.__table__),
-            [{"name": f"user {number}"} for number in range(20)],
+            insert(User.__table__), [{"name": f"user {number}"} for number in range(20)]
         )
         connection.execute(
             insert(Post.__table__),
@@ -106,10 +105,7 @@ def test_parts_at_the_same_time(scene, tmp_path):
     ]
     for process in done:
         output, _ = process.communicate()
-        assert (process.returncode, output) == (
-            0,
-            "0 rows could not be copied\n",
-        )
+        assert (process.returncode, output) == (0, "0 rows could not be copied\n")
     found = verify(move)
     assert found.is_equal
     assert (found.rows, found.waiting) == (6020, 0)
@@ -162,9 +158,7 @@ def test_a_move_under_load_whose_processes_are_killed(scene, tmp_path):
     switch.go("detached")
     assert move.progress(now=True).rules.truth == "shards"
     assert rows_of_shards(move.cluster) == shards
-    report(
-        tmp_path, f"{found.rows:,} rows, {seconds:,.0f} s, {processes.killed}"
-    )
+    report(tmp_path, f"{found.rows:,} rows, {seconds:,.0f} s, {processes.killed}")
 
 
 def test_a_write_that_bypasses_the_session_is_found_and_named(scene):

@@ -4,39 +4,29 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from datetime import date
-from datetime import time
+from datetime import date, time
 
 import pytest
-from sqlalchemy import BigInteger
-from sqlalchemy import Column
-from sqlalchemy import Computed
-from sqlalchemy import create_engine
-from sqlalchemy import Float
-from sqlalchemy import func
-from sqlalchemy import JSON
-from sqlalchemy import MetaData
-from sqlalchemy import Table
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Computed,
+    create_engine,
+    Float,
+    func,
+    JSON,
+    MetaData,
+    Table,
+)
 from sqlalchemy.dialects import mysql
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 from sqlalchemy.types import UserDefinedType
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard.migrate import Declaration
-from sqla_shard.migrate import Move
-from sqla_shard.migrate import Moved
-from sqla_shard.migrate import Owner
+from sqla_shard import blob_field, Cluster, ObjectMixin
+from sqla_shard.migrate import Declaration, Move, Moved, Owner
 from sqla_shard.migrate.move_plan import plan
-from sqla_shard.migrate.passes import backfill
-from sqla_shard.migrate.passes import reconcile
-from sqla_shard.migrate.passes import verify
-from sqla_shard.migrate.switching import copy_waiting
-from sqla_shard.migrate.switching import Switch
+from sqla_shard.migrate.passes import backfill, reconcile, verify
+from sqla_shard.migrate.switching import copy_waiting, Switch
 
 pytestmark = pytest.mark.live
 
@@ -78,10 +68,7 @@ TYPES = {
         "-12345678901234567890123456789012345.123456789012345678901234567891",
         "0.000000000000000000000000000001",
     ),
-    "rounded": (
-        mysql.DECIMAL(30, 10, asdecimal=False),
-        "12345678901234567890.1",
-    ),
+    "rounded": (mysql.DECIMAL(30, 10, asdecimal=False), "12345678901234567890.1"),
     "float": (Float(), "16777217", "1e-30", "0.1", "3.4028234e38"),
     "double": (mysql.DOUBLE(), "1e-20", "0.1", "1.7976931348623157e308"),
     "double_float": (mysql.DOUBLE(asdecimal=False), "-1e-300", "1e22"),
@@ -100,17 +87,9 @@ TYPES = {
     "time2": (mysql.TIME(fsp=2), "'01:02:03.04'"),
     "year": (mysql.YEAR(), "0", "1901", "2155"),
     "char": (mysql.CHAR(8), "'a  '", "''"),
-    "varchar": (
-        mysql.VARCHAR(30),
-        "'a  '",
-        "'\\0\\\\%\\n'",
-        "'\U0001f600 e\u0301'",
-    ),
+    "varchar": (mysql.VARCHAR(30), "'a  '", "'\\0\\\\%\\n'", "'\U0001f600 e\u0301'"),
     "latin1": (mysql.VARCHAR(30, charset="latin1"), "'\u00e9\u20ac'"),
-    "ascii_bin": (
-        mysql.VARCHAR(30, charset="ascii", collation="ascii_bin"),
-        "'A '",
-    ),
+    "ascii_bin": (mysql.VARCHAR(30, charset="ascii", collation="ascii_bin"), "'A '"),
     "utf16": (mysql.VARCHAR(30, charset="utf16"), "'\U0001f600'"),
     "binary": (mysql.BINARY(4), "x'6100'", "x'ff'"),
     "varbinary": (mysql.VARBINARY(9), "x'00ff2700'", "''"),
@@ -220,9 +199,7 @@ def shown(fleet, types, side):
     )
     found = []
     for index, database in places:
-        connected = fleet.servers[index].root_connect(
-            use_unicode=False, conv={}
-        )
+        connected = fleet.servers[index].root_connect(use_unicode=False, conv={})
         with connected as connection, connection.cursor() as cursor:
             cursor.execute(f"SELECT {', '.join(names)} FROM {database}.things")
             found += cursor.fetchall()
@@ -264,9 +241,7 @@ def test_all_types_forward_back_and_forward_again(fleet, scene):
         after = shown(fleet, types, "legacy")
         assert after == shown(fleet, types, "shards")
         at = list(types).index("smallint")
-        expected = [
-            (*row[:at], b"%d" % number, *row[at + 1 :]) for row in before
-        ]
+        expected = [(*row[:at], b"%d" % number, *row[at + 1 :]) for row in before]
         assert after == sorted(expected, key=repr)
         assert verify(move).is_equal
         Switch(move).back()
@@ -277,9 +252,7 @@ def test_all_types_forward_back_and_forward_again(fleet, scene):
         assert shown(fleet, types, "shards") == shown(fleet, types, "legacy")
 
 
-def test_values_that_do_not_fit_are_named_and_hold_up_no_other(
-    fleet, tmp_path, caplog
-):
+def test_values_that_do_not_fit_are_named_and_hold_up_no_other(fleet, tmp_path, caplog):
     class Sharded(DeclarativeBase):
         pass
 
@@ -338,8 +311,7 @@ def test_values_that_do_not_fit_are_named_and_hold_up_no_other(
         assert found.waiting + found.differences >= 4
         with move.cluster.session() as session:
             objects = [
-                session.get(Thing, move.object_id("things", key))
-                for key in (5, 6)
+                session.get(Thing, move.object_id("things", key)) for key in (5, 6)
             ]
             assert [one.at for one in objects] == ["23:59:59", None]
             assert [one.doc for one in objects] == [{}, None]

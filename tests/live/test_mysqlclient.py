@@ -7,32 +7,25 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import delete
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import update
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import delete, select, text, update
+from sqlalchemy.exc import DBAPIError, OperationalError
 
-from sqla_shard import Cluster
-from sqla_shard import scatter
-from sqla_shard.exc import ScatterTimeoutError
-from sqla_shard.exc import ServerUnreachableError
+from sqla_shard import Cluster, scatter
+from sqla_shard.exc import ScatterTimeoutError, ServerUnreachableError
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.faults import Base
-from tests.servers.faults import busy
-from tests.servers.faults import locked
-from tests.servers.faults import opened
-from tests.servers.faults import own_fleet
-from tests.servers.faults import own_ids
-from tests.servers.faults import Pin
-from tests.servers.faults import SHARDS
+from tests.servers.faults import (
+    Base,
+    busy,
+    locked,
+    opened,
+    own_fleet,
+    own_ids,
+    Pin,
+    SHARDS,
+)
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.usefixtures("mysqlclient_installed"),
-]
+pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mysqlclient_installed")]
 
 fleet = own_fleet()
 ids = own_ids()
@@ -47,9 +40,7 @@ def cluster(fleet: ServerFleet[Any], ids: list[int]) -> Iterator[Cluster]:
         assert busy(cluster) == 0
 
 
-def through(
-    fleet: ServerFleet[Any], proxies: list[Proxy], **arguments: Any
-) -> Cluster:
+def through(fleet: ServerFleet[Any], proxies: list[Proxy], **arguments: Any) -> Cluster:
     return Cluster.from_topology(
         fleet.topology_mapping(proxies=proxies),
         driver="mysqldb",
@@ -105,10 +96,7 @@ def test_connecting_to_a_server_that_hangs_has_an_end(
     with through(fleet, proxies, connect_timeout=1) as cluster:
         proxies[0].hang()
         start = time.monotonic()
-        with (
-            cluster.session() as session,
-            pytest.raises(ServerUnreachableError),
-        ):
+        with cluster.session() as session, pytest.raises(ServerUnreachableError):
             session.get(Pin, ids[0])
         assert time.monotonic() - start < 20
 

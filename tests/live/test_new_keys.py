@@ -8,45 +8,41 @@ data, so these tests read back what each key stands for.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger
-from sqlalchemy import delete
-from sqlalchemy import event
-from sqlalchemy import ForeignKey
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import Integer
-from sqlalchemy import literal
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import text
-from sqlalchemy import update
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.exc import ProgrammingError
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy import (
+    BigInteger,
+    delete,
+    event,
+    ForeignKey,
+    func,
+    insert,
+    Integer,
+    literal,
+    select,
+    String,
+    text,
+    update,
+)
+from sqlalchemy.exc import IntegrityError, ProgrammingError
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import KeyspaceMixin
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import ShardSession
-from sqla_shard import unpack
-from sqla_shard.exc import MissingIdError
-from sqla_shard.exc import ShardError
-from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard import (
+    blob_field,
+    Cluster,
+    KeyspaceMixin,
+    MappingMixin,
+    ObjectMixin,
+    ShardSession,
+    unpack,
+)
+from sqla_shard.exc import MissingIdError, ShardError, UnsupportedStatementError
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.models.backends import Clusters
-from tests.models.backends import On
+from tests.models.backends import Clusters, On
 from tests.servers.kinds import Kind
 
 pytestmark = pytest.mark.live
@@ -111,9 +107,7 @@ class Part(KeyspaceMixin, Base, keyspace="main"):
 
     __tablename__ = "parts"
 
-    id: Mapped[int] = mapped_column(
-        BigInteger, primary_key=True, autoincrement=True
-    )
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=True)
     maker: Mapped[str] = mapped_column(String(9), primary_key=True)
     name: Mapped[str] = mapped_column(String(60))
 
@@ -123,9 +117,7 @@ class Token(KeyspaceMixin, Base, keyspace="main"):
 
     __tablename__ = "tokens"
 
-    id: Mapped[str] = mapped_column(
-        String(40), primary_key=True, default=func.uuid()
-    )
+    id: Mapped[str] = mapped_column(String(40), primary_key=True, default=func.uuid())
     name: Mapped[str] = mapped_column(String(60))
 
 
@@ -167,8 +159,7 @@ def stepping(cluster: Cluster) -> Iterator[Callable[[ShardSession], None]]:
     """Set an increment of 5 in a session, which its connection keeps."""
     changed = []
     setting = text(
-        "SET SESSION auto_increment_increment = 5, "
-        "SESSION auto_increment_offset = 3"
+        "SET SESSION auto_increment_increment = 5, SESSION auto_increment_offset = 3"
     )
 
     def change(session: ShardSession) -> None:
@@ -219,18 +210,13 @@ def test_a_flush_is_one_statement(cluster: Cluster) -> None:
 
 
 def test_each_shard_has_a_statement(cluster: Cluster) -> None:
-    with (
-        cluster.begin(cross_shard="unordered") as session,
-        Sent(cluster) as sent,
-    ):
+    with cluster.begin(cross_shard="unordered") as session, Sent(cluster) as sent:
         # The unit of work joins rows that follow each other.
         new = [User(name=f"s{n}", shard_id=n // 12) for n in range(48)]
         session.add_all(new)
         session.flush()
         made = [(u.id, u.name) for u in new]
-        assert [unpack(i).shard_id for i, _ in made] == [
-            n // 12 for n in range(48)
-        ]
+        assert [unpack(i).shard_id for i, _ in made] == [n // 12 for n in range(48)]
     assert len(sent.texts) == 4
     check(cluster, made)
 
@@ -275,9 +261,7 @@ def test_rows_whose_ids_are_given(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("step", [1, 5])
 def test_threads_insert_at_once(
-    cluster: Cluster,
-    stepping: Callable[[ShardSession], None],
-    step: int,
+    cluster: Cluster, stepping: Callable[[ShardSession], None], step: int
 ) -> None:
     ready = threading.Barrier(4)
 
@@ -342,18 +326,14 @@ def test_an_increment_that_is_set_by_other_ways_is_obeyed(
             with wire.cursor() as cursor:
                 cursor.execute(sql)
         else:
-            connection.execution_options(no_parameters=True).exec_driver_sql(
-                sql
-            )
+            connection.execution_options(no_parameters=True).exec_driver_sql(sql)
         then = users(4, "five")
         session.add_all(then)
         session.flush()
         ids = [unpack(u.id).local_id for u in then]
         assert {b - a for a, b in pairwise(ids)} == {5}
         made = [(u.id, u.name) for u in (*first, *then)]
-        connection.exec_driver_sql(
-            "SET SESSION auto_increment_increment = DEFAULT"
-        )
+        connection.exec_driver_sql("SET SESSION auto_increment_increment = DEFAULT")
         session.commit()
     check(cluster, made)
 
@@ -379,17 +359,13 @@ def test_an_increment_that_the_last_user_has_set_is_obeyed(
 
 
 def test_increments_of_the_server_are_obeyed(
-    request: pytest.FixtureRequest,
-    fleet: ServerFleet[Any],
-    server_kind: Kind,
+    request: pytest.FixtureRequest, fleet: ServerFleet[Any], server_kind: Kind
 ) -> None:
     _set_increment(fleet, 2)
     try:
         # Its connections are new.
         with (
-            CLUSTERS.open(
-                request, On(server_kind.name), "newkeysstep"
-            ) as other,
+            CLUSTERS.open(request, On(server_kind.name), "newkeysstep") as other,
             other.begin() as session,
         ):
             new = users(5, "even")
@@ -426,8 +402,7 @@ def test_a_duplicate_key_in_the_middle(cluster: Cluster) -> None:
         session.rollback()
         assert not any(u in session for u in new)
         found = session.scalars(
-            select(User.email).where(User.email.like("dup%")),
-            bind_arguments=THERE,
+            select(User.email).where(User.email.like("dup%")), bind_arguments=THERE
         ).all()
         assert found == []
         for user in new:
@@ -472,9 +447,9 @@ def test_plain_models(cluster: Cluster) -> None:
     with cluster.session() as session:
         for cls, key, name in keys:
             assert session.get_one(cls, key).name == name
-            assert cls is not Horse or session.get_one(
-                Horse, key
-            ).hands == int(name[1:])
+            assert cls is not Horse or session.get_one(Horse, key).hands == int(
+                name[1:]
+            )
 
 
 def test_keys_that_an_expression_gives(cluster: Cluster) -> None:
@@ -529,16 +504,12 @@ def test_drivers(
         check(other, made)
 
 
-def test_rows_in_one_statement_whose_ids_are_null_or_0(
-    cluster: Cluster,
-) -> None:
+def test_rows_in_one_statement_whose_ids_are_null_or_0(cluster: Cluster) -> None:
     table: Any = Animal.__table__
     returning = insert(table).returning(table.c.id)
     with cluster.begin() as session:
         for given in (None, 0):
-            rows = [
-                {"id": given, "kind": "animal", "name": name} for name in "ab"
-            ]
+            rows = [{"id": given, "kind": "animal", "name": name} for name in "ab"]
             # MySQL sends the rows of a list singly, those of values() as one.
             for statement, parameters in (
                 (returning, rows),
@@ -563,9 +534,7 @@ def test_rows_in_one_statement_some_with_ids(cluster: Cluster) -> None:
             rows = [{"id": i, "kind": "animal", "name": "x"} for i in ids]
             with pytest.raises(UnsupportedStatementError, match=refusal):
                 session.execute(returning.values(rows))
-        (count,) = session.scalars(
-            select(func.count()).where(table.c.id >= 10**7)
-        )
+        (count,) = session.scalars(select(func.count()).where(table.c.id >= 10**7))
         assert count == 0
 
 
@@ -632,9 +601,7 @@ def test_a_connection_that_is_lost_after_the_insert(
         (thread,) = session.execute(
             text("SELECT CONNECTION_ID()"), bind_arguments=THERE
         ).one()
-        (server,) = (
-            one for one in fleet.servers if one.port == engine.url.port
-        )
+        (server,) = (one for one in fleet.servers if one.port == engine.url.port)
 
         def kill(conn: Any, cursor: Any, sql: str, *_: Any) -> None:
             if sql.startswith("INSERT"):
@@ -664,10 +631,7 @@ def test_what_mysql_cannot_return(cluster: Cluster) -> None:
             (insert(User).returning(User.id, User.ts), rows, "add_all"),
             (insert(User).values(name="x").returning(User.name), None, "key"),
             (
-                insert(User)
-                .prefix_with("IGNORE")
-                .values(name="x")
-                .returning(User.id),
+                insert(User).prefix_with("IGNORE").values(name="x").returning(User.id),
                 None,
                 "key",
             ),
@@ -687,10 +651,7 @@ def test_what_mysql_cannot_return(cluster: Cluster) -> None:
             insert(User).values([rows[0], rows[1]]).returning(User.id),
             bind_arguments=THERE,
         ).all()
-        assert [u and u.name for u in session.get_many(User, ids)] == [
-            "x",
-            "y",
-        ]
+        assert [u and u.name for u in session.get_many(User, ids)] == ["x", "y"]
 
 
 @pytest.mark.only_on("mysql")
@@ -716,10 +677,7 @@ def test_a_table_without_auto_increment(cluster: Cluster) -> None:
     with cluster.begin() as session:
         connection = session.connection({"keyspace": "main"})
         connection.execute(
-            text(
-                "ALTER TABLE __sqla_shard__.parts "
-                "MODIFY id BIGINT NOT NULL DEFAULT 9"
-            )
+            text("ALTER TABLE __sqla_shard__.parts MODIFY id BIGINT NOT NULL DEFAULT 9")
         )
     try:
         with cluster.session() as session:

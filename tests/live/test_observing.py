@@ -5,26 +5,17 @@ from __future__ import annotations
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import (
-    InMemorySpanExporter,
-)
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
-from sqlalchemy import event
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import OperationalError
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy import event, select, text
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 
 from sqla_shard import scatter
 from sqla_shard.exc import RetriesExhaustedError
 from sqla_shard.ext.opentelemetry import instrument
 from sqla_shard.testing import ShardLint
-from tests.models.clusters import at
-from tests.models.clusters import on_servers
-from tests.models.clusters import SHARDS
-from tests.models.models import Comment
-from tests.models.models import Pin
+from tests.models.clusters import at, on_servers, SHARDS
+from tests.models.models import Comment, Pin
 
 pytestmark = pytest.mark.live
 
@@ -70,9 +61,7 @@ def test_rows_inserted_with_returning_are_one_report(cluster, pins, reports):
     # To SQLAlchemy many sets of parameters, to the server one statement.
     del reports[:]
     with cluster.begin() as session:
-        session.add_all(
-            [Comment(pin_id=pins[1], body=f"b{n}") for n in range(5)]
-        )
+        session.add_all([Comment(pin_id=pins[1], body=f"b{n}") for n in range(5)])
     (report,) = reports
     assert report.writes
     assert report.shards == (4,)
@@ -113,9 +102,7 @@ def test_errors_of_the_server_are_reported(cluster, spans):
     (span,) = spans.get_finished_spans()
     assert span.attributes["db.response.status_code"] == "1146"
     assert span.attributes["error.type"] == "pymysql.err.ProgrammingError"
-    assert span.attributes["db.query.text"] == (
-        "SELECT x, ? FROM missing WHERE y = ?"
-    )
+    assert span.attributes["db.query.text"] == ("SELECT x, ? FROM missing WHERE y = ?")
     assert span.attributes["db.response.status_code"] == "1146"
 
 
@@ -147,18 +134,14 @@ def test_spans_of_servers_have_no_values(cluster, pins, spans, caplog):
     assert SECRET not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("key", "code"), [("47110815", 1062), ("4711-secret", 1292)]
-)
+@pytest.mark.parametrize(("key", "code"), [("47110815", 1062), ("4711-secret", 1292)])
 def test_values_that_a_server_quotes_do_not_leave(cluster, spans, key, code):
     statement = text(
         "INSERT INTO pins (local_id, title) VALUES "
         "(CAST(:key AS SIGNED), 'x'), (CAST(:key AS SIGNED), 'y')"
     )
     with cluster.session() as session, pytest.raises(DBAPIError) as raised:
-        session.execute(
-            statement, {"key": key}, bind_arguments={"shard_id": 1}
-        )
+        session.execute(statement, {"key": key}, bind_arguments={"shard_id": 1})
     assert raised.value.orig.args[0] == code
     assert key in raised.value.orig.args[1]
     (span,) = spans.get_finished_spans()

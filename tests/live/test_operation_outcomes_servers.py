@@ -10,19 +10,18 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from sqla_shard import ShardSession
-from sqla_shard import unpack
-from tests.models.operation_models import account
-from tests.models.operation_models import add
-from tests.models.operation_models import entries
-from tests.models.operation_models import intend
-from tests.models.operation_models import note
-from tests.models.operation_models import operations_on_servers
-from tests.models.operation_models import points
+from sqla_shard import ShardSession, unpack
+from tests.models.operation_models import (
+    account,
+    add,
+    entries,
+    intend,
+    note,
+    operations_on_servers,
+    points,
+)
 from tests.suites import operation_outcomes
-from tests.suites.operations import FAR
-from tests.suites.operations import NEAR
-from tests.suites.operations import Suite
+from tests.suites.operations import FAR, NEAR, Suite
 
 pytestmark = pytest.mark.live
 
@@ -85,9 +84,7 @@ class TestDeadlocks(Suite):
         assert found[ids[FAR], f"{mark} lost"] == 0
         assert cluster.pending() == []
 
-    def test_of_an_operation_that_another_does(
-        self, cluster, ids, defined, mark
-    ):
+    def test_of_an_operation_that_another_does(self, cluster, ids, defined, mark):
         """The token that it finds then is not the one that it has written."""
         lose = self.lose(cluster, ids[FAR], mark)
         tries = []

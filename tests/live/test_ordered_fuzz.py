@@ -9,29 +9,27 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard import Cluster
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import PartialCommitError
-from sqla_shard.exc import WrittenShard
+from sqla_shard.exc import CommitUnknownError, PartialCommitError, WrittenShard
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.sums import ACROSS
-from tests.servers.sums import add
-from tests.servers.sums import Base
-from tests.servers.sums import found_on
-from tests.servers.sums import kill_and_start
-from tests.servers.sums import new_sums
-from tests.servers.sums import own_fleet
-from tests.servers.sums import SETS
-from tests.servers.sums import SOAK
+from tests.servers.sums import (
+    ACROSS,
+    add,
+    Base,
+    found_on,
+    kill_and_start,
+    new_sums,
+    own_fleet,
+    SETS,
+    SOAK,
+)
 
 pytestmark = pytest.mark.live
 
@@ -75,9 +73,7 @@ def numbers(shards: tuple[WrittenShard, ...]) -> frozenset[int]:
     return frozenset(shard.shard_id for shard in shards)
 
 
-def outcome_of(
-    error: SQLAlchemyError, token: str, written: tuple[int, ...]
-) -> Outcome:
+def outcome_of(error: SQLAlchemyError, token: str, written: tuple[int, ...]) -> Outcome:
     """Return what an error says of each shard."""
     there: frozenset[int] = frozenset()
     unknown: frozenset[int] = frozenset()
@@ -93,11 +89,7 @@ def outcome_of(
     # Each shard, once.
     assert sorted([*there, *unknown, *not_there]) == sorted(written), error
     return Outcome(
-        token=token,
-        written=written,
-        error=type(error),
-        there=there,
-        unknown=unknown,
+        token=token, written=written, error=type(error), there=there, unknown=unknown
     )
 
 
@@ -151,9 +143,7 @@ def test_every_divergence_was_reported(
 ) -> None:
     writers = Writers(cluster, new_sums(cluster))
     threads = [
-        threading.Thread(
-            target=writers.work, args=(n, random.Random(rng.random()))
-        )
+        threading.Thread(target=writers.work, args=(n, random.Random(rng.random())))
         for n in range(THREADS)
     ]
     for thread in threads:

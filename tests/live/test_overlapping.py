@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, ExitStack
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
-from sqlalchemy import delete
-from sqlalchemy import Engine
-from sqlalchemy import event
-from sqlalchemy import make_url
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import update
+from sqlalchemy import (
+    create_engine,
+    delete,
+    Engine,
+    event,
+    make_url,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import selectinload
 
-from sqla_shard import Cluster
-from sqla_shard import pack
-from sqla_shard.ext.horizontal_shard import Lanes
-from sqla_shard.ext.horizontal_shard import ShardedSession
+from sqla_shard import Cluster, pack
+from sqla_shard.ext.horizontal_shard import Lanes, ShardedSession
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models import models
 from tests.models.clusters import at
-from tests.models.dropin import Board
-from tests.models.dropin import Choosers
-from tests.models.dropin import fill
-from tests.models.dropin import LANE
-from tests.models.dropin import lane_threads
-from tests.models.dropin import TIMEOUT
+from tests.models.dropin import Board, Choosers, fill, LANE, lane_threads, TIMEOUT
 from tests.servers.following import until
 from tests.servers.interrupting import interruptible
 from tests.servers.kinds import Kind
@@ -57,9 +50,7 @@ def shards(fleet: ServerFleet[Any]) -> Iterator[dict[Any, Engine]]:
     found = {}
     for name, server in zip(NAMES, fleet.servers, strict=True):
         server.root_execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
-        url = make_url(server.url).set(
-            drivername="mysql+pymysql", database=DATABASE
-        )
+        url = make_url(server.url).set(drivername="mysql+pymysql", database=DATABASE)
         found[name] = create_engine(url)
     fill(found)
     yield found
@@ -173,9 +164,7 @@ def test_update_is_under_way_on_all_servers(
         assert session.scalars(select(Board.title)).all() == ["new"] * 3
 
 
-def test_reads_lock_all_servers_at_once(
-    fleet: ServerFleet[Any], opened: Any
-) -> None:
+def test_reads_lock_all_servers_at_once(fleet: ServerFleet[Any], opened: Any) -> None:
     found = []
 
     def work() -> None:
@@ -196,11 +185,7 @@ def test_reads_lock_all_servers_at_once(
 def test_ctrl_c(fleet: ServerFleet[Any], opened: Any, number: int) -> None:
     """The lock is not waited for; the connections come back."""
     server = fleet.servers[number]
-    with (
-        locked(server, f"{DATABASE}.boards"),
-        opened() as session,
-        interrupted(server),
-    ):
+    with locked(server, f"{DATABASE}.boards"), opened() as session, interrupted(server):
         session.execute(update(Board).values(title="never"))
     for _ in range(3):
         with opened() as session:
@@ -247,10 +232,7 @@ def cluster(fleet: ServerFleet[Any]) -> Iterator[Cluster]:
 
 def ids_in(cluster: Cluster) -> list[int]:
     with cluster.begin(cross_shard="unordered") as session:
-        pins = [
-            at(shard, models.Pin(title="old", n=shard))
-            for shard in range(SHARDS)
-        ]
+        pins = [at(shard, models.Pin(title="old", n=shard)) for shard in range(SHARDS)]
         session.add_all(pins)
         session.flush()
         return [pin.id for pin in pins]
@@ -276,9 +258,7 @@ def test_objects_are_changed_on_all_servers_at_once(
         with cluster.begin(cross_shard="unordered") as session:
             held = session.get_many(models.Pin, ids)
             done = session.execute(
-                update(models.Pin)
-                .where(models.Pin.id.in_(ids))
-                .values(title="new"),
+                update(models.Pin).where(models.Pin.id.in_(ids)).values(title="new"),
                 execution_options={"synchronize_session": how},
             )
             changed.append(done.rowcount)
@@ -286,8 +266,7 @@ def test_objects_are_changed_on_all_servers_at_once(
 
     worker = threading.Thread(target=work)
     tables = [
-        f"db_overlap_{server * SHARDS // SERVERS:05d}.pins"
-        for server in range(SERVERS)
+        f"db_overlap_{server * SHARDS // SERVERS:05d}.pins" for server in range(SERVERS)
     ]
     with all_locked(fleet, tables):
         worker.start()
@@ -301,9 +280,7 @@ def test_objects_are_changed_on_all_servers_at_once(
     with cluster.begin(cross_shard="unordered") as session:
         pins = session.get_many(models.Pin, ids)
         assert [pin and pin.title for pin in pins] == ["new"] * SHARDS
-        done = session.execute(
-            delete(models.Pin).where(models.Pin.id.in_(ids))
-        )
+        done = session.execute(delete(models.Pin).where(models.Pin.id.in_(ids)))
         assert done.rowcount == SHARDS
         assert session.get_many(models.Pin, ids) == [None] * SHARDS
 
@@ -316,18 +293,14 @@ def test_objects_that_are_not_flushed_yet(cluster: Cluster) -> None:
         session.add(pin)
         ids.append(pack(3, models.PIN, (ids[3] & (1 << 36) - 1) + 1))
         done = session.execute(
-            update(models.Pin)
-            .where(models.Pin.id.in_(ids))
-            .values(title="new")
+            update(models.Pin).where(models.Pin.id.in_(ids)).values(title="new")
         )
         assert done.rowcount == SHARDS + 1
         assert pin.id == ids[-1]
         assert pin.title == "new"
 
 
-def test_an_error_on_one_server(
-    fleet: ServerFleet[Any], cluster: Cluster
-) -> None:
+def test_an_error_on_one_server(fleet: ServerFleet[Any], cluster: Cluster) -> None:
     ids = ids_in(cluster)
     gone = f"db_overlap_{SHARDS - 1:05d}"
     fleet.servers[-1].root_execute(f"ALTER TABLE {gone}.pins DROP title")
@@ -336,9 +309,7 @@ def test_an_error_on_one_server(
         pytest.raises(OperationalError, match=gone),
     ):
         session.execute(
-            update(models.Pin)
-            .where(models.Pin.id.in_(ids))
-            .values(title="new")
+            update(models.Pin).where(models.Pin.id.in_(ids)).values(title="new")
         )
     assert sum(stats.busy for stats in cluster.stats()) == 0
     with cluster.session() as session:

@@ -6,20 +6,16 @@ import asyncio
 import logging
 import threading
 import traceback
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from sqlalchemy import make_url
-from sqlalchemy import text
+from sqlalchemy import make_url, text
 
-from sqla_shard import Cluster
-from sqla_shard import ServerLogin
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import LoginFailedError
+from sqla_shard import Cluster, ServerLogin
+from sqla_shard.exc import FleetServerError, LoginFailedError
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.testing.database_server import DatabaseServer
 from tests.servers.kinds import Kind
@@ -62,9 +58,7 @@ class Vault:
         """Change the password of the account, and what calls return."""
         self.number += 1
         changed = f"secret-{self.number}"
-        self.server.root_execute(
-            f"ALTER USER '{USER}'@'%' IDENTIFIED BY '{changed}'"
-        )
+        self.server.root_execute(f"ALTER USER '{USER}'@'%' IDENTIFIED BY '{changed}'")
         if stored:
             self.password = changed
 
@@ -92,9 +86,7 @@ def document(server: DatabaseServer, login: str = USER) -> dict[str, Any]:
                 "servers": [
                     {
                         "name": "sharddb001",
-                        "primary": (
-                            f"mysql://{login}@{server.host}:{server.port}"
-                        ),
+                        "primary": (f"mysql://{login}@{server.host}:{server.port}"),
                         "shards": [0, 0],
                     }
                 ],
@@ -163,9 +155,7 @@ async def together_awaited(cluster: Cluster, count: int = THREADS) -> set[str]:
 ALL = {f"{USER}@%"}
 
 
-def test_connections_at_the_same_time_ask_once(
-    cluster: Cluster, vault: Vault
-) -> None:
+def test_connections_at_the_same_time_ask_once(cluster: Cluster, vault: Vault) -> None:
     assert together(cluster) == ALL
     assert vault.logins == [
         ServerLogin(
@@ -275,16 +265,12 @@ def test_asynchronous_sessions_ask_in_a_thread_and_once(vault: Vault) -> None:
     asyncio.run(main())
 
 
-def test_an_event_loop_goes_on_while_the_function_blocks(
-    vault: Vault,
-) -> None:
+def test_an_event_loop_goes_on_while_the_function_blocks(vault: Vault) -> None:
     goes_on = threading.Event()
     vault.before = lambda: _wait(goes_on)
 
     async def main() -> None:
-        with Cluster.from_topology(
-            document(vault.server), password=vault
-        ) as cluster:
+        with Cluster.from_topology(document(vault.server), password=vault) as cluster:
             asking = asyncio.create_task(awaited(cluster))
             while not vault.logins:
                 await asyncio.sleep(0.01)
@@ -390,16 +376,13 @@ def test_accounts_that_wrong_passwords_have_locked(vault: Vault) -> None:
     server = vault.server
     if server.kind == "mysql":
         server.root_execute(
-            f"ALTER USER '{USER}'@'%' "
-            "FAILED_LOGIN_ATTEMPTS 2 PASSWORD_LOCK_TIME 1"
+            f"ALTER USER '{USER}'@'%' FAILED_LOGIN_ATTEMPTS 2 PASSWORD_LOCK_TIME 1"
         )
     else:
         server.root_execute("SET GLOBAL max_password_errors = 2")
     vault.rotate(stored=False)
     try:
-        with Cluster.from_topology(
-            document(server), password=vault
-        ) as cluster:
+        with Cluster.from_topology(document(server), password=vault) as cluster:
             for _ in range(2):
                 with pytest.raises(LoginFailedError) as caught:
                     who(cluster)
@@ -415,9 +398,7 @@ def test_accounts_that_wrong_passwords_have_locked(vault: Vault) -> None:
             server.root_execute("FLUSH PRIVILEGES")
 
 
-def test_passwords_in_statements_of_the_operator_are_not_shown(
-    vault: Vault,
-) -> None:
+def test_passwords_in_statements_of_the_operator_are_not_shown(vault: Vault) -> None:
     server = vault.server
     url = make_url(f"mysql://{USER}@{server.host}:{server.port}")
     with (

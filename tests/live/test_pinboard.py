@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from time import monotonic
@@ -16,11 +15,8 @@ from flask.testing import FlaskClient
 
 from examples.pinboard import boards
 from examples.pinboard.app import create_app
-from examples.pinboard.inputs import read_board
-from examples.pinboard.inputs import read_pin
-from examples.pinboard.samples import add_user
-from examples.pinboard.samples import NAMES
-from examples.pinboard.samples import sample_users
+from examples.pinboard.inputs import read_board, read_pin
+from examples.pinboard.samples import add_user, NAMES, sample_users
 from sqla_shard import Cluster
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.local_server import wait_until

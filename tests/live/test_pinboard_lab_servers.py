@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from flask import Flask
-from sqlalchemy import func
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from examples.pinboard.app import create_app
 from examples.pinboard.caching import NONE
@@ -17,13 +16,10 @@ from examples.pinboard.lab.bench import SLOW
 from examples.pinboard.lab.lab import Lab
 from examples.pinboard.lab.local_fleet import LocalFleet
 from examples.pinboard.lab.writers import Run
-from examples.pinboard.models import Pin
-from examples.pinboard.models import UserName
+from examples.pinboard.models import Pin, UserName
 from examples.pinboard.relations import follow
 from examples.pinboard.samples import add_user
-from sqla_shard import Cluster
-from sqla_shard import scatter
-from sqla_shard import unpack
+from sqla_shard import Cluster, scatter, unpack
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.kinds import Kind
 from tests.servers.visiting import Visitor
@@ -128,10 +124,7 @@ def test_a_stopped_or_slow_server_affects_only_its_users(
 
 
 def test_shards_move_to_a_third_server_while_pins_are_written(
-    people: tuple[Visitor, Visitor],
-    cluster: Cluster,
-    lab: Lab,
-    fleet: LocalFleet,
+    people: tuple[Visitor, Visitor], cluster: Cluster, lab: Lab, fleet: LocalFleet
 ) -> None:
     _, grace = people
     board_id = grace.add_board("Moving")

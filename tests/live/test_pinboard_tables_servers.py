@@ -12,8 +12,7 @@ import pytest
 from sqla_shard import Cluster
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.kinds import Kind
-from tests.suites.pinboard_tables import MakeCluster
-from tests.suites.pinboard_tables import Tables
+from tests.suites.pinboard_tables import MakeCluster, Tables
 
 pytestmark = pytest.mark.live
 

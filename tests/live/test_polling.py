@@ -8,31 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import text
+from sqlalchemy import Engine, func, select, text
 from sqlalchemy.exc import OperationalError
 
-from sqla_shard import Cluster
-from sqla_shard import scatter
-from sqla_shard.dialects.polling import PolledConnection
-from sqla_shard.dialects.polling import PolledSocket
-from sqla_shard.dialects.polling import PolledSSLSocket
+from sqla_shard import Cluster, scatter
+from sqla_shard.dialects.polling import PolledConnection, PolledSocket, PolledSSLSocket
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.faults import Base
-from tests.servers.faults import busy
-from tests.servers.faults import opened
-from tests.servers.faults import Pin
-from tests.servers.faults import SERVERS
-from tests.servers.faults import SHARDS
+from tests.servers.faults import Base, busy, opened, Pin, SERVERS, SHARDS
 from tests.servers.following import until
-from tests.servers.greenlets import others
-from tests.servers.greenlets import thread_greenlets
+from tests.servers.greenlets import others, thread_greenlets
 from tests.servers.kinds import Kind
-from tests.servers.processes import running
-from tests.servers.processes import started_since
+from tests.servers.processes import running, started_since
 from tests.test_docs import certificates  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.live
@@ -99,9 +86,7 @@ def wires(cluster: Cluster) -> list[Any]:
     """Return a connection of the driver to each server."""
     with cluster.session() as session:
         return [
-            session.connection(
-                {"shard_id": shard_id}
-            ).connection.dbapi_connection
+            session.connection({"shard_id": shard_id}).connection.dbapi_connection
             for shard_id in range(0, SHARDS, SHARDS // SERVERS)
         ]
 
@@ -127,9 +112,7 @@ def test_no_thread_is_started(cluster: Cluster) -> None:
     assert started_since(before) == []
 
 
-def test_threads_that_poll_nothing_do_not_ask_for_a_greenlet(
-    cluster: Cluster,
-) -> None:
+def test_threads_that_poll_nothing_do_not_ask_for_a_greenlet(cluster: Cluster) -> None:
     """Or a child that is forked while one of them ends could hang."""
     ids = add(cluster, "it")
     with cluster.session() as session:
@@ -212,9 +195,7 @@ def test_a_session_that_has_read_ends_without_waiting(
 
 
 @pytest.mark.parametrize("end", ["close", "rollback"])
-def test_a_session_with_locks_waits_for_their_end(
-    cluster: Cluster, end: str
-) -> None:
+def test_a_session_with_locks_waits_for_their_end(cluster: Cluster, end: str) -> None:
     ids = add(cluster, "it")
 
     def locking(session: Any) -> None:

@@ -12,30 +12,21 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy.exc import OperationalError
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy import func, insert, select, text
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
-from sqla_shard import Cluster
-from sqla_shard import pack
-from sqla_shard import scatter
-from sqla_shard import scatter_errors
-from sqla_shard import Topology
+from sqla_shard import Cluster, pack, scatter, scatter_errors, Topology
 from sqla_shard.cluster import retries
-from sqla_shard.exc import RetriesExhaustedError
-from sqla_shard.exc import ServerFencedError
-from sqla_shard.exc import ShardMissingError
-from sqla_shard.exc import ShardMovedError
+from sqla_shard.exc import (
+    RetriesExhaustedError,
+    ServerFencedError,
+    ShardMissingError,
+    ShardMovedError,
+)
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.models.models import Base
-from tests.models.models import PIN
-from tests.models.models import Pin
+from tests.models.models import Base, PIN, Pin
 from tests.servers.kinds import Kind
-from tests.servers.swapping import moved
-from tests.servers.swapping import Swaps
+from tests.servers.swapping import moved, Swaps
 
 pytestmark = pytest.mark.live
 
@@ -117,9 +108,7 @@ def count(cluster: Cluster, shard_id: int, title: str) -> int:
 # -- a server that is read-only
 
 
-def test_a_write_to_a_fenced_server(
-    cluster: Cluster, fleet: ServerFleet[Any]
-) -> None:
+def test_a_write_to_a_fenced_server(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     swaps = Swaps(cluster)
     with (
         read_only(fleet.servers[0]),
@@ -173,9 +162,7 @@ def test_a_transaction_fenced_at_commit_is_repeated(
     assert count(cluster, EDGE, "opened") == 1
 
 
-def test_others_are_not_delayed(
-    cluster: Cluster, fleet: ServerFleet[Any]
-) -> None:
+def test_others_are_not_delayed(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     Swaps(cluster)
     fenced = threading.Event()
     stop = threading.Event()
@@ -207,10 +194,7 @@ def test_others_are_not_delayed(
 
 def test_the_end_of_time(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     start = monotonic()
-    with (
-        read_only(fleet.servers[0]),
-        pytest.raises(RetriesExhaustedError) as caught,
-    ):
+    with read_only(fleet.servers[0]), pytest.raises(RetriesExhaustedError) as caught:
         cluster.run(add, EDGE, timeout=2)
     assert monotonic() - start < 15
     error = caught.value
@@ -227,9 +211,7 @@ def test_a_read_only_transaction_is_the_clients_own(cluster: Cluster) -> None:
     def write(session: Any) -> None:
         attempts.append(1)
         on_edge = {"shard_id": EDGE}
-        session.execute(
-            text("START TRANSACTION READ ONLY"), bind_arguments=on_edge
-        )
+        session.execute(text("START TRANSACTION READ ONLY"), bind_arguments=on_edge)
         add(session, EDGE)
 
     with pytest.raises(OperationalError) as caught:
@@ -247,9 +229,7 @@ def test_a_missing_database(
     cluster: Cluster, fleet: ServerFleet[Any], server_kind: Kind
 ) -> None:
     # MySQL says at once that it is the database.
-    lacks, code = (
-        ("database", 1049) if server_kind.is_mysql else ("table", 1146)
-    )
+    lacks, code = ("database", 1049) if server_kind.is_mysql else ("table", 1146)
     with without(fleet, "db00003"), cluster.session() as session:
         with pytest.raises(ShardMissingError, match="create_all") as caught:
             session.get(Pin, pack(EDGE, PIN, 1))
@@ -275,9 +255,7 @@ def test_a_missing_grant(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     with granted(fleet.servers[0], "db00003", "SELECT"):
         with cluster.session() as session:
             session.get(Pin, pack(EDGE, PIN, 1))
-            with pytest.raises(
-                ShardMissingError, match="lacks a privilege"
-            ) as caught:
+            with pytest.raises(ShardMissingError, match="lacks a privilege") as caught:
                 add(session, EDGE)
         assert caught.value.orig is not None
         assert caught.value.orig.args[0] == 1142
@@ -285,9 +263,7 @@ def test_a_missing_grant(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     with granted(fleet.servers[0], "db00003", ""):
         with (
             cluster.session() as session,
-            pytest.raises(
-                ShardMissingError, match="lacks a privilege"
-            ) as caught,
+            pytest.raises(ShardMissingError, match="lacks a privilege") as caught,
         ):
             session.execute(
                 text("SELECT 1 FROM pins"), bind_arguments={"shard_id": EDGE}
@@ -410,9 +386,7 @@ def test_one_of_many_shards_is_missing(
         assert {type(one) for one in errors.values()} == {ShardMissingError}
 
 
-def test_changes_of_the_schema_get_the_drivers_errors(
-    cluster: Cluster,
-) -> None:
+def test_changes_of_the_schema_get_the_drivers_errors(cluster: Cluster) -> None:
     place = next(iter(dict(cluster.places.servers()).values()))
     with place.engine.connect() as connection:
         with pytest.raises(ProgrammingError) as caught:
@@ -427,8 +401,7 @@ def test_no_default_database_in_the_pool(cluster: Cluster) -> None:
     for shard_id in range(8):
         with cluster.session() as session:
             found = session.execute(
-                text("SELECT DATABASE()"),
-                bind_arguments={"shard_id": shard_id},
+                text("SELECT DATABASE()"), bind_arguments={"shard_id": shard_id}
             ).scalar_one()
             assert found == f"db0000{shard_id}"
     for engine in cluster.places.engines:
@@ -456,20 +429,15 @@ def test_no_default_database_in_the_pool_of_a_loop(
         for shard_id in range(4):
             async with cluster.async_session() as session:
                 found = await session.execute(
-                    text("SELECT DATABASE()"),
-                    bind_arguments={"shard_id": shard_id},
+                    text("SELECT DATABASE()"), bind_arguments={"shard_id": shard_id}
                 )
                 assert found.scalar_one() == f"db0000{shard_id}"
             async with cluster.async_session() as session:
-                on = await session.connection(
-                    bind_arguments={"shard_id": shard_id}
-                )
+                on = await session.connection(bind_arguments={"shard_id": shard_id})
                 raw = on.sync_connection
                 assert raw is not None
                 known = await session.run_sync(
-                    lambda _, raw=raw: raw.execute(
-                        select(func.database())
-                    ).scalar_one()
+                    lambda _, raw=raw: raw.execute(select(func.database())).scalar_one()
                 )
                 assert known is None
         await cluster.aclose()
@@ -519,19 +487,14 @@ def test_a_shard_that_moves_is_followed_in_a_loop(
             fleet.servers[1].root_execute("DROP DATABASE db00003")
 
 
-def test_a_fenced_server_in_a_loop(
-    cluster: Cluster, fleet: ServerFleet[Any]
-) -> None:
+def test_a_fenced_server_in_a_loop(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     async def main() -> None:
         async with cluster.async_session() as session:
             pin = Pin(title="fenced loop")
             pin.__dict__["_sqla_shard_requested"] = EDGE
             session.add(pin)
             await session.flush()
-            with (
-                read_only(fleet.servers[0]),
-                pytest.raises(ServerFencedError),
-            ):
+            with read_only(fleet.servers[0]), pytest.raises(ServerFencedError):
                 await session.commit()
         await cluster.aclose()
 

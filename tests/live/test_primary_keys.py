@@ -5,35 +5,23 @@ The tests set variables of the whole server, so that it is one of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Column
-from sqlalchemy import create_engine
-from sqlalchemy import Integer
-from sqlalchemy import make_url
-from sqlalchemy import MetaData
-from sqlalchemy import Table
+from sqlalchemy import Column, create_engine, Integer, make_url, MetaData, Table
 from sqlalchemy.pool import NullPool
 
-from sqla_shard import Cluster
-from sqla_shard import schema
+from sqla_shard import Cluster, schema
 from sqla_shard.migrate.fences import DatabaseFence
 from sqla_shard.migrate.pass_reports import PASSES
 from sqla_shard.testing.database_server import DatabaseServer
-from sqla_shard.testing.topology_documents import databases
-from sqla_shard.testing.topology_documents import topology_document
-from tests.models import follow_models
-from tests.models import job_models
-from tests.models import lookup_models
-from tests.models.revisions import Revisions
-from tests.models.revisions import topology_of
-from tests.models.schema import Project
-from tests.models.schema import runner_fixture
+from sqla_shard.testing.topology_documents import databases, topology_document
+from tests.models import follow_models, job_models, lookup_models
+from tests.models.revisions import Revisions, topology_of
+from tests.models.schema import Project, runner_fixture
 from tests.servers.kinds import Kind
 
 pytestmark = pytest.mark.live
@@ -121,9 +109,7 @@ def test_a_server_that_demands_primary_keys(
         project.add("0002", PINS)
         done = project.alembic("upgrade", "head", status=1)
         assert str(NO_KEY) in done.stdout, done.shown
-        project.add(
-            "0002", PINS.replace("NOT NULL", "PRIMARY KEY"), after="0001"
-        )
+        project.add("0002", PINS.replace("NOT NULL", "PRIMARY KEY"), after="0001")
         project.alembic("upgrade", "head")
         assert schema.status(project.config()).ok
         project.close()
@@ -153,15 +139,11 @@ def test_models_are_compared_without_keys_that_a_server_makes(
     server: DatabaseServer, tmp_path: Path
 ) -> None:
     server.root_execute("CREATE DATABASE db_made")
-    url = make_url(server.url).set(
-        drivername="mysql+pymysql", database="db_made"
-    )
+    url = make_url(server.url).set(drivername="mysql+pymysql", database="db_made")
     engine = create_engine(url, poolclass=NullPool)
     topology = topology_of(objects="objects", main="global")
     metadata = MetaData()
-    pins = Table(
-        "pins", metadata, Column("n", Integer), info={"keyspace": "main"}
-    )
+    pins = Table("pins", metadata, Column("n", Integer), info={"keyspace": "main"})
     with switched_on(server, "sql_generate_invisible_primary_key"):
         revisions = Revisions(tmp_path / "revisions", engine, topology)
         revisions.generate(metadata, "main")

@@ -15,13 +15,10 @@ from typing import Any
 import pytest
 
 from sqla_shard import Cluster
-from sqla_shard.exc import MigrationFailedError
-from sqla_shard.exc import ProvisionError
-from sqla_shard.schema import RunOptions
-from sqla_shard.schema import State
+from sqla_shard.exc import MigrationFailedError, ProvisionError
+from sqla_shard.schema import RunOptions, State
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.models.provisioning import Project
-from tests.models.provisioning import refused
+from tests.models.provisioning import Project, refused
 from tests.servers.kinds import Kind
 
 pytestmark = pytest.mark.live
@@ -61,9 +58,7 @@ class World:
         objects["servers"] = objects["servers"][:2]
         for server, pairs in zip(objects["servers"], ranges, strict=True):
             server["shards"] = pairs
-        objects["shards"] = 1 + max(
-            last for pairs in ranges for _, last in pairs
-        )
+        objects["shards"] = 1 + max(last for pairs in ranges for _, last in pairs)
         return document
 
     def execute(self, server: int, *statements: str) -> list[Any]:
@@ -132,14 +127,10 @@ def test_growing_from_16_to_24_shards(world: World) -> None:
     assert len(first.of(State.CHANGED)) == 16
     # Made by a DBA, and empty.
     world.execute(
-        0,
-        "CREATE DATABASE db_prov_00017 "
-        "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
+        0, "CREATE DATABASE db_prov_00017 CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
     )
     with Cluster.from_topology(world.document) as cluster:
-        report = world.project.provision(
-            world.grown, options=TWO, cluster=cluster
-        )
+        report = world.project.provision(world.grown, options=TWO, cluster=cluster)
         # No connection of its pools is left with a database of its own.
         place = cluster.places.place(cluster.topology.keyspace("objects"), 0)
         with place.engine.connect() as connection:
@@ -151,10 +142,7 @@ def test_growing_from_16_to_24_shards(world: World) -> None:
     assert world.databases()[0][-4:] == ["16", "17", "18", "19"]
     assert world.databases()[1][-4:] == ["20", "21", "22", "23"]
     assert world.project.status(world.grown).ok
-    assert world.execute(1, "SELECT id FROM db_prov_00023.kinds") == [
-        (1,),
-        (2,),
-    ]
+    assert world.execute(1, "SELECT id FROM db_prov_00023.kinds") == [(1,), (2,)]
     [mark] = world.execute(
         1,
         "SELECT revision, state, tables_before, is_open "
@@ -182,17 +170,12 @@ def test_obstacles(world: World) -> None:
     world.project.provision(options=TWO)
     world.execute(1, "CREATE DATABASE db_prov_00002")
     world.execute(
-        0,
-        "CREATE DATABASE db_prov_00003",
-        "CREATE TABLE db_prov_00003.pins (id INT)",
+        0, "CREATE DATABASE db_prov_00003", "CREATE TABLE db_prov_00003.pins (id INT)"
     )
     with pytest.raises(ProvisionError) as raised:
         world.project.provision(grown, options=TWO)
     found = dict(refused(raised.value))
-    assert set(found) == {
-        "db_prov_00002 on server2",
-        "db_prov_00003 on server1",
-    }
+    assert set(found) == {"db_prov_00002 on server2", "db_prov_00003 on server1"}
     assert "places on server1" in found["db_prov_00002 on server2"]
     assert "created: pins. It may" in found["db_prov_00003 on server1"]
     assert world.databases() == [["00", "03"], ["01", "02"]]
@@ -287,9 +270,7 @@ def test_two_at_once(world: World) -> None:
 
 
 def test_without_the_right_to_create(world: World) -> None:
-    document = world.topology(
-        1, [[0, 1]], [[2, 3]], database="nope_prov_{shard:05d}"
-    )
+    document = world.topology(1, [[0, 1]], [[2, 3]], database="nope_prov_{shard:05d}")
     world.project.publish(document)
     with pytest.raises(MigrationFailedError) as raised:
         world.project.provision(options=TWO)

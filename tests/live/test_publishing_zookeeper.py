@@ -6,33 +6,22 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
-from datetime import timedelta
-from datetime import UTC
+from datetime import datetime, timedelta, UTC
 
 import pytest
 
 pytest.importorskip("kazoo")
 
 from kazoo.client import KazooClient
-from kazoo.security import make_acl
-from kazoo.security import make_digest_acl
+from kazoo.security import make_acl, make_digest_acl
 
 from sqla_shard import exc
-from sqla_shard.testing import Proxy
-from sqla_shard.testing import ZooKeeperServer
-from sqla_shard.topology import to_json
-from sqla_shard.topology import Topology
-from sqla_shard.topology.follow import Follower
-from sqla_shard.topology.follow import Snapshot
-from sqla_shard.topology.follow import source_at
-from sqla_shard.topology.zookeeper.publications import MAX_BYTES
-from sqla_shard.topology.zookeeper.publications import NOT_PUBLISHED
+from sqla_shard.testing import Proxy, ZooKeeperServer
+from sqla_shard.topology import to_json, Topology
+from sqla_shard.topology.follow import Follower, Snapshot, source_at
+from sqla_shard.topology.zookeeper.publications import MAX_BYTES, NOT_PUBLISHED
 from sqla_shard.topology.zookeeper.publisher import Publisher
-from tests.servers.zookeeper import document
-from tests.servers.zookeeper import place
-from tests.servers.zookeeper import SECRET
-from tests.servers.zookeeper import topology
+from tests.servers.zookeeper import document, place, SECRET, topology
 
 pytestmark = pytest.mark.live
 
@@ -91,9 +80,7 @@ def test_the_first_and_the_next(publisher, location, client):
     assert publisher.at(1) == topology(1)
 
 
-def test_a_topology_published_during_the_lookup(
-    publisher, location, monkeypatch
-):
+def test_a_topology_published_during_the_lookup(publisher, location, monkeypatch):
     """Between the question for it and the one to be told of it."""
     source = source_at(location, environ={"MYSQL_PASSWORD": ""})
     await_node = source._await_node
@@ -111,11 +98,7 @@ def test_a_topology_published_during_the_lookup(
 
 def test_a_dry_run_writes_nothing(publisher, client):
     done = publisher.publish(topology(1), dry_run=True)
-    assert (done.new, done.version, done.is_published) == (
-        topology(1),
-        None,
-        False,
-    )
+    assert (done.new, done.version, done.is_published) == (topology(1), None, False)
     assert client.exists("/topology") is None
     assert client.exists("/history") is None
     publisher.publish(topology(1))
@@ -180,9 +163,7 @@ def test_a_typed_password_is_refused(publisher, client, password, first):
 
 def test_a_placeholder_that_is_not_allowed(publisher):
     unknown = topology(1).from_mapping(
-        document(1, password="${OTHER}"),
-        placeholders=["OTHER"],
-        environ={"OTHER": ""},
+        document(1, password="${OTHER}"), placeholders=["OTHER"], environ={"OTHER": ""}
     )
     with pytest.raises(exc.TopologyError, match="OTHER"):
         publisher.publish(unknown)
@@ -195,9 +176,7 @@ def test_a_document_of_any_size_is_published_or_refused(location):
             {
                 "name": f"server{number:05d}",
                 "primary": f"mysql://app@{'h' * 40}{number:05d}",
-                "shards": [number, number]
-                if number < servers - 1
-                else [number, 65535],
+                "shards": [number, number] if number < servers - 1 else [number, 65535],
             }
             for number in range(servers)
         ]
@@ -340,10 +319,7 @@ def test_bytes_that_were_written_by_hand(publisher, client):
     with pytest.raises(exc.TopologyRefusedError, match="drops shards 8-15"):
         publisher.rollback(to=1)
     done = publisher.rollback(to=2)
-    assert (done.old, done.new) == (
-        topology(2, shards=16),
-        topology(3, shards=16),
-    )
+    assert (done.old, done.new) == (topology(2, shards=16), topology(3, shards=16))
     assert publisher.current() == done.new
 
 
@@ -507,9 +483,7 @@ def test_the_history_is_as_protected_as_the_topology(location, client, as_me):
         assert found == set(protected)
 
 
-def test_a_protected_folder_protects_what_is_published_in_it(
-    location, client, as_me
-):
+def test_a_protected_folder_protects_what_is_published_in_it(location, client, as_me):
     """The whole path, with the history that is yet to be made."""
     client.set_acls("/", [MINE, OTHER])
     with Publisher(location) as publisher:
@@ -566,9 +540,7 @@ READ = make_acl("world", "anyone", read=True)
 NODES = ("", "/topology", "/history", "/history/0000000001")
 
 
-def test_files_that_everybody_may_change_are_reported(
-    location, publisher, client
-):
+def test_files_that_everybody_may_change_are_reported(location, publisher, client):
     path = f"/{location.removeprefix('zookeeper://').partition('/')[2]}"
     assert publisher.open_nodes() == [path]
     publisher.publish(topology(1))
@@ -610,10 +582,7 @@ def test_open_nodes_are_protected(location, client, monkeypatch):
         assert found == {MINE, READ}
     assert read(location) == topology(3)
     monkeypatch.delenv("SQLA_SHARD_ZOOKEEPER_AUTH")
-    with (
-        Publisher(location) as publisher,
-        pytest.raises(exc.TopologyUnavailableError),
-    ):
+    with Publisher(location) as publisher, pytest.raises(exc.TopologyUnavailableError):
         publisher.publish(topology(4))
     # A client that is not closed goes on in the tests that come after.
     with (
@@ -632,10 +601,7 @@ def test_the_history_is_protected_as_the_topology_is(location, client, as_me):
     client.set_acls("/", [MINE, READ])
     with Publisher(location) as publisher:
         done = publisher.protect()
-    assert [one.path.rpartition("/")[2] for one in done] == [
-        "history",
-        "0000000001",
-    ]
+    assert [one.path.rpartition("/")[2] for one in done] == ["history", "0000000001"]
     assert acls(client, *NODES) == [
         {MINE, READ},
         {MINE, OTHER},
@@ -671,9 +637,7 @@ def test_the_root_is_not_closed_to_others(monkeypatch):
 
 
 def test_a_host_that_does_not_resolve_is_named(zookeeper_server, monkeypatch):
-    monkeypatch.setattr(
-        "sqla_shard.topology.zookeeper.source._RESOLVING", 60.0
-    )
+    monkeypatch.setattr("sqla_shard.topology.zookeeper.source._RESOLVING", 60.0)
     nobody = "zookeeper.invalid"
     with (
         Publisher(f"zookeeper://{nobody}:2181/prod", timeout=0.2) as publisher,
@@ -683,9 +647,7 @@ def test_a_host_that_does_not_resolve_is_named(zookeeper_server, monkeypatch):
     assert f"{nobody} does not resolve" in str(caught.value)
     assert "no server answered" not in str(caught.value)
     with (
-        Publisher(
-            f"zookeeper://{nobody},127.0.0.1:1/prod", timeout=0.2
-        ) as publisher,
+        Publisher(f"zookeeper://{nobody},127.0.0.1:1/prod", timeout=0.2) as publisher,
         pytest.raises(exc.TopologyUnavailableError) as caught,
     ):
         publisher.current()
@@ -787,9 +749,7 @@ def test_a_server_that_comes_back_has_another_number(publisher):
     servers = gone["keyspaces"]["objects"]["servers"]
     del servers[1]
     servers[0]["shards"] = [0, 7]
-    publisher.publish(
-        Topology.from_mapping(gone, environ={"MYSQL_PASSWORD": ""})
-    )
+    publisher.publish(Topology.from_mapping(gone, environ={"MYSQL_PASSWORD": ""}))
     done = publisher.publish(topology(3, generation=1))
     assert number_of(done.new) == 2
 
@@ -833,9 +793,7 @@ def test_an_answer_that_is_lost_of_what_was_raised(location):
     with Publisher(location) as publisher:
         publisher.publish(topology(1, generation=1))
     with Cut(location, lose=lose) as publisher:
-        done = publisher.publish(
-            topology(2, hosts=("one", "three"), generation=1)
-        )
+        done = publisher.publish(topology(2, hosts=("one", "three"), generation=1))
         assert (done.is_published, number_of(done.new)) == (True, 2)
 
 
@@ -988,9 +946,7 @@ def test_no_server(location):
         Publisher("topology.toml")
 
 
-def test_the_published_document_is_a_topology_file(
-    publisher, client, tmp_path
-):
+def test_the_published_document_is_a_topology_file(publisher, client, tmp_path):
     publisher.publish(topology(1))
     data, _ = client.get("/topology")
     assert json.loads(data) == topology(1).to_mapping()

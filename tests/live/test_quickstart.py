@@ -14,14 +14,10 @@ from typing import Any
 
 import pytest
 
-from examples.quickstart.bookmarks import Folder
-from examples.quickstart.bookmarks import read_folders
+from examples.quickstart.bookmarks import Folder, read_folders
 from examples.quickstart.models import Base
-from examples.quickstart.pinboard import check
-from examples.quickstart.pinboard import Deal
-from examples.quickstart.pinboard import import_folders
-from sqla_shard import Cluster
-from sqla_shard import unpack
+from examples.quickstart.pinboard import check, Deal, import_folders
+from sqla_shard import Cluster, unpack
 
 pytestmark = pytest.mark.live
 
@@ -82,9 +78,7 @@ def rows(fleet: Any, document: Any) -> dict[tuple[str, str], dict[int, Any]]:
             for shard in range(first, last + 1):
                 database = f"db_quickstart{shard:05d}"
                 for table in TABLES.values():
-                    cursor.execute(
-                        f"SELECT local_id, data FROM `{database}`.`{table}`"
-                    )
+                    cursor.execute(f"SELECT local_id, data FROM `{database}`.`{table}`")
                     blobs = {i: json.loads(text) for i, text in cursor}
                     if blobs:
                         found[database, table] = blobs
@@ -113,9 +107,7 @@ def test_every_object_is_on_its_shard_and_nowhere_else(
     def expect(object_id: int, **blob: Any) -> None:
         shard_id, type_id, local_id = unpack(object_id)
         place = f"db_quickstart{shard_id:05d}", TABLES[type_id]
-        assert expected.setdefault(place, {}).setdefault(local_id, blob) == (
-            blob
-        )
+        assert expected.setdefault(place, {}).setdefault(local_id, blob) == (blob)
 
     names = iter(NAMES)
     users: dict[int, str] = {}
@@ -129,9 +121,7 @@ def test_every_object_is_on_its_shard_and_nowhere_else(
             title=" / ".join(stored.folder.path),
             details=stored.folder.details,
         )
-        for pin_id, link in zip(
-            stored.pin_ids, stored.folder.links, strict=True
-        ):
+        for pin_id, link in zip(stored.pin_ids, stored.folder.links, strict=True):
             expect(
                 pin_id,
                 board_id=stored.board_id,
@@ -151,9 +141,7 @@ def test_every_object_is_on_its_shard_and_nowhere_else(
     assert total == {"pins": 501, "boards": len(folders), "users": len(users)}
 
 
-def test_the_command_on_servers(
-    fleet: Any, document: Any, tmp_path: Path
-) -> None:
+def test_the_command_on_servers(fleet: Any, document: Any, tmp_path: Path) -> None:
     topology = tmp_path / "topology.json"
     topology.write_text(json.dumps(document))
     export = tmp_path / "export.html"

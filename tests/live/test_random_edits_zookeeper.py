@@ -8,26 +8,19 @@ import json
 import os
 import random
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import event
 
-from sqla_shard import Cluster
-from sqla_shard import Topology
+from sqla_shard import Cluster, Topology
 from sqla_shard.testing import ZooKeeperServer
 from sqla_shard.testing.server_fleet import ServerFleet
 from sqla_shard.topology.zookeeper.source import ZooKeeperSource
-from tests.servers.chaos import both_ways
-from tests.servers.chaos import data_on_both
-from tests.servers.chaos import Load
-from tests.servers.chaos import node
-from tests.servers.chaos import PATIENCE
-from tests.servers.following import SHARDS
-from tests.servers.following import until
+from tests.servers.chaos import both_ways, data_on_both, Load, node, PATIENCE
+from tests.servers.following import SHARDS, until
 
 pytestmark = pytest.mark.live
 
@@ -200,9 +193,7 @@ def garbled(edits: Edits, new: Document) -> bytes:
 
 
 def garbage(edits: Edits, new: Document) -> bytes:
-    return edits.rng.choice(
-        [b"", b"null", b"[]", b"\0" * 9, edits.rng.randbytes(200)]
-    )
+    return edits.rng.choice([b"", b"null", b"[]", b"\0" * 9, edits.rng.randbytes(200)])
 
 
 def delete(edits: Edits, new: Document) -> None:
@@ -252,15 +243,11 @@ def test_only_good_newer_ones_are_used(
     hosts = f"{zookeeper_server.hosts}/random_edits_{os.getpid()}"
     with node(zookeeper_server.hosts) as client:
         where = hosts.partition("/")[2]
-        client.create(
-            f"/{where}/topology", json.dumps(first).encode(), makepath=True
-        )
+        client.create(f"/{where}/topology", json.dumps(first).encode(), makepath=True)
         source = Counting(hosts)
         mine = [key for key in ids if key >> 46 < SHARDS]
         with (
-            Cluster.from_source(
-                source, snapshot=tmp_path / "last.json"
-            ) as cluster,
+            Cluster.from_source(source, snapshot=tmp_path / "last.json") as cluster,
             Load(cluster, mine, rng, repeats=True) as load,
         ):
 
@@ -283,8 +270,7 @@ def test_only_good_newer_ones_are_used(
                 if good:
                     expected.append(edits.used["epoch"])
                     assert until(
-                        lambda: cluster.topology.epoch == expected[-1],
-                        PATIENCE,
+                        lambda: cluster.topology.epoch == expected[-1], PATIENCE
                     ), (kinds[-5:], cluster.source_report())
                 elif data is not None or kinds[-2:-1] != ["delete"]:
                     assert until(

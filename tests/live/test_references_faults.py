@@ -12,15 +12,14 @@ import pytest
 from sqlalchemy import event
 
 from sqla_shard import Cluster
-from sqla_shard.exc import ReferenceIncompleteError
-from sqla_shard.exc import ServerFencedError
-from sqla_shard.exc import ServerUnreachableError
+from sqla_shard.exc import (
+    ReferenceIncompleteError,
+    ServerFencedError,
+    ServerUnreachableError,
+)
 from sqla_shard.models.reference import verify_references
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.models.reference_models import Base
-from tests.models.reference_models import contents
-from tests.models.reference_models import COUNTRIES
-from tests.models.reference_models import Country
+from tests.models.reference_models import Base, contents, COUNTRIES, Country
 from tests.servers.faults import opened
 from tests.servers.kinds import Kind
 
@@ -67,9 +66,7 @@ def killed(
 ) -> Iterator[None]:
     """Kill a server right before its n-th COMMIT in the block, from 0."""
     first = shards_of(number)[0]
-    engine = cluster.places.place(
-        cluster.topology.sole("objects"), first
-    ).engine
+    engine = cluster.places.place(cluster.topology.sole("objects"), first).engine
     turns = itertools.count()
 
     def kill(connection: Any) -> None:
@@ -119,9 +116,7 @@ def test_a_server_of_copies(
     assert equal(cluster) == ["xx"]
 
 
-def test_the_server_of_the_truth(
-    cluster: Cluster, fleet: ServerFleet[Any]
-) -> None:
+def test_the_server_of_the_truth(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     with (
         killed(cluster, fleet, 0, 0),
         pytest.raises(ReferenceIncompleteError) as caught,
@@ -155,9 +150,7 @@ def test_the_server_of_the_truth_among_copies(
     assert equal(cluster) == ["xx"]
 
 
-def test_a_server_that_is_read_only(
-    cluster: Cluster, fleet: ServerFleet[Any]
-) -> None:
+def test_a_server_that_is_read_only(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     fleet.servers[1].root_execute("SET GLOBAL read_only = ON")
     try:
         with pytest.raises(ReferenceIncompleteError) as caught:

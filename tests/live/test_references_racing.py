@@ -16,9 +16,7 @@ from sqla_shard import Cluster
 from sqla_shard.dialects import Failure
 from sqla_shard.models.reference_rows import ReferenceCopies
 from tests.models.backends import On
-from tests.models.reference_models import COUNTRIES
-from tests.models.reference_models import Country
-from tests.models.reference_models import REFERENCES
+from tests.models.reference_models import COUNTRIES, Country, REFERENCES
 from tests.servers.kinds import Kind
 from tests.suites import reference_writing
 
@@ -26,14 +24,8 @@ pytestmark = pytest.mark.live
 
 
 @pytest.fixture(scope="module", params=["READ COMMITTED", "AUTOCOMMIT"])
-def cluster(
-    request: pytest.FixtureRequest, server_kind: Kind
-) -> Iterator[Cluster]:
-    options = {
-        "isolation_level": request.param,
-        "pool_size": 1,
-        "max_overflow": 0,
-    }
+def cluster(request: pytest.FixtureRequest, server_kind: Kind) -> Iterator[Cluster]:
+    options = {"isolation_level": request.param, "pool_size": 1, "max_overflow": 0}
     on = On(server_kind.name, options={"engine_options": options})
     with REFERENCES.open(request, on, "refracing") as cluster:
         yield cluster

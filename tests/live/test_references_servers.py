@@ -8,15 +8,13 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.exc import ReferenceRowsError
-from tests.models.reference_models import contents
-from tests.models.reference_models import Country
-from tests.models.reference_models import REFERENCES
-from tests.models.reference_models import SHARDS
-from tests.models.reference_models import spoil
-from tests.suites import reference_reading
-from tests.suites import reference_tables
-from tests.suites import reference_verifying
-from tests.suites import reference_writing
+from tests.models.reference_models import contents, Country, REFERENCES, SHARDS, spoil
+from tests.suites import (
+    reference_reading,
+    reference_tables,
+    reference_verifying,
+    reference_writing,
+)
 
 pytestmark = pytest.mark.live
 
@@ -37,9 +35,7 @@ class TestWritten(reference_writing.Written):
 
 
 class TestRefused(reference_writing.Refused):
-    def test_two_keys_that_are_one_to_the_server(
-        self, cluster: Cluster
-    ) -> None:
+    def test_two_keys_that_are_one_to_the_server(self, cluster: Cluster) -> None:
         # Its collations ignore trailing spaces.
         before = contents(cluster, Country)
         rows = [{"code": "a", "name": "A"}, {"code": "a ", "name": "B"}]

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from pymysql.constants import CLIENT
 
-from sqla_shard.testing import MariaDBServer
-from sqla_shard.testing import MySQLServer
+from sqla_shard.testing import MariaDBServer, MySQLServer
 from tests.servers.command_line import ROOT
 from tests.test_docs import blocks_of
 

@@ -120,9 +120,7 @@ def rogue(plugin: str, directory: Path | None = None) -> Iterator[Rogue]:
     context = None
     if directory is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(
-            directory / "server.pem", directory / "server.key"
-        )
+        context.load_cert_chain(directory / "server.pem", directory / "server.key")
     server = Rogue(plugin, context)
     try:
         yield server

@@ -7,24 +7,26 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import update
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import foreign
-from sqlalchemy.orm import joinedload
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
-from sqlalchemy.orm import selectinload
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    foreign,
+    joinedload,
+    Mapped,
+    mapped_column,
+    relationship,
+    selectinload,
+)
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import ObjectRef
-from sqla_shard import scatter
-from sqla_shard import ShardedId
+from sqla_shard import (
+    blob_field,
+    Cluster,
+    MappingMixin,
+    ObjectMixin,
+    ObjectRef,
+    scatter,
+    ShardedId,
+)
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.kinds import Kind
 
@@ -97,18 +99,12 @@ def board_id(cluster: Cluster) -> int:
         session.add_all([board, *users])
         session.flush()
         pins = [
-            Pin(
-                shard_id=i % SHARDS,
-                n=i,
-                maker_id=users[(i * 7) % SHARDS].id,
-            )
+            Pin(shard_id=i % SHARDS, n=i, maker_id=users[(i * 7) % SHARDS].id)
             for i in range(PINS)
         ]
         session.add_all(pins)
         session.flush()
-        session.add_all(
-            [Comment(pin_id=pin.id, n=k) for pin in pins for k in range(2)]
-        )
+        session.add_all([Comment(pin_id=pin.id, n=k) for pin in pins for k in range(2)])
         BoardHasPins.append_many(session, board.id, [pin.id for pin in pins])
         return board.id
 
@@ -142,9 +138,7 @@ def counted(cluster: Cluster, fleet: ServerFleet[Any]) -> Iterator[Counted]:
         yield Counted(logs)
 
 
-def test_the_board_page(
-    cluster: Cluster, board_id: int, counted: Counted
-) -> None:
+def test_the_board_page(cluster: Cluster, board_id: int, counted: Counted) -> None:
     """One statement on the board's server, then one on each for its pins."""
     with cluster.session() as session:
         page = BoardHasPins.page(session, board_id, limit=50, targets=True)
@@ -161,9 +155,7 @@ def test_eager_loads_cost_a_statement_for_each_server_and_level(
     everything = (
         select(Pin)
         .order_by(Pin.n)
-        .options(
-            scatter(), selectinload(Pin.maker), selectinload(Pin.comments)
-        )
+        .options(scatter(), selectinload(Pin.maker), selectinload(Pin.comments))
     )
     with cluster.session() as session:
         pins = session.scalars(everything).all()
@@ -220,9 +212,7 @@ def test_one_statement_for_each_shard(
     with cluster.session(cross_shard="unordered") as session:
         assert len(session.scalars(locked).all()) == PINS
         assert counted.take() == [8, 8, 8]
-        session.execute(
-            changed, execution_options={"synchronize_session": False}
-        )
+        session.execute(changed, execution_options={"synchronize_session": False})
         assert counted.take() == [8, 8, 8]
         session.rollback()
     assert cluster.explain(locked).round_trips == 8

@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from sqla_shard import scatter
-from sqla_shard import scatter_errors
+from sqla_shard import scatter, scatter_errors
 from sqla_shard.exc import ScatterTimeoutError
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.faults import busy
-from tests.servers.faults import opened
-from tests.servers.faults import own_fleet
-from tests.servers.faults import own_ids
-from tests.servers.faults import Pin
-from tests.servers.faults import SERVERS
-from tests.servers.faults import SHARDS
-from tests.servers.faults import TIMEOUT
+from tests.servers.faults import (
+    busy,
+    opened,
+    own_fleet,
+    own_ids,
+    Pin,
+    SERVERS,
+    SHARDS,
+    TIMEOUT,
+)
 
 pytestmark = pytest.mark.live
 
@@ -44,10 +45,7 @@ def test_other_servers_are_queried_nevertheless(
         with cluster.session() as holder:
             assert None not in holder.get_many(Pin, here)
             for _ in range(40):
-                with (
-                    cluster.session() as session,
-                    pytest.raises(ScatterTimeoutError),
-                ):
+                with cluster.session() as session, pytest.raises(ScatterTimeoutError):
                     session.execute(soon)
             with cluster.session() as session:
                 limits = scatter(timeout=TIMEOUT)

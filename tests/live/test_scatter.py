@@ -13,33 +13,29 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger
-from sqlalchemy import Boolean
-from sqlalchemy import Date
-from sqlalchemy import DateTime
-from sqlalchemy import Enum
-from sqlalchemy import Float
-from sqlalchemy import Integer
-from sqlalchemy import LargeBinary
-from sqlalchemy import literal
-from sqlalchemy import null
-from sqlalchemy import Numeric
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import Text
-from sqlalchemy import text
-from sqlalchemy import Time
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Date,
+    DateTime,
+    Enum,
+    Float,
+    Integer,
+    LargeBinary,
+    literal,
+    null,
+    Numeric,
+    select,
+    String,
+    Text,
+    text,
+    Time,
+)
 from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import pack
-from sqla_shard import unpack
+from sqla_shard import blob_field, Cluster, ObjectMixin, pack, unpack
 from sqla_shard.testing import StatementLog
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.kinds import Kind
@@ -142,9 +138,7 @@ def busy(cluster: Cluster) -> int:
     return sum(stats.busy for stats in cluster.stats())
 
 
-def test_one_statement_for_each_server(
-    cluster: Cluster, ids: list[int]
-) -> None:
+def test_one_statement_for_each_server(cluster: Cluster, ids: list[int]) -> None:
     with cluster.session() as session, logged(cluster) as log:
         pins = session.get_many(Pin, ids)
         assert [pin.id for pin in pins if pin] == ids
@@ -157,9 +151,7 @@ def test_one_statement_for_each_server(
         statement = select(Pin.id, Pin.title).where(Pin.id.in_(ids))
         rows = session.execute(statement).all()
         assert sorted(row.id for row in rows) == sorted(ids)
-        assert all(
-            row.title.startswith(f"pin {row.id >> 46} ") for row in rows
-        )
+        assert all(row.title.startswith(f"pin {row.id >> 46} ") for row in rows)
         assert set(by_server(log).values()) == {1}
 
 
@@ -171,8 +163,7 @@ def test_parameters_are_repeated_for_each_branch(
         wanted = select(
             Pin.id, literal(title).label("shown"), null().label("nothing")
         ).where(
-            Pin.id.in_(ids),
-            Pin.title.in_(["pin 1 0", "pin 9 1", "pin 20 0", title]),
+            Pin.id.in_(ids), Pin.title.in_(["pin 1 0", "pin 9 1", "pin 20 0", title])
         )
         rows = session.execute(wanted).all()
     assert sorted(row.id >> 46 for row in rows) == [1, 9, 20]
@@ -205,8 +196,7 @@ def test_the_compiled_cache_does_not_grow(
 ) -> None:
     def sizes() -> int:
         return sum(
-            len(engine._compiled_cache or ())
-            for engine in cluster.places.engines
+            len(engine._compiled_cache or ()) for engine in cluster.places.engines
         )
 
     with cluster.session() as session:
@@ -263,13 +253,10 @@ def test_every_type_is_shown_as_by_one_shard(cluster: Cluster) -> None:
     key = Thing.__table__.c.local_id
     with cluster.session() as session:
         one_by_one = [
-            tuple(session.execute(statement.where(key == i)).one())
-            for i in ids
+            tuple(session.execute(statement.where(key == i)).one()) for i in ids
         ]
         together = session.execute(statement.where(key.in_(ids))).all()
-    assert sorted(map(repr, map(tuple, together))) == sorted(
-        map(repr, one_by_one)
-    )
+    assert sorted(map(repr, map(tuple, together))) == sorted(map(repr, one_by_one))
 
 
 def test_all_servers_at_the_same_time(
@@ -277,9 +264,7 @@ def test_all_servers_at_the_same_time(
 ) -> None:
     """Each server's lock is released only when all others wait, too."""
     held = []
-    tables = ", ".join(
-        f"db{shard_id:05d}.pins WRITE" for shard_id in range(SHARDS)
-    )
+    tables = ", ".join(f"db{shard_id:05d}.pins WRITE" for shard_id in range(SHARDS))
     for server in fleet.servers:
         connection = server.root_connect()
         cursor = connection.cursor()
@@ -360,18 +345,13 @@ def test_a_server_that_is_gone(
         fleet.servers[1].restart()
     # The pool had connections to the server that was killed.
     for _ in range(SERVERS):
-        with (
-            cluster.session() as session,
-            contextlib.suppress(OperationalError),
-        ):
+        with cluster.session() as session, contextlib.suppress(OperationalError):
             assert None not in session.get_many(Pin, ids)
     assert None not in cluster.run(lambda s: s.get_many(Pin, ids))
     assert busy(cluster) == 0
 
 
-def test_many_sessions_in_many_threads(
-    cluster: Cluster, ids: list[int]
-) -> None:
+def test_many_sessions_in_many_threads(cluster: Cluster, ids: list[int]) -> None:
     problems: list[BaseException] = []
 
     def read(seed: int) -> None:
@@ -473,9 +453,7 @@ def test_the_log_of_a_rollback_has_no_values(
     assert busy(cluster) == 0
 
 
-def _kill_connection(
-    session: Any, fleet: ServerFleet[Any], number: int
-) -> None:
+def _kill_connection(session: Any, fleet: ServerFleet[Any], number: int) -> None:
     """Kill the session's connection to a server."""
     connection = session.connection(
         bind_arguments={"shard_id": number * SHARDS // SERVERS}

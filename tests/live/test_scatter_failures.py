@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import event
-from sqlalchemy import select
+from sqlalchemy import event, select
 from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.testing import StatementLog
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.faults import busy
-from tests.servers.faults import locked
-from tests.servers.faults import opened
-from tests.servers.faults import own_fleet
-from tests.servers.faults import own_ids
-from tests.servers.faults import Pin
-from tests.servers.faults import SERVERS
-from tests.servers.faults import SHARDS
-from tests.servers.faults import TIMEOUT
-from tests.servers.faults import until_waiting
+from tests.servers.faults import (
+    busy,
+    locked,
+    opened,
+    own_fleet,
+    own_ids,
+    Pin,
+    SERVERS,
+    SHARDS,
+    TIMEOUT,
+    until_waiting,
+)
 from tests.servers.interrupting import interruptible
 
 pytestmark = pytest.mark.live
@@ -150,9 +150,7 @@ def test_closing_while_a_server_does_not_answer(
     assert busy(cluster) == 0
 
 
-def test_one_connection_to_each_server(
-    fleet: ServerFleet[Any], ids: list[int]
-) -> None:
+def test_one_connection_to_each_server(fleet: ServerFleet[Any], ids: list[int]) -> None:
     """Sessions take them in one order, whatever shards they ask for."""
     options = {"pool_size": 1, "max_overflow": 0, "pool_timeout": TIMEOUT}
     problems: list[BaseException] = []
@@ -184,13 +182,8 @@ def test_one_connection_to_each_server(
 
 def test_long_values_fit_the_packets(cluster: Cluster, ids: list[int]) -> None:
     """Each branch repeats them; together they would be 24 MB."""
-    statement = select(Pin.id).where(
-        Pin.id.in_(ids), Pin.body != "x" * 6_000_000
-    )
-    with (
-        cluster.session() as session,
-        StatementLog(*cluster.places.engines) as log,
-    ):
+    statement = select(Pin.id).where(Pin.id.in_(ids), Pin.body != "x" * 6_000_000)
+    with cluster.session() as session, StatementLog(*cluster.places.engines) as log:
         assert len(session.execute(statement).all()) == len(ids)
         assert len(log.executions) == SHARDS
 

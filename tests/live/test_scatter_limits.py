@@ -10,36 +10,30 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import event
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import update
+from sqlalchemy import event, func, select, text, update
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import scatter
-from sqla_shard import scatter_errors
-from sqla_shard.exc import ScatterDisabledError
-from sqla_shard.exc import ScatterFailedError
-from sqla_shard.exc import ScatterLimitError
-from sqla_shard.exc import ScatterTimeoutError
-from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard import Cluster, ObjectMixin, scatter, scatter_errors
+from sqla_shard.exc import (
+    ScatterDisabledError,
+    ScatterFailedError,
+    ScatterLimitError,
+    ScatterTimeoutError,
+    ServerUnreachableError,
+    UnsupportedStatementError,
+)
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.faults import busy
-from tests.servers.faults import locked
-from tests.servers.faults import own_fleet
-from tests.servers.faults import SERVERS
-from tests.servers.faults import SHARDS
-from tests.servers.faults import TIMEOUT
-from tests.servers.faults import until_waiting
-from tests.servers.processes import running
-from tests.servers.processes import started_since
+from tests.servers.faults import (
+    busy,
+    locked,
+    own_fleet,
+    SERVERS,
+    SHARDS,
+    TIMEOUT,
+    until_waiting,
+)
+from tests.servers.processes import running, started_since
 
 pytestmark = pytest.mark.live
 
@@ -80,10 +74,7 @@ def opened(fleet: ServerFleet[Any], **options: Any) -> Cluster:
     return Cluster.from_topology(
         fleet.topology_mapping(),
         environ=fleet.environ,
-        engine_options={
-            "connect_args": {"connect_timeout": 3},
-            **engine_options,
-        },
+        engine_options={"connect_args": {"connect_timeout": 3}, **engine_options},
         **options,
     )
 
@@ -135,11 +126,7 @@ def test_limits_of_shards_and_rows(cluster: Cluster, ids: list[int]) -> None:
         with pytest.raises(ScatterLimitError) as caught:
             session.scalars(PINS.options(scatter(max_shards=11)))
         error = caught.value
-        assert (error.limit, error.allowed, error.found) == (
-            "max_shards",
-            11,
-            12,
-        )
+        assert (error.limit, error.allowed, error.found) == ("max_shards", 11, 12)
         named = PINS.where(Pin.id.in_(ids[:5])).options(scatter(max_shards=5))
         assert len(session.scalars(named).all()) == 5
         for made in (
@@ -175,9 +162,7 @@ def test_no_more_rows_of_one_shard(fleet: ServerFleet[Any]) -> None:
     """There is no UNION to put the limit around."""
     reports: list[Any] = []
     with opened(fleet) as cluster:
-        event.listen(
-            cluster, "after_statement", lambda c, r: reports.append(r)
-        )
+        event.listen(cluster, "after_statement", lambda c, r: reports.append(r))
         with cluster.begin(shard_id=5) as session:
             session.add_all([Pin(n=1000) for _ in range(50)])
             session.flush()
@@ -263,9 +248,7 @@ def test_a_server_takes_too_long(
 
 
 @pytest.mark.parametrize("number", range(SERVERS))
-def test_a_server_hangs(
-    cluster: Cluster, fleet: ServerFleet[Any], number: int
-) -> None:
+def test_a_server_hangs(cluster: Cluster, fleet: ServerFleet[Any], number: int) -> None:
     """It answers nothing at all: its connection is cut."""
     all_work(cluster)
     start = time.monotonic()
@@ -280,9 +263,7 @@ def test_a_server_hangs(
             partial = PINS.options(scatter(timeout=1.0, on_error="partial"))
             result = session.scalars(partial)
             assert set(scatter_errors(result)) == shards_of(cluster, number)
-            assert len(result.all()) == SHARDS - len(
-                shards_of(cluster, number)
-            )
+            assert len(result.all()) == SHARDS - len(shards_of(cluster, number))
     assert time.monotonic() - start < 20
     all_work(cluster)
 
@@ -372,9 +353,7 @@ def test_a_missing_table_on_one_server(
     all_work(cluster)
 
 
-def test_killed_in_mid_scatter(
-    cluster: Cluster, fleet: ServerFleet[Any]
-) -> None:
+def test_killed_in_mid_scatter(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     """The process of a server dies while it is asked."""
     all_work(cluster)
     server = fleet.servers[2]

@@ -13,12 +13,9 @@ from pathlib import Path
 import pytest
 
 from sqla_shard import schema
-from sqla_shard.exc import MigrationFailedError
-from sqla_shard.exc import SchemaOptionError
-from sqla_shard.schema import RunOptions
-from sqla_shard.schema import State
-from tests.models.schema import on_servers
-from tests.models.schema import runner_fixture
+from sqla_shard.exc import MigrationFailedError, SchemaOptionError
+from sqla_shard.schema import RunOptions, State
+from tests.models.schema import on_servers, runner_fixture
 from tests.servers.command_line import without_progress
 
 pytestmark = pytest.mark.live
@@ -43,9 +40,7 @@ def two(project):
 
 
 def test_upgrade_and_downgrade_change_every_shard(two):
-    assert two.states("upgrade", "0001") == dict.fromkeys(
-        two.shards, "changed"
-    )
+    assert two.states("upgrade", "0001") == dict.fromkeys(two.shards, "changed")
     assert two.states("upgrade", "+1") == dict.fromkeys(two.shards, "changed")
     for shard_id in two.shards:
         assert two.heads(shard_id) == ["0002"]
@@ -147,9 +142,7 @@ def test_unknown_targets_and_options_that_are_nearly_ours(two):
     ):
         done = two.alembic("-x", option, "upgrade", "head", status=255)
         assert "Traceback" not in done.stderr, done.shown
-        assert option.partition("=")[0].split("_")[0].rstrip("s") in (
-            done.stdout
-        )
+        assert option.partition("=")[0].split("_")[0].rstrip("s") in (done.stdout)
     assert two.tables(0) == {}
     # One of another application.
     two.alembic("-x", "tenant=5", "upgrade", "head")
@@ -164,8 +157,7 @@ def test_shards_and_servers(two):
         3: "nothing to do",
     }
     done = two.alembic(
-        *("-x", "servers=server1", "-x", "shards=3", "upgrade", "head"),
-        status=255,
+        *("-x", "servers=server1", "-x", "shards=3", "upgrade", "head"), status=255
     )
     assert "none of the selected virtual shards" in done.stdout
 
@@ -239,11 +231,7 @@ def test_the_functions(two):
 
 
 def test_a_keyspace_with_revisions_of_its_own(two):
-    two.add(
-        "m1",
-        'op.execute("CREATE TABLE users (n INT)")',
-        tree="migrations_main",
-    )
+    two.add("m1", 'op.execute("CREATE TABLE users (n INT)")', tree="migrations_main")
     server = two.servers["server1"]
     server.root_execute("DROP DATABASE IF EXISTS main_schcmd")
     server.root_execute("CREATE DATABASE main_schcmd")

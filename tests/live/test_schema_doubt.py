@@ -9,10 +9,7 @@ import pytest
 from sqla_shard import schema
 from sqla_shard.exc import SchemaError
 from sqla_shard.schema import Answer
-from tests.models.schema import LEDGER
-from tests.models.schema import on_servers
-from tests.models.schema import runner_fixture
-from tests.models.schema import until
+from tests.models.schema import LEDGER, on_servers, runner_fixture, until
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
@@ -63,14 +60,11 @@ def interrupted(project):
         # looks each five seconds whether its client is still there.
         cursor.execute("BEGIN")
         cursor.execute(f"SELECT * FROM {database}.slow FOR UPDATE")
-        run = project.start(
-            "-x", "shards=2", "-x", "lock_wait=200", "upgrade", "head"
-        )
+        run = project.start("-x", "shards=2", "-x", "lock_wait=200", "upgrade", "head")
         connection = project.until_running(2, "%SLEEP%")
         run.kill()
         held = project.states(
-            *("-x", "shards=2", "-x", "runner_wait=0", "upgrade", "head"),
-            status=1,
+            *("-x", "shards=2", "-x", "runner_wait=0", "upgrade", "head"), status=1
         )
         assert held == {2: "another runner is at work"}
         assert status(project)[2].condition == "a runner is at work"
@@ -99,9 +93,7 @@ def test_a_statement_in_the_ledger_does_not_run_yet(project):
     project.query(2, "INSERT INTO {db}slow VALUES (600)")
     _, database = project.place(2)
     with project.locked(2, LEDGER):
-        run = project.start(
-            "-x", "shards=2", "-x", "lock_wait=60", "upgrade", "head"
-        )
+        run = project.start("-x", "shards=2", "-x", "lock_wait=60", "upgrade", "head")
         # Not what it reads from the ledger before.
         until(
             lambda: project.query(
@@ -121,9 +113,7 @@ def test_a_statement_in_the_ledger_does_not_run_yet(project):
 def test_other_shards_finish_and_status_lists_it(project, kind):
     arranged(project, KINDS[kind])
     interrupted(project)
-    states = project.states(
-        "-x", "continue_on_error=yes", "upgrade", "head", status=1
-    )
+    states = project.states("-x", "continue_on_error=yes", "upgrade", "head", status=1)
     assert states.pop(2) == "in doubt"
     assert set(states.values()) == {"changed"}
     found = status(project)
@@ -241,9 +231,7 @@ def test_another_command_does_not_pass_over_it(project):
     project.alembic("upgrade", "head")
     project.alembic("-x", "shards=1", "downgrade", "base", status=1)
     # Its version is still the newest, its tables are something between.
-    states = project.states(
-        "-x", "continue_on_error=yes", "upgrade", "head", status=1
-    )
+    states = project.states("-x", "continue_on_error=yes", "upgrade", "head", status=1)
     assert states[1] == "in doubt"
     assert states[0] == "nothing to do"
 
@@ -258,9 +246,7 @@ def killed_in_alter(project, *, ends):
     :param ends: whether the server ends the statement, too, or runs it.
     """
     with project.locked(2, "log"):
-        run = project.start(
-            "-x", "shards=2", "-x", "lock_wait=60", "upgrade", "head"
-        )
+        run = project.start("-x", "shards=2", "-x", "lock_wait=60", "upgrade", "head")
         connection = project.until_running(2, "ALTER TABLE log%")
         # Killed once the statement has ended, of which it does not hear: the
         # server looks each second whether the client of one that waits for a
@@ -299,8 +285,7 @@ def test_the_next_run_waits_for_a_statement_that_runs_on(project):
         project.until_running(2, "UPDATE slow%")
         run.kill()
         done = project.alembic(
-            *("-x", "shards=2", "-x", "runner_wait=0.1", "upgrade", "head"),
-            status=1,
+            *("-x", "shards=2", "-x", "runner_wait=0.1", "upgrade", "head"), status=1
         )
         assert "db_schdoubt_00002 is locked by connection" in done.stdout
         assert "a statement that outlived" in done.stdout
@@ -328,9 +313,7 @@ def test_a_revision_that_has_read(project, reading, server_kind):
         pytest.skip("MySQL has no RETURNING")
     arranged(project, f"{reading}\n{LATE}")
     killed_in_alter(project, ends=False)
-    states = project.states(
-        "-x", "continue_on_error=yes", "upgrade", "head", status=1
-    )
+    states = project.states("-x", "continue_on_error=yes", "upgrade", "head", status=1)
     assert states.pop(2) == "in doubt"
     assert set(states.values()) == {"changed"}
     assert status(project)[2].condition == "in doubt"
@@ -342,9 +325,7 @@ def test_a_revision_that_has_changed_meanwhile(project):
     path = arranged(project, LATE)
     killed_in_alter(project, ends=False)
     project.rewrite(path, "before_it (n INT)", "before_it (n BIGINT)")
-    done = project.alembic(
-        "-x", "continue_on_error=yes", "upgrade", "head", status=1
-    )
+    done = project.alembic("-x", "continue_on_error=yes", "upgrade", "head", status=1)
     assert "was changed after it was interrupted" in done.stdout
     assert "before_it (n INT)" in done.stdout
     assert status(project)[2].condition == "in doubt"
@@ -383,9 +364,7 @@ def test_a_table_that_the_journal_has_not_seen_made(project):
 
 def test_rows_of_tables_without_transactions_may_be_half_written(project):
     # The second of two rows is refused; the first one stays.
-    project.add(
-        "0001", f"{MYISAM_TABLE}\nop.execute('CREATE TABLE log (n INT)')"
-    )
+    project.add("0001", f"{MYISAM_TABLE}\nop.execute('CREATE TABLE log (n INT)')")
     project.add(
         "0002",
         'op.execute("ALTER TABLE log_myisam ADD UNIQUE (n)")\n'

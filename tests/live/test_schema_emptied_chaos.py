@@ -7,18 +7,11 @@ import random
 
 import pytest
 
-from sqla_shard import Cluster
-from sqla_shard import schema
+from sqla_shard import Cluster, schema
 from sqla_shard.schema import environment
 from sqla_shard.schema.applier import Applier
-from tests.models.schema import on_servers
-from tests.models.schema import Project
-from tests.models.schema import runner_fixture
-from tests.servers.emptied_chaos import Databases
-from tests.servers.emptied_chaos import PINS
-from tests.servers.emptied_chaos import rounds
-from tests.servers.emptied_chaos import twice
-from tests.servers.emptied_chaos import writing
+from tests.models.schema import on_servers, Project, runner_fixture
+from tests.servers.emptied_chaos import Databases, PINS, rounds, twice, writing
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
@@ -54,9 +47,7 @@ def chaos(project: Project, rng: random.Random) -> list[int]:
     old = project.document
     with (
         Databases.of(project) as databases,
-        writing(
-            Cluster.from_topology(old), Cluster.from_topology(old)
-        ) as writers,
+        writing(Cluster.from_topology(old), Cluster.from_topology(old)) as writers,
     ):
         current = writers[1].cluster
         rounds(writers)
@@ -96,8 +87,6 @@ def test_without_the_guard_they_are(
 ) -> None:
     # env.py replaces them in this process, too; they are put back at the end.
     monkeypatch.setattr(environment, "mark_lost", environment.mark_lost)
-    monkeypatch.setattr(
-        Applier, "_steps_with_journal", Applier._steps_with_journal
-    )
+    monkeypatch.setattr(Applier, "_steps_with_journal", Applier._steps_with_journal)
     project.replace_in_env(GUARD, WITHOUT_GUARD)
     assert chaos(project, rng) != []

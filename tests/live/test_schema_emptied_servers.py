@@ -7,14 +7,9 @@ import re
 import pytest
 from sqlalchemy import text
 
-from sqla_shard import Cluster
-from sqla_shard import schema
-from sqla_shard.exc import MigrationFailedError
-from sqla_shard.exc import ProvisionError
-from sqla_shard.exc import ShardMissingError
-from tests.models.schema import on_servers
-from tests.models.schema import Project
-from tests.models.schema import runner_fixture
+from sqla_shard import Cluster, schema
+from sqla_shard.exc import MigrationFailedError, ProvisionError, ShardMissingError
+from tests.models.schema import on_servers, Project, runner_fixture
 from tests.suites.schema_emptied import Emptied
 
 pytestmark = pytest.mark.live
@@ -43,14 +38,10 @@ class TestEmptied(Emptied):
 
     def set_aside(self, project: Project, shard_id: int) -> None:
         for name in self.names(project, shard_id):
-            project.query(
-                shard_id, f"RENAME TABLE {{db}}{name} TO {{db}}{name}_old"
-            )
+            project.query(shard_id, f"RENAME TABLE {{db}}{name} TO {{db}}{name}_old")
 
 
-def test_a_process_with_an_old_topology_gets_no_empty_tables(
-    project: Project,
-) -> None:
+def test_a_process_with_an_old_topology_gets_no_empty_tables(project: Project) -> None:
     """Shards 2 and 3 have left server2; a late process goes on there."""
     project.add(
         "0001",
@@ -79,9 +70,7 @@ op.create_table(
 
         with pytest.raises(ShardMissingError, match="higher epoch") as caught:
             write()
-        for remedy in re.findall(
-            r"sqla-shard schema (\w+)", str(caught.value)
-        ):
+        for remedy in re.findall(r"sqla-shard schema (\w+)", str(caught.value)):
             # The advised command creates no empty tables there.
             if remedy == "status":
                 assert not schema.status(project.config()).ok

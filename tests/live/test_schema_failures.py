@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 
 from sqla_shard import schema
-from tests.models.schema import on_servers
-from tests.models.schema import Project
-from tests.models.schema import runner_fixture
-from tests.models.schema import until
+from tests.models.schema import on_servers, Project, runner_fixture, until
 from tests.servers.kinds import Kind
 from tests.workers.schema_runner import Runner
 
@@ -41,9 +38,7 @@ def once(project, shard_ids=None):
     """Assert that every statement is in the ledgers once, and ended."""
     for shard_id in project.shards if shard_ids is None else shard_ids:
         ledger = project.ledger(shard_id)
-        found = Counter(
-            (e["direction"], e["revision"], e["number"]) for e in ledger
-        )
+        found = Counter((e["direction"], e["revision"], e["number"]) for e in ledger)
         assert set(found.values()) <= {1}, (shard_id, found)
         assert not any(e["is_open"] for e in ledger)
         assert {e["state"] for e in ledger} <= {"finished"}
@@ -110,9 +105,7 @@ def test_a_failing_revision_goes_on_once_it_is_mended(project, broken, error):
     assert set(conditions(project).values()) == {"current"}
 
 
-def test_a_statement_that_failed_is_not_skipped_after_another_failure(
-    project,
-):
+def test_a_statement_that_failed_is_not_skipped_after_another_failure(project):
     flag = project.directory / "flag"
     flagged = f'import pathlib\nassert not pathlib.Path("{flag}").exists()'
     project.add("0001", PINS)
@@ -135,9 +128,7 @@ def test_a_statement_that_failed_is_not_skipped_after_another_failure(
 def test_the_first_statement_fails(project):
     path = project.add("0001", 'op.execute("CREATE TABLE pins (n INTT)")')
     done = project.alembic("upgrade", "head", status=1)
-    assert (
-        "no statement of the upgrade of 0001 has taken effect" in done.stdout
-    )
+    assert "no statement of the upgrade of 0001 has taken effect" in done.stdout
     assert "1 failed: 0" in done.stdout
     assert "3 not attempted: 1-3" in done.stdout
     project.rewrite(path, "INTT", "INT")
@@ -149,9 +140,7 @@ def test_continue_on_error_tries_every_shard(project):
     project.add("0001", PINS)
     for shard_id in (1, 2):
         project.query(shard_id, "CREATE TABLE {db}pins (other INT)")
-    states = project.states(
-        "-x", "continue_on_error=yes", "upgrade", "head", status=1
-    )
+    states = project.states("-x", "continue_on_error=yes", "upgrade", "head", status=1)
     assert states == {0: "changed", 1: "failed", 2: "failed", 3: "changed"}
 
 
@@ -210,9 +199,7 @@ def test_a_shard_at_an_unknown_revision_is_named(project):
     assert report["shards"][3]["state"] == "failed"
     assert "it is at lost" in report["shards"][3]["error"]
     assert report["shards"][0]["state"] == "not attempted"
-    states = project.states(
-        "-x", "continue_on_error=yes", "upgrade", "head", status=1
-    )
+    states = project.states("-x", "continue_on_error=yes", "upgrade", "head", status=1)
     assert list(states.values()) == ["changed"] * 3 + ["failed"]
     project.alembic("-x", "shards=3", "stamp", "--purge", "0001")
     assert project.heads(3) == ["0001"]
@@ -285,9 +272,7 @@ def test_two_runners_and_one_that_does_not_wait(project):
 # -- signals
 
 
-def test_a_signal_is_not_lost_in_a_revision_that_catches_errors(
-    project,
-):
+def test_a_signal_is_not_lost_in_a_revision_that_catches_errors(project):
     caught = f"try:\n    {UPDATE}\nexcept Exception:\n    pass"
     project.add("0001", PINS)
     project.alembic("upgrade", "head")
@@ -350,9 +335,7 @@ def test_a_database_that_is_missing(project):
     assert database in report["shards"][2]["error"]
     assert "sqla-shard schema provision" in report["shards"][2]["error"]
     assert project.tables(0) == {}
-    states = project.states(
-        "-x", "continue_on_error=yes", "upgrade", "head", status=1
-    )
+    states = project.states("-x", "continue_on_error=yes", "upgrade", "head", status=1)
     assert [states[i] for i in (0, 1, 3)] == ["changed"] * 3
     assert project.query(2, f"SHOW DATABASES LIKE '{database}'") == []
     assert conditions(project)[2] == "no such database"

@@ -11,20 +11,14 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
-from sqlalchemy.schema import CreateIndex
-from sqlalchemy.schema import CreateTable
+from sqlalchemy.schema import CreateIndex, CreateTable
 
-from sqla_shard import exc
-from sqla_shard import schema
+from sqla_shard import exc, schema
 from sqla_shard.dialects.mysql.ddl import MySQLDDL
 from sqla_shard.dialects.mysql.new_tables import creation_of
 from sqla_shard.schema import Answer
 from sqla_shard.schema.static_revisions import is_static
-from tests.models.schema import LEDGER
-from tests.models.schema import on_servers
-from tests.models.schema import Project
-from tests.models.schema import runner_fixture
-from tests.models.schema import VERSIONS
+from tests.models.schema import LEDGER, on_servers, Project, runner_fixture, VERSIONS
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
@@ -71,9 +65,7 @@ def upgraded(project: Project) -> None:
         assert project.heads(shard_id) == ["0001"]
         entries = project.ledger(shard_id)
         assert [e["number"] for e in entries] == list(range(7))
-        assert {(e["state"], e["is_open"]) for e in entries} == {
-            ("finished", 0)
-        }
+        assert {(e["state"], e["is_open"]) for e in entries} == {("finished", 0)}
 
 
 def end_in(project: Project, table: str, *, exists: bool) -> None:
@@ -117,9 +109,7 @@ def test_one_statement_is_sent(arranged):
     try:
         upgraded(arranged)
     finally:
-        arranged.query(
-            0, f"SET GLOBAL general_log = 0, GLOBAL log_output = '{output}'"
-        )
+        arranged.query(0, f"SET GLOBAL general_log = 0, GLOBAL log_output = '{output}'")
     rows = arranged.query(0, "SELECT argument FROM mysql.general_log")
     sent = [re.sub(r"\s+", " ", row[0]).strip() for row in rows]
     for index in ("ix_boards_likes", "by_title", "ix_pins_likes"):
@@ -199,9 +189,7 @@ def test_a_table_without_its_indexes(arranged, name):
     sent = open_statements(arranged)
     numbers = JOINED[table]
     wanted = [
-        one
-        for one in sent[numbers[1] :]
-        if one.split(" ON ")[0].split()[-1] in missing
+        one for one in sent[numbers[1] :] if one.split(" ON ")[0].split()[-1] in missing
     ]
     assert len(wanted) == len(missing)
     before = status(arranged)
@@ -277,9 +265,7 @@ def test_a_revision_that_was_edited_meanwhile(arranged):
         with pytest.raises(exc.SchemaError) as refused:
             schema.resolve(arranged.config(), SHARD, answer)
         assert "after restoring the file of the revision" in str(refused.value)
-        assert "answer with revision-done or revision-undone" in str(
-            refused.value
-        )
+        assert "answer with revision-done or revision-undone" in str(refused.value)
     arranged.rewrite(path, "String(51)", "String(50)")
     upgraded(arranged)
 
@@ -365,9 +351,7 @@ def some_table(rng: Random) -> list[str]:
             more["server_default"] = sa.text(rng.choice(LITERALS))
         if rng.random() < 0.05:
             more["server_onupdate"] = sa.FetchedValue()
-        column = sa.Column(
-            name, rng.choice(types), nullable=rng.random() < 0.6, **more
-        )
+        column = sa.Column(name, rng.choice(types), nullable=rng.random() < 0.6, **more)
         columns.append(column)
     items = [
         sa.UniqueConstraint(*some_of(rng, names), name=name)
@@ -423,8 +407,7 @@ STORED = {
     "columns": "ordinal_position, column_name, column_default, is_nullable, "
     "column_type, character_set_name, collation_name, column_key, extra, "
     "column_comment",
-    "tables": "engine, row_format, create_options, table_collation, "
-    "table_comment",
+    "tables": "engine, row_format, create_options, table_collation, table_comment",
     "table_constraints": "constraint_name, constraint_type",
 }
 INNODB = "information_schema.innodb_sys"
@@ -473,16 +456,12 @@ def test_the_tables_are_equal(project, rng, seed):
     connection = project.servers[server].root_connect(ssl_disabled=True)
     engine = sa.create_engine(
         "mysql+pymysql://",
-        creator=partial(
-            project.servers[server].root_connect, ssl_disabled=True
-        ),
+        creator=partial(project.servers[server].root_connect, ssl_disabled=True),
         poolclass=sa.NullPool,
     )
     joined = drawn = 0
     with closing(connection), connection.cursor() as cursor:
-        cursor.execute(
-            "SET sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')"
-        )
+        cursor.execute("SET sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')")
         while joined < 15:
             drawn += 1
             assert drawn < 2000
@@ -516,9 +495,7 @@ def test_the_tables_are_equal(project, rng, seed):
                 joined += 1
 
 
-def missing_in(
-    engine: sa.Engine, database: str, statements: list[str]
-) -> list[str]:
+def missing_in(engine: sa.Engine, database: str, statements: list[str]) -> list[str]:
     with engine.connect() as connection:
         connection.exec_driver_sql(f"USE {database}")
         return MySQLDDL().missing_indexes(connection, statements[1:])

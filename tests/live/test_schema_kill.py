@@ -11,9 +11,7 @@ import pymysql
 import pytest
 
 from sqla_shard.schema.static_revisions import is_static
-from tests.models.schema import on_servers
-from tests.models.schema import runner_fixture
-from tests.models.schema import until
+from tests.models.schema import on_servers, runner_fixture, until
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
@@ -94,8 +92,7 @@ def expected(project):
     name = f"{database}_expected"
     project.query(0, f"DROP DATABASE IF EXISTS {name}")
     project.query(
-        0,
-        f"CREATE DATABASE {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
+        0, f"CREATE DATABASE {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
     )
     project.query(0, f"USE {name}")
     try:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from collections.abc import Sequence
-from contextlib import contextmanager
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, ExitStack
 from typing import Any
 
 import pytest
 
 from sqla_shard import schema
 from sqla_shard.exc import SchemaError
-from tests.models.schema import LEDGER
-from tests.models.schema import on_servers
-from tests.models.schema import Project
-from tests.models.schema import runner_fixture
-from tests.models.schema import until
+from tests.models.schema import LEDGER, on_servers, Project, runner_fixture, until
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
@@ -50,9 +44,7 @@ def failing(project: Project) -> None:
 
 def test_a_stamp_does_not_clear_what_has_failed(project: Project) -> None:
     failing(project)
-    done = project.alembic(
-        *("-x", "continue_on_error=yes", "stamp", "head"), status=1
-    )
+    done = project.alembic(*("-x", "continue_on_error=yes", "stamp", "head"), status=1)
     assert "1 in doubt: 0" in done.stdout
     assert "3 changed: 1-3" in done.stdout
     assert "upgrade of 0002 was interrupted" in done.stdout
@@ -66,9 +58,7 @@ def test_a_stamp_does_not_clear_what_has_failed(project: Project) -> None:
     assert conditions(project)[0] == ("current", None)
 
 
-def test_a_downgrade_that_is_refused_leaves_the_reason(
-    project: Project,
-) -> None:
+def test_a_downgrade_that_is_refused_leaves_the_reason(project: Project) -> None:
     failing(project)
     before = conditions(project)[0]
     assert before[0] == "failed"
@@ -117,9 +107,7 @@ def test_a_ledger_that_was_dropped_is_reported(project: Project) -> None:
     assert project.ledger(1) == []
 
 
-def test_resolve_reports_a_server_that_does_not_respond(
-    project: Project,
-) -> None:
+def test_resolve_reports_a_server_that_does_not_respond(project: Project) -> None:
     project.add("0001", PINS)
     project.alembic("upgrade", "head")
     document = copy.deepcopy(project.document)
@@ -253,9 +241,7 @@ def test_a_database_that_is_read_only(project: Project) -> None:
     server, database = project.place(2)
     assert project.place(3)[0] == server
     project.query(2, f"ALTER DATABASE {database} READ ONLY = 1")
-    report = project.report(
-        "-x", "continue_on_error=yes", "upgrade", "head", status=1
-    )
+    report = project.report("-x", "continue_on_error=yes", "upgrade", "head", status=1)
     project.query(2, f"ALTER DATABASE {database} READ ONLY = 0")
     shards = {one["shard_id"]: one for one in report["shards"]}
     assert shards[2]["state"] == "failed"

@@ -13,10 +13,8 @@ import pytest
 from alembic import command
 from alembic.config import Config
 
-from sqla_shard import Cluster
-from sqla_shard import schema
-from sqla_shard.schema import RunOptions
-from sqla_shard.schema import State
+from sqla_shard import Cluster, schema
+from sqla_shard.schema import RunOptions, State
 
 pytestmark = pytest.mark.live
 

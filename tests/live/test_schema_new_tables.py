@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sqla_shard.schema.static_revisions import is_static
-from tests.models.schema import on_servers
-from tests.models.schema import Project
-from tests.models.schema import runner_fixture
+from tests.models.schema import on_servers, Project, runner_fixture
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()

@@ -12,13 +12,9 @@ import pytest
 
 from sqla_shard import schema
 from sqla_shard.schema.topology_changes import TopologyChanges
-from tests.models.schema import on_servers
-from tests.models.schema import Project
-from tests.models.schema import runner_fixture
-from tests.models.schema import until
+from tests.models.schema import on_servers, Project, runner_fixture, until
 from tests.servers.emptied_chaos import Databases
-from tests.workers.schema_runner import Finished
-from tests.workers.schema_runner import Run
+from tests.workers.schema_runner import Finished, Run
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
@@ -64,8 +60,7 @@ def behind(project: Project, number: int) -> list[int]:
         if (
             project.heads(shard_id) != [f"r{number}"]
             or tables != [(1,)]
-            or project.query(shard_id, f"SELECT * FROM {{db}}t{number}")
-            != [(1,)]
+            or project.query(shard_id, f"SELECT * FROM {{db}}t{number}") != [(1,)]
         ):
             found.append(shard_id)
     return found
@@ -77,8 +72,7 @@ def begun(project: Project, run: Run, number: int, done: int) -> None:
         lambda: (
             run.has_ended()
             or sum(
-                project.heads(shard_id) == [f"r{number}"]
-                for shard_id in project.shards
+                project.heads(shard_id) == [f"r{number}"] for shard_id in project.shards
             )
             >= done
         ),
@@ -121,11 +115,7 @@ def wrong_claims(
 
 
 def once(
-    project: Project,
-    databases: Databases,
-    rng: random.Random,
-    number: int,
-    what: str,
+    project: Project, databases: Databases, rng: random.Random, number: int, what: str
 ) -> tuple[Finished, list[int]]:
     """Return how an upgrade has ended, and the shards that it left behind."""
     revise(project, number)
@@ -159,13 +149,9 @@ def test_without_looking_at_the_topology_it_is_not(
     project: Project, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # env.py replaces them in this process, too; they are put back at the end.
+    monkeypatch.setattr(TopologyChanges, "has_moved", TopologyChanges.has_moved)
     monkeypatch.setattr(
-        TopologyChanges, "has_moved", TopologyChanges.has_moved
-    )
-    monkeypatch.setattr(
-        TopologyChanges,
-        "with_moved_shards",
-        TopologyChanges.with_moved_shards,
+        TopologyChanges, "with_moved_shards", TopologyChanges.with_moved_shards
     )
     project.replace_in_env(CALL, WITHOUT_COMPARISON)
     # A machine may be so fast that the run has passed the shard each time.

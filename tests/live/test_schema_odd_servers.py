@@ -10,10 +10,7 @@ import pytest
 
 from sqla_shard import schema
 from sqla_shard.testing.topology_documents import topology_document
-from tests.models.schema import on_servers
-from tests.models.schema import Project
-from tests.models.schema import runner_fixture
-from tests.models.schema import until
+from tests.models.schema import on_servers, Project, runner_fixture, until
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
@@ -113,25 +110,19 @@ def test_two_runners_do_not_take_two_steps_for_one(project):
 
 
 @pytest.mark.parametrize("folds", [0, 1])
-def test_names_of_databases_in_capital_letters(
-    server_kind, tmp_path, runner, folds
-):
+def test_names_of_databases_in_capital_letters(server_kind, tmp_path, runner, folds):
     option = f"--lower-case-table-names={folds}"
     with server_kind.server(options=[option], fast=True) as server:
         url = f"mysql://{server.user}:{server.password}@{server.host}"
         document = topology_document(
-            {server.name: f"{url}:{server.port}"},
-            2,
-            database="DB_Odd{shard:05d}",
+            {server.name: f"{url}:{server.port}"}, 2, database="DB_Odd{shard:05d}"
         )
         project = Project(tmp_path, document, [server], runner)
         project.add("0001", PINS)
         project.query(0, f"GRANT ALL ON *.* TO {server.user}@'127.0.0.1'")
         project.query(0, "CREATE DATABASE db_odd00000")
         project.query(0, "CREATE DATABASE db_odd00001")
-        found = {
-            one.condition for one in schema.status(project.config()).shards
-        }
+        found = {one.condition for one in schema.status(project.config()).shards}
         if folds:
             assert found == {"behind"}
             schema.upgrade(project.config())
@@ -199,8 +190,7 @@ def test_several_signals_end_a_run_whose_server_hangs(project, proxies):
             run.signal_parent(signal.SIGINT)
             # Those that come too fast would be one.
             until(
-                lambda count=count: run.said().count("stopping:") == count,
-                "an answer",
+                lambda count=count: run.said().count("stopping:") == count, "an answer"
             )
         run.signal_parent(signal.SIGINT)
         done = run.wait()

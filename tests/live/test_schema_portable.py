@@ -7,15 +7,11 @@ from pathlib import Path
 import pytest
 
 from sqla_shard.schema.static_revisions import is_static
-from tests.models.schema import on_servers
-from tests.models.schema import Project
-from tests.models.schema import runner_fixture
+from tests.models.schema import on_servers, Project, runner_fixture
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
-project = on_servers(
-    "schport", lookup=2, lookup_database="lookup_schport{shard:05d}"
-)
+project = on_servers("schport", lookup=2, lookup_database="lookup_schport{shard:05d}")
 
 ENV = """\
 from alembic import context

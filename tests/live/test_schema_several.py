@@ -9,19 +9,14 @@ import threading
 import pytest
 
 from sqla_shard.schema.static_revisions import is_static
-from tests.models.schema import on_servers
-from tests.models.schema import Project
-from tests.models.schema import runner_fixture
-from tests.models.schema import until
+from tests.models.schema import on_servers, Project, runner_fixture, until
 from tests.workers.schema_runner import Finished
 
 pytestmark = pytest.mark.live
 runner = runner_fixture()
 project = on_servers("schsev", shards=8)
 
-INDEXED = "".join(
-    f'sa.Column("{name}", sa.Integer, index=True), ' for name in "cab"
-)
+INDEXED = "".join(f'sa.Column("{name}", sa.Integer, index=True), ' for name in "cab")
 REVISIONS = {
     "0001": f"""
     op.create_table(
@@ -74,8 +69,7 @@ def arranged(project: Project) -> None:
         assert is_static(path, "upgrade")
         assert is_static(path, "downgrade")
     project.replace_in_env(
-        "run_env(",
-        "import logging\nlogging.basicConfig(level=logging.INFO)\nrun_env(",
+        "run_env(", "import logging\nlogging.basicConfig(level=logging.INFO)\nrun_env("
     )
 
 
@@ -169,9 +163,7 @@ def test_a_stop_between_two_revisions(project):
     arranged(project)
     project.alembic(*UP, "0001")
     with project.locked(SHARD, "pins"):
-        run = project.start(
-            *("-x", "lock_wait=60", "-x", "jobs=1", "upgrade", "head")
-        )
+        run = project.start(*("-x", "lock_wait=60", "-x", "jobs=1", "upgrade", "head"))
         project.until_running(SHARD, "ALTER TABLE pins ADD%")
         run.signal_group(signal.SIGINT)
     done = run.wait()
@@ -187,10 +179,7 @@ def test_connections_and_runners_that_are_killed(project, rng):
     project.provision()
     for kills_the_runner in (True, False, True, False):
         run = project.start("-x", "continue_on_error=yes", *UP, "head")
-        until(
-            lambda run=run: run.has_ended() or some_entries(project, rng),
-            "an entry",
-        )
+        until(lambda run=run: run.has_ended() or some_entries(project, rng), "an entry")
         threading.Event().wait(rng.uniform(0, 0.1))
         if kills_the_runner:
             run.kill()

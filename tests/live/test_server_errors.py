@@ -7,34 +7,32 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Column
-from sqlalchemy import ForeignKeyConstraint
-from sqlalchemy import func
-from sqlalchemy import Integer
-from sqlalchemy import make_url
-from sqlalchemy import MetaData
-from sqlalchemy import select
-from sqlalchemy import Table
-from sqlalchemy import text
-from sqlalchemy import update
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy import (
+    Column,
+    ForeignKeyConstraint,
+    func,
+    Integer,
+    make_url,
+    MetaData,
+    select,
+    Table,
+    text,
+    update,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import scatter
-from sqla_shard.exc import ScatterTimeoutError
-from sqla_shard.exc import ServerFencedError
-from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.exc import ShardMissingError
-from sqla_shard.exc import UnkeyedReferenceError
+from sqla_shard import blob_field, Cluster, ObjectMixin, scatter
+from sqla_shard.exc import (
+    ScatterTimeoutError,
+    ServerFencedError,
+    ServerUnreachableError,
+    ShardMissingError,
+    UnkeyedReferenceError,
+)
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.split_checks import prepared_problems
-from sqla_shard.testing import MariaDBFleet
-from sqla_shard.testing import MySQLFleet
+from sqla_shard.testing import MariaDBFleet, MySQLFleet
 from tests.servers.following import until
 
 pytestmark = pytest.mark.live
@@ -108,9 +106,7 @@ def setting(server: Any, name: str, number: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("keys", ["code", "a", "a b"])
-def test_a_foreign_key_to_columns_without_a_unique_key(
-    fleet: Any, keys: str
-) -> None:
+def test_a_foreign_key_to_columns_without_a_unique_key(fleet: Any, keys: str) -> None:
     """Of an index, and of a part of a composite key; not of all of it."""
     metadata = MetaData()
     Table(
@@ -143,10 +139,7 @@ def test_a_missing_database(cluster: Cluster, fleet: Any, pin_id: int) -> None:
     server, name = fleet.servers[0], "db00001"
     server.root_execute(f"DROP DATABASE {name}")
     pins = select(Pin)
-    with (
-        cluster.session() as session,
-        pytest.raises(ShardMissingError) as caught,
-    ):
+    with cluster.session() as session, pytest.raises(ShardMissingError) as caught:
         session.scalars(pins, bind_arguments={"shard_id": 1}).all()
     cluster.create_all(Base.metadata)
     assert caught.value.lacks == ("database" if is_mysql(fleet) else "table")
@@ -181,9 +174,7 @@ def test_a_database_that_is_read_only(
         assert session.get_one(Pin, pin_id).n == 2
 
 
-def test_a_lock_without_waiting(
-    cluster: Cluster, fleet: Any, pin_id: int
-) -> None:
+def test_a_lock_without_waiting(cluster: Cluster, fleet: Any, pin_id: int) -> None:
     attempts = []
     locked = select(Pin).where(Pin.id == pin_id)
     holder = cluster.session()
@@ -272,9 +263,7 @@ def test_the_server_ends_a_statement_at_its_time_limit(
 # -- prepared transactions
 
 
-def test_prepared_transactions_with_binary_names(
-    cluster: Cluster, fleet: Any
-) -> None:
+def test_prepared_transactions_with_binary_names(cluster: Cluster, fleet: Any) -> None:
     server = fleet.servers[1]
     server.root_execute("CREATE USER operator IDENTIFIED BY 'xa'")
     server.root_execute("GRANT ALL ON *.* TO operator WITH GRANT OPTION")

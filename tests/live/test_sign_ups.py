@@ -5,31 +5,20 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 from typing import Any
 
 import pytest
-from sqlalchemy import func
-from sqlalchemy import select
+from sqlalchemy import func, select
 
-from sqla_shard import Cluster
-from sqla_shard import exc
-from sqla_shard import scatter
+from sqla_shard import Cluster, exc, scatter
 from sqla_shard.models import Claim
 from sqla_shard.testing.server_fleet import ServerFleet
 from sqla_shard.testing.topology_documents import topology_document
 from sqla_shard.verify import verify_lookups
 from tests.models import verify_models
-from tests.models.lookup_models import Base
-from tests.models.lookup_models import end_at
-from tests.models.lookup_models import new_user
-from tests.models.lookup_models import rows_of
-from tests.models.lookup_models import User
-from tests.models.lookup_models import UserEmail
-from tests.models.verify_models import Account
-from tests.models.verify_models import AccountEmail
-from tests.models.verify_models import add_account
+from tests.models.lookup_models import Base, end_at, new_user, rows_of, User, UserEmail
+from tests.models.verify_models import Account, AccountEmail, add_account
 from tests.servers.kinds import Kind
 from tests.suites.lookup_claiming import all_at_once
 
@@ -56,10 +45,7 @@ def cluster(fleet: ServerFleet[Any]) -> Iterator[Cluster]:
     keys = topology_document(
         {n: servers[n] for n in names[4:]}, 32, database="lookup{shard:05d}"
     )
-    document["keyspaces"]["lookup"] = {
-        **keys["keyspaces"]["objects"],
-        "kind": "mod",
-    }
+    document["keyspaces"]["lookup"] = {**keys["keyspaces"]["objects"], "kind": "mod"}
     options = {"pool_size": 20, "max_overflow": 0, "pool_timeout": 120}
     with Cluster.from_topology(document, engine_options=options) as cluster:
         cluster.create_all(Base.metadata)
@@ -140,9 +126,7 @@ def test_two_hundred_for_twenty_names(cluster, rng, say):
     names = [f"User{i}@example.com" for i in range(NAMES)]
     wanted = [rng.choice([n, n.upper()]) for n in names * (SIGN_UPS // NAMES)]
     rng.shuffle(wanted)
-    crashes = [
-        rng.choice(["claimed", "created", "", ""]) for _ in range(SIGN_UPS)
-    ]
+    crashes = [rng.choice(["claimed", "created", "", ""]) for _ in range(SIGN_UPS)]
     first = SignUps(cluster)
     all_at_once(SIGN_UPS, lambda i: first.sign_up(wanted[i], crashes[i]))
     say(f"at first {dict(first.ended)}")
@@ -195,8 +179,7 @@ def test_nothing_of_a_crash_is_left_after_a_repair(cluster, rng, say):
         crashes = [rng.choice(["claimed", "created", ""]) for _ in wanted]
         crashes[0] = "created"
         all_at_once(
-            SIGN_UPS,
-            lambda i, how=crashes: sign_ups.sign_up(wanted[i], how[i]),
+            SIGN_UPS, lambda i, how=crashes: sign_ups.sign_up(wanted[i], how[i])
         )
         for key, row in rows_of(cluster, AccountEmail).items():
             if row.account_id is None:
@@ -209,9 +192,9 @@ def test_nothing_of_a_crash_is_left_after_a_repair(cluster, rng, say):
     # objects are reported, and are for the application to delete.
     deleted = 0
     while True:
-        report = verify_lookups(
-            cluster, [AccountEmail], repair=True, grace=0
-        ).tallies["AccountEmail"]
+        report = verify_lookups(cluster, [AccountEmail], repair=True, grace=0).tallies[
+            "AccountEmail"
+        ]
         if not report.found:
             break
         for finding in report.findings:

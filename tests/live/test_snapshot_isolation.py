@@ -13,19 +13,11 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import ShardSession
+from sqla_shard import blob_field, Cluster, MappingMixin, ObjectMixin, ShardSession
 from sqla_shard.exc import StaleDataError
-from sqla_shard.jobs import Linear
-from sqla_shard.jobs import task
-from sqla_shard.jobs import Worker
+from sqla_shard.jobs import Linear, task, Worker
 from sqla_shard.testing import MariaDBFleet
 
 pytestmark = pytest.mark.live
@@ -117,9 +109,7 @@ def test_connections_of_the_package_do_not_have_it(cluster: Cluster) -> None:
     assert (setting(cluster, "GLOBAL"), setting(cluster, "SESSION")) == (1, 0)
 
 
-def test_fields_of_two_writers_are_merged(
-    cluster: Cluster, post_id: int
-) -> None:
+def test_fields_of_two_writers_are_merged(cluster: Cluster, post_id: int) -> None:
     with cluster.session() as one, cluster.session() as two:
         one.get_one(Post, post_id).title = "Ships"
         two.get_one(Post, post_id).body = "They float."
@@ -130,9 +120,7 @@ def test_fields_of_two_writers_are_merged(
         assert (post.title, post.body) == ("Ships", "They float.")
 
 
-def test_two_writers_of_a_field_conflict(
-    cluster: Cluster, post_id: int
-) -> None:
+def test_two_writers_of_a_field_conflict(cluster: Cluster, post_id: int) -> None:
     with cluster.session() as one, cluster.session() as two:
         one.get_one(Post, post_id).title = "Ships"
         two.get_one(Post, post_id).title = "Boats"

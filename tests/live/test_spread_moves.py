@@ -14,17 +14,11 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from sqla_shard import Cluster
-from sqla_shard import pack
+from sqla_shard import Cluster, pack
 from sqla_shard.models.spread import MOST_PIECES
 from sqla_shard.verify import verify_relations
-from tests.models.spread_stages import MODELS
-from tests.models.spread_stages import SHARDS
-from tests.models.spread_stages import stage
-from tests.servers.command_line import COMMAND
-from tests.servers.command_line import environment
-from tests.servers.command_line import ROOT
-from tests.servers.command_line import write
+from tests.models.spread_stages import MODELS, SHARDS, stage
+from tests.servers.command_line import COMMAND, environment, ROOT, write
 
 pytestmark = pytest.mark.live
 
@@ -41,9 +35,7 @@ PATIENCE = 120.0
 
 @pytest.fixture
 def topology(fleet: Any, tmp_path: Path) -> Iterator[Path]:
-    document = fleet.topology_mapping(
-        shards=SHARDS, database="db_spread_{shard:05d}"
-    )
+    document = fleet.topology_mapping(shards=SHARDS, database="db_spread_{shard:05d}")
     fleet.drop_databases(document)
     yield write(tmp_path, document)
     fleet.drop_databases(document)
@@ -67,10 +59,7 @@ class Application:
         self.fixed = [_target(10**6 + n) for n in range(FIXED)]
         for owner in self.owners:
             self.cluster.run(
-                self.stages[0].append_many,
-                owner,
-                self.fixed,
-                cross_shard="ordered",
+                self.stages[0].append_many, owner, self.fixed, cross_shard="ordered"
             )
         self._seeds = [rng.random() for _ in range(WRITERS + 1)]
         #: The stage of each writer, and of the reader.
@@ -112,8 +101,7 @@ class Application:
             # The round that runs may still have the code before.
             wanted = self._rounds[number] + 2
             done = self._changed.wait_for(
-                lambda: self._rounds[number] >= wanted or bool(self.errors),
-                PATIENCE,
+                lambda: self._rounds[number] >= wanted or bool(self.errors), PATIENCE
             )
         assert not self.errors, self.errors
         assert done
@@ -208,10 +196,7 @@ def in_new_pieces(cluster: Cluster, fans: Any) -> int:
 
 def move(topology: Path, *options: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [
-            *COMMAND,
-            *("-t", str(topology), "spread", *MODELS, *options),
-        ],
+        [*COMMAND, *("-t", str(topology), "spread", *MODELS, *options)],
         cwd=ROOT,
         env=environment(),
         stdout=subprocess.DEVNULL,

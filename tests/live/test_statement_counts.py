@@ -7,14 +7,9 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from sqla_shard import Cluster
-from sqla_shard import ShardSession
-from tests.models.follow_models import FOLLOWS
-from tests.models.follow_models import Likes
-from tests.models.follow_models import User
-from tests.models.job_models import add
-from tests.models.job_models import counter
-from tests.models.job_models import JOB_CLUSTERS
+from sqla_shard import Cluster, ShardSession
+from tests.models.follow_models import FOLLOWS, Likes, User
+from tests.models.job_models import add, counter, JOB_CLUSTERS
 
 pytestmark = pytest.mark.live
 

@@ -51,9 +51,7 @@ def test_rows_arrive_with_the_ids_of_their_transactions(server_kind, pair):
         return
     domain, server_id = pair.primary.gtid_domain_id, pair.primary.server_id
     assert re.fullmatch(rf"{domain}-{server_id}-\d+", position)
-    assert pair.standby.root_execute("SELECT @@gtid_slave_pos") == [
-        (position,)
-    ]
+    assert pair.standby.root_execute("SELECT @@gtid_slave_pos") == [(position,)]
 
 
 def test_standby_refuses_writes_of_the_application(pair):
@@ -156,16 +154,12 @@ def test_servers_are_named_and_none_is_of_two_pairs(server_kind, pair):
     with pytest.raises(ValueError, match="itself"):
         pair.attach(pair.primary)
     other = server_kind.pair("other")
-    with pytest.raises(
-        ValueError, match=r"otherb.* is not a server of .*server1"
-    ):
+    with pytest.raises(ValueError, match=r"otherb.* is not a server of .*server1"):
         pair.name_primary(other.standby)
 
 
 @pytest.mark.parametrize("standbys", [0, 26])
-def test_numbers_of_standbys_that_make_no_sense_are_refused(
-    server_kind, standbys
-):
+def test_numbers_of_standbys_that_make_no_sense_are_refused(server_kind, standbys):
     with pytest.raises(ValueError, match=f"standbys={standbys}"):
         server_kind.pair(standbys=standbys)
 

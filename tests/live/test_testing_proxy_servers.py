@@ -59,9 +59,7 @@ def test_statements_take_the_delay_longer(server, proxy):
         proxy.delay = 0.05
         times.clear()
         # A busy machine adds a varying delay.
-        assert wait_until(
-            lambda: median(connection) < direct + 0.1, seconds=PATIENCE
-        )
+        assert wait_until(lambda: median(connection) < direct + 0.1, seconds=PATIENCE)
     assert min(times) >= 0.05
 
 

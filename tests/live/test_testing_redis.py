@@ -13,8 +13,7 @@ from sqla_shard import exc
 from sqla_shard.testing import RedisServer
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.programs import find_redis
-from tests.servers.processes import is_running
-from tests.servers.processes import sockets_of
+from tests.servers.processes import is_running, sockets_of
 from tests.servers.redis import client_of
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("redis_installed")]
@@ -119,10 +118,7 @@ def test_ends_with_the_process_that_started_it():
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     pid, directory = done.stdout.split()
     gone = wait_until(lambda: not Path(directory).exists(), seconds=60)

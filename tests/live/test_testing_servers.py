@@ -15,13 +15,14 @@ import pymysql
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.testing import local_server
-from sqla_shard.testing import MariaDBFleet
-from sqla_shard.testing import MariaDBServer
-from sqla_shard.testing import MySQLFleet
-from sqla_shard.testing import MySQLServer
-from sqla_shard.testing.local_server import free_port
-from sqla_shard.testing.local_server import wait_until
+from sqla_shard.testing import (
+    local_server,
+    MariaDBFleet,
+    MariaDBServer,
+    MySQLFleet,
+    MySQLServer,
+)
+from sqla_shard.testing.local_server import free_port, wait_until
 
 pytest_plugins = ["pytester"]
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
@@ -81,17 +82,12 @@ def test_the_password_is_required(server):
     for user in ("app", "root", ""):
         with pytest.raises(pymysql.err.OperationalError, match="denied"):
             pymysql.connect(
-                host=server.host,
-                port=server.port,
-                user=user,
-                password="wrong",
+                host=server.host, port=server.port, user=user, password="wrong"
             )
 
 
 def test_there_are_no_other_users(server):
-    users = {
-        user for (user,) in server.root_execute("SELECT user FROM mysql.user")
-    }
+    users = {user for (user,) in server.root_execute("SELECT user FROM mysql.user")}
     own = {
         "mariadb": {"mariadb.sys"},
         "mysql": {"mysql.infoschema", "mysql.session", "mysql.sys"},
@@ -108,8 +104,7 @@ def test_application_owns_databases_with_the_prefixes(server, name):
         cursor.execute(f"INSERT INTO `{name}`.t VALUES (1)")
         connection.commit()
         cursor.execute(
-            "SELECT table_schema FROM information_schema.tables"
-            " WHERE table_name = 't'"
+            "SELECT table_schema FROM information_schema.tables WHERE table_name = 't'"
         )
         assert (name,) in cursor.fetchall()
         cursor.execute(f"DROP DATABASE `{name}`")
@@ -187,18 +182,14 @@ def test_durable_unless_fast():
 
 def test_strict_by_default(server):
     ((mode,),) = ask(server, "SELECT @@sql_mode")
-    assert {"STRICT_TRANS_TABLES", "ONLY_FULL_GROUP_BY"} <= set(
-        mode.split(",")
-    )
+    assert {"STRICT_TRANS_TABLES", "ONLY_FULL_GROUP_BY"} <= set(mode.split(","))
 
 
 def test_its_own_set_up_is_not_in_the_binary_log():
     with MariaDBServer(fast=True, server_id=77) as server:
         assert server.root_execute("SELECT @@gtid_binlog_pos") == [("",)]
         ask(server, "CREATE DATABASE db1")
-        assert server.root_execute("SELECT @@gtid_binlog_pos") == [
-            ("77-77-1",)
-        ]
+        assert server.root_execute("SELECT @@gtid_binlog_pos") == [("77-77-1",)]
 
 
 def test_files_and_processes_are_its_own(server):
@@ -286,9 +277,7 @@ def test_kill_and_recover():
             server.kill()
             with pytest.raises(pymysql.err.OperationalError):
                 cursor.execute("SELECT 1")
-        with pytest.raises(
-            exc.ServerProcessError, match="not running"
-        ) as info:
+        with pytest.raises(exc.ServerProcessError, match="not running") as info:
             server.root_execute("SELECT 1")
         assert "ready for connections" in info.value.log
         with pytest.raises(pymysql.err.OperationalError):
@@ -315,12 +304,8 @@ def test_a_paused_server_does_not_answer():
 
 def test_a_start_that_fails_says_why_and_leaves_nothing(monkeypatch, tmp_path):
     tmp_path.chmod(0o755)
-    server = MariaDBServer(
-        fast=True, options=["--no-such-option"], parent=tmp_path
-    )
-    with pytest.raises(
-        exc.ServerProcessError, match="while it started"
-    ) as info:
+    server = MariaDBServer(fast=True, options=["--no-such-option"], parent=tmp_path)
+    with pytest.raises(exc.ServerProcessError, match="while it started") as info:
         server.start()
     assert "no-such-option" in info.value.log
     assert "no-such-option" in str(info.value)
@@ -428,9 +413,7 @@ def test_query_log_shows_connections_and_statements(server):
         assert len(log.connections) == 2
         assert before.thread_id() in log.connections
         assert [
-            e.text
-            for e in log.entries
-            if e.connection_id == before.thread_id()
+            e.text for e in log.entries if e.connection_id == before.thread_id()
         ] == ["SELECT 3"]
 
 
@@ -472,18 +455,11 @@ def small_fleet(mariadb_installed):
 
 def test_servers_of_a_fleet_differ(small_fleet):
     assert small_fleet.local
-    assert [s.name for s in small_fleet.servers] == [
-        "server1",
-        "server2",
-        "server3",
-    ]
+    assert [s.name for s in small_fleet.servers] == ["server1", "server2", "server3"]
     for attribute in ("port", "pid", "directory", "server_id"):
         assert len({getattr(s, attribute) for s in small_fleet.servers}) == 3
     for variable in ("server_id", "gtid_domain_id"):
-        seen = {
-            s.root_execute(f"SELECT @@{variable}")[0]
-            for s in small_fleet.servers
-        }
+        seen = {s.root_execute(f"SELECT @@{variable}")[0] for s in small_fleet.servers}
         assert len(seen) == 3
     assert small_fleet.server("server2") is small_fleet.servers[1]
     with pytest.raises(KeyError):
@@ -594,9 +570,7 @@ def mysql(mysql_installed):
         yield server
 
 
-def test_a_fleet_of_servers_of_others_takes_its_kind(
-    small_fleet, mysql, monkeypatch
-):
+def test_a_fleet_of_servers_of_others_takes_its_kind(small_fleet, mysql, monkeypatch):
     ours = small_fleet.servers[0]
     urls = f"{mysql.url.replace('mysql:', 'mariadb:')},{ours.url}"
     monkeypatch.setenv("SQLA_SHARD_TEST_SERVERS", urls)
@@ -606,14 +580,10 @@ def test_a_fleet_of_servers_of_others_takes_its_kind(
             assert (found.name, found.port) == ("server1", server.port)
 
 
-def test_a_fleet_of_servers_of_the_other_kind_is_refused(
-    small_fleet, monkeypatch
-):
+def test_a_fleet_of_servers_of_the_other_kind_is_refused(small_fleet, monkeypatch):
     url = small_fleet.servers[0].url
     monkeypatch.setenv("SQLA_SHARD_TEST_SERVERS", url)
-    with pytest.raises(
-        exc.ServerProcessError, match="has no server of MySQL"
-    ) as info:
+    with pytest.raises(exc.ServerProcessError, match="has no server of MySQL") as info:
         MySQLFleet().start()
     assert small_fleet.servers[0].password not in str(info.value)
 

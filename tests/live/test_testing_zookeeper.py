@@ -21,14 +21,10 @@ from kazoo.protocol.states import KazooState
 from kazoo.security import make_digest_acl
 
 from sqla_shard import exc
-from sqla_shard.testing import local_server
-from sqla_shard.testing import ZooKeeperEnsemble
-from sqla_shard.testing import ZooKeeperServer
-from sqla_shard.testing.local_server import free_port
-from sqla_shard.testing.local_server import wait_until
+from sqla_shard.testing import local_server, ZooKeeperEnsemble, ZooKeeperServer
+from sqla_shard.testing.local_server import free_port, wait_until
 from sqla_shard.testing.programs import find_zookeeper
-from sqla_shard.testing.zookeeper_setup import four_letter_word
-from sqla_shard.testing.zookeeper_setup import make_certificates
+from sqla_shard.testing.zookeeper_setup import four_letter_word, make_certificates
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("zookeeper_installed")]
 
@@ -126,12 +122,9 @@ def test_it_listens_on_the_local_host_alone(zookeeper_server):
 
 
 @pytest.mark.parametrize(
-    ("asked", "given"),
-    [(0.1, 400), (0.4, 400), (30.0, 30_000), (50.0, 40_000)],
+    ("asked", "given"), [(0.1, 400), (0.4, 400), (30.0, 30_000), (50.0, 40_000)]
 )
-def test_sessions_may_be_short_and_long(
-    zookeeper_server, caplog, asked, given
-):
+def test_sessions_may_be_short_and_long(zookeeper_server, caplog, asked, given):
     # The only place where kazoo exposes its arguments.
     caplog.set_level(BLATHER, "kazoo.client")
     with connected(zookeeper_server.hosts, timeout=asked):
@@ -239,10 +232,7 @@ def test_digest_authentication_needs_no_set_up(zookeeper_server):
     auth = [("digest", "app:secret")]
     with connected(zookeeper_server.hosts, auth_data=auth) as client:
         client.create("/closed", b"x", acl=[acl])
-    with (
-        connected(zookeeper_server.hosts) as other,
-        pytest.raises(NoAuthError),
-    ):
+    with connected(zookeeper_server.hosts) as other, pytest.raises(NoAuthError):
         other.get("/closed")
 
 
@@ -435,9 +425,7 @@ if sys.argv[1] == "killed":
 """
 
 
-@pytest.mark.parametrize(
-    ("how", "status"), [("killed", -signal.SIGKILL), ("ended", 0)]
-)
+@pytest.mark.parametrize(("how", "status"), [("killed", -signal.SIGKILL), ("ended", 0)])
 def test_no_server_outlives_its_program(how, status):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAM, how],

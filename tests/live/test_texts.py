@@ -6,28 +6,26 @@ import os
 from typing import Any
 
 import pytest
-from sqlalchemy import cast
-from sqlalchemy import collate
-from sqlalchemy import Column
-from sqlalchemy import create_engine
-from sqlalchemy import func
-from sqlalchemy import Integer
-from sqlalchemy import make_url
-from sqlalchemy import MetaData
-from sqlalchemy import select
-from sqlalchemy import Table
-from sqlalchemy import text
+from sqlalchemy import (
+    cast,
+    collate,
+    Column,
+    create_engine,
+    func,
+    Integer,
+    make_url,
+    MetaData,
+    select,
+    Table,
+    text,
+)
 from sqlalchemy.dialects import mysql
 
 from sqla_shard.dialects.sorting import OfText
 from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.merging.values import check_identities
-from sqla_shard.merging.values import Text
-from sqla_shard.merging.values import weigh
+from sqla_shard.merging.values import check_identities, Text, weigh
 from tests.models.clusters import on_servers
-from tests.suites.texts import planted
-from tests.suites.texts import random_text
-from tests.suites.texts import Title
+from tests.suites.texts import planted, random_text, Title
 
 pytestmark = pytest.mark.live
 
@@ -96,17 +94,12 @@ def _is_inexact(plain: Any, name: str) -> bool:
     return name in _INEXACT
 
 
-def _table(
-    plain: Any, name: str, charset: str, length: int, texts: list[str]
-) -> Table:
+def _table(plain: Any, name: str, charset: str, length: int, texts: list[str]) -> Table:
     """Make a table of texts of a collation."""
     plain.execute(text("DROP TABLE IF EXISTS texts"))
     of = mysql.VARCHAR(length, charset=charset, collation=name)
     table = Table(
-        "texts",
-        MetaData(),
-        Column("id", Integer, primary_key=True),
-        Column("x", of),
+        "texts", MetaData(), Column("id", Integer, primary_key=True), Column("x", of)
     )
     table.create(plain)
     # Characters that the set does not have become question marks.

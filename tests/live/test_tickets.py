@@ -12,16 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
+from sqlalchemy import insert, select
+from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import scatter
-from sqla_shard import unpack
+from sqla_shard import blob_field, Cluster, ObjectMixin, scatter, unpack
 from sqla_shard.exc import IdServiceError
 from sqla_shard.models.tickets import TicketServers
 from sqla_shard.testing import sqlite_topology
@@ -54,8 +48,7 @@ def tickets(servers: Servers, request: Any) -> Iterator[TicketServers]:
         if not server.running:
             server.start()
     found = TicketServers(
-        [server.url for server in servers],
-        database=f"db_{request.node.name[:50]}",
+        [server.url for server in servers], database=f"db_{request.node.name[:50]}"
     )
     found.create(["coupons"])
     yield found
@@ -81,9 +74,7 @@ def sell(cluster: Cluster, shard_id: int, count: int = 1) -> list[int]:
     return [one.local_id for one in found]
 
 
-def test_odd_and_even_numbers(
-    cluster: Cluster, tickets: TicketServers
-) -> None:
+def test_odd_and_even_numbers(cluster: Cluster, tickets: TicketServers) -> None:
     assert sell(cluster, 1, 3) == [1, 3, 5]
     assert sell(cluster, 5, 3) == [2, 4, 6]
     with cluster.begin(shard_id=2) as session:
@@ -91,12 +82,7 @@ def test_odd_and_even_numbers(
     assert sell(cluster, 2) == [8]
     with cluster.session() as session:
         ids = session.scalars(select(Coupon.id).options(scatter())).all()
-    assert sorted(unpack(one).local_id for one in ids) == [
-        *range(1, 7),
-        7,
-        8,
-        9,
-    ]
+    assert sorted(unpack(one).local_id for one in ids) == [*range(1, 7), 7, 8, 9]
     tickets.create(["coupons"], above=1000)
     assert sorted(sell(cluster, 0) + sell(cluster, 0)) == [1001, 1002]
     tickets.create(["coupons"], above=50)
@@ -149,9 +135,7 @@ def test_a_server_that_hangs(servers: Servers, cluster: Cluster) -> None:
     sell(cluster, 1)
     servers[0].pause()
     try:
-        assert all(
-            number % 2 == 0 for _ in range(3) for number in sell(cluster, 1)
-        )
+        assert all(number % 2 == 0 for _ in range(3) for number in sell(cluster, 1))
     finally:
         servers[0].resume()
 
@@ -167,9 +151,7 @@ def test_no_server_is_left(servers: Servers, cluster: Cluster) -> None:
         server.restart()
     assert sell(cluster, 1)[0] in (1, 2)
     with cluster.session() as session:
-        assert (
-            len(session.scalars(select(Coupon).options(scatter())).all()) == 1
-        )
+        assert len(session.scalars(select(Coupon).options(scatter())).all()) == 1
 
 
 def test_servers_in_another_order(
@@ -186,9 +168,7 @@ def test_servers_in_another_order(
         wrong.dispose()
     with pytest.raises(IdServiceError, match=r"create\(\['users'\]"):
         tickets.issue("users", 1)
-    with pytest.raises(
-        IdServiceError, match=r"doesn't exist|Unknown database"
-    ):
+    with pytest.raises(IdServiceError, match=r"doesn't exist|Unknown database"):
         TicketServers(urls, database="db_none").issue("coupons", 1)
     assert sorted(sell(cluster, 0) + sell(cluster, 0)) == [1, 2]
 
@@ -215,9 +195,7 @@ def test_a_child_process_has_connections_of_its_own(
     assert len(set(numbers)) == 3 * 30 * 3
 
 
-def test_an_event_loop_does_not_wait(
-    cluster: Cluster, tickets: TicketServers
-) -> None:
+def test_an_event_loop_does_not_wait(cluster: Cluster, tickets: TicketServers) -> None:
     threads = []
 
     class Watched:

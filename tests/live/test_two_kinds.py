@@ -6,18 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import text
+from sqlalchemy import func, select, text
 
-from sqla_shard import Cluster
-from sqla_shard import scatter
+from sqla_shard import Cluster, scatter
 from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.testing import MariaDBFleet
-from sqla_shard.testing import MySQLFleet
+from sqla_shard.testing import MariaDBFleet, MySQLFleet
 from tests.models.layouts import with_layout
-from tests.models.objects import Base
-from tests.models.objects import Thing
+from tests.models.objects import Base, Thing
 from tests.models.objects_harness import thing
 
 # It has the servers of both kinds.
@@ -26,9 +21,7 @@ pytestmark = [pytest.mark.live, pytest.mark.thorough]
 
 @pytest.fixture(params=["MariaDB first", "MySQL first"])
 def cluster(
-    request: pytest.FixtureRequest,
-    mariadb_fleet: MariaDBFleet,
-    mysql_fleet: MySQLFleet,
+    request: pytest.FixtureRequest, mariadb_fleet: MariaDBFleet, mysql_fleet: MySQLFleet
 ) -> Iterator[Cluster]:
     fleets: list[Any] = [mariadb_fleet, mysql_fleet]
     servers: list[dict[str, Any]] = [
@@ -42,15 +35,10 @@ def cluster(
         "shards": 4,
         "database": "db_twokinds_{shard:05d}",
         "servers": [
-            {**server, "shards": [2 * n, 2 * n + 1]}
-            for n, server in enumerate(servers)
+            {**server, "shards": [2 * n, 2 * n + 1]} for n, server in enumerate(servers)
         ],
     }
-    main = {
-        "kind": "global",
-        "database": "main_twokinds",
-        "servers": servers[:1],
-    }
+    main = {"kind": "global", "database": "main_twokinds", "servers": servers[:1]}
     document = with_layout(
         {"epoch": 1, "keyspaces": {"objects": objects, "main": main}}
     )
@@ -88,7 +76,6 @@ def test_statements_over_both_are_right_or_refused(cluster: Cluster) -> None:
             assert session.scalar(made) == 2**64 + sum(shards)
         for shard in range(4):
             rank = session.scalar(
-                text("SELECT `rank` FROM things"),
-                bind_arguments={"shard_id": shard},
+                text("SELECT `rank` FROM things"), bind_arguments={"shard_id": shard}
             )
             assert rank == shard

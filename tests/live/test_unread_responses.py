@@ -9,22 +9,15 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import literal
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import update
+from sqlalchemy import literal, select, String, update
 from sqlalchemy.exc import StatementError
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
+from sqla_shard import Cluster, ObjectMixin
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.testing.server_fleet import ServerFleet
 
@@ -121,16 +114,13 @@ class Interrupting:
 def _select(cluster: Cluster, token: str) -> Any:
     with cluster.session() as session:
         return session.scalar(
-            select(literal(token)).select_from(Mark),
-            bind_arguments={"shard_id": 0},
+            select(literal(token)).select_from(Mark), bind_arguments={"shard_id": 0}
         )
 
 
 def _write(cluster: Cluster, token: str) -> Any:
     with cluster.begin() as session:
-        session.execute(
-            update(Mark).values(note=token), bind_arguments={"shard_id": 0}
-        )
+        session.execute(update(Mark).values(note=token), bind_arguments={"shard_id": 0})
 
 
 @pytest.mark.parametrize("work", [_select, _write])

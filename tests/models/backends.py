@@ -11,16 +11,10 @@ one backend takes :meth:`Clusters.on_sqlite` or :meth:`Clusters.on_servers`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from contextlib import contextmanager
-from contextlib import nullcontext
-from dataclasses import dataclass
-from dataclasses import field
-from typing import Any
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import pytest
 from sqlalchemy import MetaData
@@ -32,8 +26,6 @@ from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.layouts import with_layout
 from tests.servers.in_loop import InLoop
 from tests.servers.kinds import Kind
-
-__all__ = ["BOTH", "EVERYWHERE", "MYSQLCLIENT", "Clusters", "On", "with_cache"]
 
 _Prepare = Callable[
     [Cluster, pytest.FixtureRequest, "On"], AbstractContextManager[None]
@@ -162,9 +154,7 @@ class Clusters:
         """
 
         @pytest.fixture(scope="module")
-        def cluster(
-            request: pytest.FixtureRequest, backend: On
-        ) -> Iterator[Cluster]:
+        def cluster(request: pytest.FixtureRequest, backend: On) -> Iterator[Cluster]:
             on = backend._replace(options={**options, **backend.options})
             with self.open(request, on) as cluster:
                 yield cluster
@@ -208,11 +198,7 @@ class Clusters:
         factory = request.getfixturevalue("tmp_path_factory")
         yield self._with_globals(
             sqlite_topology(
-                factory.mktemp("cluster"),
-                2,
-                self.shards,
-                main=True,
-                lookup=self.lookup,
+                factory.mktemp("cluster"), 2, self.shards, main=True, lookup=self.lookup
             ),
             "{}",
         )
@@ -236,9 +222,7 @@ class Clusters:
         yield document
         fleet.drop_databases(document)
 
-    def _with_globals(
-        self, document: dict[str, Any], database: str
-    ) -> dict[str, Any]:
+    def _with_globals(self, document: dict[str, Any], database: str) -> dict[str, Any]:
         first = document["keyspaces"].pop("main")
         for one in self.main:
             new = {**first, "database": database.format(one)}

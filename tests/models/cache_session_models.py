@@ -5,33 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import String
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import MappingMixin
-from sqla_shard import no_cache
-from sqla_shard import ObjectMixin
-from sqla_shard.cache import Cached
-from sqla_shard.cache import cached_objects
+from sqla_shard import blob_field, Cluster, MappingMixin, no_cache, ObjectMixin
+from sqla_shard.cache import Cached, cached_objects
 from tests.models.layouts import LAYOUT
-
-__all__ = [
-    "PIN",
-    "REGION",
-    "SHARDS",
-    "Bag",
-    "Base",
-    "Board",
-    "Item",
-    "Marks",
-    "Pin",
-    "cached_classes",
-    "prepare",
-    "sums",
-]
 
 PIN = 1
 SHARDS = 4
@@ -95,9 +73,7 @@ def sums(session: Any, names: list[str]) -> dict[str, int]:
     return found
 
 
-def prepare(
-    cluster: Cluster,
-) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+def prepare(cluster: Cluster) -> tuple[list[int], list[int], list[tuple[int, int]]]:
     """Make tables and rows.
 
     :returns: the ids of pins and of boards; and those of pins on the first

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from sqla_shard.cache.protocol import Times
-
-__all__ = ["Plain"]
 
 _NOTHING = b"-"
 
@@ -21,9 +16,7 @@ class Plain:
     """
 
     def __init__(
-        self,
-        load: Callable[[Sequence[str]], Mapping[str, bytes | None]],
-        times: Times,
+        self, load: Callable[[Sequence[str]], Mapping[str, bytes | None]], times: Times
     ) -> None:
         self._load = load
         self._times = times

@@ -5,79 +5,35 @@ from __future__ import annotations
 import contextlib
 import enum
 from collections.abc import Iterator
-from datetime import date
-from datetime import datetime
-from datetime import time
+from datetime import date, datetime, time
 from decimal import Decimal
 from secrets import token_bytes
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger
-from sqlalchemy import Boolean
-from sqlalchemy import Date
-from sqlalchemy import DateTime
-from sqlalchemy import Enum
-from sqlalchemy import Float
-from sqlalchemy import ForeignKey
-from sqlalchemy import JSON
-from sqlalchemy import LargeBinary
-from sqlalchemy import Numeric
-from sqlalchemy import String
-from sqlalchemy import Time
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Date,
+    DateTime,
+    Enum,
+    Float,
+    ForeignKey,
+    JSON,
+    LargeBinary,
+    Numeric,
+    String,
+    Time,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
+from sqla_shard import blob_field, Cluster, MappingMixin, ObjectMixin
 from sqla_shard.cache import Cached
 from sqla_shard.testing import StatementLog
-from sqla_shard.types import ObjectRef
-from sqla_shard.types import ShardedId
-from sqla_shard.types import UTCTimestamp
-from tests.models.backends import Clusters
-from tests.models.backends import On
+from sqla_shard.types import ObjectRef, ShardedId, UTCTimestamp
+from tests.models.backends import Clusters, On
 from tests.models.layouts import LAYOUT
 from tests.servers.memcached import nodes
-
-__all__ = [
-    "BOARD",
-    "CACHED",
-    "CLASSES",
-    "MEMORY",
-    "PATIENCE",
-    "PIN",
-    "SHARDS",
-    "USER",
-    "Base",
-    "Board",
-    "BoardHasPins",
-    "BoardHasRatedPins",
-    "BoardKeepsPins",
-    "Color",
-    "Everything",
-    "Note",
-    "Pin",
-    "PinInBoards",
-    "Suite",
-    "User",
-    "cached_of",
-    "cached_on_servers",
-    "cached_on_sqlite",
-    "changed",
-    "configure",
-    "key_of",
-    "poison",
-    "seen",
-    "sent",
-    "settled",
-    "stored",
-    "value_of",
-]
 
 USER, EVERYTHING, BOARD, PIN, NOTE = 1, 2, 3, 4, 5
 SHARDS = 8
@@ -130,9 +86,7 @@ class Board(ObjectMixin, Base, type_id=BOARD):
 
     name: Mapped[str] = blob_field(default="")
     notes: Mapped[list[Note]] = relationship(
-        back_populates="board",
-        cascade="all, delete-orphan",
-        order_by="Note.id",
+        back_populates="board", cascade="all, delete-orphan", order_by="Note.id"
     )
 
 
@@ -164,9 +118,7 @@ class PinInBoards(MappingMixin, Base, source=Pin, target=Board):
     pass
 
 
-class BoardKeepsPins(
-    MappingMixin, Base, source=Board, target=Pin, inverse=PinInBoards
-):
+class BoardKeepsPins(MappingMixin, Base, source=Board, target=Pin, inverse=PinInBoards):
     pass
 
 
@@ -189,18 +141,14 @@ CLASSES: dict[Any, Any] = {
 def configure(cluster: Cluster, region: dict[str, Any]) -> None:
     """Cache all classes, in two regions of one kind."""
     cluster.configure_cache(
-        {"objects": dict(region), "lists": dict(region)},
-        classes=CLASSES,
-        prefix="test",
+        {"objects": dict(region), "lists": dict(region)}, classes=CLASSES, prefix="test"
     )
 
 
 # -- what tests do with them
 
 
-def stored(
-    cluster: Cluster, new: Any, shard_id: int = 5, *, warm: bool = False
-) -> int:
+def stored(cluster: Cluster, new: Any, shard_id: int = 5, *, warm: bool = False) -> int:
     """Insert an object and return its id.
 
     :param warm: whether it is to be in the cache.
@@ -238,9 +186,7 @@ def value_of(cluster: Cluster, key: str, region: str = "objects") -> bytes:
     return store.fetch([key], 0)[key].value
 
 
-def poison(
-    cluster: Cluster, key: str, value: bytes, region: str = "objects"
-) -> None:
+def poison(cluster: Cluster, key: str, value: bytes, region: str = "objects") -> None:
     """Put a value under a key, whatever was there."""
     assert cluster.cache is not None
     store = cluster.cache.region(region).store

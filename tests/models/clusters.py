@@ -17,25 +17,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
-from sqlalchemy import Engine
-from sqlalchemy import make_url
+from sqlalchemy import create_engine, Engine, make_url
 
 from sqla_shard.session.flush import REQUESTED
 from sqla_shard.testing import StatementLog
-from tests.models.backends import Clusters
-from tests.models.backends import On
+from tests.models.backends import Clusters, On
 from tests.models.models import Base
-
-__all__ = [
-    "PINS",
-    "SHARDS",
-    "ShardLog",
-    "at",
-    "on_servers",
-    "on_sqlite",
-    "plain_engine",
-]
 
 #: Virtual shards of every cluster here; half of them on the first server.
 SHARDS = 32
@@ -114,9 +101,7 @@ def _plain_database(server: Any) -> Iterator[Any]:
     # As on the connections of a cluster; to MySQL it is a comment.
     command = "SET @_ = 0 /*M!110602 , innodb_snapshot_isolation = 0 */"
     yield url.set(
-        drivername="mysql+pymysql",
-        database=name,
-        query={"init_command": command},
+        drivername="mysql+pymysql", database=name, query={"init_command": command}
     )
     with server.connect(autocommit=True) as connection:
         connection.cursor().execute(f"DROP DATABASE {name}")

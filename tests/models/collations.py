@@ -8,8 +8,6 @@ from sqlalchemy import Dialect
 from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 
-__all__ = ["ServerText", "collation_on"]
-
 #: MySQL's collations that are most like those that MariaDB alone has.
 _ON_MYSQL = {
     "utf8mb4_nopad_bin": "utf8mb4_0900_bin",

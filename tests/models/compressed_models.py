@@ -6,32 +6,12 @@ import random
 from typing import Any
 
 from sqlalchemy import text
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import unpack
+from sqla_shard import blob_field, Cluster, ObjectMixin, unpack
 from sqla_shard.models import blob_dictionaries
 from sqla_shard.types.compression import DICTIONARIES
-from tests.models.backends import Clusters
-from tests.models.backends import with_cache
-
-__all__ = [
-    "COMPRESSED",
-    "MODELS",
-    "SHARDS",
-    "Base",
-    "Packed",
-    "Plain",
-    "Small",
-    "fill",
-    "forget",
-    "raw",
-    "set_raw",
-]
+from tests.models.backends import Clusters, with_cache
 
 #: The module, for the option --models.
 MODELS = "tests.models.compressed_models"
@@ -106,9 +86,7 @@ def forget() -> None:
 def raw(cluster: Cluster, cls: Any, object_id: int) -> Any:
     """Return the stored form of a blob, a str or bytes."""
     return _raw(
-        cluster,
-        f"SELECT data FROM {cls.__tablename__} WHERE local_id = :id",
-        object_id,
+        cluster, f"SELECT data FROM {cls.__tablename__} WHERE local_id = :id", object_id
     ).scalar()
 
 
@@ -134,6 +112,4 @@ def _raw(cluster: Cluster, sql: str, object_id: int, **values: Any) -> Any:
 
 
 #: Clusters with these tables, whose rows are cached in memory.
-COMPRESSED = Clusters(
-    Base.metadata, SHARDS, prepare=with_cache("test", Packed, Plain)
-)
+COMPRESSED = Clusters(Base.metadata, SHARDS, prepare=with_cache("test", Packed, Plain))

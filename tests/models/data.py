@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import insert
 
 from sqla_shard import Cluster
 from tests.models.layouts import pack
-from tests.models.models import BOARD
-from tests.models.models import COMMENT
-from tests.models.models import NOTE
-from tests.models.models import PIN
-
-__all__ = ["Rows", "make_rows", "store"]
+from tests.models.models import BOARD, COMMENT, NOTE, PIN
 
 
 @dataclass
@@ -46,9 +40,7 @@ def make_rows(rng: random.Random, shards: tuple[int, ...]) -> Rows:
     for shard in shards:
         boards = [pack(shard, BOARD, k) for k in (1, 2)]
         for k, board in enumerate(boards):
-            tables["Board"].append(
-                {"id": board, "name": f"b{k}", "n": number()}
-            )
+            tables["Board"].append({"id": board, "name": f"b{k}", "n": number()})
         pins: list[int] = []
         for k in range(1, rng.randint(2, 4) + 1):
             pin = pack(shard, PIN, k)
@@ -79,9 +71,7 @@ def make_rows(rng: random.Random, shards: tuple[int, ...]) -> Rows:
             comments.append(comment)
         for pin in pins:
             for name in rng.sample(["x", "y", "z"], rng.randint(0, 2)):
-                tables["Tag"].append(
-                    {"pin_id": pin, "name": name, "n": number()}
-                )
+                tables["Tag"].append({"pin_id": pin, "name": name, "n": number()})
         for k in range(1, rng.randint(1, 3) + 1):
             tables["Note"].append(
                 {
@@ -117,6 +107,4 @@ def store(rows: Rows, models: Any, target: Cluster | Any) -> None:
 def _insert(rows: Rows, models: Any, session: Any) -> None:
     for name, table in rows.tables.items():
         if table:
-            session.execute(
-                insert(getattr(models, name)), [dict(row) for row in table]
-            )
+            session.execute(insert(getattr(models, name)), [dict(row) for row in table])

@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
 from sqla_shard.dialects import backend_for
 from sqla_shard.testing.server_fleet import ServerFleet
-
-__all__ = ["databases_on_servers", "databases_on_sqlite"]
 
 
 def databases_on_sqlite() -> Any:

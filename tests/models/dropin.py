@@ -8,30 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import create_engine
-from sqlalchemy import Engine
-from sqlalchemy import event
-from sqlalchemy import ForeignKey
-from sqlalchemy import func
-from sqlalchemy import Integer
-from sqlalchemy import String
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
-
-__all__ = [
-    "LANE",
-    "TIMEOUT",
-    "Base",
-    "Board",
-    "Choosers",
-    "Pin",
-    "engines_in",
-    "fill",
-    "lane_threads",
-    "meeting",
-]
+from sqlalchemy import create_engine, Engine, event, ForeignKey, func, Integer, String
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 TIMEOUT = 60
 #: For the threads of lanes that a test opens itself; those of a cluster that
@@ -89,9 +67,7 @@ class Choosers:
         }
 
 
-def engines_in(
-    directory: Path, names: Any, **options: Any
-) -> dict[Any, Engine]:
+def engines_in(directory: Path, names: Any, **options: Any) -> dict[Any, Engine]:
     """Return an engine on a file of its own for each shard."""
     found = {}
     for name in names:
@@ -127,9 +103,7 @@ def lane_threads() -> int:
 
 
 @contextmanager
-def meeting(
-    engines: Any, parties: int, timeout: float = TIMEOUT
-) -> Iterator[Any]:
+def meeting(engines: Any, parties: int, timeout: float = TIMEOUT) -> Iterator[Any]:
     """Give statements a function that returns when all have called it.
 
     It fails where they do not run at the same time.

@@ -13,27 +13,11 @@ from typing import Any
 
 import pytest
 from flask import Flask
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import ShardSession
+from sqla_shard import blob_field, Cluster, ObjectMixin, ShardSession
 from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.testing import sqlite_topology
-
-__all__ = [
-    "BOARD",
-    "Base",
-    "Board",
-    "Setting",
-    "add_board",
-    "busy",
-    "flask_fixtures",
-    "title_of",
-]
 
 BOARD = 2
 

@@ -5,29 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import String
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import Cluster
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
+from sqla_shard import Cluster, MappingMixin, ObjectMixin
 from tests.models.backends import Clusters
-
-__all__ = [
-    "FOLLOWS",
-    "SHARDS",
-    "Base",
-    "Followers",
-    "Follows",
-    "Likes",
-    "Stars",
-    "User",
-    "Watchers",
-    "Watches",
-    "length",
-    "new_users",
-]
 
 SHARDS = 16
 

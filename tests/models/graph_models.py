@@ -5,33 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import ShardSession
-from sqla_shard.contrib import Feed
-from sqla_shard.contrib import Follows
-from sqla_shard.contrib import StoredFollows
+from sqla_shard import blob_field, Cluster, ObjectMixin, ShardSession
+from sqla_shard.contrib import Feed, Follows, StoredFollows
 from tests.models.backends import Clusters
-
-__all__ = [
-    "CLUSTERS",
-    "Base",
-    "Board",
-    "Pin",
-    "User",
-    "boards",
-    "feed",
-    "follows",
-    "ids_of",
-    "pin",
-    "run",
-    "stored",
-    "users",
-]
 
 SHARDS = 8
 
@@ -56,12 +34,7 @@ class Pin(ObjectMixin, Base, type_id=1, colocate_with="board_id"):
 
 #: Not "follows" and "feeds", which are of the pinboard in the same process.
 follows = Follows(
-    Base,
-    user=User,
-    board=Board,
-    owner="user_id",
-    name="graph",
-    count_slots=4,
+    Base, user=User, board=Board, owner="user_id", name="graph", count_slots=4
 )
 stored = StoredFollows(follows)
 feed = Feed(Base, follows=follows, post=Pin, name="graph_feeds", batch=2)

@@ -4,52 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger
-from sqlalchemy import delete
-from sqlalchemy import literal
-from sqlalchemy import select
-from sqlalchemy import update
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy import BigInteger, delete, literal, select, update
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import AsyncShardSession
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import ShardSession
+from sqla_shard import AsyncShardSession, Cluster, ObjectMixin, ShardSession
 from sqla_shard.dialects.sql import ServerTime
-from sqla_shard.jobs import ClaimedJob
-from sqla_shard.jobs import claims
-from sqla_shard.jobs import current_job
-from sqla_shard.jobs import EnqueuedJob
-from sqla_shard.jobs import Linear
-from sqla_shard.jobs import task
-from sqla_shard.outbox.tables import JOB_KEYS
-from sqla_shard.outbox.tables import JOBS
+from sqla_shard.jobs import ClaimedJob, claims, current_job, EnqueuedJob, Linear, task
+from sqla_shard.outbox.tables import JOB_KEYS, JOBS
 from tests.models.backends import Clusters
-from tests.models.layouts import LAYOUT
-from tests.models.layouts import unpack
-
-__all__ = [
-    "JOB_CLUSTERS",
-    "SHARDS",
-    "Base",
-    "Counter",
-    "acking",
-    "add",
-    "awaiting",
-    "counter",
-    "counters",
-    "empty",
-    "expire",
-    "fails",
-    "on_shard",
-    "outside",
-    "pause",
-    "pausing",
-    "rows",
-    "take",
-]
+from tests.models.layouts import LAYOUT, unpack
 
 SHARDS = 6
 
@@ -87,10 +50,7 @@ def fails(session: ShardSession, counter_id: int) -> None:
 
 
 @task(
-    "tests.at_least_once",
-    queue="adding",
-    retry=Linear(2, step=0),
-    in_transaction=False,
+    "tests.at_least_once", queue="adding", retry=Linear(2, step=0), in_transaction=False
 )
 def outside(counter_id: int) -> None:
     """Add in a transaction that does not acknowledge the job."""
@@ -98,12 +58,7 @@ def outside(counter_id: int) -> None:
         add(session, counter_id)
 
 
-@task(
-    "tests.acking",
-    queue="adding",
-    retry=Linear(2, step=0),
-    in_transaction=False,
-)
+@task("tests.acking", queue="adding", retry=Linear(2, step=0), in_transaction=False)
 def acking(counter_id: int) -> None:
     """Add in a transaction that acknowledges the job."""
     job = current_job()
@@ -144,9 +99,7 @@ def on_shard(cluster: Cluster, shard_id: int, statement: Any) -> Any:
 
 def rows(cluster: Cluster, shard_id: int = 1) -> list[Any]:
     """Return the jobs of a shard, in the order of their numbers."""
-    found: list[Any] = on_shard(
-        cluster, shard_id, select(JOBS).order_by(JOBS.c.id)
-    )
+    found: list[Any] = on_shard(cluster, shard_id, select(JOBS).order_by(JOBS.c.id))
     return found
 
 

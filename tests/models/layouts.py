@@ -11,10 +11,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from sqla_shard.ids import IdLayout
-from sqla_shard.ids import TimeLayout
-
-__all__ = ["LAYOUT", "VARIABLE", "pack", "unpack", "with_layout"]
+from sqla_shard.ids import IdLayout, TimeLayout
 
 VARIABLE = "SQLA_SHARD_TEST_LAYOUT"
 
@@ -26,12 +23,8 @@ def _layout(text: str) -> IdLayout:
     kind, *rest = text.split(",")
     bits = [int(one) for one in rest]
     if kind == "time":
-        return TimeLayout(
-            epoch_ms=_EPOCH_MS, shard_bits=bits[0], sequence_bits=bits[1]
-        )
-    return IdLayout(
-        shard_bits=int(kind), type_bits=bits[0], local_bits=bits[1]
-    )
+        return TimeLayout(epoch_ms=_EPOCH_MS, shard_bits=bits[0], sequence_bits=bits[1])
+    return IdLayout(shard_bits=int(kind), type_bits=bits[0], local_bits=bits[1])
 
 
 LAYOUT = _layout(os.environ.get(VARIABLE, "16,10,36"))

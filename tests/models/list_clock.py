@@ -16,8 +16,6 @@ import pytest
 
 from sqla_shard.models.list_positions import STEP
 
-__all__ = ["list_clock"]
-
 
 def list_clock() -> Any:
     """Return a fixture in which each look at the clock is 1 s later."""
@@ -28,8 +26,7 @@ def list_clock() -> Any:
         times = itertools.count(time.time_ns() // 1_000_000, 1000)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                "sqla_shard.models.list_positions.now",
-                lambda: next(times) * STEP,
+                "sqla_shard.models.list_positions.now", lambda: next(times) * STEP
             )
             yield
 

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger
-from sqlalchemy import String
-from sqlalchemy import update
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import mapped_column
+from sqlalchemy import BigInteger, String, update
+from sqlalchemy.orm import DeclarativeBase, mapped_column
 
 from sqla_shard import ObjectMixin
-from tests.models.layouts import pack
-from tests.models.layouts import unpack
-
-__all__ = [
-    "Balance",
-    "Base",
-    "Note",
-    "Pin",
-    "Transfer",
-    "write_pin",
-    "write_transfer",
-]
+from tests.models.layouts import pack, unpack
 
 
 class Base(DeclarativeBase):

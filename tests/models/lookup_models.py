@@ -8,44 +8,20 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import update
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import LookupMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import scatter
-from sqla_shard import ShardSession
+from sqla_shard import (
+    blob_field,
+    Cluster,
+    LookupMixin,
+    ObjectMixin,
+    scatter,
+    ShardSession,
+)
 from sqla_shard.models import normalization
 from tests.models.backends import Clusters
-from tests.models.layouts import LAYOUT
-from tests.models.layouts import pack
-
-__all__ = [
-    "LOOKUPS",
-    "MODULUS",
-    "SHARDS",
-    "USER",
-    "Base",
-    "Suite",
-    "User",
-    "UserContact",
-    "UserEmail",
-    "UserLogin",
-    "UserName",
-    "UserTag",
-    "count_of",
-    "end_at",
-    "ids",
-    "lookups_on_servers",
-    "lookups_on_sqlite",
-    "new_user",
-    "rows_of",
-]
+from tests.models.layouts import LAYOUT, pack
 
 USER = 3
 SHARDS = 8
@@ -57,11 +33,7 @@ class Base(DeclarativeBase):
 
 
 class UserTag(
-    LookupMixin,
-    Base,
-    target="User",
-    normalize=normalization.casefold,
-    unique=False,
+    LookupMixin, Base, target="User", normalize=normalization.casefold, unique=False
 ):
     """Given by name, before the class is there."""
 

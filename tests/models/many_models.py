@@ -10,45 +10,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Column
-from sqlalchemy import ForeignKey
-from sqlalchemy import String
-from sqlalchemy import Table
-from sqlalchemy.ext.associationproxy import association_proxy
-from sqlalchemy.ext.associationproxy import AssociationProxy
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import foreign
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
-from sqlalchemy.orm import WriteOnlyMapped
+from sqlalchemy import Column, ForeignKey, String, Table
+from sqlalchemy.ext.associationproxy import association_proxy, AssociationProxy
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    foreign,
+    Mapped,
+    mapped_column,
+    relationship,
+    WriteOnlyMapped,
+)
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import ObjectRef
-from sqla_shard import ReferenceMixin
-from sqla_shard import ShardedId
-from tests.models.backends import Clusters
-from tests.models.backends import On
+from sqla_shard import (
+    blob_field,
+    Cluster,
+    ObjectMixin,
+    ObjectRef,
+    ReferenceMixin,
+    ShardedId,
+)
+from tests.models.backends import Clusters, On
 from tests.models.layouts import LAYOUT
-
-__all__ = [
-    "MANY",
-    "SHARDS",
-    "Base",
-    "Draft",
-    "Label",
-    "Post",
-    "Topic",
-    "User",
-    "Vote",
-    "many_on_servers",
-    "many_on_sqlite",
-    "post_labels",
-    "post_posts",
-    "post_topics",
-]
 
 SHARDS = 8
 
@@ -112,18 +94,13 @@ user_watches = Table(
 
 class Post(ObjectMixin, Base, type_id=4, colocate_with="user_id"):
     __tablename__ = "posts"
-    user_id: Mapped[int] = mapped_column(
-        ShardedId(3), ForeignKey("users.local_id")
-    )
+    user_id: Mapped[int] = mapped_column(ShardedId(3), ForeignKey("users.local_id"))
     #: On any shard.
     reviewer_id: Mapped[int | None] = mapped_column(ObjectRef(3))
     title: Mapped[str] = blob_field(default="")
-    user: Mapped[User] = relationship(
-        back_populates="posts", foreign_keys=[user_id]
-    )
+    user: Mapped[User] = relationship(back_populates="posts", foreign_keys=[user_id])
     reviewer: Mapped[User | None] = relationship(
-        primaryjoin=lambda: foreign(Post.reviewer_id) == User.id,
-        viewonly=True,
+        primaryjoin=lambda: foreign(Post.reviewer_id) == User.id, viewonly=True
     )
     labels: Mapped[list[Label]] = relationship(
         secondary=post_labels, back_populates="posts"
@@ -162,9 +139,7 @@ class Draft(ObjectMixin, Base, type_id=6, colocate_with="user_id"):
     """Its user has no list of drafts, only a way to add to them."""
 
     __tablename__ = "drafts"
-    user_id: Mapped[int] = mapped_column(
-        ShardedId(3), ForeignKey("users.local_id")
-    )
+    user_id: Mapped[int] = mapped_column(ShardedId(3), ForeignKey("users.local_id"))
     title: Mapped[str] = blob_field(default="")
     user: Mapped[User] = relationship(back_populates="drafts")
 
@@ -173,12 +148,8 @@ class Vote(Base):
     """An association object: a link with something in it."""
 
     __tablename__ = "votes"
-    post_id: Mapped[int] = mapped_column(
-        ForeignKey("posts.local_id"), primary_key=True
-    )
-    user_id: Mapped[int] = mapped_column(
-        ForeignKey("users.local_id"), primary_key=True
-    )
+    post_id: Mapped[int] = mapped_column(ForeignKey("posts.local_id"), primary_key=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.local_id"), primary_key=True)
     stars: Mapped[int]
     post: Mapped[Post] = relationship(back_populates="votes")
     user: Mapped[User] = relationship()

@@ -7,43 +7,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import String
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
+from sqla_shard import blob_field, Cluster, MappingMixin, ObjectMixin
 from tests.models.backends import Clusters
 from tests.models.clusters import ShardLog
-from tests.models.layouts import LAYOUT
-from tests.models.layouts import pack
-
-__all__ = [
-    "BOARD",
-    "LISTS",
-    "PIN",
-    "SHARDS",
-    "USER",
-    "Base",
-    "Board",
-    "BoardHasPins",
-    "BoardHasRatedPins",
-    "NarrowList",
-    "Pin",
-    "Suite",
-    "User",
-    "UserFollowsUser",
-    "lists_on_servers",
-    "lists_on_sqlite",
-    "new_board",
-    "new_pins",
-    "pins",
-    "put",
-    "sequences",
-    "shown",
-]
+from tests.models.layouts import LAYOUT, pack
 
 PIN, BOARD, USER = 1, 2, 3
 SHARDS = 64
@@ -128,9 +97,7 @@ def new_pins(cluster: Cluster, count: int, shards: int = SHARDS) -> list[int]:
     return found
 
 
-def put(
-    cluster: Cluster, cls: Any, source_id: int, rows: dict[int, int]
-) -> None:
+def put(cluster: Cluster, cls: Any, source_id: int, rows: dict[int, int]) -> None:
     """Insert rows with these sequences."""
     definition = cls.__sqla_shard_mapping__
     with cluster.begin() as session:
@@ -158,8 +125,7 @@ def sequences(cluster: Cluster, cls: Any, source_id: int) -> dict[int, int]:
     with cluster.session() as session:
         name = cls.__sqla_shard_mapping__.target.column
         return {
-            getattr(row, name): row.sequence
-            for row in cls.iterate(session, source_id)
+            getattr(row, name): row.sequence for row in cls.iterate(session, source_id)
         }
 
 

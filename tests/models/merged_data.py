@@ -12,14 +12,7 @@ from typing import Any
 from sqlalchemy import insert
 
 from tests.models.layouts import pack
-from tests.models.merged_models import COLLATIONS
-from tests.models.merged_models import Colour
-from tests.models.merged_models import GEM
-from tests.models.merged_models import Rank
-from tests.models.merged_models import SHOP
-from tests.models.merged_models import WARE
-
-__all__ = ["SAMPLES", "Rows", "make_rows", "store"]
+from tests.models.merged_models import COLLATIONS, Colour, GEM, Rank, SHOP, WARE
 
 #: Case, accents, trailing spaces, characters that sort before a space, letters
 #: of two bytes and of four, digits, and the empty text.
@@ -39,10 +32,7 @@ _BASIC = tuple(text for text in _TEXTS if max(text, default="a") < "\uffff")
 #: Alike in more characters than others have.
 _LONG = (
     *_TEXTS,
-    *(
-        "日本語" * 60 + end
-        for end in ("", "日", "本", " ", "a", "A", "ﷺ", "\0")
-    ),
+    *("日本語" * 60 + end for end in ("", "日", "本", " ", "a", "A", "ﷺ", "\0")),
 )
 _NUMBERS = (-2, -1, 0, 1, 1, 2, 3)
 _DECIMALS = ("0", "-0.5", "1.25", "1.2501", "12345678901234567890.1234", "2")
@@ -124,8 +114,7 @@ def make_rows(rng: random.Random, shards: tuple[int, ...]) -> Rows:
             for name in rng.sample(["x", "y", "z"], rng.choice([0, 0, 1, 3]))
         ]
         tables["Gem"] += [
-            _gem(pack(shard, GEM, k), rng.choice(wares), one)
-            for k in range(1, 6)
+            _gem(pack(shard, GEM, k), rng.choice(wares), one) for k in range(1, 6)
         ]
     ids = {
         name: [row["id"] for row in tables[name]] + [pack(shards[0] + 1, t, 1)]

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import cast
-from sqlalchemy import distinct
-from sqlalchemy import exists
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import union_all
+from sqlalchemy import cast, distinct, exists, func, select, String, union_all
 from sqlalchemy.orm import aliased
 
 from sqla_shard import scatter
 from sqla_shard.engine import Scatter
-from tests.models.merged_grammar import Grammar
-from tests.models.merged_grammar import Made
-
-__all__ = ["FreeGrammar"]
+from tests.models.merged_grammar import Grammar, Made
 
 
 class FreeGrammar(Grammar):

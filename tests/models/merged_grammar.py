@@ -10,34 +10,32 @@ from __future__ import annotations
 import datetime as dt
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import asc
-from sqlalchemy import case
-from sqlalchemy import desc
-from sqlalchemy import distinct
-from sqlalchemy import func
-from sqlalchemy import nulls_first
-from sqlalchemy import nulls_last
-from sqlalchemy import or_
-from sqlalchemy import select
-from sqlalchemy.orm import aliased
-from sqlalchemy.orm import joinedload
-from sqlalchemy.orm import selectinload
-from sqlalchemy.orm import subqueryload
-from sqlalchemy.orm import with_loader_criteria
+from sqlalchemy import (
+    asc,
+    case,
+    desc,
+    distinct,
+    func,
+    nulls_first,
+    nulls_last,
+    or_,
+    select,
+)
+from sqlalchemy.orm import (
+    aliased,
+    joinedload,
+    selectinload,
+    subqueryload,
+    with_loader_criteria,
+)
 
 from sqla_shard import scatter
 from sqla_shard.models.field_types import Coded
-from tests.models.merged_data import Rows
-from tests.models.merged_data import SAMPLES
-from tests.models.merged_models import COLLATIONS
-from tests.models.merged_models import CoreTable
-
-__all__ = ["Grammar", "Made", "Value"]
+from tests.models.merged_data import Rows, SAMPLES
+from tests.models.merged_models import COLLATIONS, CoreTable
 
 _WARE = ("number", "big", "price", "weight", "size", "sold", "day", "moment")
 _WARE += ("hour", "colour", "spelled")
@@ -333,10 +331,7 @@ class Grammar:
         # MariaDB has no words for NULLS FIRST.
         nulls = [None, "nulls_last", "nulls_first"]
         nulls = nulls if self.dialect == "sqlite" else [None]
-        words = (
-            self.rng.choice([None, "asc", "desc"]),
-            self.rng.choice(nulls),
-        )
+        words = (self.rng.choice([None, "asc", "desc"]), self.rng.choice(nulls))
 
         def directed(element: Any) -> Any:
             for word in words:
@@ -460,9 +455,7 @@ class Grammar:
     def _alike(self, values: list[Value]) -> Made:
         """Select values of which a server shows one for many."""
         made = Made(select(*self._labelled(values)))
-        made.collations = {
-            i: v.collation for i, v in enumerate(values) if v.collation
-        }
+        made.collations = {i: v.collation for i, v in enumerate(values) if v.collation}
         return made
 
     def _aggregate(self) -> Value:
@@ -510,9 +503,7 @@ class Grammar:
         keys = [self.value()]
         other = self.value()
         # MariaDB refuses one expression twice.
-        if self.chance(50) and str(other.expression) != str(
-            keys[0].expression
-        ):
+        if self.chance(50) and str(other.expression) != str(keys[0].expression):
             keys.append(other)
         if self.chance(15):
             keys.append(Value(self.first.id, "id"))
@@ -522,10 +513,7 @@ class Grammar:
         if not named and self.chance(20):
             shown = made_of or keys
         made = self._alike(shown)
-        by = [
-            f"c{at}" if named else key.expression
-            for at, key in enumerate(keys)
-        ]
+        by = [f"c{at}" if named else key.expression for at, key in enumerate(keys)]
         made.statement = made.statement.group_by(*by)
         pool = [*shown, *keys]
         if self.chance(70):

@@ -13,40 +13,26 @@ from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import BigInteger
-from sqlalchemy import Date
-from sqlalchemy import DateTime
-from sqlalchemy import Double
-from sqlalchemy import Enum
-from sqlalchemy import Float
-from sqlalchemy import ForeignKey
-from sqlalchemy import Integer
-from sqlalchemy import Numeric
-from sqlalchemy import String
-from sqlalchemy import Text
-from sqlalchemy import Time
+from sqlalchemy import (
+    BigInteger,
+    Date,
+    DateTime,
+    Double,
+    Enum,
+    Float,
+    ForeignKey,
+    Integer,
+    Numeric,
+    String,
+    Text,
+    Time,
+)
 from sqlalchemy.dialects import mysql
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import foreign
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
+from sqlalchemy.orm import DeclarativeBase, foreign, Mapped, mapped_column, relationship
 
-from sqla_shard import blob_field
-from sqla_shard import ObjectMixin
-from sqla_shard.types import full_id
-from sqla_shard.types import ShardedId
+from sqla_shard import blob_field, ObjectMixin
+from sqla_shard.types import full_id, ShardedId
 from tests.models.collations import ServerText
-
-__all__ = [
-    "COLLATIONS",
-    "PLAIN",
-    "SHARDED",
-    "Colour",
-    "CoreTable",
-    "Rank",
-    "charset_of",
-]
 
 SHOP, WARE, GEM = 11, 12, 13
 
@@ -124,9 +110,7 @@ class _WareValues:
         Time().with_variant(mysql.TIME(fsp=3), "mysql")
     )
     colour: Mapped[Colour | None] = mapped_column(Enum(Colour))
-    spelled: Mapped[Colour | None] = mapped_column(
-        Enum(Colour, native_enum=False)
-    )
+    spelled: Mapped[Colour | None] = mapped_column(Enum(Colour, native_enum=False))
     name: Mapped[str | None] = _text("name")
     story: Mapped[str | None] = mapped_column(Text)
     general: Mapped[str | None] = _text("general")
@@ -155,9 +139,7 @@ class Base(DeclarativeBase):
 class Shop(Base):
     __tablename__ = "shops"
 
-    id: Mapped[int] = mapped_column(
-        "local_id", ShardedId(SHOP), primary_key=True
-    )
+    id: Mapped[int] = mapped_column("local_id", ShardedId(SHOP), primary_key=True)
     name: Mapped[str | None] = _text("name")
     general: Mapped[str | None] = _text("general")
     number: Mapped[int | None]
@@ -169,16 +151,12 @@ class Shop(Base):
 class Ware(_WareValues, Base):
     __tablename__ = "wares"
 
-    id: Mapped[int] = mapped_column(
-        "local_id", ShardedId(WARE), primary_key=True
-    )
+    id: Mapped[int] = mapped_column("local_id", ShardedId(WARE), primary_key=True)
     shop_id: Mapped[int | None] = mapped_column(
         ShardedId(SHOP), ForeignKey("shops.local_id")
     )
     shop: Mapped[Shop | None] = relationship(back_populates="wares")
-    marks: Mapped[list[Mark]] = relationship(
-        order_by="(Mark.general, Mark.name)"
-    )
+    marks: Mapped[list[Mark]] = relationship(order_by="(Mark.general, Mark.name)")
 
 
 class Mark(Base):
@@ -208,13 +186,7 @@ class Gem(ObjectMixin, Base, type_id=GEM, colocate_with="ware_id"):
 
 
 SHARDED = SimpleNamespace(
-    base=Base,
-    Shop=Shop,
-    Ware=Ware,
-    Mark=Mark,
-    Gem=Gem,
-    full=full_id,
-    plain=False,
+    base=Base, Shop=Shop, Ware=Ware, Mark=Mark, Gem=Gem, full=full_id, plain=False
 )
 
 

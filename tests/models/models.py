@@ -11,27 +11,20 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import BigInteger
-from sqlalchemy import ForeignKey
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy.orm import column_property
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import foreign
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
-from sqlalchemy.orm import remote
+from sqlalchemy import BigInteger, ForeignKey, func, select, String
+from sqlalchemy.orm import (
+    column_property,
+    DeclarativeBase,
+    foreign,
+    Mapped,
+    mapped_column,
+    relationship,
+    remote,
+)
 
-from sqla_shard import blob_field
-from sqla_shard import ObjectMixin
-from sqla_shard.routing import Colocation
-from sqla_shard.routing import declare
-from sqla_shard.routing import TableSpec
-from sqla_shard.types import full_id
-from sqla_shard.types import ObjectRef
-from sqla_shard.types import ShardedId
+from sqla_shard import blob_field, ObjectMixin
+from sqla_shard.routing import Colocation, declare, TableSpec
+from sqla_shard.types import full_id, ObjectRef, ShardedId
 from tests.models.layouts import LAYOUT
 
 PIN, BOARD, COMMENT, NOTE = 1, 2, 3, 5
@@ -44,9 +37,7 @@ class Base(DeclarativeBase):
 class Board(Base):
     __tablename__ = "boards"
 
-    id: Mapped[int] = mapped_column(
-        "local_id", ShardedId(BOARD), primary_key=True
-    )
+    id: Mapped[int] = mapped_column("local_id", ShardedId(BOARD), primary_key=True)
     name: Mapped[str] = mapped_column(String(40))
     n: Mapped[int | None]
 
@@ -54,25 +45,19 @@ class Board(Base):
 class Pin(Base):
     __tablename__ = "pins"
 
-    id: Mapped[int] = mapped_column(
-        "local_id", ShardedId(PIN), primary_key=True
-    )
+    id: Mapped[int] = mapped_column("local_id", ShardedId(PIN), primary_key=True)
     title: Mapped[str] = mapped_column(String(50))
     n: Mapped[int | None]
     #: On any shard.
     board_id: Mapped[int | None] = mapped_column(ObjectRef(BOARD))
     #: On the pin's own shard, stored as a whole id.
-    home_id: Mapped[int | None] = mapped_column(
-        ObjectRef(BOARD, colocated=True)
-    )
+    home_id: Mapped[int | None] = mapped_column(ObjectRef(BOARD, colocated=True))
     #: On the pin's own shard, stored as a local id.
     root_id: Mapped[int | None] = mapped_column(
         ShardedId(PIN), ForeignKey("pins.local_id")
     )
     comments: Mapped[list[Comment]] = relationship(
-        back_populates="pin",
-        cascade="all, delete-orphan",
-        order_by="Comment.id",
+        back_populates="pin", cascade="all, delete-orphan", order_by="Comment.id"
     )
     #: Nothing leads back from a tag.
     tags: Mapped[list[Tag]] = relationship(cascade="all, delete-orphan")
@@ -88,12 +73,8 @@ class Pin(Base):
 class Comment(Base):
     __tablename__ = "comments"
 
-    id: Mapped[int] = mapped_column(
-        "local_id", ShardedId(COMMENT), primary_key=True
-    )
-    pin_id: Mapped[int] = mapped_column(
-        ShardedId(PIN), ForeignKey("pins.local_id")
-    )
+    id: Mapped[int] = mapped_column("local_id", ShardedId(COMMENT), primary_key=True)
+    pin_id: Mapped[int] = mapped_column(ShardedId(PIN), ForeignKey("pins.local_id"))
     body: Mapped[str] = mapped_column(String(50))
     n: Mapped[int | None]
     reply_to_id: Mapped[int | None] = mapped_column(
@@ -149,12 +130,7 @@ def _colocate(entity: Any, field: str, type_id: int | None, **spec: Any):
 _colocate(Comment, "pin_id", COMMENT)
 
 SHARDED = SimpleNamespace(
-    Board=Board,
-    Pin=Pin,
-    Comment=Comment,
-    Tag=Tag,
-    Note=Note,
-    full=full_id,
+    Board=Board, Pin=Pin, Comment=Comment, Tag=Tag, Note=Note, full=full_id
 )
 
 
@@ -252,6 +228,4 @@ def _counted(models: Any) -> Any:
 
 
 for _models in (SHARDED, PLAIN):
-    _models.Pin.comment_count = column_property(
-        _counted(_models), deferred=True
-    )
+    _models.Pin.comment_count = column_property(_counted(_models), deferred=True)

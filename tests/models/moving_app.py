@@ -9,31 +9,20 @@ has the URL of the database and the path of the topology; ``move`` is what
 from __future__ import annotations
 
 import os
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 from typing import Any
 
-from sqlalchemy import Column
-from sqlalchemy import create_engine
-from sqlalchemy import DateTime
-from sqlalchemy import ForeignKey
-from sqlalchemy import String
-from sqlalchemy import Table
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy import Column, create_engine, DateTime, ForeignKey, String, Table
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    mapped_column,
+    relationship,
+    sessionmaker,
+)
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard.migrate import Declaration
-from sqla_shard.migrate import MappingTable
-from sqla_shard.migrate import Move
-from sqla_shard.migrate import Owned
-from sqla_shard.migrate import Owner
+from sqla_shard import blob_field, Cluster, MappingMixin, ObjectMixin
+from sqla_shard.migrate import Declaration, MappingTable, Move, Owned, Owner
 
 WRITTEN_AT = datetime(2020, 1, 2, 3, 4, 5)
 
@@ -104,9 +93,7 @@ class ShardedPost(ObjectMixin, Sharded, type_id=2, colocate_with="user_id"):
     written_at: Mapped[datetime] = blob_field()
 
 
-class ShardedMessage(
-    ObjectMixin, Sharded, type_id=3, colocate_with="recipient_id"
-):
+class ShardedMessage(ObjectMixin, Sharded, type_id=3, colocate_with="recipient_id"):
     __tablename__ = "messages"
     sender_id: Mapped[int] = blob_field(ref=ShardedUser)
     recipient_id: Mapped[int] = blob_field(ref=ShardedUser)
@@ -128,9 +115,7 @@ DECLARATION = Declaration(
     Owner("users.id", type_id=1),
     Owned("posts", colocate_with="user_id", type_id=2),
     Owned("messages", colocate_with="recipient_id", type_id=3),
-    MappingTable(
-        "follows", source="follower_id", target="user_id", order_by="since"
-    ),
+    MappingTable("follows", source="follower_id", target="user_id", order_by="since"),
 )
 CLASSES = {
     "users": ShardedUser,
@@ -279,9 +264,7 @@ class Posts:
 
         def shards(session: Any) -> None:
             UserFollowsUser.append(
-                session,
-                object_id("users", follower_id),
-                object_id("users", user_id),
+                session, object_id("users", follower_id), object_id("users", user_id)
             )
 
         self._move.write(legacy, shards)
@@ -297,9 +280,7 @@ class Posts:
 
         def shards(session: Any) -> None:
             UserFollowsUser.remove(
-                session,
-                object_id("users", follower_id),
-                object_id("users", user_id),
+                session, object_id("users", follower_id), object_id("users", user_id)
             )
 
         self._move.write(legacy, shards)

@@ -17,10 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sqla_shard.exc import StageRefusedError
-from sqla_shard.migrate.stages import advanced
-from sqla_shard.migrate.stages import Progress
-from sqla_shard.migrate.stages import Stage
-from sqla_shard.migrate.stages import STAGES
+from sqla_shard.migrate.stages import advanced, Progress, Stage, STAGES
 
 LEGACY, SHARDS = 0, 1
 _SIDES = {"legacy": LEGACY, "shards": SHARDS}
@@ -192,9 +189,7 @@ class Model:
         """Return the violations in a final state."""
         if state.number != len(self.steps) - 1:
             return f"the move is stuck in {self.stage(state.number).name}"
-        if not self.rules.bypass and any(
-            process.left for process in state.processes
-        ):
+        if not self.rules.bypass and any(process.left for process in state.processes):
             return "a writer waits for ever"
         stage = self.stage(state.number)
         if stage.copies and state.value[LEGACY] != state.value[SHARDS]:
@@ -250,8 +245,7 @@ class Model:
             self.rules.fenced
             and self.rules.held
             and any(
-                one.phase == "open" and one.source == side
-                for one in state.processes
+                one.phase == "open" and one.source == side for one in state.processes
             )
         )
 
@@ -295,9 +289,7 @@ class Model:
             # Once, until the shards are the truth: no fence stops it.
             if self.stage(state.number).truth != "shards":
                 value = _at(state.value, LEGACY, state.value[LEGACY] + 1)
-                new = state._replace(
-                    value=value, acknowledged=state.acknowledged + 1
-                )
+                new = state._replace(value=value, acknowledged=state.acknowledged + 1)
                 one = process._replace(left=process.left - 1, known=1)
                 yield "write that bypasses the session", new, one
         elif process.left:
@@ -325,9 +317,7 @@ class Model:
             return number
         truth = self.stage(number).truth
         return next(
-            index
-            for index, step in enumerate(self.steps)
-            if step.rules.truth == truth
+            index for index, step in enumerate(self.steps) if step.rules.truth == truth
         )
 
     def _commit(
@@ -353,14 +343,8 @@ class Model:
         source = _side(self.stage(state.number).source)
         if process.phase != "idle":
             yield from self._copying(state, process)
-        elif (
-            source is not None and state.copied[source] < state.version[source]
-        ):
-            yield (
-                "find",
-                state,
-                process._replace(phase="committed", source=source),
-            )
+        elif source is not None and state.copied[source] < state.version[source]:
+            yield ("find", state, process._replace(phase="committed", source=source))
 
     def _copying(
         self, state: State, process: Process

@@ -6,39 +6,37 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
-from threading import Event
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
-from sqlalchemy import Column
-from sqlalchemy import Connection
-from sqlalchemy import delete
-from sqlalchemy import Engine
-from sqlalchemy import Integer
-from sqlalchemy import MetaData
-from sqlalchemy import select
-from sqlalchemy import Table
+from sqlalchemy import (
+    Column,
+    Connection,
+    delete,
+    Engine,
+    Integer,
+    MetaData,
+    select,
+    Table,
+)
 from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects import backend_for
 from sqla_shard.dialects.base import Failure
-from sqla_shard.dialects.sql import InsertMissing
-from sqla_shard.dialects.sql import Upsert
+from sqla_shard.dialects.sql import InsertMissing, Upsert
 from sqla_shard.exc import StageRefusedError
-from sqla_shard.migrate.copying import apply_images
-from sqla_shard.migrate.copying import claim_page
-from sqla_shard.migrate.copying import look_twice
-from sqla_shard.migrate.copying import read_images
-from sqla_shard.migrate.copying import record_images
-from sqla_shard.migrate.copying import snapshot
+from sqla_shard.migrate.copying import (
+    apply_images,
+    claim_page,
+    look_twice,
+    read_images,
+    record_images,
+    snapshot,
+)
 from sqla_shard.migrate.fences import DatabaseFence
 from sqla_shard.migrate.marks import Marks
 from sqla_shard.migrate.stage_stores import stage_store
-from sqla_shard.migrate.stages import advanced
-from sqla_shard.migrate.stages import other_side
-from sqla_shard.migrate.stages import Progress
-from sqla_shard.migrate.stages import Side
-from sqla_shard.migrate.stages import Stage
+from sqla_shard.migrate.stages import advanced, other_side, Progress, Side, Stage
 
 COUNTERS = Table(
     "counters",
@@ -85,17 +83,13 @@ class Counters:
 
     def read(self, connection: Connection, keys: Any) -> dict[Any, Any]:
         ids = [key[0] for key in keys]
-        rows = connection.execute(
-            select(COUNTERS).where(COUNTERS.c.id.in_(ids))
-        )
+        rows = connection.execute(select(COUNTERS).where(COUNTERS.c.id.in_(ids)))
         return {(row.id,): dict(row._mapping) for row in rows}
 
     def write(self, connection: Connection, rows: Any) -> None:
         for key, row in rows.items():
             if row is None:
-                connection.execute(
-                    delete(COUNTERS).where(COUNTERS.c.id == key[0])
-                )
+                connection.execute(delete(COUNTERS).where(COUNTERS.c.id == key[0]))
             else:
                 connection.execute(Upsert(COUNTERS), dict(row))
 
@@ -123,10 +117,7 @@ class Move:
     def values(self, name: Side) -> Counter[int]:
         with self.sides[name].engine.connect() as connection:
             return Counter(
-                {
-                    row.id: row.value
-                    for row in connection.execute(select(COUNTERS))
-                }
+                {row.id: row.value for row in connection.execute(select(COUNTERS))}
             )
 
     # -- writers
@@ -165,25 +156,19 @@ class Move:
             progress = one.fence.enter(connection)
             if progress.rules.truth != side:
                 return None
-            connection.execute(
-                InsertMissing(COUNTERS), {"id": key[0], "value": 0}
-            )
+            connection.execute(InsertMissing(COUNTERS), {"id": key[0], "value": 0})
             row = COUNTERS.c.id == key[0]
             connection.execute(
                 COUNTERS.update().where(row).values(value=COUNTERS.c.value + 1)
             )
             if progress.rules.marks:
-                one.marks.raise_versions(
-                    connection, [key], number=progress.round
-                )
+                one.marks.raise_versions(connection, [key], number=progress.round)
             self._may_die(random)
         with self._lock:
             self.acknowledged[key[0]] += 1
         return progress
 
-    def _copy(
-        self, side: Side, key: Any, progress: Progress, random: Random
-    ) -> None:
+    def _copy(self, side: Side, key: Any, progress: Progress, random: Random) -> None:
         if progress.rules.copies is None:
             return
         source, target = self.sides[side], self.sides[other_side(side)]
@@ -298,9 +283,7 @@ class Move:
             with one.engine.connect() as connection:
                 numbers.append(one.fence.read(connection).number)
         try:
-            new = advanced(
-                progress, name, fences=numbers, met=self._met(progress)
-            )
+            new = advanced(progress, name, fences=numbers, met=self._met(progress))
         except StageRefusedError:
             return
         self.store.write(new)

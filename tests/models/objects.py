@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from datetime import date
-from datetime import datetime
+from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
-from sqlalchemy import ForeignKey
-from sqlalchemy import String
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
+from sqlalchemy import ForeignKey, String
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-from sqla_shard import blob_field
-from sqla_shard import ObjectMixin
-from sqla_shard.types import JSONBlob
-from sqla_shard.types import ShardedId
+from sqla_shard import blob_field, ObjectMixin
+from sqla_shard.types import JSONBlob, ShardedId
 from tests.models.layouts import LAYOUT
 
 THING, PART, SMALL, PIN, BOARD, RENAMED = 4, 6, 7, 1, 2, 8
@@ -101,9 +93,7 @@ class Thing(ObjectMixin, Base, type_id=THING):
     kind: Mapped[str | None] = mapped_column(String(20))
     rank: Mapped[int | None]
 
-    parts: Mapped[list[Part]] = relationship(
-        back_populates="thing", order_by="Part.id"
-    )
+    parts: Mapped[list[Part]] = relationship(back_populates="thing", order_by="Part.id")
 
 
 class Part(ObjectMixin, Base, type_id=PART, colocate_with="thing_id"):
@@ -141,16 +131,12 @@ class Renamed(ObjectMixin, Base, type_id=RENAMED, colocate_with="home_id"):
 
     __tablename__ = "renamed"
 
-    home_id: Mapped[int] = blob_field(
-        ref=Board, aliases=("board", "parent id")
-    )
+    home_id: Mapped[int] = blob_field(ref=Board, aliases=("board", "parent id"))
     title: Mapped[str] = blob_field(
         default="untitled", aliases=("it's 100% \\ `old`?", "%s :x {0}")
     )
     size: Mapped[int | None] = blob_field(default=None, aliases=("größe 😀",))
-    tags: Mapped[list[str]] = blob_field(
-        default_factory=list, aliases=("labels",)
-    )
+    tags: Mapped[list[str]] = blob_field(default_factory=list, aliases=("labels",))
     times: Mapped[list[datetime]] = blob_field(
         default_factory=list, aliases=("moments",)
     )

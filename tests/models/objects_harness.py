@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
-from collections.abc import Mapping
-from datetime import datetime
-from datetime import timedelta
-from datetime import UTC
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta, UTC
 from time import monotonic
-from typing import Any
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from sqlalchemy import text
 
 from sqla_shard import Cluster
 from sqla_shard.testing import StatementLog
-from tests.models.backends import Clusters
-from tests.models.backends import On
+from tests.models.backends import Clusters, On
 from tests.models.layouts import unpack
-from tests.models.objects import Base
-from tests.models.objects import Thing
+from tests.models.objects import Base, Thing
 
 SHARDS = 4
 
@@ -38,9 +32,7 @@ class Suite:
     @pytest.fixture(scope="class")
     @classmethod
     def cluster(cls, request, backend: On) -> Iterator[Cluster]:
-        clusters = Clusters(
-            cls.metadata, SHARDS, main=cls.main, options=cls.options
-        )
+        clusters = Clusters(cls.metadata, SHARDS, main=cls.main, options=cls.options)
         name = cls.__name__.lower()
         with clusters.open(request, backend, name) as cluster:
             yield cluster
@@ -76,9 +68,7 @@ def stored(cluster: Cluster, cls: type[Any], **fields: Any) -> int:
 def raw_text(cluster: Cluster, cls: type[Any], object_id: int) -> str | None:
     """Return the stored content of a blob."""
     found = _raw(
-        cluster,
-        f"SELECT data FROM {cls.__tablename__} WHERE local_id = :id",
-        object_id,
+        cluster, f"SELECT data FROM {cls.__tablename__} WHERE local_id = :id", object_id
     )
     return found.scalar()
 
@@ -88,9 +78,7 @@ def raw(cluster: Cluster, cls: type[Any], object_id: int) -> Any:
     return None if found is None else json.loads(found)
 
 
-def set_raw(
-    cluster: Cluster, cls: type[Any], object_id: int, document: Any
-) -> None:
+def set_raw(cluster: Cluster, cls: type[Any], object_id: int, document: Any) -> None:
     """Write a blob as another program would.
 
     With its characters as they are: SQLite does not find a key by a path if
@@ -99,17 +87,12 @@ def set_raw(
     set_raws(cluster, cls, {object_id: document})
 
 
-def set_raws(
-    cluster: Cluster, cls: type[Any], documents: Mapping[int, Any]
-) -> None:
+def set_raws(cluster: Cluster, cls: type[Any], documents: Mapping[int, Any]) -> None:
     """Write the blobs of objects of one shard, as :func:`set_raw` does."""
     (shard_id,) = {unpack(one).shard_id for one in documents}
     with cluster.begin() as session:
         session.execute(
-            text(
-                f"UPDATE {cls.__tablename__}"
-                " SET data = :data WHERE local_id = :id"
-            ),
+            text(f"UPDATE {cls.__tablename__} SET data = :data WHERE local_id = :id"),
             [
                 {"id": unpack(one).local_id, "data": _as_text(document)}
                 for one, document in documents.items()
@@ -125,11 +108,7 @@ def _as_text(document: Any) -> str:
 
 
 def remove_raw(cluster: Cluster, cls: type[Any], object_id: int) -> None:
-    _raw(
-        cluster,
-        f"DELETE FROM {cls.__tablename__} WHERE local_id = :id",
-        object_id,
-    )
+    _raw(cluster, f"DELETE FROM {cls.__tablename__} WHERE local_id = :id", object_id)
 
 
 def _raw(cluster: Cluster, sql: str, object_id: int, **values: Any) -> Any:

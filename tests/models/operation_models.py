@@ -3,62 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger
-from sqlalchemy import delete
-from sqlalchemy import literal
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import update
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy import BigInteger, delete, literal, select, String, update
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import Cluster
-from sqla_shard import LookupMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import operation
-from sqla_shard import scatter
-from sqla_shard import ShardSession
+from sqla_shard import (
+    Cluster,
+    LookupMixin,
+    ObjectMixin,
+    operation,
+    scatter,
+    ShardSession,
+)
 from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.models import normalization
-from sqla_shard.outbox.tables import APPLIED
-from sqla_shard.outbox.tables import INTENTS
+from sqla_shard.outbox.tables import APPLIED, INTENTS
 from tests.models.backends import Clusters
-from tests.models.layouts import LAYOUT
-from tests.models.layouts import unpack
-
-__all__ = [
-    "MODULUS",
-    "OPERATIONS",
-    "SHARDS",
-    "Account",
-    "Base",
-    "Email",
-    "Entry",
-    "Setting",
-    "account",
-    "add",
-    "after_crash",
-    "count_applied",
-    "entries",
-    "first_of_each",
-    "forget_all",
-    "hop",
-    "intend",
-    "make_due",
-    "note",
-    "operations_on_servers",
-    "operations_on_sqlite",
-    "points",
-    "register",
-    "set_to",
-]
+from tests.models.layouts import LAYOUT, unpack
 
 SHARDS = 8
 MODULUS = 16
@@ -157,9 +122,7 @@ def points(cluster: Cluster, ids: list[int]) -> list[int]:
 def entries(cluster: Cluster) -> Counter[tuple[int, str]]:
     """Return accounts and texts of all entries."""
     with cluster.session() as session:
-        rows = session.execute(
-            select(Entry.account_id, Entry.text).options(scatter())
-        )
+        rows = session.execute(select(Entry.account_id, Entry.text).options(scatter()))
         return Counter((row.account_id, row.text) for row in rows)
 
 
@@ -195,9 +158,7 @@ def forget_all(cluster: Cluster) -> None:
     _on_all(cluster, delete(APPLIED))
 
 
-def _on_all(
-    cluster: Cluster, statement: Any, but: Container[int] = ()
-) -> None:
+def _on_all(cluster: Cluster, statement: Any, but: Container[int] = ()) -> None:
     places = cluster.places
     for space in places.topology.keyspaces.values():
         for place in places.all_places(space):

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from sqlalchemy import Column
-from sqlalchemy import ForeignKey
-from sqlalchemy import ForeignKeyConstraint
-from sqlalchemy import String
-from sqlalchemy import Table
+from sqlalchemy import Column, ForeignKey, ForeignKeyConstraint, String, Table
 from sqlalchemy.ext.associationproxy import association_proxy
 from sqlalchemy.ext.hybrid import hybrid_property
-from sqlalchemy.orm import column_property
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
+from sqlalchemy.orm import (
+    column_property,
+    DeclarativeBase,
+    Mapped,
+    mapped_column,
+    relationship,
+)
 
-from sqla_shard import blob_field
-from sqla_shard import KeyspaceMixin
-from sqla_shard import ObjectMixin
+from sqla_shard import blob_field, KeyspaceMixin, ObjectMixin
 from sqla_shard.models.keyspace_mixin import assign_keyspace
 from sqla_shard.types import UTCTimestamp
 
@@ -45,9 +40,7 @@ class Author(PlainBase):
     name: Mapped[str] = mapped_column(String(50), unique=True)
     version: Mapped[int] = mapped_column(default=1)
     books: Mapped[list[Book]] = relationship(
-        back_populates="author",
-        cascade="all, delete-orphan",
-        order_by="Book.number",
+        back_populates="author", cascade="all, delete-orphan", order_by="Book.number"
     )
     tags: Mapped[list[Tag]] = relationship(
         secondary=author_tags, back_populates="authors", order_by="Tag.id"
@@ -78,9 +71,7 @@ class Book(PlainBase):
 
     __tablename__ = "books"
 
-    author_id: Mapped[int] = mapped_column(
-        ForeignKey("authors.id"), primary_key=True
-    )
+    author_id: Mapped[int] = mapped_column(ForeignKey("authors.id"), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True)
     title: Mapped[str] = mapped_column(String(50))
     author: Mapped[Author] = relationship(back_populates="books")
@@ -117,22 +108,16 @@ class Employee(PlainBase):
 class Engineer(Employee):
     __tablename__ = "engineers"
 
-    id: Mapped[int] = mapped_column(
-        ForeignKey("employees.id"), primary_key=True
-    )
+    id: Mapped[int] = mapped_column(ForeignKey("employees.id"), primary_key=True)
     language: Mapped[str] = mapped_column(String(20))
-    __mapper_args__: ClassVar[dict[str, Any]] = {
-        "polymorphic_identity": "engineer"
-    }
+    __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_identity": "engineer"}
 
 
 class Intern(Employee):
     """In its parent's table."""
 
     school: Mapped[str | None] = mapped_column(String(20))
-    __mapper_args__: ClassVar[dict[str, Any]] = {
-        "polymorphic_identity": "intern"
-    }
+    __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_identity": "intern"}
 
 
 class Seen(PlainBase):
@@ -164,9 +149,7 @@ class Country(ReferenceBase, keyspace="reference"):
     code: Mapped[str] = mapped_column(String(2), primary_key=True)
     name: Mapped[str] = mapped_column(String(50))
     kind: Mapped[str] = mapped_column(String(10), default="country")
-    languages: Mapped[list[Language]] = relationship(
-        secondary="country_languages"
-    )
+    languages: Mapped[list[Language]] = relationship(secondary="country_languages")
     __mapper_args__: ClassVar[dict[str, Any]] = {
         "polymorphic_on": "kind",
         "polymorphic_identity": "country",
@@ -178,13 +161,9 @@ class Island(Country):
 
     __tablename__ = "islands"
 
-    code: Mapped[str] = mapped_column(
-        ForeignKey("countries.code"), primary_key=True
-    )
+    code: Mapped[str] = mapped_column(ForeignKey("countries.code"), primary_key=True)
     coast: Mapped[int]
-    __mapper_args__: ClassVar[dict[str, Any]] = {
-        "polymorphic_identity": "island"
-    }
+    __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_identity": "island"}
 
 
 class Abstract(ReferenceBase, keyspace="reference"):

@@ -9,12 +9,8 @@ from typing import Any
 
 from alembic.config import Config
 
-from sqla_shard import Cluster
-from sqla_shard import schema
-from sqla_shard import Topology
+from sqla_shard import Cluster, schema, Topology
 from sqla_shard.exc import ProvisionError
-
-__all__ = ["Project", "refused"]
 
 _ENV = """
 from alembic import context
@@ -90,10 +86,7 @@ class Project:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        document: Mapping[str, Any],
-        keyspace: str = "objects",
+        self, directory: Path, document: Mapping[str, Any], keyspace: str = "objects"
     ) -> None:
         self.flags = directory / "flags"
         self.versions = directory / "migrations" / "versions"
@@ -140,9 +133,7 @@ class Project:
         else:
             path.unlink()
 
-    def status(
-        self, document: Mapping[str, Any] | None = None
-    ) -> schema.StatusReport:
+    def status(self, document: Mapping[str, Any] | None = None) -> schema.StatusReport:
         """Return where the shards of a topology are."""
         if document is None:
             return schema.status(self.config())

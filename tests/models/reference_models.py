@@ -8,39 +8,11 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from sqlalchemy import Date
-from sqlalchemy import ForeignKey
-from sqlalchemy import JSON
-from sqlalchemy import Numeric
-from sqlalchemy import select
-from sqlalchemy import SmallInteger
-from sqlalchemy import String
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import foreign
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
+from sqlalchemy import Date, ForeignKey, JSON, Numeric, select, SmallInteger, String
+from sqlalchemy.orm import DeclarativeBase, foreign, Mapped, mapped_column, relationship
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import ReferenceMixin
-from sqla_shard import ShardSession
+from sqla_shard import blob_field, Cluster, ObjectMixin, ReferenceMixin, ShardSession
 from tests.models.backends import Clusters
-
-__all__ = [
-    "COUNTRIES",
-    "REFERENCES",
-    "SHARDS",
-    "Base",
-    "Country",
-    "Rate",
-    "Shop",
-    "Suite",
-    "User",
-    "contents",
-    "spoil",
-]
 
 SHARDS = 8
 
@@ -130,9 +102,7 @@ class Suite:
         with cluster.session() as session:
             yield session
 
-    def new_user(
-        self, cluster: Cluster, shard_id: int, code: str | None
-    ) -> int:
+    def new_user(self, cluster: Cluster, shard_id: int, code: str | None) -> int:
         """Insert a user on a shard; return the id."""
         with cluster.begin(shard_id=shard_id) as session:
             user = User(name=f"{code}{shard_id}", country_code=code)

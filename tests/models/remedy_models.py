@@ -8,53 +8,30 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import Column
-from sqlalchemy import ForeignKey
-from sqlalchemy import join
-from sqlalchemy import JSON
-from sqlalchemy import String
-from sqlalchemy import Table
-from sqlalchemy.orm import column_property
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
+from sqlalchemy import Column, ForeignKey, join, JSON, String, Table
+from sqlalchemy.orm import (
+    column_property,
+    DeclarativeBase,
+    Mapped,
+    mapped_column,
+    relationship,
+)
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import LookupMixin
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import ObjectRef
-from sqla_shard import ReferenceMixin
-from sqla_shard import scatter
-from sqla_shard import ShardedId
-from sqla_shard import ShardSession
+from sqla_shard import (
+    blob_field,
+    Cluster,
+    LookupMixin,
+    MappingMixin,
+    ObjectMixin,
+    ObjectRef,
+    ReferenceMixin,
+    scatter,
+    ShardedId,
+    ShardSession,
+)
 from sqla_shard.models import normalization
 from sqla_shard.types import UTCTimestamp
 from tests.models.backends import Clusters
-
-__all__ = [
-    "SHARDS",
-    "Ask",
-    "Base",
-    "Case",
-    "Country",
-    "Data",
-    "Label",
-    "LabelledPost",
-    "Likes",
-    "Post",
-    "PostHasReaders",
-    "Reply",
-    "Setting",
-    "User",
-    "UserLikesPosts",
-    "UserName",
-    "UserReadsPosts",
-    "filled",
-    "rows",
-]
 
 SHARDS = 4
 
@@ -87,9 +64,7 @@ post_links = Table(
 
 class Post(ObjectMixin, Base, type_id=2, colocate_with="user_id"):
     __tablename__ = "posts"
-    user_id: Mapped[int] = mapped_column(
-        ShardedId(3), ForeignKey("users.local_id")
-    )
+    user_id: Mapped[int] = mapped_column(ShardedId(3), ForeignKey("users.local_id"))
     title: Mapped[str] = blob_field()
     user: Mapped[User] = relationship(back_populates="posts")
     links: Mapped[list[Post]] = relationship(
@@ -147,9 +122,7 @@ class UserReadsPosts(
     pass
 
 
-class UserName(
-    LookupMixin, Base, target=User, normalize=normalization.casefold
-):
+class UserName(LookupMixin, Base, target=User, normalize=normalization.casefold):
     pass
 
 
@@ -229,9 +202,7 @@ def _fill(session: ShardSession, shard_id: int) -> tuple[int, list[int]]:
     )
     session.add(user)
     session.flush()
-    posts = [
-        Post(user_id=user.id, title=str(number)) for number in range(shard_id)
-    ]
+    posts = [Post(user_id=user.id, title=str(number)) for number in range(shard_id)]
     session.add_all(posts)
     session.flush()
     return user.id, [post.id for post in posts]

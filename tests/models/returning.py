@@ -7,13 +7,10 @@ from typing import Any
 
 import pymysql
 import pytest
-from sqlalchemy import make_url
-from sqlalchemy import URL
+from sqlalchemy import make_url, URL
 
 from sqla_shard import Cluster
 from sqla_shard.exc import UnsupportedStatementError
-
-__all__ = ["has_returning", "inserted"]
 
 
 def has_returning(cluster: Cluster) -> bool:

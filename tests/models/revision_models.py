@@ -3,46 +3,44 @@
 from __future__ import annotations
 
 import enum
-from datetime import date
-from datetime import datetime
-from datetime import time
+from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import CHAR
-from sqlalchemy import Computed
-from sqlalchemy import DateTime
-from sqlalchemy import Double
-from sqlalchemy import Enum
-from sqlalchemy import false
-from sqlalchemy import ForeignKey
-from sqlalchemy import func
-from sqlalchemy import Index
-from sqlalchemy import JSON
-from sqlalchemy import LargeBinary
-from sqlalchemy import Numeric
-from sqlalchemy import SmallInteger
-from sqlalchemy import String
-from sqlalchemy import Text
-from sqlalchemy import text
-from sqlalchemy import true
-from sqlalchemy import UniqueConstraint
+from sqlalchemy import (
+    CHAR,
+    Computed,
+    DateTime,
+    Double,
+    Enum,
+    false,
+    ForeignKey,
+    func,
+    Index,
+    JSON,
+    LargeBinary,
+    Numeric,
+    SmallInteger,
+    String,
+    Text,
+    text,
+    true,
+    UniqueConstraint,
+)
 from sqlalchemy.dialects import mysql
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import blob_field
-from sqla_shard import JSONBlob
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import ObjectRef
-from sqla_shard import Sequence38
-from sqla_shard import ShardedId
+from sqla_shard import (
+    blob_field,
+    JSONBlob,
+    MappingMixin,
+    ObjectMixin,
+    ObjectRef,
+    Sequence38,
+    ShardedId,
+)
 from sqla_shard.types import UTCTimestamp
-
-__all__ = ["Base"]
 
 
 class Base(DeclarativeBase):
@@ -65,18 +63,14 @@ class Thing(ObjectMixin, Base, type_id=4):
     small: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
     on: Mapped[bool] = mapped_column(server_default=true())
     off: Mapped[bool] = mapped_column(server_default=false())
-    price: Mapped[Decimal] = mapped_column(
-        Numeric(10, 2), server_default=text("1.50")
-    )
+    price: Mapped[Decimal] = mapped_column(Numeric(10, 2), server_default=text("1.50"))
     huge: Mapped[Decimal | None] = mapped_column(Numeric(38, 0))
     share: Mapped[float] = mapped_column(server_default=text("0.5"))
     exact: Mapped[float | None] = mapped_column(Double)
     born: Mapped[date | None]
     at: Mapped[time | None]
     seen: Mapped[datetime | None]
-    made: Mapped[datetime] = mapped_column(
-        server_default=text("CURRENT_TIMESTAMP")
-    )
+    made: Mapped[datetime] = mapped_column(server_default=text("CURRENT_TIMESTAMP"))
     fine: Mapped[datetime | None] = mapped_column(
         DateTime().with_variant(mysql.DATETIME(fsp=3), "mysql", "mariadb"),
         server_default=func.now(3),
@@ -98,18 +92,13 @@ class Thing(ObjectMixin, Base, type_id=4):
 
     __table_args__ = (
         UniqueConstraint(
-            "title",
-            "count",
-            name="uq_things_title",
-            info={"unique_per_shard": True},
+            "title", "count", name="uq_things_title", info={"unique_per_shard": True}
         ),
         Index("ix_things_colour", "colour", "born"),
     )
 
 
-class Note(
-    ObjectMixin, Base, type_id=5, colocate_with="thing_id", max_bytes=60_000
-):
+class Note(ObjectMixin, Base, type_id=5, colocate_with="thing_id", max_bytes=60_000):
     __tablename__ = "notes"
 
     thing_id: Mapped[int] = blob_field(ref=Thing)

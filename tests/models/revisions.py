@@ -13,15 +13,10 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Engine
-from sqlalchemy import inspect
-from sqlalchemy import MetaData
+from sqlalchemy import Engine, inspect, MetaData
 
-from sqla_shard.schema import comparing
-from sqla_shard.schema import template_path
+from sqla_shard.schema import comparing, template_path
 from sqla_shard.topology import Topology
-
-__all__ = ["Revisions", "shown", "topology_of"]
 
 _ENV = """\
 from alembic import context
@@ -107,10 +102,7 @@ class Revisions:
         config.set_main_option("script_location", str(self.folder))
         config.set_main_option("path_separator", "os")
         options = comparing(
-            metadata,
-            keyspace=keyspace,
-            topology=self.topology,
-            portable=self.portable,
+            metadata, keyspace=keyspace, topology=self.topology, portable=self.portable
         )
         options.update(self.settings)
         config.attributes["run"] = lambda context: self._run(context, options)

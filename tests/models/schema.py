@@ -7,14 +7,10 @@ import re
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from contextlib import closing
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from textwrap import dedent
-from textwrap import indent
+from textwrap import dedent, indent
 from time import monotonic
 from typing import Any
 
@@ -26,21 +22,8 @@ from pymysql.constants import ER
 from sqla_shard import schema
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.testing.server_fleet import ServerFleet
-from sqla_shard.testing.topology_documents import databases
-from sqla_shard.testing.topology_documents import topology_document
-from tests.workers.schema_runner import Finished
-from tests.workers.schema_runner import Run
-from tests.workers.schema_runner import Runner
-
-__all__ = [
-    "LEDGER",
-    "VERSIONS",
-    "Project",
-    "on_servers",
-    "on_sqlite",
-    "runner_fixture",
-    "until",
-]
+from sqla_shard.testing.topology_documents import databases, topology_document
+from tests.workers.schema_runner import Finished, Run, Runner
 
 LEDGER = "sqla_shard_ledger"
 VERSIONS = "alembic_version"
@@ -252,9 +235,7 @@ class Project:
             text = sql.format(db=f"`{database}`.")
             connection = self._connections.get(server)
             if connection is None:
-                connection = self.servers[server].root_connect(
-                    ssl_disabled=True
-                )
+                connection = self.servers[server].root_connect(ssl_disabled=True)
                 self._connections[server] = connection
             with connection.cursor() as cursor:
                 cursor.execute(text)
@@ -317,9 +298,7 @@ class Project:
         )
 
     def heads(self, shard_id: int) -> list[str]:
-        rows = self.query(
-            shard_id, f"SELECT version_num FROM {{db}}{VERSIONS}"
-        )
+        rows = self.query(shard_id, f"SELECT version_num FROM {{db}}{VERSIONS}")
         return sorted(row[0] for row in rows)
 
     def provision(self) -> None:
@@ -329,8 +308,7 @@ class Project:
     def ledger(self, shard_id: int) -> list[dict[str, Any]]:
         """Return the statements of revisions, in order."""
         names = (
-            "id direction revision number state statement tables_before "
-            "error is_open"
+            "id direction revision number state statement tables_before error is_open"
         )
         rows = self.query(
             shard_id,

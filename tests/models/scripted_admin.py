@@ -7,14 +7,11 @@ Reference Manual documents; one that no answer was given for is an error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from sqla_shard.fleet.admin import Admin
-
-__all__ = ["ScriptedAdmin"]
 
 
 class ScriptedAdmin:
@@ -83,16 +80,12 @@ class ScriptedAdmin:
         self.run("SET SESSION sql_log_bin = 1")
 
 
-def _like(
-    values: Mapping[str, str], patterns: Sequence[str]
-) -> dict[str, str]:
+def _like(values: Mapping[str, str], patterns: Sequence[str]) -> dict[str, str]:
     return {
         name: value
         for name, value in values.items()
         if any(
-            name.startswith(pattern[:-1])
-            if pattern.endswith("%")
-            else name == pattern
+            name.startswith(pattern[:-1]) if pattern.endswith("%") else name == pattern
             for pattern in patterns
         )
     }

@@ -9,31 +9,26 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from sqlalchemy import bindparam
-from sqlalchemy import Column
-from sqlalchemy import Connection
-from sqlalchemy import ForeignKey
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import Integer
-from sqlalchemy import MetaData
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import Table
-from sqlalchemy import text
-from sqlalchemy import tuple_
-from sqlalchemy import update
-from sqlalchemy import Uuid
+from sqlalchemy import (
+    bindparam,
+    Column,
+    Connection,
+    ForeignKey,
+    func,
+    insert,
+    Integer,
+    MetaData,
+    select,
+    String,
+    Table,
+    text,
+    tuple_,
+    update,
+    Uuid,
+)
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from sqla_shard.migrate import Declaration
-from sqla_shard.migrate import Global
-from sqla_shard.migrate import Lookup
-from sqla_shard.migrate import Owned
-from sqla_shard.migrate import Owner
-from sqla_shard.migrate import Reference
-
-__all__ = ["BANK", "SHOP", "Shop", "bank", "close_month", "shop"]
+from sqla_shard.migrate import Declaration, Global, Lookup, Owned, Owner, Reference
 
 # -- an API: customers, their orders, and the lines of these
 
@@ -92,20 +87,14 @@ class Shop:
     async def prepare(self) -> None:
         async with self._engine.begin() as connection:
             await connection.run_sync(shop.create_all)
-            await connection.execute(
-                insert(countries), [{"code": "AT", "vat": 20}]
-            )
-            await connection.execute(
-                insert(products), [{"sku": "tea", "stock": 10}]
-            )
+            await connection.execute(insert(countries), [{"code": "AT", "vat": 20}])
+            await connection.execute(insert(products), [{"sku": "tea", "stock": 10}])
 
     async def join(self, email: str) -> uuid.UUID:
         customer_id = uuid.uuid4()
         async with self._engine.begin() as connection:
             await connection.execute(
-                insert(customers).values(
-                    id=customer_id, email=email, country="AT"
-                )
+                insert(customers).values(id=customer_id, email=email, country="AT")
             )
         return customer_id
 
@@ -119,12 +108,7 @@ class Shop:
             await connection.execute(
                 insert(lines),
                 [
-                    {
-                        "order_id": order_id,
-                        "number": number,
-                        "sku": sku,
-                        "amount": 1,
-                    }
+                    {"order_id": order_id, "number": number, "sku": sku, "amount": 1}
                     for number, sku in enumerate(skus)
                 ],
             )
@@ -158,9 +142,7 @@ class Shop:
         """Return lines by order and number."""
         async with self._engine.connect() as connection:
             found = await connection.execute(
-                select(lines).where(
-                    tuple_(lines.c.order_id, lines.c.number).in_(keys)
-                )
+                select(lines).where(tuple_(lines.c.order_id, lines.c.number).in_(keys))
             )
             return list(found)
 
@@ -178,10 +160,7 @@ class Shop:
         async with self._engine.begin() as connection:
             await connection.execute(
                 update(orders)
-                .where(
-                    orders.c.id == order_id,
-                    orders.c.customer_id == customer_id,
-                )
+                .where(orders.c.id == order_id, orders.c.customer_id == customer_id)
                 .values(state="cancelled")
             )
 
@@ -204,19 +183,14 @@ entries = Table(
 )
 months = Table("months", bank, Column("name", String(7), primary_key=True))
 
-BANK = Declaration(
-    Owner("accounts.id"), Owned("entries", colocate_with="account_id")
-)
+BANK = Declaration(Owner("accounts.id"), Owned("entries", colocate_with="account_id"))
 
 
 def close_month(connection: Connection, name: str) -> None:
     """Add the interest of a month, in one transaction."""
-    ids = connection.scalars(
-        select(accounts.c.id).order_by(accounts.c.id)
-    ).all()
+    ids = connection.scalars(select(accounts.c.id).order_by(accounts.c.id)).all()
     connection.execute(
-        insert(entries),
-        [{"account_id": one, "amount": 1} for one in ids],
+        insert(entries), [{"account_id": one, "amount": 1} for one in ids]
     )
     connection.execute(
         update(accounts)
@@ -227,9 +201,7 @@ def close_month(connection: Connection, name: str) -> None:
     connection.execute(
         insert(entries).from_select(
             ["account_id", "amount"],
-            select(accounts.c.id, accounts.c.balance).where(
-                accounts.c.balance > 1000
-            ),
+            select(accounts.c.id, accounts.c.balance).where(accounts.c.balance > 1000),
         )
     )
     total = connection.scalar(select(func.sum(entries.c.amount)))

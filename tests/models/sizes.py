@@ -10,8 +10,6 @@ from typing import Any
 
 from sqla_shard import Topology
 
-__all__ = ["Memory", "document", "measured", "topology"]
-
 _ENVIRON = {"MYSQL_USER": "app", "MYSQL_PASSWORD": "secret"}
 _LOGIN = "mysql://${MYSQL_USER}:${MYSQL_PASSWORD}@"
 

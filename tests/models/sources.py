@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy.orm import aliased
 
 from tests.models.data import Rows
-from tests.models.models import BOARD
-from tests.models.models import COMMENT
-from tests.models.models import NOTE
-from tests.models.models import PIN
-
-__all__ = ["Id", "Source", "Tables"]
+from tests.models.models import BOARD, COMMENT, NOTE, PIN
 
 
 @dataclass
@@ -86,11 +80,7 @@ class Tables:
             ]
             return Source(e, ids, [e.n], [e.title])
         if name == "Comment":
-            ids = [
-                Id(e.id, COMMENT),
-                Id(e.pin_id, PIN),
-                Id(e.reply_to_id, COMMENT),
-            ]
+            ids = [Id(e.id, COMMENT), Id(e.pin_id, PIN), Id(e.reply_to_id, COMMENT)]
             return Source(e, ids, [e.n], [e.body])
         if name == "Board":
             return Source(e, [Id(e.id, BOARD)], [e.n], [e.name])
@@ -148,9 +138,7 @@ class Tables:
     def pin(self, sources: list[Source]) -> Any:
         """Return a condition that names ids."""
         first = sources[0] if self.chance(80) else self.rng.choice(sources)
-        chosen = (
-            first.ids[0] if self.chance(70) else self.rng.choice(first.ids)
-        )
+        chosen = first.ids[0] if self.chance(70) else self.rng.choice(first.ids)
         if self.chance(55):
             return chosen.column == self.value(chosen.type_id)
         values = self.values(chosen.type_id)

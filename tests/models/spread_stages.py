@@ -5,27 +5,12 @@ The names of this module are of the stage in which rows are moved.
 
 from __future__ import annotations
 
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import String
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-
-__all__ = [
-    "MODELS",
-    "PIECES",
-    "SHARDS",
-    "STAGES",
-    "Base",
-    "Fans",
-    "Stage",
-    "stage",
-]
+from sqla_shard import MappingMixin, ObjectMixin
 
 #: Options of ``sqla-shard spread``.
 MODELS = ("--models", "tests.models.spread_stages", "--class", "Fans")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqla_shard import Cluster
-from sqla_shard import Topology
-
-__all__ = ["with_files"]
+from sqla_shard import Cluster, Topology
 
 T = TypeVar("T")
 

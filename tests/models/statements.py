@@ -9,23 +9,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import and_
-from sqlalchemy import case
-from sqlalchemy import exists
-from sqlalchemy import func
-from sqlalchemy import literal
-from sqlalchemy import not_
-from sqlalchemy import or_
-from sqlalchemy import select
-from sqlalchemy import union
-from sqlalchemy import union_all
+from sqlalchemy import (
+    and_,
+    case,
+    exists,
+    func,
+    literal,
+    not_,
+    or_,
+    select,
+    union,
+    union_all,
+)
 from sqlalchemy.orm import join
 
-from tests.models.sources import Id
-from tests.models.sources import Source
-from tests.models.sources import Tables
-
-__all__ = ["Maker"]
+from tests.models.sources import Id, Source, Tables
 
 
 class Maker(Tables):
@@ -38,9 +36,7 @@ class Maker(Tables):
             return self.derived(depth - 1)
         return self.table(used)
 
-    def fitting(
-        self, depth: int, used: set[str], others: list[Source]
-    ) -> Source:
+    def fitting(self, depth: int, used: set[str], others: list[Source]) -> Source:
         """Return a source that has ids of a type in common with others."""
         types = {i.type_id for s in others for i in s.ids}
         before = set(used)
@@ -82,9 +78,7 @@ class Maker(Tables):
     def inner_select(self, depth: int) -> tuple[Any, list[Id], list[Any]]:
         sources, froms, wheres = self.froms(depth)
         ids = (
-            self.rng.sample(
-                [i for s in sources for i in s.ids], self.rng.randint(1, 2)
-            )
+            self.rng.sample([i for s in sources for i in s.ids], self.rng.randint(1, 2))
             if sum(len(s.ids) for s in sources) > 1
             else sources[0].ids[:1]
         )
@@ -102,8 +96,7 @@ class Maker(Tables):
                 made = made.having(func.count() > 1)
         else:
             made = select(
-                *[self.labelled(i.column) for i in ids],
-                *map(self.labelled, numbers),
+                *[self.labelled(i.column) for i in ids], *map(self.labelled, numbers)
             )
             if self.chance(15):
                 made = made.distinct()
@@ -229,16 +222,14 @@ class Maker(Tables):
 
     def _and(self, sources: list[Source], depth: int) -> Any:
         return and_(
-            self.condition(sources, depth - 1),
-            self.condition(sources, depth - 1),
+            self.condition(sources, depth - 1), self.condition(sources, depth - 1)
         )
 
     def _or(self, sources: list[Source], depth: int) -> Any:
         if self.chance(40):
             return or_(self.pin(sources), self.pin(sources))
         return or_(
-            self.condition(sources, depth - 1),
-            self.condition(sources, depth - 1),
+            self.condition(sources, depth - 1), self.condition(sources, depth - 1)
         )
 
     def _case(self, sources: list[Source], depth: int) -> Any:
@@ -277,9 +268,7 @@ class Maker(Tables):
         found: list[Id] = []
 
         def column(inside: list[Source]) -> Any:
-            fitting = [
-                i for s in inside for i in s.ids if i.type_id == left.type_id
-            ]
+            fitting = [i for s in inside for i in s.ids if i.type_id == left.type_id]
             if not fitting:
                 return None
             found.append(self.rng.choice(fitting))

@@ -5,32 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import ForeignKey
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import LookupMixin
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import ShardedId
-from sqla_shard import TimeLayout
+from sqla_shard import (
+    blob_field,
+    Cluster,
+    LookupMixin,
+    MappingMixin,
+    ObjectMixin,
+    ShardedId,
+    TimeLayout,
+)
 from sqla_shard.lookup import normalization
-
-__all__ = [
-    "EPOCH_MS",
-    "TIMES",
-    "Base",
-    "Crop",
-    "Photo",
-    "PhotoOfUsers",
-    "PhotoSlug",
-    "Scan",
-    "User",
-    "UserHasPhotos",
-    "insert_photos",
-]
 
 #: Instagram's.
 EPOCH_MS = 1_314_220_021_721
@@ -58,9 +44,7 @@ class Photo(ObjectMixin, Photos, type_id=4, keyspace="photos"):
     n: Mapped[int] = mapped_column(default=0)
 
 
-class Crop(
-    ObjectMixin, Photos, type_id=5, keyspace="photos", colocate_with="photo_id"
-):
+class Crop(ObjectMixin, Photos, type_id=5, keyspace="photos", colocate_with="photo_id"):
     __tablename__ = "crops"
     photo_id: Mapped[int] = blob_field(ref=Photo)
 
@@ -85,9 +69,7 @@ class PhotoOfUsers(MappingMixin, Base, source=Photo, target=User):
     pass
 
 
-class PhotoSlug(
-    LookupMixin, Base, target=Photo, normalize=normalization.casefold
-):
+class PhotoSlug(LookupMixin, Base, target=Photo, normalize=normalization.casefold):
     pass
 
 

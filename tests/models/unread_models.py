@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from sqlalchemy import String
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import LookupMixin
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import ReferenceMixin
-from sqla_shard import ShardSession
+from sqla_shard import (
+    blob_field,
+    Cluster,
+    LookupMixin,
+    MappingMixin,
+    ObjectMixin,
+    ReferenceMixin,
+    ShardSession,
+)
 from sqla_shard.models import normalization
-
-__all__ = [
-    "MODULUS",
-    "SHARDS",
-    "Base",
-    "Country",
-    "Note",
-    "User",
-    "UserEmail",
-    "UserLikesUser",
-    "fill",
-]
 
 SHARDS = 8
 MODULUS = 4
@@ -47,11 +35,7 @@ class Note(ObjectMixin, Base, type_id=2, compression="zstd"):
 
 
 class UserEmail(
-    LookupMixin,
-    Base,
-    target=User,
-    normalize=normalization.email,
-    field="email",
+    LookupMixin, Base, target=User, normalize=normalization.email, field="email"
 ):
     pass
 

@@ -2,47 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from datetime import timedelta
-from datetime import UTC
+from datetime import datetime, timedelta, UTC
 from typing import Any
 
 import pytest
-from sqlalchemy import delete
-from sqlalchemy import insert
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
+from sqlalchemy import delete, insert
+from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import LookupMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import ShardSession
+from sqla_shard import blob_field, Cluster, LookupMixin, ObjectMixin, ShardSession
 from sqla_shard.models import normalization
 from sqla_shard.models.lookup_table import shard_of
 from tests.models.backends import Clusters
-from tests.models.layouts import LAYOUT
-from tests.models.layouts import pack
-
-__all__ = [
-    "ALL",
-    "LONG_AGO",
-    "MODULUS",
-    "SHARDS",
-    "Account",
-    "AccountEmail",
-    "AccountHandle",
-    "AccountLogin",
-    "AccountName",
-    "AccountTag",
-    "add_account",
-    "everything",
-    "home",
-    "missing_account",
-    "plant",
-    "remove",
-    "verified",
-]
+from tests.models.layouts import LAYOUT, pack
 
 ACCOUNT = 5
 SHARDS = 4
@@ -63,11 +34,7 @@ class Account(ObjectMixin, Base, type_id=ACCOUNT):
 
 
 class AccountEmail(
-    LookupMixin,
-    Base,
-    target=Account,
-    normalize=normalization.email,
-    field="email",
+    LookupMixin, Base, target=Account, normalize=normalization.email, field="email"
 ):
     pass
 
@@ -84,9 +51,7 @@ class AccountTag(
     """Shared; was exact before."""
 
 
-class AccountName(
-    LookupMixin, Base, target=Account, normalize=normalization.exact
-):
+class AccountName(LookupMixin, Base, target=Account, normalize=normalization.exact):
     """Knows no field."""
 
 
@@ -159,9 +124,7 @@ def plant(
         row["expires_at"] = ended or datetime.now(UTC) + _SOON
     shard_id = home(key) if shard_id is None else shard_id
     with cluster.begin() as session:
-        _on(session, "lookup", shard_id).execute(
-            insert(cls.__table__).values(row)
-        )
+        _on(session, "lookup", shard_id).execute(insert(cls.__table__).values(row))
 
 
 def remove(cluster: Cluster, cls: Any, key: str) -> None:
@@ -198,9 +161,7 @@ def clear(cluster: Cluster) -> None:
                 _on(session, "lookup", shard_id).execute(delete(cls.__table__))
     for shard_id in range(SHARDS):
         with cluster.begin() as session:
-            _on(session, "objects", shard_id).execute(
-                delete(Account.__table__)
-            )
+            _on(session, "objects", shard_id).execute(delete(Account.__table__))
 
 
 def _on(session: ShardSession, keyspace: str, shard_id: int) -> Any:

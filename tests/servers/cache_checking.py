@@ -7,22 +7,13 @@ after another read has ended, must not know less than that.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections import defaultdict
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf
 
-from tests.servers.cache_events import Event
-from tests.servers.cache_events import Moment
-from tests.servers.cache_events import Stale
+from tests.servers.cache_events import Event, Moment, Stale
 from tests.servers.cache_sets import stale_sets
-
-__all__ = ["Report", "check"]
 
 _WRITES = ("write", "add", "remove")
 
@@ -90,9 +81,7 @@ def _windows(
         lost = {"", *(event.txn for event in exempt)}
         # Each write of the key deletes its cached value.
         written = [
-            event
-            for event in its
-            if event.kind in _WRITES and event.txn not in lost
+            event for event in its if event.kind in _WRITES and event.txn not in lost
         ]
         for event in exempt:
             since = over.get(event.txn, inf)
@@ -110,8 +99,7 @@ class _Judged:
 
     def __call__(self, read: Event) -> bool:
         return not any(
-            read.end >= start and read.start <= end
-            for start, end in self._windows
+            read.end >= start and read.start <= end for start, end in self._windows
         )
 
 
@@ -126,9 +114,7 @@ def _moments(events: Sequence[Event]) -> list[Moment]:
 
 
 def _stale(
-    moments: Sequence[Moment],
-    judged: Callable[[Event], bool],
-    reads_tell: bool,
+    moments: Sequence[Moment], judged: Callable[[Event], bool], reads_tell: bool
 ) -> list[Stale]:
     """Walk through the versions of one key."""
     found = []

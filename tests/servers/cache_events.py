@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from collections.abc import Iterable
-from dataclasses import dataclass
-from dataclasses import fields
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
-
-__all__ = ["Event", "Moment", "Stale", "events_of", "line_of"]
 
 Kind = Literal[
     "read",

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-__all__ = ["write_regions"]
 
 
 def write_regions(path: Path, regions: Mapping[str, Sequence[str]]) -> Path:

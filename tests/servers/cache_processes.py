@@ -15,8 +15,6 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-__all__ = ["Delays", "Slow", "at_once", "lives"]
-
 
 class Delays:
     """Random delays, most of which are short."""

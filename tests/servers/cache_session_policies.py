@@ -21,37 +21,25 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from typing import Any
-from typing import Protocol
+from typing import Any, Protocol
 
 from dogpile.cache.api import NO_VALUE
 
 import sqla_shard.cache.lists
 import sqla_shard.cache.objects
 import sqla_shard.cache.rows
-from sqla_shard import Cluster
-from sqla_shard import unpack
+from sqla_shard import Cluster, unpack
 from sqla_shard.cache import cache
 from sqla_shard.cache.cache import Announcement
 from sqla_shard.cache.protocol import Tombstones
 from sqla_shard.cache.regions import open_region
 from sqla_shard.cache.rows import ReadPart
 from sqla_shard.session.commit import Commits
-from tests.models.cache_session_models import cached_classes
-from tests.models.cache_session_models import REGION
-from tests.servers.cache_processes import Delays
-from tests.servers.cache_processes import Slow
-from tests.servers.cache_session_work import Change
-from tests.servers.cache_session_work import look
-from tests.servers.cache_session_work import Subject
-from tests.servers.cache_session_work import sum_of
-
-__all__ = ["BROKEN", "TOMBSTONE", "Policy", "policy_of", "region_of"]
+from tests.models.cache_session_models import cached_classes, REGION
+from tests.servers.cache_processes import Delays, Slow
+from tests.servers.cache_session_work import Change, look, Subject, sum_of
 
 BROKEN = ("no-tombstones", "early", "no-absence", "old-snapshots")
 TOMBSTONE = 8
@@ -95,18 +83,14 @@ class Policy(Protocol):
     def hits(self) -> int:
         """The number of reads without the database."""
 
-    def look(
-        self, session: Any, subject: Subject, ids: list[int]
-    ) -> dict[str, Any]:
+    def look(self, session: Any, subject: Subject, ids: list[int]) -> dict[str, Any]:
         """Read a subject; return what an event has of it."""
 
     def after(self, subject: Subject, done: Change) -> None:
         """Report that a change is committed."""
 
 
-def policy_of(
-    settings: Any, cluster: Cluster, rng: random.Random, note: Any
-) -> Policy:
+def policy_of(settings: Any, cluster: Cluster, rng: random.Random, note: Any) -> Policy:
     """Return the policy of a process."""
     delays = Delays(rng, settings.delay)
     if settings.policy in ("plain", "dogpile"):
@@ -177,18 +161,12 @@ class Ours:
         self._note = note
         self._dies = _DIES if settings.life else 0.0
         self.txn = ""
-        region = region_of(
-            settings.servers, settings.timeout, settings.tombstone
-        )
+        region = region_of(settings.servers, settings.timeout, settings.tombstone)
         self._cache = cluster.configure_cache(
-            {REGION: region},
-            classes=cached_classes(),
-            prefix=settings.prefix,
+            {REGION: region}, classes=cached_classes(), prefix=settings.prefix
         )
         opened = self._cache.region(REGION)
-        store = Watched(
-            Slow(opened.store, delays), settings.policy, self._lost
-        )
+        store = Watched(Slow(opened.store, delays), settings.policy, self._lost)
         store.over = self._over
         object.__setattr__(opened, "store", store)
         if settings.slow:
@@ -199,9 +177,7 @@ class Ours:
     def hits(self) -> int:
         return self._cache.stats()[0].hits
 
-    def look(
-        self, session: Any, subject: Subject, ids: list[int]
-    ) -> dict[str, Any]:
+    def look(self, session: Any, subject: Subject, ids: list[int]) -> dict[str, Any]:
         return look(session, subject, ids, self._rng)
 
     def after(self, subject: Subject, done: Change) -> None:
@@ -282,9 +258,7 @@ class Theirs:
 
     has_cache = False
 
-    def __init__(
-        self, settings: Any, rng: random.Random, delays: Delays
-    ) -> None:
+    def __init__(self, settings: Any, rng: random.Random, delays: Delays) -> None:
         self._rng = rng
         self._delays = delays
         self._plain = settings.policy == "plain"
@@ -295,14 +269,11 @@ class Theirs:
             REGION, region_of(settings.servers, settings.timeout)
         ).region
 
-    def look(
-        self, session: Any, subject: Subject, ids: list[int]
-    ) -> dict[str, Any]:
+    def look(self, session: Any, subject: Subject, ids: list[int]) -> dict[str, Any]:
         if subject.kind == "items":
             ids = ids[:3]
             seen = [
-                self._kept(session, subject, f"{subject}:{one}", [one])
-                for one in ids
+                self._kept(session, subject, f"{subject}:{one}", [one]) for one in ids
             ]
             there = [one for found in seen for one in found["ids"]]
             return {"ids": there, "asked": ids}

@@ -8,52 +8,35 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from concurrent.futures import Future
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import wait
-from contextlib import closing
-from contextlib import contextmanager
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from sqla_shard import Cluster
-from sqla_shard import unpack
+from sqla_shard import Cluster, unpack
 from sqla_shard.outbox.invalidations import drain
-from sqla_shard.testing import MemcachedServer
-from sqla_shard.testing import Proxy
+from sqla_shard.testing import MemcachedServer, Proxy
 from sqla_shard.testing.database_server import DatabaseServer
-from tests.models.cache_session_models import cached_classes
-from tests.models.cache_session_models import prepare
-from tests.models.cache_session_models import REGION
-from tests.models.cache_session_models import SHARDS
-from tests.servers.cache_checking import check
-from tests.servers.cache_checking import Report
-from tests.servers.cache_events import Event
-from tests.servers.cache_events import events_of
-from tests.servers.cache_session_policies import region_of
-from tests.servers.cache_session_policies import TOMBSTONE
-from tests.servers.cache_session_work import everything
-from tests.servers.cache_session_work import frontier
-from tests.servers.cache_session_work import look
-from tests.servers.cache_session_work import Subject
-from tests.servers.cache_session_work import subjects
-from tests.servers.cache_session_work import sum_of
+from tests.models.cache_session_models import cached_classes, prepare, REGION, SHARDS
+from tests.servers.cache_checking import check, Report
+from tests.servers.cache_events import Event, events_of
+from tests.servers.cache_session_policies import region_of, TOMBSTONE
+from tests.servers.cache_session_work import (
+    everything,
+    frontier,
+    look,
+    Subject,
+    subjects,
+    sum_of,
+)
 from tests.servers.memcached import grow_old
 from tests.servers.published import publish_to
 from tests.servers.roles import kill_application
 from tests.workers.cache_session_worker import Settings
-
-__all__ = ["Program", "Scene"]
 
 _ROOT = Path(__file__).parents[2]
 _PROGRAM = [sys.executable, "-m", "tests.workers.cache_session_worker"]
@@ -130,8 +113,7 @@ class Scene:
         self.subjects = [
             one
             for one in self.subjects
-            if _shard_of(one) in shards
-            and (kinds is None or one.kind in kinds)
+            if _shard_of(one) in shards and (kinds is None or one.kind in kinds)
         ]
 
     def cluster(self) -> Any:
@@ -175,10 +157,7 @@ class Scene:
             for number in range(3)
         ]
         over = threading.Event()
-        with (
-            ThreadPoolExecutor(1) as pool,
-            self.program.running(everybody),
-        ):
+        with ThreadPoolExecutor(1) as pool, self.program.running(everybody):
             try:
                 doing = pool.submit(during or _nothing, over)
                 self._wait(doing, enough)
@@ -193,9 +172,7 @@ class Scene:
             self.finish()
         return self._check(self.events)
 
-    def _wait(
-        self, doing: Future[None], enough: Callable[[Report], bool]
-    ) -> None:
+    def _wait(self, doing: Future[None], enough: Callable[[Report], bool]) -> None:
         pause = threading.Event()
         begun = time.monotonic()
         while time.monotonic() < begun + self.most:
@@ -239,9 +216,7 @@ class Scene:
             **{**some, **settings},
         )
 
-    def faults(
-        self, over: threading.Event, kinds: Sequence[str] = _FAULTS
-    ) -> None:
+    def faults(self, over: threading.Event, kinds: Sequence[str] = _FAULTS) -> None:
         """Stop and start nodes, one after the other, and drain the outboxes.
 
         :param kinds: of what is done, as often as it stands there.
@@ -302,8 +277,7 @@ class Scene:
         lost = {e.txn for e in self.events if e.kind == "exempt"} - over
         now = time.monotonic()
         self.events += [
-            Event(kind="over", key="", start=now, end=now, txn=txn)
-            for txn in lost
+            Event(kind="over", key="", start=now, end=now, txn=txn) for txn in lost
         ]
         life = 1 if self.lossy is None else 2
         with self.cached() as cluster:
@@ -336,9 +310,7 @@ class Scene:
         report = drain(cluster, {REGION: caching.region(REGION).store})
         if report.ok:
             end = time.monotonic()
-            self.events.append(
-                Event(kind="drained", key="", start=start, end=end)
-            )
+            self.events.append(Event(kind="drained", key="", start=start, end=end))
         return report.ok
 
     def _read(self, cluster: Cluster, subject: Subject, life: int) -> None:

@@ -9,33 +9,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import delete
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy import update
+from sqlalchemy import delete, insert, select, update
 
 from sqla_shard import pack
-from tests.models.cache_session_models import Bag
-from tests.models.cache_session_models import Board
-from tests.models.cache_session_models import Item
-from tests.models.cache_session_models import Marks
-from tests.models.cache_session_models import Pin
-from tests.models.cache_session_models import sums
-
-__all__ = [
-    "Change",
-    "Subject",
-    "change",
-    "everything",
-    "look",
-    "subjects",
-    "sum_of",
-    "target",
-]
+from tests.models.cache_session_models import Bag, Board, Item, Marks, Pin, sums
 
 _LONGEST = 12
 _AHEAD = 6
@@ -150,9 +130,7 @@ def _behind(ids: list[int]) -> int:
 def frontier(shard_id: int, local_id: int) -> list[int]:
     """Return ids of items around the last one that is known."""
     first = max(local_id - 2, 1)
-    return [
-        pack(shard_id, 2, number) for number in range(first, local_id + _AHEAD)
-    ]
+    return [pack(shard_id, 2, number) for number in range(first, local_id + _AHEAD)]
 
 
 def everything(session: Any, subject: Subject) -> list[int]:
@@ -182,9 +160,7 @@ def change(session: Any, subject: Subject, rng: random.Random) -> Change:
 
 
 def _write_sum(session: Any, subject: Subject) -> Change:
-    pins = [
-        session.get(Pin, one, with_for_update=True) for one in subject.both
-    ]
+    pins = [session.get(Pin, one, with_for_update=True) for one in subject.both]
     version = sum(pin.version + pin.flushed for pin in pins)
     for pin in pins:
         # In two flushes, so that they are committed in this order.
@@ -211,9 +187,7 @@ def _write_pin(session: Any, pin_id: int, rng: random.Random) -> Change:
         more = {"version": Pin.version + 1}
         session.execute(update(Pin).where(Pin.id == pin_id).values(more))
     else:
-        session.execute(
-            update(Pin), [{"id": pin_id, "version": pin.version + 1}]
-        )
+        session.execute(update(Pin), [{"id": pin_id, "version": pin.version + 1}])
     session.flush()
     return Change(version=version)
 

@@ -7,14 +7,9 @@ has not begun, must not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from tests.servers.cache_events import Event
-from tests.servers.cache_events import Moment
-from tests.servers.cache_events import Stale
-
-__all__ = ["WRONG_LENGTH", "stale_sets"]
+from tests.servers.cache_events import Event, Moment, Stale
 
 WRONG_LENGTH = -1
 """Stands for the ids of a read that has reported their number only."""
@@ -23,9 +18,7 @@ _Ids = frozenset[int]
 
 
 def stale_sets(
-    moments: Sequence[Moment],
-    judged: Callable[[Event], bool],
-    reads_tell: bool = True,
+    moments: Sequence[Moment], judged: Callable[[Event], bool], reads_tell: bool = True
 ) -> list[Stale]:
     """Check the events of one set.
 

@@ -16,26 +16,11 @@ from kazoo.exceptions import NoNodeError
 from kazoo.retry import KazooRetry
 from sqlalchemy import insert
 
-from sqla_shard import Cluster
-from sqla_shard import pack
+from sqla_shard import Cluster, pack
 from sqla_shard.exc import TopologyUnavailableError
 from sqla_shard.testing import MariaDBFleet
 from tests.models.clusters import at
-from tests.servers.following import Base
-from tests.servers.following import document
-from tests.servers.following import Pin
-from tests.servers.following import SHARDS
-from tests.servers.following import until
-
-__all__ = [
-    "LONG_SESSION",
-    "PATIENCE",
-    "Load",
-    "Scene",
-    "both_ways",
-    "data_on_both",
-    "node",
-]
+from tests.servers.following import Base, document, Pin, SHARDS, until
 
 #: Seconds in which a topology comes to a cluster, whatever was before.
 PATIENCE = 60.0
@@ -70,9 +55,7 @@ class Load:
         self.errors: list[BaseException] = []
         self.done = [0] * threads
         self._threads = [
-            threading.Thread(
-                target=self._work, args=(n, random.Random(rng.random()))
-            )
+            threading.Thread(target=self._work, args=(n, random.Random(rng.random())))
             for n in range(threads)
         ]
 
@@ -114,8 +97,7 @@ class Load:
             lambda: (
                 self.errors
                 or all(
-                    now > then + 3
-                    for now, then in zip(self.done, before, strict=True)
+                    now > then + 3 for now, then in zip(self.done, before, strict=True)
                 )
             )
         )
@@ -135,10 +117,7 @@ def both_ways(fleet: MariaDBFleet, epoch: int, **more: Any) -> dict[str, Any]:
         epoch,
         {
             "server1": (urls[0], [0, SHARDS // 2 - 1]),
-            "server2": (
-                urls[1],
-                [SHARDS // 2, more.get("shards", SHARDS) - 1],
-            ),
+            "server2": (urls[1], [SHARDS // 2, more.get("shards", SHARDS) - 1]),
         },
         database=DATABASE,
         **more,
@@ -158,9 +137,7 @@ def data_on_both(fleet: MariaDBFleet, shards: int = SHARDS) -> Iterator[Any]:
         with Cluster.from_topology(one) as cluster:
             cluster.create_all(Base.metadata)
             with cluster.begin(cross_shard="unordered") as session:
-                session.execute(
-                    insert(Pin), [{"id": i, "title": f"{i}"} for i in ids]
-                )
+                session.execute(insert(Pin), [{"id": i, "title": f"{i}"} for i in ids])
     yield ids
     fleet.drop_databases(every)
 
@@ -203,9 +180,7 @@ class Scene:
         self._seen = seen or hosts
         self._options = options or {}
 
-    def open(
-        self, *, patience: float = PATIENCE, session: float = SESSION
-    ) -> Cluster:
+    def open(self, *, patience: float = PATIENCE, session: float = SESSION) -> Cluster:
         """Return the cluster of one more application.
 
         :param patience: seconds in which ZooKeeper has to answer at first;

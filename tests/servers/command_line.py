@@ -11,30 +11,14 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
-from click.testing import CliRunner
-from click.testing import Result
+from click.testing import CliRunner, Result
 
 from sqla_shard.cli.program import program
-
-__all__ = [
-    "COMMAND",
-    "MOVE_COMMANDS",
-    "ROOT",
-    "commands",
-    "environment",
-    "fleet_commands",
-    "invoke",
-    "on_a_terminal",
-    "run",
-    "without_progress",
-    "write",
-]
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-W", "error", "-m", "sqla_shard.cli"]
@@ -47,9 +31,7 @@ _PROGRESS = re.compile(
 )
 
 
-def commands(
-    command: click.Command, path: str
-) -> Iterator[tuple[str, click.Command]]:
+def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
     """Yield each command that does something, or has options, by name."""
     if command.params or not isinstance(command, click.Group):
         yield path, command

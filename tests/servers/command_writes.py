@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,17 @@ from typing import Any
 import pytest
 
 from sqla_shard import Cluster
-from tests.models.operation_models import after_crash
-from tests.models.operation_models import make_due
-from tests.suites.verify_relations import Board
-from tests.suites.verify_relations import BoardHasPins
-from tests.suites.verify_relations import BoardLikesBoard
-from tests.suites.verify_relations import ends
-from tests.suites.verify_relations import new
-from tests.suites.verify_relations import PinInBoards
-from tests.suites.verify_relations import plant
-from tests.suites.verify_relations import remove
-
-__all__ = ["MODELS", "WRITES", "Write", "each_write", "write_settings"]
+from tests.models.operation_models import after_crash, make_due
+from tests.suites.verify_relations import (
+    Board,
+    BoardHasPins,
+    BoardLikesBoard,
+    ends,
+    new,
+    PinInBoards,
+    plant,
+    remove,
+)
 
 MODELS = "tests.suites.verify_relations"
 
@@ -111,9 +109,7 @@ def _statement(cluster: Cluster) -> Write:
         source=liking,
         before=[liked],
         after=[],
-        command=_shell(
-            f"session.execute(delete(BoardLikesBoard).where({which}))"
-        ),
+        command=_shell(f"session.execute(delete(BoardLikesBoard).where({which}))"),
     )
 
 

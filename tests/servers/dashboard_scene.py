@@ -21,35 +21,19 @@ from typing import Any
 
 from pymysql.constants import CLIENT
 from sqlalchemy import update
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.schema import CreateIndex
-from sqlalchemy.schema import CreateTable
+from sqlalchemy.orm import DeclarativeBase, Mapped
+from sqlalchemy.schema import CreateIndex, CreateTable
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import pack
-from sqla_shard import ShardSession
-from sqla_shard.dashboard import DashboardServer
-from sqla_shard.dashboard import Observer
-from sqla_shard.fleet import Account
-from sqla_shard.fleet import Accounts
-from sqla_shard.fleet import Fleet
-from sqla_shard.jobs import EnqueuedJob
-from sqla_shard.jobs import JobState
-from sqla_shard.jobs import task
-from sqla_shard.metrics import measure_load
-from sqla_shard.metrics import meter_of
-from sqla_shard.outbox.tables import JOB_KEYS
-from sqla_shard.outbox.tables import JOBS
-from sqla_shard.outbox.tables import OUTBOX
+from sqla_shard import blob_field, Cluster, ObjectMixin, pack, ShardSession
+from sqla_shard.dashboard import DashboardServer, Observer
+from sqla_shard.fleet import Account, Accounts, Fleet
+from sqla_shard.jobs import EnqueuedJob, JobState, task
+from sqla_shard.metrics import measure_load, meter_of
+from sqla_shard.outbox.tables import JOB_KEYS, JOBS, OUTBOX
 from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import in_parallel
 from sqla_shard.testing.topology_documents import topology_document
 from tests.servers.kinds import Kind
-
-__all__ = ["Base", "Board", "DashboardScene", "Pin", "Served", "fail_job"]
 
 OLD, NEW = "0007_pins", "0008_saved"
 PASSWORD = "not-to-be-shown-7f3a"
@@ -101,9 +85,7 @@ class DashboardScene:
     :param shards: number of virtual shards.
     """
 
-    def __init__(
-        self, folder: Path, kind: Kind, *, shards: int = 1024
-    ) -> None:
+    def __init__(self, folder: Path, kind: Kind, *, shards: int = 1024) -> None:
         self.path = folder / "topology.json"
         self.shards = shards
         self._kind = kind
@@ -122,9 +104,7 @@ class DashboardScene:
 
     def __enter__(self) -> DashboardScene:
         with ExitStack() as stack:
-            in_parallel(
-                [self._pair, *self.servers[1:]], lambda one: one.start()
-            )
+            in_parallel([self._pair, *self.servers[1:]], lambda one: one.start())
             stack.callback(self._stop)
             self._create_account()
             self.path.write_text(json.dumps(self.document()))
@@ -132,10 +112,7 @@ class DashboardScene:
                 Cluster.from_file(
                     self.path,
                     engine_options={
-                        "connect_args": {
-                            "connect_timeout": 3,
-                            "read_timeout": 20,
-                        }
+                        "connect_args": {"connect_timeout": 3, "read_timeout": 20}
                     },
                 )
             )
@@ -146,9 +123,7 @@ class DashboardScene:
                 models=[Base],
                 accounts=self.accounts,
             )
-            self.site = stack.enter_context(
-                Served(self.observer, allow_changes=True)
-            )
+            self.site = stack.enter_context(Served(self.observer, allow_changes=True))
             self._stack = stack.pop_all()
         return self
 
@@ -192,8 +167,7 @@ class DashboardScene:
     def fail_jobs(self, count: int) -> list[str]:
         """Enqueue jobs that have failed, and return their ids."""
         ids = [
-            fail_job(self.cluster, number * 37 % self.shards)
-            for number in range(count)
+            fail_job(self.cluster, number * 37 % self.shards) for number in range(count)
         ]
         self.observer.expire_jobs()
         return ids
@@ -220,10 +194,7 @@ class DashboardScene:
         ddl = [
             str(one.compile(dialect=dialect))
             for table in tables
-            for one in (
-                CreateTable(table),
-                *map(CreateIndex, table.indexes),
-            )
+            for one in (CreateTable(table), *map(CreateIndex, table.indexes))
         ]
         in_parallel(
             list(enumerate(self.servers)),
@@ -253,9 +224,7 @@ class DashboardScene:
                 rows = (shard_id * 7919 % 97) ** 2 // 8
                 if shard_id % 8 == 0 and rows:
                     values = ", ".join(["('{\"board_id\": 0}')"] * rows)
-                    statements.append(
-                        f"INSERT INTO pins (data) VALUES {values}"
-                    )
+                    statements.append(f"INSERT INTO pins (data) VALUES {values}")
                 cursor.execute(";".join(statements))
                 while cursor.nextset():
                     pass

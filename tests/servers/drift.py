@@ -10,21 +10,6 @@ import pytest
 from sqla_shard import Cluster
 from sqla_shard.schema.drift_report import KeyspaceDrift
 
-__all__ = [
-    "ALTERED",
-    "SHARDS",
-    "altered",
-    "build",
-    "cluster",
-    "document",
-    "drop",
-    "name_of",
-    "only",
-    "run",
-    "servers",
-    "touched",
-]
-
 SHARDS = 4
 ALTERED = 3  # on server2, with shard 2
 PREFIX = "db_drift"
@@ -77,9 +62,7 @@ def build(server: Any, shard: int) -> None:
 
 def drop(server: Any, shard: int) -> None:
     with server.connect(autocommit=True) as connection:
-        connection.cursor().execute(
-            f"DROP DATABASE IF EXISTS {name_of(shard)}"
-        )
+        connection.cursor().execute(f"DROP DATABASE IF EXISTS {name_of(shard)}")
 
 
 #: The servers whose shard ALTERED was changed.
@@ -89,9 +72,7 @@ touched: list[Any] = []
 def run(server: Any, shard: int, *statements: str) -> None:
     if shard == ALTERED and server not in touched:
         touched.append(server)
-    with server.connect(
-        database=name_of(shard), autocommit=True
-    ) as connection:
+    with server.connect(database=name_of(shard), autocommit=True) as connection:
         for statement in statements:
             connection.cursor().execute(statement)
 

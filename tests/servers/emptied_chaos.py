@@ -11,9 +11,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
-from contextlib import contextmanager
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import pymysql
@@ -21,14 +19,10 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import CreateTable
 
-from sqla_shard import Cluster
-from sqla_shard import Topology
+from sqla_shard import Cluster, Topology
 from sqla_shard.util.files import replace_file
-from tests.models.schema import Project
-from tests.models.schema import until
+from tests.models.schema import Project, until
 from tests.servers.following import Pin
-
-__all__ = ["PINS", "Databases", "Writer", "rounds", "twice", "writing"]
 
 _TABLE = str(CreateTable(Pin.__table__).compile(dialect=mysql.dialect()))
 #: A revision that makes the table of pins.
@@ -59,9 +53,7 @@ class Writer:
     def _work(self) -> None:
         try:
             while not self._stop.is_set():
-                for shard_id in self.cluster.topology.keyspace(
-                    "objects"
-                ).shard_ids:
+                for shard_id in self.cluster.topology.keyspace("objects").shard_ids:
                     self._write(shard_id)
                 self.rounds += 1
         except BaseException as error:
@@ -107,10 +99,7 @@ def rounds(writers: list[Writer], count: int = 2) -> None:
 def twice(writers: list[Writer]) -> list[int]:
     """Return the ids that were given more than once."""
     counts = Counter(
-        pin_id
-        for writer in writers
-        for ids in writer.given.values()
-        for pin_id in ids
+        pin_id for writer in writers for ids in writer.given.values() for pin_id in ids
     )
     return sorted(pin_id for pin_id, count in counts.items() if count > 1)
 
@@ -129,9 +118,7 @@ class Databases:
         self._first = dict(self._home)
 
     def _run(self, server: str, *statements: str) -> list[tuple[Any, ...]]:
-        connection = self._project.servers[server].root_connect(
-            ssl_disabled=True
-        )
+        connection = self._project.servers[server].root_connect(ssl_disabled=True)
         try:
             with connection.cursor() as cursor:
                 for statement in statements:
@@ -216,15 +203,9 @@ class Databases:
             return  # it has lost them before
         self.set_aside(shard_id)
         (new,) = {*self._names} - {old}
-        self._run(
-            new,
-            f"DROP DATABASE IF EXISTS {name}",
-            f"CREATE DATABASE {name}",
-        )
+        self._run(new, f"DROP DATABASE IF EXISTS {name}", f"CREATE DATABASE {name}")
         for table in tables:
-            ((_, made),) = self._run(
-                old, f"SHOW CREATE TABLE {name}.{table}_old"
-            )
+            ((_, made),) = self._run(old, f"SHOW CREATE TABLE {name}.{table}_old")
             rows = self._run(old, f"SELECT * FROM {name}.{table}_old")
             self._copy(new, name, made.replace(f"{table}_old", table, 1), rows)
         self._home[shard_id] = new
@@ -240,9 +221,7 @@ class Databases:
     def _copy(
         self, server: str, name: str, made: str, rows: list[tuple[Any, ...]]
     ) -> None:
-        connection = self._project.servers[server].root_connect(
-            ssl_disabled=True
-        )
+        connection = self._project.servers[server].root_connect(ssl_disabled=True)
         table = made.split("`")[1]
         try:
             with connection.cursor() as cursor:
@@ -250,9 +229,7 @@ class Databases:
                 cursor.execute(made)
                 if rows:
                     marks = ", ".join(["%s"] * len(rows[0]))
-                    cursor.executemany(
-                        f"INSERT INTO `{table}` VALUES ({marks})", rows
-                    )
+                    cursor.executemany(f"INSERT INTO `{table}` VALUES ({marks})", rows)
             connection.commit()
         finally:
             connection.close()
@@ -262,11 +239,7 @@ class Databases:
         shard_id = self._movable(shard_id)
         name, old = self.name(shard_id), self._home[shard_id]
         (new,) = {*self._names} - {old}
-        self._run(
-            new,
-            f"DROP DATABASE IF EXISTS {name}",
-            f"CREATE DATABASE {name}",
-        )
+        self._run(new, f"DROP DATABASE IF EXISTS {name}", f"CREATE DATABASE {name}")
         connection = self._project.servers[old].root_connect(ssl_disabled=True)
         with closing(connection), connection.cursor() as cursor:
             # No process creates or writes a table meanwhile.
@@ -302,9 +275,7 @@ class Databases:
         self.document["epoch"] += 1
         for server in self.document["keyspaces"]["objects"]["servers"]:
             server["shards"] = [
-                [i, i]
-                for i, home in self._home.items()
-                if home == server["name"]
+                [i, i] for i, home in self._home.items() if home == server["name"]
             ]
 
     @property

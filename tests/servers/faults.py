@@ -10,28 +10,11 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Text
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, mapped_column
 
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
+from sqla_shard import Cluster, ObjectMixin
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.kinds import Kind
-
-__all__ = [
-    "SERVERS",
-    "SHARDS",
-    "TIMEOUT",
-    "Base",
-    "Pin",
-    "all_work",
-    "busy",
-    "locked",
-    "opened",
-    "own_fleet",
-    "own_ids",
-    "until_waiting",
-]
 
 SERVERS = 3
 SHARDS = 12
@@ -53,9 +36,7 @@ def own_fleet() -> Any:
 
     @pytest.fixture(scope="module")
     def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
-        with server_kind.fleet(
-            servers=SERVERS, shards=SHARDS, fast=True
-        ) as fleet:
+        with server_kind.fleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
             yield fleet
 
     return fleet
@@ -139,8 +120,7 @@ def until_waiting(server: Any, state: str = "Waiting for table%") -> None:
     done = threading.Event()
     for _ in range(TIMEOUT * 100):
         if server.root_execute(
-            "SELECT 1 FROM information_schema.processlist "
-            f"WHERE state LIKE '{state}'"
+            f"SELECT 1 FROM information_schema.processlist WHERE state LIKE '{state}'"
         ):
             return
         done.wait(0.01)

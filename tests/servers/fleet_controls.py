@@ -11,8 +11,6 @@ from typing import Any
 from sqla_shard.fleet.dead_failover import DeadFailover
 from sqla_shard.fleet.failover import Failover
 
-__all__ = ["Naive", "Unfenced"]
-
 
 class Unfenced(Failover):
     """Leaves out what keeps the old primary from being written."""

@@ -20,8 +20,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,26 +36,16 @@ from sqla_shard.fleet.loss import SemiSyncProbe
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.local_server import wait_until
 from tests.models.load_models import Base
-from tests.servers.fleet_load import document
-from tests.servers.fleet_load import rows_now
-from tests.servers.fleet_load import rows_on
-from tests.servers.fleet_load import SHARDS
+from tests.servers.fleet_load import document, rows_now, rows_on, SHARDS
 from tests.servers.fleet_pairs import FleetPairs
-from tests.servers.fleet_semi_sync import look_at
-from tests.servers.fleet_semi_sync import use_semi_sync
+from tests.servers.fleet_semi_sync import look_at, use_semi_sync
 from tests.servers.kinds import Kind
-from tests.servers.load_checks import check
-from tests.servers.load_checks import Pauses
-from tests.servers.load_checks import pauses
+from tests.servers.load_checks import check, Pauses, pauses
 from tests.servers.load_log import ACKNOWLEDGED
 from tests.servers.load_writers import ClusterWriter
 from tests.servers.published import publish_to
-from tests.servers.server_statements import change_source
-from tests.servers.server_statements import received
-from tests.servers.server_statements import semi_sync_options
+from tests.servers.server_statements import change_source, received, semi_sync_options
 from tests.servers.writing_load import Load
-
-__all__ = ["Loss", "lose_primary", "small_disk"]
 
 _LONG = 60.0
 _DISK = 24 << 20
@@ -149,9 +138,7 @@ class _Scene:
         if disk is not None:
             self.primary.options += (f"--log-bin={disk}/binlog",)
         stack.enter_context(self.pairs)
-        self.proxy = stack.enter_context(
-            Proxy(self.primary.host, self.primary.port)
-        )
+        self.proxy = stack.enter_context(Proxy(self.primary.host, self.primary.port))
         self._prepare()
 
     def _prepare(self) -> None:
@@ -201,9 +188,7 @@ class _Scene:
                 assert wait_until(
                     lambda: received(self.standby) != "Yes", seconds=_LONG
                 )
-                plan = DeadFailover.planned(
-                    fleet, "server1", probe=looking.probe()
-                )
+                plan = DeadFailover.planned(fleet, "server1", probe=looking.probe())
             assert plan.problems == ()
             result = apply(fleet, plan)
             load.wait_for_acks(50)

@@ -12,28 +12,11 @@ from typing import Any
 
 from sqla_shard.testing.database_server import DatabaseServer
 from tests.servers.fleet_pairs import FleetPairs
-from tests.servers.load_checks import check
-from tests.servers.load_checks import Rows
-from tests.servers.load_checks import rows_at
-from tests.servers.load_checks import rows_of_places
+from tests.servers.load_checks import check, Rows, rows_at, rows_of_places
 from tests.servers.load_log import Attempt
-from tests.servers.load_writers import create_tables
-from tests.servers.load_writers import RawWriter
+from tests.servers.load_writers import create_tables, RawWriter
 from tests.servers.published import places
 from tests.servers.writing_load import Load
-
-__all__ = [
-    "SHARDS",
-    "create",
-    "document",
-    "lost",
-    "prove",
-    "roles",
-    "rows_now",
-    "rows_on",
-    "wait_until_equal",
-    "writing",
-]
 
 SHARDS = 16
 
@@ -45,9 +28,7 @@ def create(pairs: FleetPairs) -> None:
         create_tables(connection, names)
 
 
-def writing(
-    pairs: FleetPairs, folder: Path, seed: object, **options: Any
-) -> Load:
+def writing(pairs: FleetPairs, folder: Path, seed: object, **options: Any) -> Load:
     """Return eight writers, which are not started yet.
 
     :param folder: for their logs; it must not exist.

@@ -16,20 +16,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from sqla_shard.cli.dev_command import add_accounts
-from sqla_shard.cli.dev_command import FLEET_OPTIONS
-from sqla_shard.fleet import Account
-from sqla_shard.fleet import Accounts
-from sqla_shard.fleet import Fleet
+from sqla_shard.cli.dev_command import add_accounts, FLEET_OPTIONS
+from sqla_shard.fleet import Account, Accounts, Fleet
 from sqla_shard.testing import MariaDBPair
 from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import in_parallel
 from sqla_shard.testing.server_pair import ServerPair
 from sqla_shard.testing.topology_documents import topology_document
 from tests.servers.published import publish_to
-
-__all__ = ["MYSQL_OPTIONS", "FleetPairs", "empty_server"]
-
 
 #: What MariaDB has built in, and CLONE.
 MYSQL_OPTIONS = (
@@ -66,12 +60,8 @@ class FleetPairs:
         self.path = folder / "topology.json"
         self.shards = shards
         self.accounts = Accounts(
-            operator=Account(
-                user="operator", password=secrets.token_urlsafe(12)
-            ),
-            replication=Account(
-                user="replica", password=secrets.token_urlsafe(12)
-            ),
+            operator=Account(user="operator", password=secrets.token_urlsafe(12)),
+            replication=Account(user="replica", password=secrets.token_urlsafe(12)),
         )
         self._in_topology = pairs
         password = secrets.token_urlsafe(12)
@@ -144,8 +134,7 @@ def empty_server(server: DatabaseServer) -> None:
         cursor.execute("STOP REPLICA")
         cursor.execute("RESET REPLICA ALL")
         cursor.execute(
-            "DELETE FROM mysql.db"
-            " WHERE Insert_priv = 'N' AND User NOT LIKE 'mysql.%'"
+            "DELETE FROM mysql.db WHERE Insert_priv = 'N' AND User NOT LIKE 'mysql.%'"
         )
         cursor.execute("FLUSH LOCAL PRIVILEGES")
         cursor.execute("SHOW DATABASES")

@@ -15,12 +15,8 @@ import multiprocessing
 import os
 import signal
 
-from sqla_shard.fleet import apply
-from sqla_shard.fleet import Fleet
-from sqla_shard.fleet import Plan
+from sqla_shard.fleet import apply, Fleet, Plan
 from sqla_shard.fleet.operation import StepEvent
-
-__all__ = ["apply_until"]
 
 _PATIENCE = 120.0
 

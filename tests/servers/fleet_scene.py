@@ -21,15 +21,13 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sqla_shard import Cluster
-from sqla_shard import Topology
+from sqla_shard import Cluster, Topology
 from sqla_shard.cli.dev_command import FLEET_OPTIONS
 from sqla_shard.fleet import Fleet
 from sqla_shard.testing import ZooKeeperEnsemble
@@ -38,25 +36,22 @@ from sqla_shard.topology.urls import address_of
 from sqla_shard.topology.zookeeper import Publisher
 from tests.models.load_models import Base
 from tests.servers.fleet_load import wait_until_equal
-from tests.servers.fleet_pairs import FleetPairs
-from tests.servers.fleet_pairs import MYSQL_OPTIONS
-from tests.servers.fleet_writers import RunWriter
-from tests.servers.fleet_writers import SessionWriter
+from tests.servers.fleet_pairs import FleetPairs, MYSQL_OPTIONS
+from tests.servers.fleet_writers import RunWriter, SessionWriter
 from tests.servers.kinds import Kind
-from tests.servers.load_checks import check
-from tests.servers.load_checks import Pauses
-from tests.servers.load_checks import pauses
-from tests.servers.load_checks import Rows
-from tests.servers.load_checks import rows_at
-from tests.servers.load_checks import rows_of_places
+from tests.servers.load_checks import (
+    check,
+    Pauses,
+    pauses,
+    Rows,
+    rows_at,
+    rows_of_places,
+)
 from tests.servers.load_log import Attempt
 from tests.servers.load_writers import RawWriter
-from tests.servers.published import Place
-from tests.servers.published import publish_to
+from tests.servers.published import Place, publish_to
 from tests.servers.server_statements import semi_sync_options
 from tests.servers.writing_load import Load
-
-__all__ = ["SHARDS", "FleetScene"]
 
 SHARDS = 16
 
@@ -65,10 +60,7 @@ _numbers = itertools.count(1)
 
 def _of(first: Any) -> tuple[str, ...]:
     """Return the arguments that servers of a pair of MariaDB share."""
-    return (
-        "--slave-parallel-threads=4",
-        f"--gtid-domain-id={first.gtid_domain_id}",
-    )
+    return ("--slave-parallel-threads=4", f"--gtid-domain-id={first.gtid_domain_id}")
 
 
 class FleetScene:
@@ -114,14 +106,10 @@ class FleetScene:
         )
         self.servers: list[Any] = self.pairs.servers
         self.fleet = Fleet(
-            f"zookeeper://{self._hosts}{self._path}",
-            accounts=self.pairs.accounts,
+            f"zookeeper://{self._hosts}{self._path}", accounts=self.pairs.accounts
         )
         first = self.pairs["server1"].primary
-        self._environ = {
-            "MYSQL_USER": first.user,
-            "MYSQL_PASSWORD": first.password,
-        }
+        self._environ = {"MYSQL_USER": first.user, "MYSQL_PASSWORD": first.password}
         self._stack = ExitStack()
 
     def __enter__(self) -> FleetScene:
@@ -146,9 +134,7 @@ class FleetScene:
         )
         environ = dict.fromkeys(DEFAULT_PLACEHOLDERS, "x")
         with Publisher(self.fleet.location) as publisher:
-            publisher.publish(
-                Topology.from_mapping(json.loads(text), environ=environ)
-            )
+            publisher.publish(Topology.from_mapping(json.loads(text), environ=environ))
 
     def _create(self) -> None:
         primary = self.pairs["server1"].primary
@@ -248,10 +234,7 @@ class FleetScene:
         stale.mkdir(parents=True)
         # As it is now, for ever.
         publish_to(stale / "topology.json", self._document())
-        writers = (
-            RunWriter(opening=self.opening),
-            SessionWriter(opening=self.opening),
-        )
+        writers = (RunWriter(opening=self.opening), SessionWriter(opening=self.opening))
         with (
             Load(
                 writers,
@@ -263,11 +246,7 @@ class FleetScene:
                 **options,
             ) as load,
             Load(
-                RawWriter(
-                    path=stale / "topology.json",
-                    selects=True,
-                    lost="abandoned",
-                ),
+                RawWriter(path=stale / "topology.json", selects=True, lost="abandoned"),
                 # Among those that move.
                 shards=[self.rng.randrange(SHARDS // 2, SHARDS)],
                 folder=stale,

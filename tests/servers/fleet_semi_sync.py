@@ -7,16 +7,12 @@ from contextlib import suppress
 
 from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet import Fleet
-from sqla_shard.fleet.loss import acknowledgements
-from sqla_shard.fleet.loss import receiving
-from sqla_shard.fleet.loss import SemiSyncProbe
+from sqla_shard.fleet.loss import acknowledgements, receiving, SemiSyncProbe
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.fleet_load import wait_until_equal
 from tests.servers.server_statements import words
-
-__all__ = ["look_at", "use_semi_sync"]
 
 
 def use_semi_sync(
@@ -66,10 +62,7 @@ def look_at(fleet: Fleet, primary: str, standby: str) -> SemiSyncProbe:
     """
     begin = time.time()
     found = None
-    with (
-        suppress(FleetServerError),
-        fleet.admin(standby, name="standby") as admin,
-    ):
+    with suppress(FleetServerError), fleet.admin(standby, name="standby") as admin:
         found = receiving(replication_of(admin))
     with fleet.admin(primary, name="primary") as admin:
         acks = acknowledgements(replication_of(admin), found)

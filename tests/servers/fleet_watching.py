@@ -9,15 +9,10 @@ import threading
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from sqla_shard.fleet import Accounts
-from sqla_shard.fleet import Fleet
+from sqla_shard.fleet import Accounts, Fleet
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.operation import StepEvent
-from sqla_shard.fleet.watcher import Watcher
-from sqla_shard.fleet.watcher import WatchPolicy
-from sqla_shard.fleet.watcher import WatchReport
-
-__all__ = ["FleetByProxy", "Watching", "watch_until"]
+from sqla_shard.fleet.watcher import Watcher, WatchPolicy, WatchReport
 
 
 class FleetByProxy(Fleet):
@@ -86,9 +81,7 @@ def watch_until(
     return process
 
 
-def _watch(
-    location: str, accounts: Accounts, policy: WatchPolicy, step: str
-) -> None:
+def _watch(location: str, accounts: Accounts, policy: WatchPolicy, step: str) -> None:
     def progress(event: StepEvent) -> None:
         if (event.step, event.state) == (step, "done"):
             os.kill(os.getpid(), signal.SIGKILL)

@@ -18,29 +18,19 @@ from __future__ import annotations
 import contextlib
 import random
 import zlib
-from abc import ABC
-from abc import abstractmethod
-from collections.abc import Callable
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqla_shard import Cluster
-from sqla_shard import pack
-from sqla_shard.exc import KeyUsedError
-from sqla_shard.exc import ShardError
-from tests.models.load_models import Pin
-from tests.models.load_models import write_pin
-from tests.models.load_models import write_transfer
+from sqla_shard import Cluster, pack
+from sqla_shard.exc import KeyUsedError, ShardError
+from tests.models.load_models import Pin, write_pin, write_transfer
 from tests.servers.load_log import Outcome
-from tests.servers.load_writers import Failed
-from tests.servers.load_writers import outcome_of
-from tests.servers.load_writers import Write
-
-__all__ = ["RunWriter", "SessionWriter"]
+from tests.servers.load_writers import Failed, outcome_of, Write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,24 +62,16 @@ class _Writer(ABC):
 
             yield write
 
-    def _write(
-        self, cluster: Cluster, token: str, shard: int, number: int
-    ) -> int:
+    def _write(self, cluster: Cluster, token: str, shard: int, number: int) -> int:
         if number % 4:
             fn = partial(write_pin, shard=shard, token=token)
             return self._call(cluster, fn, token)
-        fn = partial(
-            write_transfer, shard=shard, token=token, amount=number % 100 + 1
-        )
+        fn = partial(write_transfer, shard=shard, token=token, amount=number % 100 + 1)
         return self._call(cluster, fn, token, cross_shard="ordered")
 
     @abstractmethod
     def _call(
-        self,
-        cluster: Cluster,
-        fn: Callable[[Any], int],
-        token: str,
-        **options: Any,
+        self, cluster: Cluster, fn: Callable[[Any], int], token: str, **options: Any
     ) -> int: ...
 
     @abstractmethod
@@ -101,11 +83,7 @@ class RunWriter(_Writer):
     """Writes with ``cluster.run(..., key=token)``."""
 
     def _call(
-        self,
-        cluster: Cluster,
-        fn: Callable[[Any], int],
-        token: str,
-        **options: Any,
+        self, cluster: Cluster, fn: Callable[[Any], int], token: str, **options: Any
     ) -> int:
         return cluster.run(fn, key=token, **options)
 
@@ -118,11 +96,7 @@ class SessionWriter(_Writer):
     """Writes with ``cluster.begin()``."""
 
     def _call(
-        self,
-        cluster: Cluster,
-        fn: Callable[[Any], int],
-        token: str,
-        **options: Any,
+        self, cluster: Cluster, fn: Callable[[Any], int], token: str, **options: Any
     ) -> int:
         with cluster.begin(**options) as session:
             return fn(session)

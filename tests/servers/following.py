@@ -7,31 +7,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import String
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import ObjectMixin
-from sqla_shard import Topology
-
-__all__ = [
-    "SHARDS",
-    "TIMEOUT",
-    "Base",
-    "Feed",
-    "Pin",
-    "document",
-    "edited",
-    "in_child",
-    "topology",
-    "until",
-]
+from sqla_shard import ObjectMixin, Topology
 
 SHARDS = 8
 TIMEOUT = 60.0
@@ -124,9 +107,9 @@ class Feed:
     def wait(self, asked: int) -> None:
         """Wait until it was asked so many times."""
         with self._changed:
-            assert self._changed.wait_for(
-                lambda: self.asked >= asked, TIMEOUT
-            ), f"asked {self.asked} times, not {asked}"
+            assert self._changed.wait_for(lambda: self.asked >= asked, TIMEOUT), (
+                f"asked {self.asked} times, not {asked}"
+            )
 
 
 def document(

@@ -16,8 +16,6 @@ import click
 import examples.pinboard.models  # noqa: F401  # what each command would import
 from sqla_shard.cli.program import program
 
-__all__ = ["names_of_commands", "run_command"]
-
 
 def names_of_commands(
     group: click.Group = program, before: tuple[str, ...] = ()

@@ -16,7 +16,5 @@ def thread_greenlets() -> list[greenlet]:
 def others(before: Sequence[greenlet]) -> list[greenlet]:
     """Return those that threads have asked for since."""
     return [
-        one
-        for one in thread_greenlets()
-        if not any(one is known for known in before)
+        one for one in thread_greenlets() if not any(one is known for known in before)
     ]

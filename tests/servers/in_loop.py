@@ -14,11 +14,8 @@ from typing import Any
 
 from sqlalchemy.util import greenlet_spawn
 
-from sqla_shard import Cluster
-from sqla_shard import ShardSession
+from sqla_shard import Cluster, ShardSession
 from sqla_shard.session.session import SessionContext
-
-__all__ = ["InLoop"]
 
 
 class InLoop(Cluster):

@@ -6,22 +6,21 @@ A test that asks for the fixture ``server_kind``, or for one that does, such as
 
 from __future__ import annotations
 
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from sqla_shard.testing import MariaDBFleet
-from sqla_shard.testing import MariaDBPair
-from sqla_shard.testing import MariaDBServer
-from sqla_shard.testing import MySQLFleet
-from sqla_shard.testing import MySQLPair
-from sqla_shard.testing import MySQLServer
+from sqla_shard.testing import (
+    MariaDBFleet,
+    MariaDBPair,
+    MariaDBServer,
+    MySQLFleet,
+    MySQLPair,
+    MySQLServer,
+)
 from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.server_fleet import ServerFleet
 from sqla_shard.testing.server_pair import ServerPair
-
-__all__ = ["KINDS", "Kind", "kinds_of"]
 
 
 class Kind(NamedTuple):
@@ -45,20 +44,8 @@ class Kind(NamedTuple):
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind(
-            "mariadb",
-            MariaDBServer,
-            MariaDBFleet,
-            MariaDBPair,
-            "SLAVE MONITOR",
-        ),
-        Kind(
-            "mysql",
-            MySQLServer,
-            MySQLFleet,
-            MySQLPair,
-            "REPLICATION CLIENT",
-        ),
+        Kind("mariadb", MariaDBServer, MariaDBFleet, MariaDBPair, "SLAVE MONITOR"),
+        Kind("mysql", MySQLServer, MySQLFleet, MySQLPair, "REPLICATION CLIENT"),
     )
 }
 

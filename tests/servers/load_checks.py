@@ -6,29 +6,13 @@ Pure functions over values, but for :func:`rows_at`, which reads them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from tests.servers.load_log import ACKNOWLEDGED
-from tests.servers.load_log import Attempt
-from tests.servers.published import connect_to
-from tests.servers.published import Place
-
-__all__ = [
-    "Pauses",
-    "Rows",
-    "check",
-    "only_old",
-    "pauses",
-    "rows_at",
-    "rows_of_places",
-]
+from tests.servers.load_log import ACKNOWLEDGED, Attempt
+from tests.servers.published import connect_to, Place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +56,7 @@ class Pauses:
 
 
 def rows_at(
-    connection: Any,
-    databases: Mapping[int, str],
-    *,
-    has_transfers: bool = False,
+    connection: Any, databases: Mapping[int, str], *, has_transfers: bool = False
 ) -> dict[int, Rows]:
     """Read all rows of some shards.
 
@@ -90,9 +71,7 @@ def rows_at(
         cursor.execute(f"SELECT pin_local, token FROM `{name}`.load_notes")
         rows = Rows(pins=pins, notes=tuple(cursor.fetchall()))
         if has_transfers:
-            cursor.execute(
-                f"SELECT amount, token FROM `{name}`.load_transfers"
-            )
+            cursor.execute(f"SELECT amount, token FROM `{name}`.load_transfers")
             transfers = frozenset(cursor.fetchall())
             cursor.execute(f"SELECT SUM(amount) FROM `{name}`.load_balances")
             ((total,),) = cursor.fetchall()
@@ -111,9 +90,7 @@ def rows_of_places(
     found = {}
     for url, databases in by_url.items():
         with connect_to(url) as connection:
-            found.update(
-                rows_at(connection, databases, has_transfers=has_transfers)
-            )
+            found.update(rows_at(connection, databases, has_transfers=has_transfers))
     return found
 
 
@@ -219,9 +196,7 @@ def _wrong_outcome(
     if found and not outcomes - {"failed"}:
         problems.append("is there, but all attempts have failed")
     problems += [
-        f"is in shard {there}, not in {shard}"
-        for there, _ in found
-        if there != shard
+        f"is in shard {there}, not in {shard}" for there, _ in found if there != shard
     ]
     if found and ids and ids != {local_id for _, local_id in found}:
         problems.append(f"acknowledged as {ids}, but found as {found}")
@@ -236,8 +211,7 @@ def _wrong_sums(rows: Mapping[int, Rows], pins: _Found) -> list[str]:
         total = sum(amount for amount, _ in there.transfers)
         if total != there.balance:
             problems.append(
-                f"shard {shard}: transfers of {total}, but a balance of "
-                f"{there.balance}"
+                f"shard {shard}: transfers of {total}, but a balance of {there.balance}"
             )
         for amount, token in there.transfers:
             amounts[token].append(amount)

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["ACKNOWLEDGED", "Attempt", "LogReader", "Outcome", "line_of"]
-
-Outcome = Literal[
-    "acked", "already", "unknown", "abandoned", "missing", "failed"
-]
+Outcome = Literal["acked", "already", "unknown", "abandoned", "missing", "failed"]
 """The outcome of an attempt.
 
 ``"already"``

@@ -13,31 +13,16 @@ local id of the pin or raises :class:`Failed`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pymysql
-from pymysql.constants import CR
-from pymysql.constants import ER
+from pymysql.constants import CR, ER
 
 from tests.servers.load_log import Outcome
-from tests.servers.published import connect_to
-from tests.servers.published import Reader
-
-__all__ = [
-    "NOTES",
-    "PINS",
-    "ClusterWriter",
-    "Failed",
-    "RawWriter",
-    "Write",
-    "create_tables",
-    "outcome_of",
-]
+from tests.servers.published import connect_to, Reader
 
 Write = Callable[[str, int], int]
 
@@ -151,8 +136,7 @@ class _Connections:
         """Return the id of the pin; None if the token is there already."""
         cursor = connection.cursor()
         cursor.execute(
-            f"INSERT INTO `{database}`.load_pins (token) VALUES (%s)",
-            (token,),
+            f"INSERT INTO `{database}`.load_pins (token) VALUES (%s)", (token,)
         )
         local_id = cursor.lastrowid
         try:
@@ -172,8 +156,7 @@ class _Connections:
     ) -> int:
         cursor = connection.cursor()
         cursor.execute(
-            f"SELECT pin_local FROM `{database}`.load_notes WHERE token = %s",
-            (token,),
+            f"SELECT pin_local FROM `{database}`.load_notes WHERE token = %s", (token,)
         )
         ((local_id,),) = cursor.fetchall()
         connection.rollback()
@@ -232,11 +215,7 @@ class ClusterWriter:
             def write(token: str, shard: int) -> int:
                 try:
                     return cluster.run(
-                        write_pin,
-                        shard,
-                        token,
-                        key=token,
-                        timeout=self.timeout,
+                        write_pin, shard, token, key=token, timeout=self.timeout
                     )
                 except used as error:
                     raise Failed("already", error) from error

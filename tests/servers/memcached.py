@@ -10,8 +10,6 @@ from typing import IO
 from sqla_shard.cache.stores import LONGEST
 from sqla_shard.testing import MemcachedServer
 
-__all__ = ["command", "grow_old", "no_node", "nodes", "stats"]
-
 
 @contextlib.contextmanager
 def _sent(server: MemcachedServer, sent: bytes) -> Iterator[IO[bytes]]:

@@ -14,45 +14,29 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from threading import Event
 from time import monotonic
 from typing import Any
 
-from sqlalchemy import Engine
-from sqlalchemy import insert
-from sqlalchemy import select
+from sqlalchemy import Engine, insert, select
 
-from sqla_shard import Cluster
-from sqla_shard import scatter
+from sqla_shard import Cluster, scatter
 from sqla_shard.migrate import Move
-from tests.models.moving_app import FOLLOWS
-from tests.models.moving_app import Message
-from tests.models.moving_app import Post
-from tests.models.moving_app import ShardedMessage
-from tests.models.moving_app import ShardedPost
-from tests.models.moving_app import ShardedUser
-from tests.models.moving_app import User
-from tests.models.moving_app import UserFollowsUser
-from tests.models.moving_app import WRITTEN_AT
+from tests.models.moving_app import (
+    FOLLOWS,
+    Message,
+    Post,
+    ShardedMessage,
+    ShardedPost,
+    ShardedUser,
+    User,
+    UserFollowsUser,
+    WRITTEN_AT,
+)
 from tests.workers import moving_writer
-
-__all__ = [
-    "SHORT",
-    "SIZE",
-    "Processes",
-    "Rows",
-    "Size",
-    "check",
-    "fill",
-    "journals",
-    "report",
-    "rows_of_database",
-    "rows_of_shards",
-]
 
 _SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 
@@ -217,9 +201,7 @@ class Processes:
     :param environ: where the move is.
     """
 
-    def __init__(
-        self, folder: Path, environ: dict[str, str], size: Size
-    ) -> None:
+    def __init__(self, folder: Path, environ: dict[str, str], size: Size) -> None:
         self.killed: Counter[str] = Counter()
         self._folder = folder
         self._environ = {
@@ -295,11 +277,7 @@ class Processes:
                     writer = now + uniform(0.2, size.pause)
             steps = moving_writer.steps_done(self._folder) + 1
             most = min(size.tool_kills, size.step_kills * steps)
-            if (
-                now >= tool
-                and self.killed["tool"] < most
-                and self._works("tool")
-            ):
+            if now >= tool and self.killed["tool"] < most and self._works("tool"):
                 self._kill("tool")
                 tool = now + self._tool_pause()
             self._pause.wait(0.05)
@@ -371,13 +349,9 @@ def rows_of_database(engine: Engine) -> Rows:
                 )
             ),
             connection.execute(
-                select(
-                    Message.content, Message.sender_id, Message.recipient_id
-                )
+                select(Message.content, Message.sender_id, Message.recipient_id)
             ),
-            connection.execute(
-                select(FOLLOWS.c.follower_id, FOLLOWS.c.user_id)
-            ),
+            connection.execute(select(FOLLOWS.c.follower_id, FOLLOWS.c.user_id)),
         )
 
 

@@ -10,12 +10,8 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
-from tests.models.operation_models import Base
-from tests.models.operation_models import first_of_each
-from tests.models.operation_models import SHARDS
+from tests.models.operation_models import Base, first_of_each, SHARDS
 from tests.servers.command_line import write
-
-__all__ = ["for_commands"]
 
 
 def for_commands() -> Any:

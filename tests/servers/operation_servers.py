@@ -14,11 +14,8 @@ import pytest
 from sqla_shard import Cluster
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.models.operation_models import Base
-from tests.models.operation_models import SHARDS
+from tests.models.operation_models import Base, SHARDS
 from tests.servers.kinds import Kind
-
-__all__ = ["own_cluster", "own_fleet", "own_lines", "own_proxied"]
 
 
 def own_fleet() -> Any:

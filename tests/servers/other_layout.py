@@ -9,10 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.models.layouts import VARIABLE
-from tests.suite_table import WITH_ANOTHER_LAYOUT
-from tests.suite_table import WITH_TIME_IDS
-
-__all__ = ["LAYOUT", "TIME_LAYOUT", "run_suites"]
+from tests.suite_table import WITH_ANOTHER_LAYOUT, WITH_TIME_IDS
 
 #: Fewer shards, fewer types and more rows than the default.
 LAYOUT = "13,8,42"

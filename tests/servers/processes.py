@@ -9,15 +9,6 @@ import stat
 import threading
 from pathlib import Path
 
-__all__ = [
-    "count_sockets_to",
-    "is_running",
-    "running",
-    "sockets_of",
-    "started_since",
-    "state_of",
-]
-
 
 def sockets_of(pid: int, table: str) -> list[str]:
     """Return where a process listens, in hexadecimal."""
@@ -30,9 +21,7 @@ def sockets_of(pid: int, table: str) -> list[str]:
     fields = [row.split() for row in rows]
     # Listening sockets of TCP, and unconnected sockets of UDP.
     return [
-        f[1]
-        for f in fields
-        if f"socket:[{f[9]}]" in inodes and f[3] in ("0A", "07")
+        f[1] for f in fields if f"socket:[{f[9]}]" in inodes and f[3] in ("0A", "07")
     ]
 
 
@@ -58,9 +47,7 @@ def is_running(pid: int) -> bool:
 
 def count_sockets_to(port: int) -> int:
     """Return how many sockets are connected to a port."""
-    return sum(
-        _port_of(int(name)) == port for name in os.listdir("/proc/self/fd")
-    )
+    return sum(_port_of(int(name)) == port for name in os.listdir("/proc/self/fd"))
 
 
 def _port_of(descriptor: int) -> int | None:

@@ -16,8 +16,6 @@ from sqla_shard.testing.local_server import LocalServer
 from sqla_shard.testing.plugin import skip_or_fail
 from tests.servers.command_line import ROOT
 
-__all__ = ["MONITORING", "PrometheusServer", "require_prometheus"]
-
 MONITORING = ROOT / "examples" / "monitoring"
 
 _PATIENCE = 60
@@ -43,12 +41,7 @@ class PrometheusServer(LocalServer):
     ) -> None:
         super().__init__(
             "prometheus1",
-            **{
-                "parent": None,
-                "start_timeout": 60.0,
-                "stop_timeout": 20.0,
-                **more,
-            },
+            **{"parent": None, "start_timeout": 60.0, "stop_timeout": 20.0, **more},
         )
         self._targets = targets
         self._rules = rules

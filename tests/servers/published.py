@@ -11,14 +11,11 @@ import json
 import os
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pymysql
 
 from sqla_shard.dialects.mysql.pymysql_connections import SharedContext
-
-__all__ = ["Place", "Reader", "connect_to", "moved", "places", "publish_to"]
 
 #: URL and database of a virtual shard.
 Place = tuple[str, str]

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from time import time
 
 import redis
 
 from sqla_shard import Cluster
-from sqla_shard.jobs import count_queues
-from sqla_shard.jobs import Worker
+from sqla_shard.jobs import count_queues, Worker
 from sqla_shard.testing import RedisServer
 from sqla_shard.testing.local_server import wait_until
-
-__all__ = [
-    "client_of",
-    "finish_jobs",
-    "grow_old",
-    "old_server",
-    "two_databases",
-]
 
 
 @contextlib.contextmanager
@@ -65,9 +55,7 @@ def finish_jobs(cluster: Cluster, queue: str) -> None:
         Worker(cluster, [queue]).run(until_empty=True)
         left = ("due", "scheduled", "running", "expired")
         return not any(
-            getattr(one, name)
-            for one in count_queues(cluster)
-            for name in left
+            getattr(one, name) for one in count_queues(cluster) for name in left
         )
 
     assert wait_until(finished, seconds=120, every=0.1)

@@ -16,12 +16,8 @@ from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.server_pair import ServerPair
 
-__all__ = ["exchange_roles", "kill_application"]
 
-
-def exchange_roles(
-    pair: ServerPair[Any], publish: Callable[[], object]
-) -> bool:
+def exchange_roles(pair: ServerPair[Any], publish: Callable[[], object]) -> bool:
     """Make the standby of a pair its primary, and the primary its standby.
 
     :param publish: is called while neither of them can be written.
@@ -58,8 +54,7 @@ def kill_application(server: DatabaseServer) -> None:
 
         def connections() -> set[int]:
             cursor.execute(
-                "SELECT id FROM information_schema.processlist "
-                "WHERE user = %s",
+                "SELECT id FROM information_schema.processlist WHERE user = %s",
                 (server.user,),
             )
             return {number for (number,) in cursor.fetchall()}
@@ -71,7 +66,5 @@ def kill_application(server: DatabaseServer) -> None:
             except pymysql.err.MySQLError as error:
                 if error.args[0] != ER.NO_SUCH_THREAD:
                     raise
-        if not wait_until(
-            lambda: not connections() & before, seconds=30, every=0.002
-        ):
+        if not wait_until(lambda: not connections() & before, seconds=30, every=0.002):
             raise TimeoutError(f"{server!r} keeps connections that are killed")

@@ -7,20 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqla_shard.fleet.replication import Replication
-from sqla_shard.fleet.replication import replication_kind
+from sqla_shard.fleet.replication import Replication, replication_kind
 from sqla_shard.testing.database_server import DatabaseServer
 from tests.servers.kinds import Kind
-
-__all__ = [
-    "change_source",
-    "let_root_write",
-    "received",
-    "semi_sync_options",
-    "standby_state",
-    "unlogged",
-    "words",
-]
 
 
 def words(server: DatabaseServer) -> type[Replication]:

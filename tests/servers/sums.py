@@ -11,41 +11,17 @@ import os
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import String
-from sqlalchemy import update
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy import String, update
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import operation
-from sqla_shard import ShardSession
-from sqla_shard import unpack
+from sqla_shard import Cluster, ObjectMixin, operation, ShardSession, unpack
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.following import until
 from tests.servers.kinds import Kind
-
-__all__ = [
-    "ACROSS",
-    "SERVERS",
-    "SETS",
-    "SHARDS",
-    "SOAK",
-    "Base",
-    "Element",
-    "Sum",
-    "add",
-    "found_on",
-    "kill_and_start",
-    "new_sums",
-    "own_fleet",
-]
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 SERVERS = 4
@@ -75,9 +51,7 @@ def own_fleet() -> Any:
 
     @pytest.fixture(scope="module")
     def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
-        with server_kind.fleet(
-            servers=SERVERS, shards=SHARDS, fast=True
-        ) as fleet:
+        with server_kind.fleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
             yield fleet
 
     return fleet

@@ -5,10 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from sqla_shard import Cluster
-from sqla_shard import Topology
-
-__all__ = ["Swaps", "moved"]
+from sqla_shard import Cluster, Topology
 
 
 class Swaps:

@@ -9,31 +9,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import Problem
-from sqla_shard.exc import ShardError
-from sqla_shard.fleet import Account
-from sqla_shard.fleet import Accounts
-from sqla_shard.fleet import apply
-from sqla_shard.fleet import Fleet
-from sqla_shard.fleet import Plan
-from sqla_shard.fleet import resume
-from sqla_shard.fleet import runner
-from sqla_shard.fleet import undo
+from sqla_shard.exc import FleetServerError, Problem, ShardError
+from sqla_shard.fleet import Account, Accounts, apply, Fleet, Plan, resume, runner, undo
 from sqla_shard.fleet.fleet import all_pairs
-from sqla_shard.fleet.operation import Operation
-from sqla_shard.fleet.operation import PUBLISH
+from sqla_shard.fleet.operation import Operation, PUBLISH
 from sqla_shard.fleet.plans import Step
 from sqla_shard.topology import Topology
 from sqla_shard.util.files import replace_file
-
-__all__ = ["STEPS", "Toy", "run_toy", "toy_fleet"]
 
 STEPS = ("copy", "fence", "publish", "open", "tidy")
 _STANDBY = "mysql+pymysql://127.0.0.1:9"
@@ -71,8 +57,7 @@ class Toy(Operation):
 
     def check(self) -> list[Problem]:
         return [
-            Problem("toy", text)
-            for text in self.plan.arguments.get("problems", ())
+            Problem("toy", text) for text in self.plan.arguments.get("problems", ())
         ]
 
     def steps(self) -> Sequence[Step]:
@@ -169,9 +154,7 @@ def run_toy(
     try:
         if action == "apply":
             plan = Toy.plan(fleet, Path(folder), **(arguments or {}))
-            done = apply(
-                fleet, plan, progress=lambda e: reach(e.step, e.state)
-            )
+            done = apply(fleet, plan, progress=lambda e: reach(e.step, e.state))
         else:
             function = {"resume": resume, "undo": undo}[action]
             done = function(fleet, progress=lambda e: reach(e.step, e.state))

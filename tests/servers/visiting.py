@@ -14,13 +14,10 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from examples.pinboard.app import create_app
-from examples.pinboard.samples import add_user
-from examples.pinboard.samples import email_of
+from examples.pinboard.samples import add_user, email_of
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
 from tests.suites.pinboard_tables import create_tables
-
-__all__ = ["Visitor", "app", "cluster", "visitor"]
 
 _numbers = count(1)
 _PIN = re.compile(r'<li class="card[^>]*data-pin-id="(\d+)"')
@@ -107,9 +104,7 @@ class Visitor:
             f"/api{path}", method=method, json=json, headers=headers
         )
 
-    def api(
-        self, method: str, path: str, json: Any = None, status: int = 200
-    ) -> Any:
+    def api(self, method: str, path: str, json: Any = None, status: int = 200) -> Any:
         answer = self.call(method, path, json)
         assert answer.status_code == status, answer.text
         return answer.get_json() if status != 204 else None

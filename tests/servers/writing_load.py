@@ -28,28 +28,18 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
-from typing import TextIO
+from typing import Any, TextIO
 
-from tests.servers.load_log import ACKNOWLEDGED
-from tests.servers.load_log import Attempt
-from tests.servers.load_log import line_of
-from tests.servers.load_log import LogReader
-from tests.servers.load_writers import Failed
-from tests.servers.load_writers import Write
+from tests.servers.load_log import ACKNOWLEDGED, Attempt, line_of, LogReader
+from tests.servers.load_writers import Failed, Write
 
 #: For tests that must find a loss: always some token is being written.
 DENSE: Mapping[str, float] = {"pause": 0.005, "rest": 0.0}
-
-__all__ = ["DENSE", "Load"]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -141,15 +131,11 @@ class Load:
                 self._processes.append(process)
                 self._connections.append(connection)
             # All begin at once, when the slowest is ready.
-            for connection, orders in zip(
-                self._connections, self._orders, strict=True
-            ):
+            for connection, orders in zip(self._connections, self._orders, strict=True):
                 try:
                     connection.recv()
                 except EOFError:
-                    raise AssertionError(
-                        f"no writer: {_complaint(orders)}"
-                    ) from None
+                    raise AssertionError(f"no writer: {_complaint(orders)}") from None
             for connection in self._connections:
                 connection.send("go")
         except BaseException:
@@ -232,9 +218,7 @@ class Load:
 
 def _start(orders: _Orders) -> tuple[BaseProcess, Connection]:
     ours, theirs = _CONTEXT.Pipe()
-    process = _CONTEXT.Process(
-        target=_work, args=(orders, theirs), daemon=True
-    )
+    process = _CONTEXT.Process(target=_work, args=(orders, theirs), daemon=True)
     process.start()
     theirs.close()
     return process, ours
@@ -243,9 +227,7 @@ def _start(orders: _Orders) -> tuple[BaseProcess, Connection]:
 def _complaint(orders: _Orders) -> str:
     text = orders.log.with_suffix(".err").read_text(encoding="utf-8")
     failed = [
-        attempt.error
-        for attempt in LogReader(orders.log).more()
-        if attempt.error
+        attempt.error for attempt in LogReader(orders.log).more() if attempt.error
     ]
     return "\n".join([text, *map(str, failed[-3:])])
 
@@ -289,11 +271,7 @@ def _listen(connection: Connection, stopped: threading.Event) -> None:
 
 
 def _write_one(
-    write: Write,
-    token: str,
-    shard: int,
-    log: TextIO,
-    orders: _Orders,
+    write: Write, token: str, shard: int, log: TextIO, orders: _Orders
 ) -> None:
     never = threading.Event()
     begin = time.monotonic()
@@ -317,6 +295,4 @@ def _attempt(write: Callable[[str, int], int], token: str, shard: int) -> Any:
         said = {"outcome": "acked", "local_id": write(token, shard)}
     except Failed as failure:
         said = {"outcome": failure.outcome, "error": str(failure)}
-    return Attempt(
-        token=token, shard=shard, t0=begin, t1=time.monotonic(), **said
-    )
+    return Attempt(token=token, shard=shard, t0=begin, t1=time.monotonic(), **said)

@@ -8,8 +8,6 @@ from typing import Any
 
 from sqla_shard import Topology
 
-__all__ = ["SECRET", "document", "place", "topology"]
-
 #: Typed into URLs; it must not be shown, wherever that may be.
 SECRET = "hush-4711"
 
@@ -44,11 +42,7 @@ def document(
                         "name": "b",
                         "primary": second,
                         "shards": [4, shards - 1],
-                        **(
-                            {}
-                            if generation is None
-                            else {"generation": generation}
-                        ),
+                        **({} if generation is None else {"generation": generation}),
                     },
                 ],
                 **more,

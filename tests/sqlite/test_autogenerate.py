@@ -7,34 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Column
-from sqlalchemy import ForeignKey
-from sqlalchemy import Integer
-from sqlalchemy import MetaData
-from sqlalchemy import Table
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
+from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from examples.pinboard import models as pinboard
-from sqla_shard import KeyspaceMixin
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import ShardedId
-from sqla_shard.exc import ReservedNameError
-from sqla_shard.exc import UnknownKeyspaceError
+from sqla_shard import KeyspaceMixin, MappingMixin, ObjectMixin, ShardedId
+from sqla_shard.exc import ReservedNameError, UnknownKeyspaceError
 from sqla_shard.routing import spec_of
 from sqla_shard.schema import comparing
-from tests.models import many_models
-from tests.models import revision_models
+from tests.models import many_models, revision_models
 from tests.models.databases import databases_on_sqlite
-from tests.models.revisions import Revisions
-from tests.models.revisions import topology_of
+from tests.models.revisions import Revisions, topology_of
 from tests.suites import reference_tables
-from tests.suites.autogenerating import BOTH
-from tests.suites.autogenerating import Finding
-from tests.suites.autogenerating import Generating
+from tests.suites.autogenerating import BOTH, Finding, Generating
 
 database = databases_on_sqlite()
 
@@ -76,9 +61,7 @@ def test_a_table_of_an_unknown_keyspace_is_refused(
 ) -> None:
     metadata = revision_models.Base.metadata
     topology = topology_of(**kinds)
-    with pytest.raises(
-        UnknownKeyspaceError, match="table 'settings'"
-    ) as caught:
+    with pytest.raises(UnknownKeyspaceError, match="table 'settings'") as caught:
         comparing(metadata, keyspace="objects", topology=topology)
     assert message in str(caught.value)
 
@@ -143,9 +126,7 @@ def test_the_server_keeps_the_time_of_the_last_change(
         assert str(run("SELECT ts FROM users").scalar()) > "2002"
 
 
-def test_comments_of_users_on_a_table_stay(
-    database: Any, tmp_path: Path
-) -> None:
+def test_comments_of_users_on_a_table_stay(database: Any, tmp_path: Path) -> None:
     metadata = MetaData()
     Table(
         "things",

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import create_engine
-from sqlalchemy import inspect
+from sqlalchemy import create_engine, inspect
 
-from sqla_shard.outbox.tables import METADATA
-from sqla_shard.outbox.tables import OUTBOX
+from sqla_shard.outbox.tables import METADATA, OUTBOX
 from sqla_shard.schema import ledger
 from tests.models.operation_models import operations_on_sqlite
 from tests.suites import outbox
@@ -33,13 +31,8 @@ def test_the_table_that_alembic_makes_is_the_same(tmp_path: Path) -> None:
             columns = found.get_columns(OUTBOX.name)
             made.append(
                 (
-                    [
-                        (c["name"], str(c["type"]), c["nullable"])
-                        for c in columns
-                    ],
-                    found.get_pk_constraint(OUTBOX.name)[
-                        "constrained_columns"
-                    ],
+                    [(c["name"], str(c["type"]), c["nullable"]) for c in columns],
+                    found.get_pk_constraint(OUTBOX.name)["constrained_columns"],
                     found.get_unique_constraints(OUTBOX.name),
                 )
             )

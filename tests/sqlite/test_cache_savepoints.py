@@ -6,8 +6,7 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
-from tests.models.mapping_models import Base
-from tests.models.mapping_models import Board
+from tests.models.mapping_models import Base, Board
 
 
 @pytest.fixture

@@ -9,13 +9,10 @@ import pytest
 from sqlalchemy import text
 
 from sqla_shard import exc
-from sqla_shard.cache import counting
-from sqla_shard.cache import Counts
+from sqla_shard.cache import counting, Counts
 from sqla_shard.ids import pack
-from tests.models.clusters import at
-from tests.models.clusters import on_sqlite
-from tests.models.models import Board
-from tests.models.models import Pin
+from tests.models.clusters import at, on_sqlite
+from tests.models.models import Board, Pin
 
 cluster = on_sqlite()
 
@@ -169,9 +166,7 @@ def test_reads_without_the_cache_are_not_counted(cluster, cache, pins):
 def test_a_region_is_the_sum_of_its_classes(cluster):
     cluster.cache = None
     cache = cluster.configure_cache(
-        {"all": _MEMORY},
-        classes={Pin: "all", Board: "all"},
-        prefix="test",
+        {"all": _MEMORY}, classes={Pin: "all", Board: "all"}, prefix="test"
     )
     try:
         with cluster.begin() as session:
@@ -202,10 +197,7 @@ def test_classes_are_switched_one_by_one(cluster, cache):
     assert cache.classes == (Pin, Board)
     cache.disable(Board)
     assert [cache.is_enabled(cls) for cls in cache.classes] == [True, False]
-    assert [c.is_enabled for r in cache.stats() for c in r.classes] == [
-        True,
-        False,
-    ]
+    assert [c.is_enabled for r in cache.stats() for c in r.classes] == [True, False]
     cache.enable(Board)
     assert all(cache.is_enabled(cls) for cls in cache.classes)
     with pytest.raises(exc.CacheClassError):

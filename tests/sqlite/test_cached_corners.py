@@ -10,41 +10,42 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import Engine
-from sqlalchemy import event
-from sqlalchemy import ForeignKey
-from sqlalchemy import insert
-from sqlalchemy import inspect
-from sqlalchemy import PickleType
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import text
-from sqlalchemy import TypeDecorator
+from sqlalchemy import (
+    Engine,
+    event,
+    ForeignKey,
+    insert,
+    inspect,
+    PickleType,
+    select,
+    String,
+    text,
+    TypeDecorator,
+)
 from sqlalchemy.exc import InvalidRequestError
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
+from sqlalchemy.orm import DeclarativeBase, mapped_column, relationship
 from sqlalchemy.types import UserDefinedType
 
 from sqla_shard import ObjectMixin
 from sqla_shard.cache import cached_list
 from sqla_shard.cache.columns import Columns
-from sqla_shard.exc import CacheClassError
-from sqla_shard.exc import CacheOptionError
+from sqla_shard.exc import CacheClassError, CacheOptionError
 from sqla_shard.types import ShardedId
-from tests.models.cached_models import Board
-from tests.models.cached_models import BoardHasPins
-from tests.models.cached_models import cached_on_sqlite
-from tests.models.cached_models import changed
-from tests.models.cached_models import CLASSES
-from tests.models.cached_models import key_of
-from tests.models.cached_models import MEMORY
-from tests.models.cached_models import PATIENCE
-from tests.models.cached_models import Pin
-from tests.models.cached_models import poison
-from tests.models.cached_models import stored
-from tests.models.cached_models import User
-from tests.models.cached_models import value_of
+from tests.models.cached_models import (
+    Board,
+    BoardHasPins,
+    cached_on_sqlite,
+    changed,
+    CLASSES,
+    key_of,
+    MEMORY,
+    PATIENCE,
+    Pin,
+    poison,
+    stored,
+    User,
+    value_of,
+)
 
 cluster = cached_on_sqlite()
 

@@ -11,9 +11,7 @@ from sqla_shard import Cluster
 from sqla_shard.cache import Cached
 from sqla_shard.testing import sqlite_topology
 from tests.models.cached_models import MEMORY
-from tests.models.mapping_models import Base
-from tests.models.mapping_models import NarrowList
-from tests.models.mapping_models import SHARDS
+from tests.models.mapping_models import Base, NarrowList, SHARDS
 from tests.suites import mapping_machine
 
 

@@ -17,12 +17,7 @@ from sqla_shard.cli.catalogue import topology_group
 from sqla_shard.cli.program import program
 from sqla_shard.exc import MissingExtraError
 from sqla_shard.testing import sqlite_topology
-from tests.servers.command_line import COMMAND
-from tests.servers.command_line import environment
-from tests.servers.command_line import invoke
-from tests.servers.command_line import ROOT
-from tests.servers.command_line import run
-from tests.servers.command_line import write
+from tests.servers.command_line import COMMAND, environment, invoke, ROOT, run, write
 
 SEVEN = "351912440365063"  # shard 5, type 1, local id 7
 
@@ -98,9 +93,7 @@ def test_a_topology_is_named_by_option_variable_or_place(
     assert "on here" in invoke("where", SEVEN).output
     # The option is stronger than the variable, and that than the place.
     other = {"SQLA_SHARD_TOPOLOGY": str(tmp_path / "none.toml")}
-    assert (
-        "server2" in invoke("-t", topology, "where", SEVEN, env=other).output
-    )
+    assert "server2" in invoke("-t", topology, "where", SEVEN, env=other).output
     assert invoke("where", SEVEN, env=other).exit_code == 1
 
 
@@ -195,9 +188,7 @@ def test_the_status_is_that_of_the_process(tmp_path):
 
 def test_ctrl_c(tmp_path, topology):
     # One wait without an end would go on if the signal came just before it.
-    program = (
-        "import time\nprint('ready', flush=True)\nwhile 1: time.sleep(0.1)"
-    )
+    program = "import time\nprint('ready', flush=True)\nwhile 1: time.sleep(0.1)"
     process = subprocess.Popen(
         [*COMMAND, "-t", str(topology), "shell", SEVEN, "-c", program],
         stdout=subprocess.PIPE,
@@ -257,8 +248,7 @@ def test_help_without_alembic(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("status",), ("upgrade", "--help"), ("-n", "main", "upgrade", "-5")],
+    "arguments", [("status",), ("upgrade", "--help"), ("-n", "main", "upgrade", "-5")]
 )
 def test_schema_without_alembic(tmp_path, arguments):
     done = without("alembic", tmp_path, "schema", *arguments)

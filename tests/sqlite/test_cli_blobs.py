@@ -9,15 +9,16 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
-from tests.models.compressed_models import Base
-from tests.models.compressed_models import fill
-from tests.models.compressed_models import forget
-from tests.models.compressed_models import MODELS
-from tests.models.compressed_models import Packed
-from tests.models.compressed_models import set_raw
-from tests.models.compressed_models import SHARDS
-from tests.servers.command_line import invoke
-from tests.servers.command_line import write
+from tests.models.compressed_models import (
+    Base,
+    fill,
+    forget,
+    MODELS,
+    Packed,
+    set_raw,
+    SHARDS,
+)
+from tests.servers.command_line import invoke, write
 
 
 @pytest.fixture
@@ -35,8 +36,7 @@ def ids(topology: Any) -> Any:
 
 def run(topology: Any, name: str, *options: str, cls: str = "Packed") -> Any:
     return invoke(
-        *("-t", topology, "blobs", name, "--models", MODELS, "--class", cls),
-        *options,
+        *("-t", topology, "blobs", name, "--models", MODELS, "--class", cls), *options
     )
 
 

@@ -13,14 +13,10 @@ import pytest
 from sqlalchemy import text
 
 from tests.servers.cache_files import write_regions
-from tests.servers.command_line import COMMAND
-from tests.servers.command_line import environment
-from tests.servers.command_line import invoke
-from tests.servers.command_line import ROOT
+from tests.servers.command_line import COMMAND, environment, invoke, ROOT
 from tests.servers.memcached import no_node
 from tests.servers.operation_commands import for_commands
-from tests.suites.outbox import leave
-from tests.suites.outbox import rows
+from tests.suites.outbox import leave, rows
 
 SECONDS = 60
 MEMORY = '[regions.m]\nbackend = "dogpile.cache.memory"\n'
@@ -71,13 +67,7 @@ def test_remaining_keys_in_json(cluster, topology, ids, file):
     assert found.exit_code == 1
     (line,) = found.stdout.splitlines()
     document = json.loads(line)
-    assert set(document) == {
-        "time",
-        "removed",
-        "left",
-        "unknown",
-        "troubles",
-    }
+    assert set(document) == {"time", "removed", "left", "unknown", "troubles"}
     (left,), (unknown,) = document["left"], document["unknown"]
     assert set(left) == {"region", "rows", "oldest"}
     assert (left["region"], left["rows"]) == ("pins", 1)
@@ -85,9 +75,7 @@ def test_remaining_keys_in_json(cluster, topology, ids, file):
     assert left["oldest"] >= 0
 
 
-def test_entries_in_the_memory_of_another_process(
-    cluster, topology, ids, tmp_path
-):
+def test_entries_in_the_memory_of_another_process(cluster, topology, ids, tmp_path):
     """It cannot be deleted from here."""
     file = tmp_path / "memory.toml"
     file.write_text(MEMORY, "utf-8")
@@ -124,10 +112,7 @@ def test_stats(cluster, topology, ids, file, node):
     document = json.loads(found.stdout)
     pins, old = document["regions"]
     assert (pins["region"], pins["waiting"]) == ("pins", 3)
-    assert (old["region"], old["is_known"], old["nodes"]) == (
-        *("old", False),
-        None,
-    )
+    assert (old["region"], old["is_known"], old["nodes"]) == (*("old", False), None)
     (one,) = pins["nodes"]
     assert (one["node"], one["answers"], one["items"]) == (node, False, None)
     assert pins["oldest"] >= 0
@@ -159,20 +144,12 @@ def test_a_server_that_cannot_be_reached(
     ("text", "said"),
     [
         ("[regions.a]", "regions.a.backend: is missing"),
-        (
-            '[regions.a]\nbackend = "dogpile.cache.null"',
-            "regions.a: backend=",
-        ),
-        (
-            '[regions.a]\nbackend = "sqla_shard.memcached"',
-            "regions.a: servers=",
-        ),
+        ('[regions.a]\nbackend = "dogpile.cache.null"', "regions.a: backend="),
+        ('[regions.a]\nbackend = "sqla_shard.memcached"', "regions.a: servers="),
     ],
     ids=["no backend", "unfit", "no nodes"],
 )
-def test_a_file_that_is_wrong(
-    cluster, topology, tmp_path, command, text, said
-):
+def test_a_file_that_is_wrong(cluster, topology, tmp_path, command, text, said):
     file = tmp_path / "wrong.toml"
     file.write_text(text, "utf-8")
     found = cache(topology, command, file)

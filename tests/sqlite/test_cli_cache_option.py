@@ -14,15 +14,10 @@ from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
 from tests.servers import command_line
 from tests.servers.command_line import invoke
-from tests.servers.command_writes import each_write
-from tests.servers.command_writes import MODELS
-from tests.servers.command_writes import write_settings
+from tests.servers.command_writes import each_write, MODELS, write_settings
 from tests.servers.memcached import no_node
 from tests.suites.outbox import rows
-from tests.suites.verify_relations import Base
-from tests.suites.verify_relations import Board
-from tests.suites.verify_relations import new
-from tests.suites.verify_relations import SHARDS
+from tests.suites.verify_relations import Base, Board, new, SHARDS
 
 write = each_write()
 
@@ -126,8 +121,7 @@ def test_modules_of_the_current_directory(topology, plain, file, tmp_path):
 def test_the_session_of_the_shell_reads_the_shard(topology, plain, file):
     program = "print(session.uses_cache, cluster.session().uses_cache)"
     done = invoke(
-        *("-t", topology, "shell", "--shard", 1, "--cache", file),
-        *("-c", program),
+        *("-t", topology, "shell", "--shard", 1, "--cache", file), *("-c", program)
     )
     assert done.stdout == "False True\n"
 
@@ -149,12 +143,8 @@ def test_a_client_has_no_cache(topology, plain, file):
     command = ["-t", topology, "shell", "--shard", 1, "-e", "SELECT 6 * 7"]
     done = invoke(*command, "--cache", file)
     assert done.exit_code == 2
-    assert (
-        "--cache cannot be used here: the SQL client does not" in done.stderr
-    )
-    done = command_line.run(
-        command_line.ROOT, *command, SQLA_SHARD_CACHE=str(file)
-    )
+    assert "--cache cannot be used here: the SQL client does not" in done.stderr
+    done = command_line.run(command_line.ROOT, *command, SQLA_SHARD_CACHE=str(file))
     assert "42" in done.stdout or "sqlite3" in done.stderr
 
 

@@ -10,12 +10,9 @@ from typing import Any
 import click
 import pytest
 
-from sqla_shard.cli.completion import _BY_INI
-from sqla_shard.cli.completion import COMPLETED
+from sqla_shard.cli.completion import _BY_INI, COMPLETED
 from sqla_shard.cli.program import program
-from tests.servers.command_line import commands
-from tests.servers.command_line import environment
-from tests.servers.command_line import invoke
+from tests.servers.command_line import commands, environment, invoke
 
 _TOPOLOGY = """
 epoch = 7
@@ -57,9 +54,7 @@ keyspace = %(nobody)s
 _SLOW = ("sqlalchemy", "alembic", "pymysql", "MySQLdb", "kazoo")
 
 
-def completed(
-    directory: Path, line: str, **environ: str
-) -> tuple[list[str], set[str]]:
+def completed(directory: Path, line: str, **environ: str) -> tuple[list[str], set[str]]:
     """Return the completions of a line, and the packages imported."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "sqla_shard.cli"],
@@ -104,10 +99,7 @@ def folder(tmp_path: Path) -> Path:
             "sqla-shard schema upgrade --shards 0-3,",
             ["0-3,0-3", "0-3,8-9", "0-3,4-7", "0-3,10-11"],
         ),
-        (
-            "sqla-shard schema status --servers alpha,",
-            ["alpha,alpha", "alpha,gamma"],
-        ),
+        ("sqla-shard schema status --servers alpha,", ["alpha,alpha", "alpha,gamma"]),
         ("sqla-shard schema -n second downgrade --servers ", ["alpha"]),
         ("sqla-shard schema --name second resolve ", ["0", "1"]),
         ("sqla-shard schema -n third upgrade --new 0-1", ["0-1"]),
@@ -140,9 +132,7 @@ def test_the_topology_is_that_of_the_line(folder: Path) -> None:
     assert completed(folder, words)[0] == ["old1"]
 
 
-def test_the_topology_of_the_line_precedes_that_of_alembic_ini(
-    folder: Path,
-) -> None:
+def test_the_topology_of_the_line_precedes_that_of_alembic_ini(folder: Path) -> None:
     words = "sqla-shard schema -n elsewhere upgrade -t topology.toml --servers"
     assert completed(folder, f"{words} ")[0] == ["alpha", "beta"]
     words = "sqla-shard -t topology.toml schema -n second upgrade --servers "
@@ -157,9 +147,7 @@ def test_alembic_ini_is_that_of_the_line(folder: Path) -> None:
     assert completed(folder, f"sqla-shard {words}")[0] == []
     found = completed(folder, f"sqla-shard schema -c other.ini {words[7:]}")
     assert found[0] == ["alpha", "gamma"]
-    found = completed(
-        folder, f"sqla-shard {words}", ALEMBIC_CONFIG="other.ini"
-    )
+    found = completed(folder, f"sqla-shard {words}", ALEMBIC_CONFIG="other.ini")
     assert found[0] == ["alpha", "gamma"]
 
 
@@ -175,9 +163,7 @@ def test_alembic_ini_is_that_of_the_line(folder: Path) -> None:
         b"[alembic\n[alembic]\n[alembic]",
     ],
 )
-def test_a_broken_alembic_ini_completes_nothing(
-    folder: Path, content: bytes
-) -> None:
+def test_a_broken_alembic_ini_completes_nothing(folder: Path, content: bytes) -> None:
     (folder / "alembic.ini").write_bytes(content)
     found, imported = completed(folder, "sqla-shard schema upgrade --shards ")
     assert found == []
@@ -200,8 +186,7 @@ def test_commands_complete_from_alembic_ini_if_they_need_it(
 
 
 @pytest.mark.parametrize(
-    "content",
-    [None, b"", b"epoch = [", b"\xff", b"keyspaces = 3", b"epoch = 1"],
+    "content", [None, b"", b"epoch = [", b"\xff", b"keyspaces = 3", b"epoch = 1"]
 )
 def test_an_unreadable_source_completes_nothing(
     tmp_path: Path, content: bytes | None
@@ -215,9 +200,7 @@ def test_a_zookeeper_that_is_gone_completes_nothing(tmp_path: Path) -> None:
     pytest.importorskip("kazoo")
     location = "zookeeper://127.0.0.1:1/prod"
     for line in ("fleet move ", "topology rollback --to "):
-        found, imported = completed(
-            tmp_path, f"sqla-shard -t {location} {line}"
-        )
+        found, imported = completed(tmp_path, f"sqla-shard -t {location} {line}")
         assert found == []
         assert imported.isdisjoint({*_SLOW} - {"kazoo"})
 
@@ -249,16 +232,10 @@ def test_completed_parameters_are_those_of_the_commands() -> None:
             is_option = isinstance(param, click.Option)
             if is_option and getattr(param, "is_flag", False):
                 continue
-            if name in numbers and words & {
-                "--server",
-                "--servers",
-                "--shards",
-            }:
+            if name in numbers and words & {"--server", "--servers", "--shards"}:
                 continue
             said = {
-                word
-                for word in words & wanted
-                if word.startswith("-") == is_option
+                word for word in words & wanted if word.startswith("-") == is_option
             }
             if (name, "--to") == ("topology rollback", *param.opts[:1]):
                 said = {"--to"}

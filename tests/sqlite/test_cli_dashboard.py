@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from http.client import HTTPConnection
-from http.client import HTTPResponse
+from http.client import HTTPConnection, HTTPResponse
 
 import pytest
 

@@ -15,18 +15,14 @@ from sqla_shard import Cluster
 from sqla_shard.cli.output import echo
 from sqla_shard.testing import sqlite_topology
 from tests.models.models import Base
-from tests.servers.command_line import environment
-from tests.servers.command_line import run
-from tests.servers.command_line import write
+from tests.servers.command_line import environment, run, write
 
 COUNT = 20_000 if os.environ.get("SQLA_SHARD_SOAK") else 120
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    document: Any = sqlite_topology(
-        tmp_path / "data", 2, 8, main=True, lookup=8
-    )
+    document: Any = sqlite_topology(tmp_path / "data", 2, 8, main=True, lookup=8)
     write(tmp_path, document)
     with Cluster.from_topology(document) as cluster:
         cluster.create_all(Base.metadata)

@@ -8,15 +8,11 @@ import re
 import pytest
 
 from examples.quickstart.models import Base
-from sqla_shard import Cluster
-from sqla_shard import pack
-from sqla_shard import unpack
+from sqla_shard import Cluster, pack, unpack
 from sqla_shard.ids import MAX_ID
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.testing.topology_documents import topology_document
-from tests.servers.command_line import invoke
-from tests.servers.command_line import run
-from tests.servers.command_line import write
+from tests.servers.command_line import invoke, run, write
 
 MODELS = "examples.quickstart.models"
 BOARD = pack(5, 2, 1)
@@ -97,10 +93,7 @@ def test_invalid_ids(arguments, code, message):
 def test_where(servers):
     done = invoke("-t", servers, "where", BOARD, hex(pack(0, 1, 1)))
     assert done.stdout.splitlines() == [
-        (
-            f"{BOARD}: shard 5 of objects: database db00005 on s2, "
-            "mysql://app:***@host2"
-        ),
+        (f"{BOARD}: shard 5 of objects: database db00005 on s2, mysql://app:***@host2"),
         (
             f"{pack(0, 1, 1)}: shard 0 of objects: database db00000 on s1, "
             "mysql://app:***@host1"
@@ -157,9 +150,7 @@ def test_explain_is_what_the_cluster_says(topology):
 
 
 def explained(topology, expression, *options):
-    return invoke(
-        "-t", topology, "explain", "--models", MODELS, expression, *options
-    )
+    return invoke("-t", topology, "explain", "--models", MODELS, expression, *options)
 
 
 def test_explain_a_statement(topology):
@@ -171,9 +162,7 @@ def test_explain_a_statement(topology):
 
 def test_explain_in_json(topology):
     ids = [BOARD, pack(0, 2, 1)]
-    done = explained(
-        topology, f"select(Pin).where(Pin.board_id.in_({ids}))", "--json"
-    )
+    done = explained(topology, f"select(Pin).where(Pin.board_id.in_({ids}))", "--json")
     found = json.loads(done.stdout)
     assert found["id"] is None
     assert found["keyspace"] == "objects"
@@ -272,9 +261,7 @@ def test_analyze_executes_the_statement(topology):
         for one in report["servers"]
         for shard in one["shards"]
     ] == expected
-    assert "analyzed" not in json.loads(
-        explained(topology, COUNT, "--json").stdout
-    )
+    assert "analyzed" not in json.loads(explained(topology, COUNT, "--json").stdout)
 
 
 @pytest.mark.parametrize(

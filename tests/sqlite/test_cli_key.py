@@ -10,10 +10,8 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
-from tests.models.models import Base
-from tests.models.models import Setting
-from tests.servers.command_line import invoke
-from tests.servers.command_line import write
+from tests.models.models import Base, Setting
+from tests.servers.command_line import invoke, write
 
 
 @pytest.fixture
@@ -39,9 +37,7 @@ def test_it_has_committed(topology: Path) -> None:
     document = json.loads(done.stdout)
     (one,) = document["committed"]
     assert (document["key"], one["keyspace"]) == ("order-17", "main")
-    assert set(one) == {
-        *("key", "keyspace", "shard_id", "server", "committed_at"),
-    }
+    assert set(one) == {*("key", "keyspace", "shard_id", "server", "committed_at")}
 
 
 def test_it_has_not(topology: Path) -> None:

@@ -5,18 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from flask import Flask
-from flask import url_for
+from flask import Flask, url_for
 
-from sqla_shard import Cluster
-from sqla_shard import exc
-from sqla_shard import pack
+from sqla_shard import Cluster, exc, pack
 from sqla_shard.ext.flask import FlaskCluster
-from sqla_shard.ids import IdLayout
-from sqla_shard.ids import TimeLayout
+from sqla_shard.ids import IdLayout, TimeLayout
 from sqla_shard.testing import sqlite_topology
-from tests.servers.command_line import invoke
-from tests.servers.command_line import write
+from tests.servers.command_line import invoke, write
 
 PHOTOS = IdLayout(shard_bits=10, type_bits=6, local_bits=44)
 UPLOADS = TimeLayout(epoch_ms=1_600_000_000_000)
@@ -55,11 +50,7 @@ def test_ids_of_each_keyspace(topology):
     for name, number, parts in (
         ("objects", BOARD, "shard 5, type 2, local id 1"),
         ("photos", PHOTO, "shard 3, type 7, local id 1"),
-        (
-            "uploads",
-            UPLOAD,
-            "shard 3, 2023-11-14T22:13:20.000Z, sequence number 9",
-        ),
+        ("uploads", UPLOAD, "shard 3, 2023-11-14T22:13:20.000Z, sequence number 9"),
     ):
         done = invoke("-t", topology, "id", "--keyspace", name, number)
         assert done.stdout == f"{number} ({number:#x}): {parts}\n"

@@ -7,8 +7,7 @@ import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import Event
-from threading import Semaphore
+from threading import Event, Semaphore
 from time import time
 
 import httpx
@@ -16,20 +15,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sqla_shard import pack
-from sqla_shard.metrics import LoadDirectory
-from sqla_shard.metrics import measure_load
+from sqla_shard.metrics import LoadDirectory, measure_load
 from sqla_shard.metrics.definitions import metric
 from sqla_shard.metrics.fleet_metrics import FleetMetrics
 from sqla_shard.topology import to_json
-from tests.models.clusters import at
-from tests.models.clusters import on_sqlite
-from tests.models.models import PIN
-from tests.models.models import Pin
+from tests.models.clusters import at, on_sqlite
+from tests.models.models import PIN, Pin
 from tests.servers.cache_files import write_regions
-from tests.servers.command_line import COMMAND
-from tests.servers.command_line import environment
-from tests.servers.command_line import invoke
-from tests.servers.command_line import ROOT
+from tests.servers.command_line import COMMAND, environment, invoke, ROOT
 
 cluster = on_sqlite()
 
@@ -63,8 +56,7 @@ def test_load(topology, published):
     assert found.exit_code == 1
     assert "HOT: shard 3 of objects on server1 takes 97.6 %" in found.stdout
     found = invoke(
-        *("-t", topology, "load", "--directory", published),
-        *("--top", "1", "--json"),
+        *("-t", topology, "load", "--directory", published), *("--top", "1", "--json")
     )
     (shard,) = json.loads(found.stdout)["shards"]
     assert (shard["shard_id"], shard["is_hot"]) == (3, True)
@@ -74,10 +66,7 @@ def test_load_without_a_place(topology):
     found = invoke("-t", topology, "load")
     assert found.exit_code == 2
     assert "--directory PATH or --cache FILE" in found.stderr
-    for arguments in (
-        ("--directory", ".", "--cache", "c.toml"),
-        ("--region", "pins"),
-    ):
+    for arguments in (("--directory", ".", "--cache", "c.toml"), ("--region", "pins")):
         found = invoke("-t", topology, "load", *arguments)
         assert found.exit_code == 2
 
@@ -168,7 +157,5 @@ def test_scrapes_do_not_wait_for_each_other(cluster):
         finally:
             resumed.set()
         for scrape in scrapes:
-            up = [
-                o for o in scrape.result() if o.metric is metric("server.up")
-            ]
+            up = [o for o in scrape.result() if o.metric is metric("server.up")]
             assert [one.value for one in up] == [True, True]

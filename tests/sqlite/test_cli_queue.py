@@ -10,16 +10,10 @@ from typing import Any
 import pytest
 
 from sqla_shard import Cluster
-from sqla_shard.jobs import claims
-from sqla_shard.jobs import tasks
+from sqla_shard.jobs import claims, tasks
 from sqla_shard.testing import sqlite_topology
-from tests.models.job_models import add
-from tests.models.job_models import Base
-from tests.models.job_models import counter
-from tests.models.job_models import SHARDS
-from tests.models.job_models import take
-from tests.servers.command_line import invoke
-from tests.servers.command_line import write
+from tests.models.job_models import add, Base, counter, SHARDS, take
+from tests.servers.command_line import invoke, write
 
 MODELS = ("--models", "tests.models.job_models")
 
@@ -73,10 +67,7 @@ def test_list(queue):
 
 def test_stats(queue):
     shown = queue("stats", "adding")
-    assert shown.splitlines() == [
-        "tests.add: 2 pending",
-        "tests.add: 1 failed",
-    ]
+    assert shown.splitlines() == ["tests.add: 2 pending", "tests.add: 1 failed"]
     assert queue("stats", "adding", *MODELS) == shown
     assert " --help' for help" in queue("stats", "a b", status=2)
 
@@ -116,9 +107,7 @@ def test_show(queue, jobs):
 
 
 def test_retry(queue, jobs):
-    assert queue("retry", "--queue", "adding", "--dry-run") == (
-        "1 to be run again\n"
-    )
+    assert queue("retry", "--queue", "adding", "--dry-run") == ("1 to be run again\n")
     assert queue("retry", "--queue", "adding") == "1 made pending\n"
     shown = queue("retry", jobs[0], status=1)
     assert shown == f"{jobs[0]} is pending\n0 made pending\n"
@@ -129,18 +118,14 @@ def test_retry(queue, jobs):
 def test_delete(queue, jobs):
     found = queue("delete", jobs[2], "--json")
     assert found == {"changed": 1, "skipped": [], "troubles": []}
-    assert " --help' for help" in queue(
-        "delete", "--queue", "adding", status=2
-    )
+    assert " --help' for help" in queue("delete", "--queue", "adding", status=2)
     some = ("delete", "--queue", "adding", "--state", "failed")
     assert queue(*some, "--state", "pending") == "2 deleted\n"
     assert queue("list") == "no jobs\n"
 
 
 def test_pause_and_limit(queue):
-    assert queue("limit", "titles", "2.5") == (
-        "titles: open, 2.5 jobs a second\n"
-    )
+    assert queue("limit", "titles", "2.5") == ("titles: open, 2.5 jobs a second\n")
     assert queue("pause", "adding") == "adding: paused, no limit\n"
     assert queue("limit").splitlines() == [
         "adding: paused, no limit",

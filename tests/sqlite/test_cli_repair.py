@@ -17,19 +17,16 @@ from sqla_shard import Cluster
 from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.outbox import apply
 from sqla_shard.outbox.tables import INTENTS
-from tests.models.operation_models import account
-from tests.models.operation_models import after_crash
-from tests.models.operation_models import Base
-from tests.models.operation_models import entries
-from tests.models.operation_models import intend
-from tests.models.operation_models import make_due
-from tests.models.operation_models import SHARDS
-from tests.servers.command_line import COMMAND
-from tests.servers.command_line import environment
-from tests.servers.command_line import invoke
-from tests.servers.command_line import ROOT
-from tests.servers.command_line import run
-from tests.servers.command_line import write
+from tests.models.operation_models import (
+    account,
+    after_crash,
+    Base,
+    entries,
+    intend,
+    make_due,
+    SHARDS,
+)
+from tests.servers.command_line import COMMAND, environment, invoke, ROOT, run, write
 from tests.servers.operation_commands import for_commands
 
 SECONDS = 60
@@ -110,9 +107,7 @@ def test_undefined_operations_are_reported(cluster, topology, ids, tmp_path):
         assert done.returncode == 1
         assert token in done.stdout
         assert "tests.note, not defined here" in done.stdout
-    done = run(
-        tmp_path, "-t", topology, "repair", "--dry-run", "--json", stdin=""
-    )
+    done = run(tmp_path, "-t", topology, "repair", "--dry-run", "--json", stdin="")
     (one,) = json.loads(done.stdout)["pending"]
     assert (one["token"], one["is_known"]) == (token, False)
     assert one["arguments"] == {"account_id": ids[6], "text": "it"}
@@ -163,9 +158,7 @@ def test_discard(cluster, topology, ids):
     token = leave(cluster, ids)
     found = repair(topology, "--discard", token.upper(), "--json")
     assert found.exit_code == 0
-    assert [d["token"] for d in json.loads(found.stdout)["discarded"]] == [
-        token
-    ]
+    assert [d["token"] for d in json.loads(found.stdout)["discarded"]] == [token]
 
 
 @pytest.mark.parametrize(
@@ -189,10 +182,7 @@ def test_usage_errors(topology, cluster, arguments, said):
 @contextlib.contextmanager
 def started(topology: Path) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        [
-            *(*COMMAND, "-t", str(topology), "repair", *MODELS),
-            *("--interval", "0.1"),
-        ],
+        [*(*COMMAND, "-t", str(topology), "repair", *MODELS), *("--interval", "0.1")],
         cwd=ROOT,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -251,8 +241,7 @@ def test_all_are_counted(cluster, topology, ids):
     leave_rows(cluster, home=6, count=3, operation="tests.other", error="no")
     expected = {"tests.note": (1, 0), "tests.other": (253, 3)}
     assert expected == {
-        one.operation: (one.count, one.failed)
-        for one in cluster.count_pending()
+        one.operation: (one.count, one.failed) for one in cluster.count_pending()
     }
     found = repair(topology, "--count")
     *lines, last = found.stdout.splitlines()
@@ -276,11 +265,7 @@ def test_nothing_to_count(cluster, topology):
 
 
 def leave_rows(
-    cluster: Cluster,
-    home: int,
-    count: int,
-    operation: str,
-    error: str | None = None,
+    cluster: Cluster, home: int, count: int, operation: str, error: str | None = None
 ) -> None:
     rows = [
         {
@@ -295,9 +280,7 @@ def leave_rows(
         }
         for number in range(count)
     ]
-    statement = insert(INTENTS).values(
-        created_at=ServerTime(), due_at=ServerTime()
-    )
+    statement = insert(INTENTS).values(created_at=ServerTime(), due_at=ServerTime())
     with cluster.begin() as session:
         places = session.places
         place = places.place(places.keyspace("objects", ""), home)

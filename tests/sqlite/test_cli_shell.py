@@ -7,30 +7,18 @@ import sqlite3
 
 import click
 import pytest
-from sqlalchemy import delete
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy import text
+from sqlalchemy import delete, func, insert, select, text
 from sqlalchemy.exc import OperationalError
 
-from examples.quickstart.models import Base
-from examples.quickstart.models import Board
-from examples.quickstart.models import User
-from sqla_shard import Cluster
-from sqla_shard import scatter
-from sqla_shard import Topology
-from sqla_shard import unpack
+from examples.quickstart.models import Base, Board, User
+from sqla_shard import Cluster, scatter, Topology, unpack
 from sqla_shard.cli.shell_command import opened
 from sqla_shard.cli.sql_clients import client_for
-from sqla_shard.exc import NoShardKeyError
-from sqla_shard.exc import UnknownShardError
+from sqla_shard.exc import NoShardKeyError, UnknownShardError
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.topology import find_shard
 from tests.models.sqlite_files import with_files
-from tests.servers.command_line import invoke
-from tests.servers.command_line import run
-from tests.servers.command_line import write
+from tests.servers.command_line import invoke, run, write
 
 MODELS = ("--models", "examples.quickstart.models")
 
@@ -66,17 +54,14 @@ def topology(directory):
 @pytest.fixture
 def bound(topology):
     """A session that is bound to shard 5."""
-    known = Topology.from_mapping(
-        sqlite_topology(topology.parent, 2, 8, main=True)
-    )
+    known = Topology.from_mapping(sqlite_topology(topology.parent, 2, 8, main=True))
     with opened(known, find_shard(known, 5)) as (_, session):
         yield session
 
 
 def on_five(topology, program, *options):
     return invoke(
-        *("-t", topology, "shell", "--shard", 5, *MODELS, *options),
-        *("-c", program),
+        *("-t", topology, "shell", "--shard", 5, *MODELS, *options), *("-c", program)
     )
 
 
@@ -160,10 +145,7 @@ def test_a_missing_file_is_not_created(tmp_path):
     path = write(tmp_path, sqlite_topology(tmp_path, 2, 8))
     done = invoke("-t", path, "shell", "--shard", 5, "-e", "SELECT 1")
     assert done.exit_code == 1
-    assert (
-        "db00005.sqlite not found; the shard was not created yet"
-        in done.stderr
-    )
+    assert "db00005.sqlite not found; the shard was not created yet" in done.stderr
     assert not (tmp_path / "server2" / "db00005.sqlite").exists()
 
 
@@ -230,10 +212,7 @@ def test_own_options_are_read_first(options, tmp_path):
     (tmp_path / ".my.cnf").write_text("[mysql]\nprompt=x\n")
     _, lines = options("mysql://app@host", read_only=True)
     assert lines[:2] == [f"!include {tmp_path}/.my.cnf", "[client]"]
-    assert lines[-2:] == [
-        "[mysql]",
-        'init-command="SET SESSION TRANSACTION READ ONLY"',
-    ]
+    assert lines[-2:] == ["[mysql]", 'init-command="SET SESSION TRANSACTION READ ONLY"']
 
 
 @pytest.mark.parametrize(
@@ -266,10 +245,7 @@ def test_own_options_are_read_first(options, tmp_path):
 def test_settings_of_the_url(options, tmp_path, query, both, mariadb, mysql):
     url = f"mysql://app@host?{query}"
     program = tmp_path / "bin" / "mariadb"
-    for version, more in (
-        ("15.1 Distrib 10.11-MariaDB", mariadb),
-        ("8", mysql),
-    ):
+    for version, more in (("15.1 Distrib 10.11-MariaDB", mariadb), ("8", mysql)):
         program.write_text(f"#!/bin/sh\necho 'Ver {version}'\n")
         _, lines = options(url)
         assert lines[4:] == both + more
@@ -294,9 +270,7 @@ def test_urls_without_a_client(options, url, message):
 
 def test_python_of_a_command(topology):
     program = "print(location.shard_id, [u.name for u in users])"
-    done = on_five(
-        topology, f"users = session.scalars(select(User)).all()\n{program}"
-    )
+    done = on_five(topology, f"users = session.scalars(select(User)).all()\n{program}")
     assert (done.exit_code, done.output) == (0, "5 ['of 5']\n")
 
 
@@ -338,9 +312,7 @@ def test_python_with_the_user(directory, topology):
         stdin="print(session.scalars(select(User)).one().name)\n1 / 0\n"
         "print(pack(5, 3, 1) == unpack(pack(5, 3, 1)).__int__())\n",
     )
-    assert "shard 5 of objects: database db00005 on server2, prim" in (
-        done.stderr
-    )
+    assert "shard 5 of objects: database db00005 on server2, prim" in (done.stderr)
     assert "of 5" in done.stdout
     assert "True" in done.stdout
     assert "ZeroDivisionError" in done.stderr
@@ -406,9 +378,7 @@ def test_other_sessions_still_refuse(topology):
 
 
 def test_a_session_of_a_global_keyspace(topology):
-    known = Topology.from_mapping(
-        sqlite_topology(topology.parent, 2, 8, main=True)
-    )
+    known = Topology.from_mapping(sqlite_topology(topology.parent, 2, 8, main=True))
     location = find_shard(known, 0, "main")
     with opened(known, location, read_only=True) as (_, session):
         assert session.scalar(text("SELECT count(*) FROM settings")) == 0

@@ -9,11 +9,8 @@ import pytest
 
 from sqla_shard import Topology
 from sqla_shard.ext.flask import FlaskCluster
-from sqla_shard.topology import describe
-from sqla_shard.topology import diff
-from tests.servers.command_line import invoke
-from tests.servers.command_line import on_a_terminal
-from tests.servers.command_line import write
+from sqla_shard.topology import describe, diff
+from tests.servers.command_line import invoke, on_a_terminal, write
 
 SECRET = "hush"
 
@@ -44,10 +41,7 @@ def document(epoch=1, *, shards=16, password=SECRET, standby="two:3307"):
                 "kind": "global",
                 "database": "shop",
                 "servers": [
-                    {
-                        "name": "main",
-                        "primary": "mysql://app:${MYSQL_PASSWORD}@m",
-                    }
+                    {"name": "main", "primary": "mysql://app:${MYSQL_PASSWORD}@m"}
                 ],
             },
         },
@@ -89,13 +83,7 @@ def test_show_on_a_terminal_is_a_table(topology):
         ["epoch 1"],
         ["objects: kind objects, 16 shards, databases db{shard:05d}"],
         ["server", "shards", "weight", "primary", "standby"],
-        [
-            "one",
-            "0-6, 8",
-            "1",
-            "mysql://app:***@one",
-            "mysql://app:***@two:3307",
-        ],
+        ["one", "0-6, 8", "1", "mysql://app:***@one", "mysql://app:***@two:3307"],
         ["three", "7, 9-15", "0.5", "mysql://app:***@three"],
         ["main: kind global, database shop"],
         ["server", "primary"],
@@ -120,10 +108,7 @@ def test_validate(topology, monkeypatch):
     assert done.stdout.startswith(f"{topology}: no problems in <Topology ")
     assert invoke("-t", topology, "topology", "validate").stdout == done.stdout
     done = invoke("topology", "validate", topology, "--json")
-    assert json.loads(done.stdout) == {
-        "source": str(topology),
-        "problems": [],
-    }
+    assert json.loads(done.stdout) == {"source": str(topology), "problems": []}
 
 
 def test_validate_with_the_environment(topology, monkeypatch):
@@ -184,9 +169,7 @@ def test_diff(tmp_path, topology):
     blank = {"MYSQL_PASSWORD": ""}
     expected = diff(
         Topology.from_mapping(document(), environ=blank),
-        Topology.from_mapping(
-            document(2, shards=32, standby="four"), environ=blank
-        ),
+        Topology.from_mapping(document(2, shards=32, standby="four"), environ=blank),
     )
     assert done.stdout == f"{expected}\n"
     assert (done.exit_code, done.stderr) == (0, "")

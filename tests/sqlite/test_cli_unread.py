@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from sqla_shard.cli.output import FAILED
 from sqla_shard.testing import sqlite_topology
-from tests.models.unread_models import MODULUS
-from tests.models.unread_models import SHARDS
+from tests.models.unread_models import MODULUS, SHARDS
 from tests.servers.command_line import write
 from tests.suites import unread
 
@@ -19,9 +17,7 @@ from tests.suites import unread
 def scene_of(directory):
     document = sqlite_topology(directory / "data", 2, SHARDS, lookup=MODULUS)
     project, ids = unread.prepared(directory, document)
-    new = sqlite_topology(
-        directory / "data", 2, SHARDS + 2, lookup=MODULUS, epoch=2
-    )
+    new = sqlite_topology(directory / "data", 2, SHARDS + 2, lookup=MODULUS, epoch=2)
     servers = document["keyspaces"]["objects"]["servers"]
     new["keyspaces"]["objects"]["servers"] = [
         servers[0],
@@ -56,9 +52,7 @@ class TestWithoutFiles(unread.Unread):
             "makes": True,
         },
         # There is nothing to be read that could be missing.
-        "schema -c {dir}/alembic.ini resolve 7 statement-done": {
-            "status": FAILED
-        },
+        "schema -c {dir}/alembic.ini resolve 7 statement-done": {"status": FAILED},
     }
 
     @pytest.fixture
@@ -84,12 +78,9 @@ def without_directory(whole):
 
 
 @pytest.mark.parametrize(
-    "command",
-    ["schema status", "repair", "halves", "cache stats", "verify relations"],
+    "command", ["schema status", "repair", "halves", "cache stats", "verify relations"]
 )
-def test_their_directory_is_not_there_either(
-    without_directory, command, monkeypatch
-):
+def test_their_directory_is_not_there_either(without_directory, command, monkeypatch):
     for case in unread.CASES[f"sqla-shard {command}"]:
         unread.check(without_directory, case, monkeypatch)
 

@@ -16,20 +16,19 @@ import pytest
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.verify import verify_lookups
-from tests.models.verify_models import Account
-from tests.models.verify_models import AccountEmail
-from tests.models.verify_models import AccountName
-from tests.models.verify_models import add_account
-from tests.models.verify_models import Base
-from tests.models.verify_models import LONG_AGO
-from tests.models.verify_models import missing_account
-from tests.models.verify_models import MODULUS
-from tests.models.verify_models import plant
-from tests.models.verify_models import SHARDS
-from tests.servers.command_line import COMMAND
-from tests.servers.command_line import environment
-from tests.servers.command_line import invoke
-from tests.servers.command_line import write
+from tests.models.verify_models import (
+    Account,
+    AccountEmail,
+    AccountName,
+    add_account,
+    Base,
+    LONG_AGO,
+    missing_account,
+    MODULUS,
+    plant,
+    SHARDS,
+)
+from tests.servers.command_line import COMMAND, environment, invoke, write
 from tests.suites import verify_relations
 
 MODELS = "tests.models.verify_models"
@@ -152,9 +151,7 @@ def test_relations(tmp_path):
         verify_relations.no_reverse(cluster, near=False)
         done = invoke(*command)
         assert done.exit_code == 1
-        assert (
-            "1 one-sided: only the mapping or only its inverse" in done.stdout
-        )
+        assert "1 one-sided: only the mapping or only its inverse" in done.stdout
         done = invoke(*command, "--repair", "--json")
         assert done.exit_code == 0
         found = json.loads(done.stdout)["classes"]["BoardHasPins"]
@@ -203,10 +200,7 @@ def test_killed_and_resumed(cluster, topology, tmp_path):
     assert not file.exists()
     found = json.loads(done.stdout)["classes"]["AccountName"]
     assert found == whole.as_dict()["classes"]["AccountName"]
-    assert (found["looked"], found["found"]) == (
-        {"rows": 60},
-        {"dangling": 60},
-    )
+    assert (found["looked"], found["found"]) == ({"rows": 60}, {"dangling": 60})
 
 
 def _wait_for(program: Any, file: Any) -> int:
@@ -229,10 +223,7 @@ def _wait_for(program: Any, file: Any) -> int:
 def test_open_claims(cluster, topology):
     claims = "-t", topology, "verify", "claims", "--models", MODELS
     done = invoke(*claims)
-    assert (done.exit_code, done.stdout) == (
-        0,
-        "0 open, 0 of them expired\n",
-    )
+    assert (done.exit_code, done.stdout) == (0, "0 open, 0 of them expired\n")
     cluster.run(AccountEmail.claim, "new@x.org")
     plant(cluster, AccountEmail, "old@x.org", None, ended=LONG_AGO)
     done = invoke(*claims)

@@ -10,13 +10,8 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
-from tests.models.reference_models import Base
-from tests.models.reference_models import COUNTRIES
-from tests.models.reference_models import Country
-from tests.models.reference_models import SHARDS
-from tests.models.reference_models import spoil
-from tests.servers.command_line import invoke
-from tests.servers.command_line import write
+from tests.models.reference_models import Base, COUNTRIES, Country, SHARDS, spoil
+from tests.servers.command_line import invoke, write
 
 
 @pytest.fixture
@@ -31,8 +26,7 @@ def topology(tmp_path: Path) -> Any:
 def verify(topology: Any, *options: str) -> Any:
     models = "tests.models.reference_models"
     return invoke(
-        *("-t", topology, "verify", "references", "--models", models),
-        *options,
+        *("-t", topology, "verify", "references", "--models", models), *options
     )
 
 

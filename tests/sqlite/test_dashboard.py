@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -15,37 +14,28 @@ from threading import Event
 from typing import Any
 
 import pytest
-from flask import abort
-from flask import Flask
+from flask import abort, Flask
 
-from sqla_shard import Cluster
-from sqla_shard import pack
-from sqla_shard import TimeLayout
-from sqla_shard import Topology
-from sqla_shard.dashboard import create_app
-from sqla_shard.dashboard import dashboard_blueprint
-from sqla_shard.dashboard import DashboardServer
-from sqla_shard.dashboard import Observer
-from sqla_shard.dashboard import readings
+from sqla_shard import Cluster, pack, TimeLayout, Topology
+from sqla_shard.dashboard import (
+    create_app,
+    dashboard_blueprint,
+    DashboardServer,
+    Observer,
+    readings,
+)
 from sqla_shard.dashboard.expressions import _METHODS
 from sqla_shard.dashboard.live import Streams
 from sqla_shard.dashboard.observer import PATIENCE
-from sqla_shard.exc import ExtensionSetupError
-from sqla_shard.exc import StatementTextError
-from sqla_shard.fleet import Account
-from sqla_shard.fleet import Accounts
-from sqla_shard.fleet import Fleet
+from sqla_shard.exc import ExtensionSetupError, StatementTextError
+from sqla_shard.fleet import Account, Accounts, Fleet
 from sqla_shard.fleet.journal import Record
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.runner import KINDS
-from sqla_shard.jobs import JobState
-from sqla_shard.jobs import stored_job
-from sqla_shard.testing import sqlite_topology
-from sqla_shard.testing import StatementLog
-from tests.servers.dashboard_scene import Base
-from tests.servers.dashboard_scene import fail_job
-from tests.servers.toy_operation import STEPS
-from tests.servers.toy_operation import Toy
+from sqla_shard.jobs import JobState, stored_job
+from sqla_shard.testing import sqlite_topology, StatementLog
+from tests.servers.dashboard_scene import Base, fail_job
+from tests.servers.toy_operation import STEPS, Toy
 
 SHARDS = 8
 PAGES = (
@@ -182,14 +172,11 @@ class TestReading:
     def test_a_statement_is_explained_and_not_run(self, scene):
         page = text_of(
             scene.client(),
-            "/explain?q=select(Pin).order_by(Pin.ts).limit(2)"
-            ".options(scatter())",
+            "/explain?q=select(Pin).order_by(Pin.ts).limit(2).options(scatter())",
         )
         assert page.count("data-route-server=") >= 2
         assert "Merge" in page
-        refused = text_of(
-            scene.client(), "/explain?q=open('/etc/passwd')", 400
-        )
+        refused = text_of(scene.client(), "/explain?q=open('/etc/passwd')", 400)
         assert "&#39;open&#39;, which is not known" in refused
 
     @pytest.mark.parametrize(
@@ -235,15 +222,11 @@ class TestReading:
             assert "because of the databases that it names" in page
             shown = re.findall(r'title="[^"]*/(\w+)\.sqlite"', page)
             assert shown == ["db00001", "db00003"]
-            page = text_of(
-                client, "/explain?q=SELECT * FROM pins WHERE note = ':b'"
-            )
+            page = text_of(client, "/explain?q=SELECT * FROM pins WHERE note = ':b'")
             assert "Refused." in page
             assert "pass bind_arguments" in page
             assert "SQL is not parsed here" in page
-            page = text_of(
-                client, "/explain?q=UPDATE db00099.pins SET a = 1", 400
-            )
+            page = text_of(client, "/explain?q=UPDATE db00099.pins SET a = 1", 400)
             assert 'role="alert"' in page
             assert re.search(r"shard 99\b.* is not open", page)
         assert not log.statements
@@ -267,9 +250,7 @@ class TestReading:
             assert 'role="alert"' in ambiguous
 
     def test_text_is_escaped(self, scene):
-        page = text_of(
-            scene.client(), "/explain?q=<script>alert(1)</script>", 400
-        )
+        page = text_of(scene.client(), "/explain?q=<script>alert(1)</script>", 400)
         assert "<script>alert" not in page
         page = scene.client().get("/servers/<b>x</b>").text
         assert "<b>x</b>" not in page
@@ -279,9 +260,7 @@ class TestChanging:
     def test_without_permission_there_is_no_address_for_it(self, scene):
         job = fail_job(scene.cluster, 1)
         client = scene.client()
-        assert (
-            "<button" not in text_of(client, "/jobs/titles").split("<main")[1]
-        )
+        assert "<button" not in text_of(client, "/jobs/titles").split("<main")[1]
         for change in ("retry", "delete"):
             answer = client.post(f"/jobs/titles/{change}", data={"job": job})
             assert answer.status_code == 404
@@ -309,9 +288,7 @@ class TestChanging:
         data = {"job": job, "token": token_of(client)}
         for site in ("cross-site", "same-site"):
             answer = client.post(
-                "/jobs/titles/delete",
-                data=data,
-                headers={"Sec-Fetch-Site": site},
+                "/jobs/titles/delete", data=data, headers={"Sec-Fetch-Site": site}
             )
             assert answer.status_code == 403
         assert stored_job(scene.cluster, job) is not None
@@ -322,9 +299,7 @@ class TestChanging:
         data = {"token": token_of(client), "state": "failed"}
 
         def post(change: str, **more: str) -> str:
-            answer = client.post(
-                f"/jobs/titles/{change}", data={**data, **more}
-            )
+            answer = client.post(f"/jobs/titles/{change}", data={**data, **more})
             assert answer.status_code == 303
             return text_of(client, answer.location)
 
@@ -358,9 +333,7 @@ class TestChanging:
 class TestServing:
     @pytest.mark.parametrize("path", ["/", "/static/dashboard.css", "/nope"])
     def test_another_host_name_is_refused(self, scene, path):
-        client = scene.client(
-            hosts=["127.0.0.1", "LOCALHOST", "[::1]", "0::1"]
-        )
+        client = scene.client(hosts=["127.0.0.1", "LOCALHOST", "[::1]", "0::1"])
         for host in (
             *("evil.example", "127.0.0.1.evil.example", "localhost."),
             *("[::2]:8417", "[::1", "::1", "[127.0.0.1].evil.example", ""),
@@ -438,9 +411,7 @@ class TestServing:
         next(stream)
         before = next(stream)
         topology = scene.cluster.topology
-        scene.cluster.update_topology(
-            replace(topology, epoch=topology.epoch + 1)
-        )
+        scene.cluster.update_topology(replace(topology, epoch=topology.epoch + 1))
         assert next(stream) != before
         streams.close()
         stream.close()
@@ -472,14 +443,10 @@ def test_a_pending_operation_is_shown(scene, tmp_path, monkeypatch):
         hold.release()
 
 
-def test_a_past_operation_is_shown_with_its_pause(
-    scene, tmp_path, monkeypatch
-):
+def test_a_past_operation_is_shown_with_its_pause(scene, tmp_path, monkeypatch):
     monkeypatch.setitem(KINDS, Toy.kind, Toy)
     plan = Toy.plan(scene.fleet, tmp_path, title="split of server1")
-    record = Record(
-        id="1", plan=plan.as_dict(), token=1, holder="host", started=1.0
-    )
+    record = Record(id="1", plan=plan.as_dict(), token=1, holder="host", started=1.0)
     hold = scene.fleet.journal.begin(record)
     hold.write(replace(record, state="finished").with_pause(0.0312))
     hold.release()
@@ -490,9 +457,7 @@ def test_a_past_operation_is_shown_with_its_pause(
 
 def test_a_plan_of_another_version_is_shown(scene):
     plan = Plan(kind="unheard-of", title="new", epoch=1, arguments={})
-    record = Record(
-        id="1", plan=plan.as_dict(), token=1, holder="host", started=1.0
-    )
+    record = Record(id="1", plan=plan.as_dict(), token=1, holder="host", started=1.0)
     hold = scene.fleet.journal.begin(record)
     try:
         assert "in progress" in text_of(scene.client(), "/operations")

@@ -9,17 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import exc
-from sqla_shard import ObjectMixin
+from sqla_shard import blob_field, Cluster, exc, ObjectMixin
 from sqla_shard.schema import verify
-from sqla_shard.schema.drift_report import Copies
-from sqla_shard.schema.drift_report import Orphan
+from sqla_shard.schema.drift_report import Copies, Orphan
 from sqla_shard.testing import sqlite_topology
 
 
@@ -64,8 +58,7 @@ def test_all_well(cluster: Cluster) -> None:
     report = verify(cluster)
     assert report.ok
     assert [
-        (one.keyspace, one.shards, one.servers, one.tables)
-        for one in report.keyspaces
+        (one.keyspace, one.shards, one.servers, one.tables) for one in report.keyspaces
     ] == [("objects", 4, 2, 1), ("main", 1, 1, 1)]
     assert str(report).startswith("no drift; ")
     assert "main: 1 shard, 1 database on 1 server, 1 table" in str(report)
@@ -80,9 +73,7 @@ def test_an_altered_table(cluster: Cluster, tmp_path: Path) -> None:
     (drift,) = objects(report).drifted
     assert drift.table == "users"
     (variant,) = drift.others
-    assert variant.copies == (
-        Copies(server="server2", role="primary", shards=(3,)),
-    )
+    assert variant.copies == (Copies(server="server2", role="primary", shards=(3,)),)
     assert "+  note TEXT DEFAULT 'a  b'" in variant.diff.replace(", \n", "\n")
     assert "--- shard 0 on server1\n+++ shard 3 on server2" in variant.diff
     mapping = report.as_dict()
@@ -101,11 +92,7 @@ def test_white_space_means_nothing_but_in_a_text(
     for path in others:
         run(path, "CREATE TABLE t(a  INT,b TEXT DEFAULT 'x y')")
     assert verify(cluster).ok
-    run(
-        others[0],
-        "DROP TABLE t",
-        "CREATE TABLE t (a INT, b TEXT DEFAULT 'x  y')",
-    )
+    run(others[0], "DROP TABLE t", "CREATE TABLE t (a INT, b TEXT DEFAULT 'x  y')")
     (drift,) = objects(verify(cluster)).drifted
     assert drift.table == "t"
 
@@ -137,9 +124,7 @@ def test_missing_and_orphaned_files(cluster: Cluster, tmp_path: Path) -> None:
         report = verify(again)
         assert verify(again, shards=[0, 3]).ok
     found = objects(report)
-    assert found.missing == (
-        Copies(server="server2", role="primary", shards=(2,)),
-    )
+    assert found.missing == (Copies(server="server2", role="primary", shards=(2,)),)
     assert found.orphaned == (
         Orphan(
             database="db00002",
@@ -166,18 +151,14 @@ def test_nothing_is_made_where_there_is_nothing(tmp_path: Path) -> None:
     assert "keyspace objects: nothing could be read" in str(report)
 
 
-def test_a_global_keyspace_is_compared_with_its_standby(
-    tmp_path: Path,
-) -> None:
+def test_a_global_keyspace_is_compared_with_its_standby(tmp_path: Path) -> None:
     document = sqlite_topology(tmp_path, servers=1, shards=1, main=True)
     (server,) = document["keyspaces"]["main"]["servers"]
     server["standby"] = f"sqlite:///{tmp_path}/copy"
     with Cluster.from_topology(document) as cluster:
         cluster.create_all(Base.metadata)
         (found,) = verify(cluster, keyspace="main").keyspaces
-        assert found.missing == (
-            Copies(server="server1", role="standby", shards=(0,)),
-        )
+        assert found.missing == (Copies(server="server1", role="standby", shards=(0,)),)
         assert verify(cluster, standby=False).ok
         (tmp_path / "copy").mkdir()
         run(tmp_path / "copy" / "main.sqlite", "CREATE TABLE settings (x)")
@@ -212,7 +193,5 @@ def test_numbers_of_shards_in_few_words() -> None:
         return str(Copies(server="db1", role="primary", shards=shards))
 
     assert shown(4) == "db1: shard 4"
-    assert shown(18, *range(17), *range(20, 4096)) == (
-        "db1: shards 0-16, 18, 20-4095"
-    )
+    assert shown(18, *range(17), *range(20, 4096)) == ("db1: shards 0-16, 18, 20-4095")
     assert shown(*range(0, 40, 2)).endswith(", 20, 22 and 8 more")

@@ -9,25 +9,21 @@ from sqlite3 import ProgrammingError
 from typing import Any
 
 import pytest
-from sqlalchemy import MetaData
-from sqlalchemy import text
+from sqlalchemy import MetaData, text
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.pool import NullPool
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
+from sqla_shard import blob_field, Cluster, ObjectMixin
 from sqla_shard.engine import registry
-from sqla_shard.exc import ClusterClosedError
-from sqla_shard.exc import MissingDriverError
-from sqla_shard.exc import NoShardKeyError
-from sqla_shard.exc import UnknownKeyspaceError
-from sqla_shard.exc import UnknownShardError
-from sqla_shard.testing import sqlite_topology
-from sqla_shard.testing import StatementLog
+from sqla_shard.exc import (
+    ClusterClosedError,
+    MissingDriverError,
+    NoShardKeyError,
+    UnknownKeyspaceError,
+    UnknownShardError,
+)
+from sqla_shard.testing import sqlite_topology, StatementLog
 from tests.models.sqlite_files import with_files
 
 
@@ -69,9 +65,7 @@ def mysql_document(**extra: Any) -> dict[str, Any]:
         "main": {
             "kind": "global",
             "database": "main",
-            "servers": [
-                {"name": "main", "primary": servers[0]["primary"], **extra}
-            ],
+            "servers": [{"name": "main", "primary": servers[0]["primary"], **extra}],
         },
     }
     return {"epoch": 1, "keyspaces": keyspaces}
@@ -92,10 +86,7 @@ def test_one_engine_for_all_shards_and_keyspaces_of_a_server() -> None:
     assert main.schema == "main"
     # Pooled connections have no default database.
     assert found[0].engine.url.database is None
-    assert [s.address for s in cluster.stats()] == [
-        "127.0.0.1:1",
-        "127.0.0.1:2",
-    ]
+    assert [s.address for s in cluster.stats()] == ["127.0.0.1:1", "127.0.0.1:2"]
 
 
 def test_no_secret_is_shown() -> None:
@@ -116,9 +107,7 @@ def test_no_secret_is_shown() -> None:
         repr(cluster.health()),
     ]
     assert all("p@ss" not in text for text in shown), shown
-    assert place.engine.url.password == "p@ss${notaplaceholder".replace(
-        "${", "$"
-    )
+    assert place.engine.url.password == "p@ss${notaplaceholder".replace("${", "$")
 
 
 def test_health_names_what_is_wrong() -> None:
@@ -181,9 +170,7 @@ def test_close_waits_for_what_is_in_use(tmp_path: Path) -> None:
 
 
 def test_close_says_what_it_waits_for(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(registry, "_SILENT", 0.01)
     document = with_files(sqlite_topology(tmp_path, shards=2))
@@ -247,21 +234,16 @@ def test_create_all_creates_what_is_missing(tmp_path: Path) -> None:
         with cluster.begin() as session:
             session.add(Setting(name="kept"))
         with cluster.begin() as session:
-            session.connection({"shard_id": 2}).execute(
-                text("DROP TABLE users")
-            )
+            session.connection({"shard_id": 2}).execute(text("DROP TABLE users"))
         with StatementLog() as log:
             cluster.create_all(Base.metadata)
-        created = [
-            s for s in log.statements if s.lstrip().startswith("CREATE")
-        ]
+        created = [s for s in log.statements if s.lstrip().startswith("CREATE")]
         # One table and its trigger, on one shard.
         assert len(created) == 2
         with cluster.session() as session:
             assert session.get(Setting, "kept") is not None
             rows = session.execute(
-                text("SELECT count(*) FROM users"),
-                bind_arguments={"shard_id": 2},
+                text("SELECT count(*) FROM users"), bind_arguments={"shard_id": 2}
             )
             assert rows.scalar() == 0
 
@@ -312,9 +294,7 @@ def test_a_keyspace_can_be_named(tmp_path: Path) -> None:
                 connection = session.connection({"keyspace": name})
                 assert name in str(connection.engine.url)
                 on_keyspace = {"keyspace": name}
-                assert session.scalar(
-                    text("SELECT 1"), bind_arguments=on_keyspace
-                )
+                assert session.scalar(text("SELECT 1"), bind_arguments=on_keyspace)
             with pytest.raises(NoShardKeyError, match="keyspace"):
                 session.execute(text("SELECT name FROM users"))
             with pytest.raises(NoShardKeyError, match="objects"):

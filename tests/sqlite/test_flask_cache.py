@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 from flask import Flask
 
-from sqla_shard.exc import CacheConfigError
-from sqla_shard.exc import CacheOptionError
-from sqla_shard.exc import ExtensionSetupError
+from sqla_shard.exc import CacheConfigError, CacheOptionError, ExtensionSetupError
 from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.testing import sqlite_topology
-from tests.models.models import Board
-from tests.models.models import Pin
+from tests.models.models import Board, Pin
 
 _MEMORY = {"backend": "dogpile.cache.memory"}
 
@@ -24,9 +21,7 @@ def app(tmp_path):
 
 
 def set_up(app, cached=None, cluster=None, **config):
-    app.config.update(
-        {f"SQLA_SHARD_{name}": value for name, value in config.items()}
-    )
+    app.config.update({f"SQLA_SHARD_{name}": value for name, value in config.items()})
     db = FlaskCluster(app, cluster, cached=cached)
     with app.app_context():
         return db.cluster
@@ -34,10 +29,7 @@ def set_up(app, cached=None, cluster=None, **config):
 
 def test_a_mapping(app):
     with set_up(
-        app,
-        {Pin: "rows", Board: "rows"},
-        CACHE={"rows": _MEMORY},
-        CACHE_PREFIX="shop",
+        app, {Pin: "rows", Board: "rows"}, CACHE={"rows": _MEMORY}, CACHE_PREFIX="shop"
     ) as cluster:
         assert cluster.cache.prefix == "shop"
         assert cluster.cache.classes == (Pin, Board)
@@ -105,11 +97,7 @@ def test_no_cache_unless_it_is_configured(app):
             {"CACHE": {"rows": _MEMORY}, "CACHE_PREFIX": 3},
             "no SQLA_SHARD_CACHE_PREFIX",
         ),
-        (
-            None,
-            {"CACHE": {"rows": _MEMORY}, "CACHE_PREFIX": "p"},
-            "no classes",
-        ),
+        (None, {"CACHE": {"rows": _MEMORY}, "CACHE_PREFIX": "p"}, "no classes"),
         ({Pin: "rows"}, {"CACHE_PREFIX": "p"}, "no SQLA_SHARD_CACHE;"),
     ],
     ids=["kind", "no prefix", "number", "no classes", "prefix alone"],

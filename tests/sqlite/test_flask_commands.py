@@ -11,11 +11,7 @@ from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.ids import MAX_ID
 from sqla_shard.jobs import task
 from sqla_shard.testing import sqlite_topology
-from tests.models.flask_app import add_board
-from tests.models.flask_app import Base
-from tests.models.flask_app import Board
-from tests.models.flask_app import flask_fixtures
-from tests.models.flask_app import Setting
+from tests.models.flask_app import add_board, Base, Board, flask_fixtures, Setting
 from tests.models.sqlite_files import with_files
 
 app, cluster, db, board_id = flask_fixtures()
@@ -61,12 +57,7 @@ def test_topology(app):
                 "shards": 16,
                 "database": "db{shard:05d}",
                 "servers": [
-                    server(
-                        "one",
-                        [0, 6],
-                        [8, 8],
-                        standby="mysql://app:hush@two:3307",
-                    ),
+                    server("one", [0, 6], [8, 8], standby="mysql://app:hush@two:3307"),
                     server("three", [7, 7], [9, 15], weight=0.0),
                 ],
             },
@@ -74,10 +65,7 @@ def test_topology(app):
                 "kind": "global",
                 "database": "shop",
                 "servers": [
-                    {
-                        "name": "main",
-                        "primary": "mysql://app:${MYSQL_PASSWORD}@m",
-                    }
+                    {"name": "main", "primary": "mysql://app:${MYSQL_PASSWORD}@m"}
                 ],
             },
         },
@@ -102,9 +90,7 @@ def test_topology(app):
 def test_health(app, db):
     done = invoke(app, "health")
     assert done.exit_code == 0
-    assert done.output == (
-        "topology: fixed, epoch 1\nserver1: up\nserver2: up\n"
-    )
+    assert done.output == ("topology: fixed, epoch 1\nserver1: up\nserver2: up\n")
 
 
 def test_health_of_a_server_that_is_down(app, tmp_path):

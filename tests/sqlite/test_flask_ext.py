@@ -9,25 +9,18 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from flask import abort
-from flask import copy_current_request_context
-from flask import Flask
-from flask import stream_with_context
+from flask import abort, copy_current_request_context, Flask, stream_with_context
 
-from sqla_shard import Cluster
-from sqla_shard import ShardSession
-from sqla_shard import Topology
-from sqla_shard.exc import BookmarkKeyError
-from sqla_shard.exc import ExtensionSetupError
-from sqla_shard.exc import MissingExtraError
-from sqla_shard.exc import TopologyError
+from sqla_shard import Cluster, ShardSession, Topology
+from sqla_shard.exc import (
+    BookmarkKeyError,
+    ExtensionSetupError,
+    MissingExtraError,
+    TopologyError,
+)
 from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.testing import sqlite_topology
-from tests.models.flask_app import add_board
-from tests.models.flask_app import Board
-from tests.models.flask_app import busy
-from tests.models.flask_app import flask_fixtures
-from tests.models.flask_app import title_of
+from tests.models.flask_app import add_board, Board, busy, flask_fixtures, title_of
 
 app, cluster, db, board_id = flask_fixtures()
 
@@ -110,9 +103,7 @@ def test_committed_rows_stay(app, db, cluster, board_id):
 
 
 @pytest.mark.parametrize("testing", [True, False])
-def test_closed_after_an_exception(
-    app, db, cluster, board_id, opened, testing
-):
+def test_closed_after_an_exception(app, db, cluster, board_id, opened, testing):
     app.testing = testing
 
     @app.get("/")
@@ -185,9 +176,7 @@ def test_a_context_that_begins_again_gets_a_new_session(app, db, opened):
     assert [s.info["closed"] for s in opened] == [1, 1]
 
 
-def test_a_streamed_answer_keeps_its_session(
-    app, db, cluster, board_id, opened
-):
+def test_a_streamed_answer_keeps_its_session(app, db, cluster, board_id, opened):
     @app.get("/")
     def stream():
         def parts():
@@ -230,9 +219,7 @@ def test_an_application_can_be_collected(cluster):
 # -- threads ---------------------------------------------------------------
 
 
-def test_requests_at_the_same_time_share_nothing(
-    app, db, cluster, board_id, opened
-):
+def test_requests_at_the_same_time_share_nothing(app, db, cluster, board_id, opened):
     together = threading.Barrier(4, timeout=60)
 
     @app.get("/")
@@ -324,8 +311,7 @@ def test_from_a_topology_in_the_configuration(app, tmp_path):
 def test_keys_of_bookmarks_in_the_configuration(app, tmp_path):
     options = {"bookmark_keys": ["${KEY}"], "environ": {"KEY": "short"}}
     app.config.from_mapping(
-        SQLA_SHARD_TOPOLOGY=sqlite_topology(tmp_path),
-        SQLA_SHARD_OPTIONS=options,
+        SQLA_SHARD_TOPOLOGY=sqlite_topology(tmp_path), SQLA_SHARD_OPTIONS=options
     )
     with pytest.raises(BookmarkKeyError, match="5 bytes") as caught:
         FlaskCluster(app)
@@ -416,10 +402,7 @@ def test_without_flask_the_extra_is_named():
         "    print(error.package, error.extra, error)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("Flask flask Flask cannot be imported")
     assert "pip install 'sqla-shard[flask]'" in done.stdout

@@ -9,8 +9,7 @@ import time
 import pytest
 
 from sqla_shard import Cluster
-from sqla_shard.exc import ExtensionSetupError
-from sqla_shard.exc import TopologyError
+from sqla_shard.exc import ExtensionSetupError, TopologyError
 from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.testing import sqlite_topology
 from tests.models.flask_app import flask_fixtures
@@ -68,10 +67,7 @@ def broken(directory, *servers):
 
 @pytest.mark.parametrize(
     ("down", "status"),
-    [
-        ([("server2", 1)], 200),
-        ([("server1", 0), ("server2", 1)], 503),
-    ],
+    [([("server2", 1)], 200), ([("server1", 0), ("server2", 1)], 503)],
     ids=["one is down", "all are down"],
 )
 def test_servers_that_are_down(app, tmp_path, down, status):

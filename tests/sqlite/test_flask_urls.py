@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from flask import abort
-from flask import url_for
+from flask import abort, url_for
 from werkzeug.routing import BaseConverter
 
 from sqla_shard import pack
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import WrongTypeError
+from sqla_shard.exc import InvalidIdError, WrongTypeError
 from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.ids import MAX_ID
-from tests.models.flask_app import BOARD
-from tests.models.flask_app import Board
-from tests.models.flask_app import flask_fixtures
+from tests.models.flask_app import BOARD, Board, flask_fixtures
 
 PIN = 1
 

@@ -8,19 +8,18 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 from werkzeug.exceptions import NotFound
 
-from sqla_shard import exc
-from sqla_shard import pack
-from sqla_shard import scatter
-from sqla_shard.ext.flask import ContextSession
-from sqla_shard.ext.flask import FlaskCluster
+from sqla_shard import exc, pack, scatter
+from sqla_shard.ext.flask import ContextSession, FlaskCluster
 from sqla_shard.ext.flask_pagination import Pagination
-from tests.models.flask_app import add_board
-from tests.models.flask_app import Base
-from tests.models.flask_app import BOARD
-from tests.models.flask_app import Board
-from tests.models.flask_app import busy
-from tests.models.flask_app import flask_fixtures
-from tests.models.flask_app import title_of
+from tests.models.flask_app import (
+    add_board,
+    Base,
+    BOARD,
+    Board,
+    busy,
+    flask_fixtures,
+    title_of,
+)
 
 app, cluster, db, board_id = flask_fixtures()
 
@@ -104,31 +103,17 @@ def _rename_both(session, *ids):
 # -- errors -----------------------------------------------------------------
 
 _ERRORS = [
-    (
-        exc.BlobValueError("must be a text", field="Board.title", value=5),
-        400,
-        None,
-    ),
-    (
-        exc.ScatterLimitError(limit="max_offset", allowed=9, found=500),
-        400,
-        None,
-    ),
+    (exc.BlobValueError("must be a text", field="Board.title", value=5), 400, None),
+    (exc.ScatterLimitError(limit="max_offset", allowed=9, found=500), 400, None),
     (exc.InvalidBookmarkError("no", bookmark="x"), 400, None),
     (exc.InvalidKeyError(key="x", reason="no"), 400, None),
-    (
-        exc.KeyTakenError(lookup="A", key="k", target_id=3, expires_at=None),
-        409,
-        None,
-    ),
+    (exc.KeyTakenError(lookup="A", key="k", target_id=3, expires_at=None), 409, None),
     (exc.ServerUnreachableError(server="s", error=OSError("no")), 503, "5"),
     (exc.CommitUnknownError(server="s"), 503, None),
     (exc.KeyPendingError(lookup="A", key="k", target_id=3), 503, None),
     (OperationalError("SELECT", {}, Exception("unknown column")), 500, None),
     (
-        OperationalError(
-            "SELECT", {}, Exception("gone"), connection_invalidated=True
-        ),
+        OperationalError("SELECT", {}, Exception("gone"), connection_invalidated=True),
         503,
         "5",
     ),
@@ -269,9 +254,7 @@ def test_404_is_not_repeated(app, db):
 @pytest.fixture
 def boards(cluster):
     def add(session):
-        made = [
-            Board(title=f"{number:02}", shard_id=2) for number in range(45)
-        ]
+        made = [Board(title=f"{number:02}", shard_id=2) for number in range(45)]
         session.add_all(made)
         session.flush()
         return [board.id for board in made]

@@ -15,41 +15,39 @@ import sqlite3
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import pytest
-from sqlalchemy import event
-from sqlalchemy import select
-from sqlalchemy import text
+from sqlalchemy import event, select, text
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from sqla_shard import Cluster
-from sqla_shard import scatter
-from sqla_shard import Topology
+from sqla_shard import Cluster, scatter, Topology
 from sqla_shard.cluster.health import Health
 from sqla_shard.engine import Places as EnginePlaces
-from sqla_shard.exc import ClusterClosedError
-from sqla_shard.exc import MissingDriverError
-from sqla_shard.exc import ServerRetiredError
-from sqla_shard.exc import StaleTopologyError
-from sqla_shard.exc import TopologyRefusedError
+from sqla_shard.exc import (
+    ClusterClosedError,
+    MissingDriverError,
+    ServerRetiredError,
+    StaleTopologyError,
+    TopologyRefusedError,
+)
 from sqla_shard.topology import to_json
 from tests.models.clusters import at
 from tests.models.sqlite_files import with_files
-from tests.servers.following import Base
-from tests.servers.following import document
-from tests.servers.following import Feed
-from tests.servers.following import in_child
-from tests.servers.following import Pin
-from tests.servers.following import SHARDS
-from tests.servers.following import TIMEOUT
-from tests.servers.following import until
-from tests.servers.processes import running
-from tests.servers.processes import started_since
+from tests.servers.following import (
+    Base,
+    document,
+    Feed,
+    in_child,
+    Pin,
+    SHARDS,
+    TIMEOUT,
+    until,
+)
+from tests.servers.processes import running, started_since
 
 
 class Places:
@@ -96,9 +94,7 @@ class Places:
 
     def where(self, cluster: Cluster) -> Counter[str]:
         """Count the open pools by directory."""
-        return Counter(
-            Path(stats.address).parent.name for stats in cluster.stats()
-        )
+        return Counter(Path(stats.address).parent.name for stats in cluster.stats())
 
 
 @pytest.fixture
@@ -109,9 +105,7 @@ def places(tmp_path: Path) -> Places:
 @pytest.fixture
 def cluster(places: Places) -> Iterator[Cluster]:
     """Two servers, s1 and s2, with a pin on each shard."""
-    with Cluster.from_topology(
-        places.topology(1, 1, 2), grace=TIMEOUT
-    ) as cluster:
+    with Cluster.from_topology(places.topology(1, 1, 2), grace=TIMEOUT) as cluster:
         fill(cluster)
         yield cluster
 
@@ -222,17 +216,13 @@ def test_update_topology_refuses_what_may_not_follow(
     assert cluster.source_report().epoch == 2
 
 
-def test_a_topology_with_a_driver_that_is_not_here_is_not_used(
-    places: Places,
-) -> None:
+def test_a_topology_with_a_driver_that_is_not_here_is_not_used(places: Places) -> None:
     def document(epoch: int, scheme: str) -> Topology:
         values = places.document(epoch, 1)
         values["keyspaces"]["main"] = {
             "kind": "global",
             "database": "shop",
-            "servers": [
-                {"name": "main", "primary": f"{scheme}://app@127.0.0.1:1"}
-            ],
+            "servers": [{"name": "main", "primary": f"{scheme}://app@127.0.0.1:1"}],
         }
         return Topology.from_mapping(values)
 
@@ -253,9 +243,7 @@ def test_a_topology_with_a_driver_that_is_not_here_is_not_used(
         until(lambda: cluster.topology.epoch == 2)
 
 
-def test_update_topology_is_not_for_a_cluster_that_follows(
-    places: Places,
-) -> None:
+def test_update_topology_is_not_for_a_cluster_that_follows(places: Places) -> None:
     feed = Feed(places.topology(1, 1))
     with Cluster.from_source(feed) as cluster:
         with pytest.raises(ValueError, match="follows feed; publish"):
@@ -280,9 +268,7 @@ def test_listeners_are_called_in_order_and_cannot_stop_each_other(
         for epoch in (2, 5, 9):
             cluster.update_topology(places.topology(epoch, 1, 2))
     assert notified == [(1, 2, 2), (2, 5, 5), (5, 9, 9)]
-    assert [r.exc_info[0] for r in caplog.records if r.exc_info] == [
-        TypeError
-    ] * 3
+    assert [r.exc_info[0] for r in caplog.records if r.exc_info] == [TypeError] * 3
 
 
 # -- a server that leaves
@@ -313,9 +299,7 @@ def test_no_new_connection_to_a_server_that_left(
     assert places.where(cluster)["s2"] == 0
 
 
-def test_no_connection_to_a_server_that_left_before_it_was_used(
-    places: Places,
-) -> None:
+def test_no_connection_to_a_server_that_left_before_it_was_used(places: Places) -> None:
     with_files(places.topology(1, 1))
     with Cluster.from_topology(places.topology(1, 1, 2)) as cluster:
         with cluster.session() as session:
@@ -357,10 +341,7 @@ def test_the_pool_ends_with_the_last_connection(
         # Of what is idle nothing is left; of what is in use, that.
         (left,) = [s for s in cluster.stats() if s.retired]
         assert (left.idle, left.busy) == (0, 2)
-        assert (left.server, Path(left.address).parent.name) == (
-            "server2",
-            "s2",
-        )
+        assert (left.server, Path(left.address).parent.name) == ("server2", "s2")
         one.rollback()
         (left,) = [s for s in cluster.stats() if s.retired]
         assert (left.idle, left.busy) == (0, 1)
@@ -372,12 +353,8 @@ def test_the_pool_ends_with_the_last_connection(
     assert gone() is None
 
 
-def test_running_statements_may_continue_until_the_deadline(
-    places: Places,
-) -> None:
-    with Cluster.from_topology(
-        places.topology(1, 1, 2), grace=TIMEOUT
-    ) as cluster:
+def test_running_statements_may_continue_until_the_deadline(places: Places) -> None:
+    with Cluster.from_topology(places.topology(1, 1, 2), grace=TIMEOUT) as cluster:
         fill(cluster)
         with cluster.begin() as session:
             session.add(at(4, Pin(title="begun before")))
@@ -406,9 +383,7 @@ def test_after_the_deadline_only_the_end_is_sent(places: Places) -> None:
             cluster.update_topology(places.topology(epoch + 2, 1, 2))
 
 
-def test_the_deadline_holds_for_every_server_of_a_statement(
-    places: Places,
-) -> None:
+def test_the_deadline_holds_for_every_server_of_a_statement(places: Places) -> None:
     with Cluster.from_topology(places.topology(1, 1, 2), grace=0) as cluster:
         fill(cluster)
         with cluster.session() as session:
@@ -445,9 +420,7 @@ def test_a_statement_that_runs_is_not_torn(places: Places) -> None:
                 connection = session.connection({"shard_id": 4})
                 raw: Any = connection.connection.driver_connection
                 raw.create_function("waited", 0, wait)
-                answers.append(
-                    session.scalar(text("SELECT waited()"), **on(4))
-                )
+                answers.append(session.scalar(text("SELECT waited()"), **on(4)))
 
         answers: list[Any] = []
         thread = threading.Thread(target=work)
@@ -467,18 +440,12 @@ def test_a_statement_that_runs_is_not_torn(places: Places) -> None:
 def test_waiting_for_a_connection_is_refused(places: Places) -> None:
     with Cluster.from_topology(
         places.topology(1, 1, 2),
-        engine_options={
-            "pool_size": 1,
-            "max_overflow": 0,
-            "pool_timeout": TIMEOUT,
-        },
+        engine_options={"pool_size": 1, "max_overflow": 0, "pool_timeout": TIMEOUT},
     ) as cluster:
         fill(cluster)
         holder = cluster.session()
         assert directory_of(holder, 4) == "s2"
-        engine = holder.places.place(
-            cluster.topology.keyspace("objects"), 4
-        ).engine
+        engine = holder.places.place(cluster.topology.keyspace("objects"), 4).engine
         failed: list[BaseException] = []
 
         def work() -> None:
@@ -567,9 +534,7 @@ def test_a_transaction_met_by_a_change_is_repeated(
     assert seen == ["first", "s3"]
 
 
-def test_close_disposes_what_left_as_well(
-    cluster: Cluster, places: Places
-) -> None:
+def test_close_disposes_what_left_as_well(cluster: Cluster, places: Places) -> None:
     with cluster.session() as session:
         directory_of(session, 4)
         cluster.update_topology(places.topology(2, 1, 3))
@@ -590,9 +555,7 @@ def test_requests_never_fail_while_servers_come_and_go(
     for server in (3, 4):
         places.copy(2, server)
     with cluster.session() as session:
-        ids = [
-            pin.id for pin in session.scalars(select(Pin).options(scatter()))
-        ]
+        ids = [pin.id for pin in session.scalars(select(Pin).options(scatter()))]
     stop = threading.Event()
     errors: list[BaseException] = []
     done = [0] * 4
@@ -610,17 +573,13 @@ def test_requests_never_fail_while_servers_come_and_go(
             errors.append(error)
 
     seed = rng.random()
-    threads = [
-        threading.Thread(target=work, args=(number,)) for number in range(4)
-    ]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     try:
         for epoch in range(2, 102):
             before = sum(done)
-            cluster.update_topology(
-                places.topology(epoch, 1, rng.choice([2, 3, 4]))
-            )
+            cluster.update_topology(places.topology(epoch, 1, rng.choice([2, 3, 4])))
             if epoch % 10 == 0:
                 assert until(lambda: errors or sum(done) > before + 4)  # noqa: B023 - called here
         # Each thread has had its turn.
@@ -634,9 +593,7 @@ def test_requests_never_fail_while_servers_come_and_go(
     assert [s for s in cluster.stats() if s.retired] == []
 
 
-def test_500_changes_leave_nothing_behind(
-    cluster: Cluster, places: Places
-) -> None:
+def test_500_changes_leave_nothing_behind(cluster: Cluster, places: Places) -> None:
     def change(epochs: range) -> None:
         for epoch in epochs:
             topology = places.topology(epoch, 1, 2 + epoch % 40)
@@ -682,9 +639,7 @@ def test_event_loops_follow_too(cluster: Cluster, places: Places) -> None:
     asyncio.run(main())
 
 
-def test_a_transaction_of_a_loop_is_repeated(
-    cluster: Cluster, places: Places
-) -> None:
+def test_a_transaction_of_a_loop_is_repeated(cluster: Cluster, places: Places) -> None:
     places.copy(2, 3)
     seen: list[str] = []
 
@@ -939,9 +894,7 @@ def test_the_first_health_of_a_child_process(
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_the_health_of_a_child_process_whose_source_hangs(
-    places: Places,
-) -> None:
+def test_the_health_of_a_child_process_whose_source_hangs(places: Places) -> None:
     feed = Feed(with_files(places.topology(1, 1, 2)))
     with Cluster.from_source(feed) as cluster:
 
@@ -959,9 +912,7 @@ def test_the_health_of_a_child_process_whose_source_hangs(
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_fork_while_a_server_drains(
-    cluster: Cluster, places: Places
-) -> None:
+def test_a_fork_while_a_server_drains(cluster: Cluster, places: Places) -> None:
     places.copy(2, 3)
     with cluster.session() as session:
         assert directory_of(session, 4) == "s2"
@@ -981,9 +932,7 @@ def test_a_fork_while_a_server_drains(
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_fork_while_the_topology_is_updated(
-    cluster: Cluster, places: Places
-) -> None:
+def test_a_fork_while_the_topology_is_updated(cluster: Cluster, places: Places) -> None:
     """A lock that a thread of the parent holds is free in the child."""
     inside, go = threading.Event(), threading.Event()
 

@@ -13,44 +13,38 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
-from sqlalchemy import delete
-from sqlalchemy import Engine
-from sqlalchemy import event
-from sqlalchemy import inspect
-from sqlalchemy import literal_column
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import update
-from sqlalchemy.exc import ArgumentError
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import (
+    create_engine,
+    delete,
+    Engine,
+    event,
+    inspect,
+    literal_column,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.ext import horizontal_shard as upstream
-from sqlalchemy.ext.asyncio import async_sessionmaker
-from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.orm import selectinload
-from sqlalchemy.orm import sessionmaker
-from sqlalchemy.orm import with_loader_criteria
-from sqlalchemy.pool import base as pool_base
-from sqlalchemy.pool import impl as pool_impl
-from sqlalchemy.pool import QueuePool
-from sqlalchemy.pool import StaticPool
-from sqlalchemy.util import await_only
-from sqlalchemy.util import queue as sqlalchemy_queue
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import selectinload, sessionmaker, with_loader_criteria
+from sqlalchemy.pool import base as pool_base, impl as pool_impl, QueuePool, StaticPool
+from sqlalchemy.util import await_only, queue as sqlalchemy_queue
 
 from sqla_shard.exc import NoShardKeyError
 from sqla_shard.ext import horizontal_shard
-from sqla_shard.ext.horizontal_shard import Lanes
-from sqla_shard.ext.horizontal_shard import set_shard_id
-from sqla_shard.ext.horizontal_shard import ShardedSession
-from tests.models.dropin import Board
-from tests.models.dropin import Choosers
-from tests.models.dropin import engines_in
-from tests.models.dropin import fill
-from tests.models.dropin import LANE
-from tests.models.dropin import lane_threads
-from tests.models.dropin import meeting
-from tests.models.dropin import Pin
-from tests.models.dropin import TIMEOUT
+from sqla_shard.ext.horizontal_shard import Lanes, set_shard_id, ShardedSession
+from tests.models.dropin import (
+    Board,
+    Choosers,
+    engines_in,
+    fill,
+    LANE,
+    lane_threads,
+    meeting,
+    Pin,
+    TIMEOUT,
+)
 from tests.servers.following import until
 
 NAMES = ["a", "b", "c", "d"]
@@ -141,9 +135,7 @@ def test_results_are_in_the_order_of_the_shards(maker: Any) -> None:
         assert session.execute(text("SELECT 1")).all() == [(1,)] * 4
 
 
-def test_objects_are_loaded_in_the_order_of_the_shards(
-    maker: Any, shards: Any
-) -> None:
+def test_objects_are_loaded_in_the_order_of_the_shards(maker: Any, shards: Any) -> None:
     """Whichever server answers first."""
     last = threading.Event()
     loaded: list[Any] = []
@@ -175,9 +167,7 @@ def test_objects_are_loaded_in_the_order_of_the_shards(
 # -- at the same time
 
 
-def test_all_shards_are_queried_at_the_same_time(
-    maker: Any, shards: Any
-) -> None:
+def test_all_shards_are_queried_at_the_same_time(maker: Any, shards: Any) -> None:
     with meeting(shards.values(), 4) as meet, maker() as session:
         found = session.execute(select(Board.shard, meet)).all()
         assert [shard for shard, _ in found] == NAMES
@@ -201,9 +191,7 @@ def test_update_and_delete(maker: Any, shards: Any, how: Any) -> None:
     with meeting(shards.values(), 4) as meet, maker() as session:
         boards = session.scalars(select(Board)).all()
         done = session.execute(
-            update(Board)
-            .where(Board.id == 1)
-            .values(title="new", number=meet),
+            update(Board).where(Board.id == 1).values(title="new", number=meet),
             execution_options=options,
         )
         assert done.rowcount == 4
@@ -236,17 +224,14 @@ def test_eager_loads_of_all_shards(shards: Any, lanes: Lanes) -> None:
     ):
         found = session.scalars(
             select(Board).options(
-                selectinload(Board.pins),
-                with_loader_criteria(Pin, meet >= 0),
+                selectinload(Board.pins), with_loader_criteria(Pin, meet >= 0)
             )
         ).all()
         links = [[pin.link for pin in board.pins] for board in found]
     assert links == [[f"{name} 1 0"] for name in NAMES]
 
 
-def test_a_statement_of_a_lane_that_needs_all_shards(
-    maker: Any, shards: Any
-) -> None:
+def test_a_statement_of_a_lane_that_needs_all_shards(maker: Any, shards: Any) -> None:
     """As with upstream, choosers send eager loads to all shards."""
     plain = upstream.ShardedSession(**Choosers(shards).arguments())
     statement = select(Board).options(selectinload(Board.pins))
@@ -464,9 +449,7 @@ def test_ctrl_c(maker: Any, shards: Any, where: str) -> None:
 
 #: Where SQLAlchemy counts the connections of a pool, but for what it cleans
 #: up after: an interrupt here leaves one checked out for all time.
-_COUNTING = {
-    module.__file__ for module in (pool_base, pool_impl, sqlalchemy_queue)
-}
+_COUNTING = {module.__file__ for module in (pool_base, pool_impl, sqlalchemy_queue)}
 _CLEANED_UP = {"__connect", "_reset"}
 
 
@@ -479,9 +462,7 @@ def _is_counting(frame: Any) -> bool:
 
 # Python ignores errors in the callback of a weak reference.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_ctrl_c_at_any_time(
-    maker: Any, shards: Any, rng: random.Random
-) -> None:
+def test_ctrl_c_at_any_time(maker: Any, shards: Any, rng: random.Random) -> None:
     """Wherever it falls: no connection is lost, closed in use, or hangs."""
     statement = select(Board).options(selectinload(Board.pins))
     main = threading.main_thread().ident or 0
@@ -591,14 +572,9 @@ def test_one_connection_for_all_shards(lanes: Lanes, tmp_path: Any) -> None:
     engine.dispose()
 
 
-def test_connections_that_check_their_thread(
-    tmp_path: Any, lanes: Lanes
-) -> None:
+def test_connections_that_check_their_thread(tmp_path: Any, lanes: Lanes) -> None:
     shards: dict[Any, Any] = engines_in(
-        tmp_path,
-        NAMES,
-        poolclass=QueuePool,
-        connect_args={"check_same_thread": True},
+        tmp_path, NAMES, poolclass=QueuePool, connect_args={"check_same_thread": True}
     )
     # One of them may leave its thread: the rest must not follow.
     shards["b"] = engines_in(tmp_path, ["b"])["b"]
@@ -614,9 +590,7 @@ def test_connections_that_check_their_thread(
 
 
 @pytest.mark.parametrize("option", ["yield_per", "stream_results"])
-def test_streams_are_not_read_ahead(
-    maker: Any, shards: Any, option: str
-) -> None:
+def test_streams_are_not_read_ahead(maker: Any, shards: Any, option: str) -> None:
     fill(shards, boards=5, pins=0)
     loaded = []
 
@@ -682,9 +656,7 @@ def test_no_listener_for_each_session(maker: Any) -> None:
 
 def test_classes_are_not_kept_alive(shards: Any) -> None:
     def use() -> weakref.ref[Any]:
-        factory = sessionmaker(
-            class_=ShardedSession, **Choosers(shards).arguments()
-        )
+        factory = sessionmaker(class_=ShardedSession, **Choosers(shards).arguments())
         with factory() as session:
             session.scalars(select(Board)).all()
         return weakref.ref(factory.class_)
@@ -703,9 +675,7 @@ def test_bind_shard_concerns_one_session(maker: Any, shards: Any) -> None:
         assert "e" not in shards
         with pytest.raises(KeyError):
             other.get_bind(Board, shard_id="e")
-    with ShardedSession(
-        **{**Choosers({}).arguments(), "shards": None}
-    ) as alone:
+    with ShardedSession(**{**Choosers({}).arguments(), "shards": None}) as alone:
         alone.bind_shard("x", shards["a"])
         assert alone.get_bind(Board, shard_id="x") is shards["a"]
 
@@ -715,9 +685,7 @@ def test_listeners_of_the_sessionmaker_are_called_once(maker: Any) -> None:
     calls = []
     with ShardedSession(**Choosers({}).arguments()):
         pass
-    event.listen(
-        maker, "do_orm_execute", lambda c: calls.append(c.bind_arguments)
-    )
+    event.listen(maker, "do_orm_execute", lambda c: calls.append(c.bind_arguments))
     with maker() as session:
         session.scalars(select(Board)).all()
         assert len(calls) == 1
@@ -757,9 +725,7 @@ def test_named_shards(maker: Any) -> None:
         for found in (
             session.scalars(select(Board).options(set_shard_id("c"))),
             session.scalars(select(Board), bind_arguments={"shard_id": "c"}),
-            session.scalars(
-                select(Board), execution_options={"identity_token": "c"}
-            ),
+            session.scalars(select(Board), execution_options={"identity_token": "c"}),
             session.query(Board).set_shard("c"),
             session.scalars(select(Board).execution_options(_sa_shard_id="c")),
         ):
@@ -823,9 +789,7 @@ def test_a_connection_outside_of_a_transaction(maker: Any) -> None:
         with found:
             assert found.scalar(select(Board.shard)) == "b"
         again = session.connection(bind_arguments={"shard_id": "a"})
-        assert (
-            session.connection_callable(inspect(Board), shard_id="a") is again
-        )
+        assert session.connection_callable(inspect(Board), shard_id="a") is again
 
 
 def test_choosers_of_older_applications(shards: Any) -> None:
@@ -873,9 +837,7 @@ async def queried_together(directory: Any, lanes: Lanes) -> None:
 
     def connected(connection: Any, record: Any) -> None:
         await_only(
-            connection.driver_connection.create_function(
-                "meet", 0, barrier.wait
-            )
+            connection.driver_connection.create_function("meet", 0, barrier.wait)
         )
 
     for engine in shards.values():

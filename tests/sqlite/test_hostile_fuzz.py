@@ -7,8 +7,7 @@ import os
 import pytest
 
 from sqla_shard.testing import sqlite_topology
-from tests.workers.hostile_fuzz import check_fuzzed
-from tests.workers.hostile_fuzz import KINDS
+from tests.workers.hostile_fuzz import check_fuzzed, KINDS
 
 COUNT = 60_000 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 600
 

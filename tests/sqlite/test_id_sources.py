@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy.dialects import mysql
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import MappedAsDataclass
+from sqlalchemy import func, insert, select
+from sqlalchemy.dialects import mysql, sqlite
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass
 from sqlalchemy.schema import CreateTable
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import exc
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import pack
-from sqla_shard import scatter
-from sqla_shard import TimeLayout
-from sqla_shard import unpack
+from sqla_shard import (
+    blob_field,
+    Cluster,
+    exc,
+    MappingMixin,
+    ObjectMixin,
+    pack,
+    scatter,
+    TimeLayout,
+    unpack,
+)
 from sqla_shard.models.tickets import TicketServers
 from sqla_shard.session import new_ids
 from sqla_shard.session.new_ids import lacks_issued_id
@@ -100,9 +96,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def tickets(tmp_path: Path, cluster: Cluster) -> Iterator[TicketServers]:
-    found = TicketServers(
-        [f"sqlite:///{tmp_path / name}" for name in ("one", "two")]
-    )
+    found = TicketServers([f"sqlite:///{tmp_path / name}" for name in ("one", "two")])
     found.create(["coupons"])
     cluster.id_service = found
     yield found
@@ -120,13 +114,9 @@ def test_given_ids_are_used_by_every_insert(cluster: Cluster) -> None:
     with cluster.begin() as session:
         session.add(Invoice(id=ids[0], title="0"))
     with cluster.begin() as session:
-        session.execute(
-            insert(Invoice), [{"id": ids[1]}, {"id": ids[2], "title": "2"}]
-        )
+        session.execute(insert(Invoice), [{"id": ids[1]}, {"id": ids[2], "title": "2"}])
         session.execute(insert(Invoice).values(id=ids[3]))
-        session.execute(
-            insert(Invoice.__table__), {"local_id": ids[4], "data": {}}
-        )
+        session.execute(insert(Invoice.__table__), {"local_id": ids[4], "data": {}})
         child = pack(5, 2, 3)
         session.add(Line(id=child, invoice_id=ids[0]))
     with cluster.session() as session:
@@ -178,9 +168,7 @@ def test_a_row_without_id_is_refused(cluster: Cluster) -> None:
             write(session)
         assert "Set it: Invoice(id=...)" in str(caught.value)
         assert caught.value.table == "invoices"
-        assert str(pickle.loads(pickle.dumps(caught.value))) == str(
-            caught.value
-        )
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     with (
         cluster.session(shard_id=5) as session,
         pytest.raises(exc.UnsupportedStatementError, match="FROM SELECT"),
@@ -275,9 +263,7 @@ def test_a_service_for_ids_that_begin_with_the_time(tmp_path: Path) -> None:
         __tablename__ = "shots"
 
     document = sqlite_topology(tmp_path, 1, 8)
-    document["keyspaces"]["objects"]["id_layout"] = (
-        Times.id_layout.to_mapping()
-    )
+    document["keyspaces"]["objects"]["id_layout"] = Times.id_layout.to_mapping()
     local_id = 1_000 << 10 | 7
     with Cluster.from_topology(document) as cluster:
         cluster.create_all(Times.metadata)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
+from sqla_shard import blob_field, Cluster, ObjectMixin
 from sqla_shard.testing import sqlite_topology
 
 

@@ -7,31 +7,20 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
-from datetime import datetime
-from datetime import timedelta
-from datetime import UTC
+from datetime import datetime, timedelta, UTC
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import text
+from sqlalchemy import event, func, select, text
 
 from sqla_shard import Cluster
-from sqla_shard.cluster.retries import repeat
-from sqla_shard.cluster.retries import Retries
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import KeyUsedError
-from sqla_shard.exc import ShardMissingError
+from sqla_shard.cluster.retries import repeat, Retries
+from sqla_shard.exc import CommitUnknownError, KeyUsedError, ShardMissingError
 from sqla_shard.outbox.transaction_keys import Token
 from sqla_shard.testing import sqlite_topology
-from tests.models.models import Base
-from tests.models.models import Pin
-from tests.models.models import Setting
-from tests.servers.command_line import invoke
-from tests.servers.command_line import write as write_topology
+from tests.models.models import Base, Pin, Setting
+from tests.servers.command_line import invoke, write as write_topology
 from tests.servers.following import in_child
 
 
@@ -97,8 +86,7 @@ def test_where_a_key_is_when_a_shard_cannot_say(cluster: Cluster) -> None:
     """The outcome is not reported as "not committed"."""
     with cluster.begin() as session:
         session.execute(
-            text("DROP TABLE sqla_shard_token"),
-            bind_arguments={"shard_id": 1},
+            text("DROP TABLE sqla_shard_token"), bind_arguments={"shard_id": 1}
         )
     with pytest.raises(ShardMissingError):
         cluster.find_key("a")
@@ -295,8 +283,7 @@ def test_a_key_is_not_for_two_transactions(cluster: Cluster) -> None:
 def test_the_table_is_missing(cluster: Cluster) -> None:
     with cluster.begin() as session:
         session.execute(
-            text("DROP TABLE sqla_shard_token"),
-            bind_arguments={"shard_id": 1},
+            text("DROP TABLE sqla_shard_token"), bind_arguments={"shard_id": 1}
         )
     with pytest.raises(ShardMissingError, match="schema upgrade"):
         cluster.run(write, key="a")
@@ -326,8 +313,7 @@ def test_removals_are_counted_in_keys(cluster: Cluster) -> None:
     assert cluster.forget_keys(timedelta(0)) == 3
     with cluster.session() as session:
         left = session.execute(
-            text("SELECT token FROM sqla_shard_token"),
-            bind_arguments={"shard_id": 1},
+            text("SELECT token FROM sqla_shard_token"), bind_arguments={"shard_id": 1}
         )
         assert left.all() == []
 
@@ -340,9 +326,7 @@ def test_invalid_ages(cluster: Cluster, older_than: Any) -> None:
         cluster.forget_keys(timedelta(1), batch=0)
 
 
-def test_an_exception_of_the_function_is_raised_unchanged(
-    cluster: Cluster,
-) -> None:
+def test_an_exception_of_the_function_is_raised_unchanged(cluster: Cluster) -> None:
     def ends(session: Any) -> None:
         raise StopIteration("mine")
 

@@ -103,15 +103,12 @@ def run(pytester, tests, *args, ini=""):
 
 
 def test_off_by_default(no_listeners, pytester):
-    check = (
-        "\ndef test_no_listeners(cluster):\n    assert cluster.watch is None"
-    )
+    check = "\ndef test_no_listeners(cluster):\n    assert cluster.watch is None"
     run(pytester, ALL + check).assert_outcomes(passed=4)
 
 
 @pytest.mark.parametrize(
-    ("args", "ini"),
-    [(["--sqla-shard-lint"], ""), ([], "sqla_shard_lint = true")],
+    ("args", "ini"), [(["--sqla-shard-lint"], ""), ([], "sqla_shard_lint = true")]
 )
 def test_on_for_all(pytester, args, ini):
     result = run(pytester, ALL, *args, ini=ini)
@@ -242,10 +239,7 @@ def test_many(cluster, users):
     result = run(pytester, N_PLUS_ONE + tests, ini=ini)
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(
-        [
-            "test_users.py:*: fan_out, *",
-            "* on 4 shards, and at most 3 are allowed:",
-        ]
+        ["test_users.py:*: fan_out, *", "* on 4 shards, and at most 3 are allowed:"]
     )
 
 
@@ -268,9 +262,7 @@ def test_marks_that_mean_nothing_are_errors(pytester, mark, said):
 def test_options_that_mean_nothing_are_errors(pytester):
     result = run(pytester, SCATTER, ini="sqla_shard_lint_max_shards = none")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
-        ["ERROR: sqla_shard_lint_max_shards = 'none'*"]
-    )
+    result.stderr.fnmatch_lines(["ERROR: sqla_shard_lint_max_shards = 'none'*"])
 
 
 def test_a_test_that_fails_shows_both(pytester):

@@ -8,29 +8,15 @@ import threading
 from types import FrameType
 
 import pytest
-from jinja2 import DictLoader
-from jinja2 import Environment
-from jinja2 import FileSystemLoader
-from sqlalchemy import delete
-from sqlalchemy import event
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import update
+from jinja2 import DictLoader, Environment, FileSystemLoader
+from sqlalchemy import delete, event, func, select, text, update
 from sqlalchemy.orm import selectinload
 from sqlalchemy.util import greenlet_spawn
 
-from sqla_shard import Cluster
-from sqla_shard import scatter
+from sqla_shard import Cluster, scatter
 from sqla_shard.testing import ShardLint
-from tests.models.clusters import at
-from tests.models.clusters import on_sqlite
-from tests.models.clusters import SHARDS
-from tests.models.models import Board
-from tests.models.models import Comment
-from tests.models.models import Note
-from tests.models.models import Pin
-from tests.models.models import Setting
+from tests.models.clusters import at, on_sqlite, SHARDS
+from tests.models.models import Board, Comment, Note, Pin, Setting
 
 cluster = on_sqlite()
 
@@ -142,10 +128,7 @@ class TestCrossShardWrite:
             session.flush()
             line = here() - 1
         finding = only(lint)
-        assert (finding.kind, finding.line.number) == (
-            "cross_shard_write",
-            line,
-        )
+        assert (finding.kind, finding.line.number) == ("cross_shard_write", line)
         assert "writes shards 5, 6 of 'objects'" in finding.what
         assert "has written shard 3 of 'objects'" in finding.what
         assert finding.line.text == "session.flush()"
@@ -281,9 +264,7 @@ class TestNPlusOne:
                 session.add(Note(pin_id=pins[0], text="t"))
                 session.flush()
             for n in range(9):
-                session.execute(
-                    update(Pin).where(Pin.id == pins[0]).values(n=n)
-                )
+                session.execute(update(Pin).where(Pin.id == pins[0]).values(n=n))
         assert lint.findings == []
 
 
@@ -341,19 +322,14 @@ class TestLines:
 
         with ShardLint(cluster) as lint:
             asyncio.run(read())
-        assert [finding.kind for finding in lint.findings] == [
-            "n_plus_one",
-            "scatter",
-        ]
+        assert [finding.kind for finding in lint.findings] == ["n_plus_one", "scatter"]
         assert [finding.line.text for finding in lint.findings] == [
             "await session.get(Pin, pin_id)",
             "await session.scalars(select(Pin.id).options(scatter()))",
         ]
 
     def test_templates(self, cluster, pins, tmp_path):
-        source = (
-            "<ul>\n{% for pin in pins %}\n{{ pin.comments }}\n{% endfor %}"
-        )
+        source = "<ul>\n{% for pin in pins %}\n{{ pin.comments }}\n{% endfor %}"
         (tmp_path / "pins.html").write_text(source)
         page = Environment(loader=FileSystemLoader(tmp_path), autoescape=True)
         with ShardLint() as lint, cluster.session() as session:
@@ -361,15 +337,10 @@ class TestLines:
             page.get_template("pins.html").render(pins=found)
         (finding,) = lint.findings
         assert finding.line.file == str(tmp_path / "pins.html")
-        assert (finding.line.number, finding.line.text) == (
-            3,
-            "{{ pin.comments }}",
-        )
+        assert (finding.line.number, finding.line.text) == (3, "{{ pin.comments }}")
 
     def test_source_that_is_no_file(self, cluster):
-        page = Environment(
-            loader=DictLoader({"x": "{{ run() }}"}), autoescape=True
-        )
+        page = Environment(loader=DictLoader({"x": "{{ run() }}"}), autoescape=True)
         with ShardLint() as lint, cluster.session() as session:
             statement = select(Pin.id).options(scatter())
             run = session.scalars

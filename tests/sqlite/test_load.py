@@ -7,31 +7,22 @@ import os
 import random
 
 import pytest
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy import text
+from sqlalchemy import insert, select, text
 
-from sqla_shard import pack
-from sqla_shard import scatter
-from sqla_shard import unpack
+from sqla_shard import pack, scatter, unpack
 from sqla_shard.cache.stores.memory import MemoryStore
 from sqla_shard.exc import MetricsOptionError
-from sqla_shard.metrics import LoadCache
-from sqla_shard.metrics import LoadDirectory
-from sqla_shard.metrics import LoadSnapshot
-from sqla_shard.metrics import measure_load
-from sqla_shard.metrics import meter_of
-from sqla_shard.metrics import publish_load
-from sqla_shard.metrics import report_load
-from sqla_shard.metrics.load import Cell
-from sqla_shard.metrics.load import Key
-from sqla_shard.metrics.load import MOST_CELLS
-from sqla_shard.metrics.load import OTHERS
-from tests.models.mapping_models import Board
-from tests.models.mapping_models import BoardHasPins
-from tests.models.mapping_models import lists_on_sqlite
-from tests.models.mapping_models import Pin
-from tests.models.mapping_models import pins
+from sqla_shard.metrics import (
+    LoadCache,
+    LoadDirectory,
+    LoadSnapshot,
+    measure_load,
+    meter_of,
+    publish_load,
+    report_load,
+)
+from sqla_shard.metrics.load import Cell, Key, MOST_CELLS, OTHERS
+from tests.models.mapping_models import Board, BoardHasPins, lists_on_sqlite, Pin, pins
 
 cluster = lists_on_sqlite()
 
@@ -85,9 +76,7 @@ def test_inserts_and_text(cluster, meter):
     with cluster.begin(shard_id=5) as session:
         session.add(Pin(title="a"))
         session.flush()
-        session.execute(
-            text("SELECT 1"), bind_arguments={"shard_id": 9}
-        ).scalar_one()
+        session.execute(text("SELECT 1"), bind_arguments={"shard_id": 9}).scalar_one()
     with cluster.begin(shard_id=6) as session:
         session.execute(insert(Pin), [{"title": "a"}, {"title": "b"}])
     found = meter.snapshot().cells
@@ -124,9 +113,7 @@ def test_nothing_is_counted_when_it_has_stopped(cluster, board):
     measure_load(cluster).stop()
 
 
-@pytest.mark.parametrize(
-    "options", [{"rate": 0}, {"rate": 1.5}, {"window": 0}]
-)
+@pytest.mark.parametrize("options", [{"rate": 0}, {"rate": 1.5}, {"window": 0}])
 def test_wrong_options(cluster, options):
     with pytest.raises(MetricsOptionError, match=next(iter(options))):
         measure_load(cluster, **options)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,9 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
-from sqla_shard import Cluster
-from sqla_shard import scatter
-from sqla_shard import ShardSession
+from sqla_shard import Cluster, scatter, ShardSession
 from sqla_shard.testing import sqlite_topology
-from tests.models.models import Base
-from tests.models.models import Pin
+from tests.models.models import Base, Pin
 
 
 @pytest.fixture
@@ -34,9 +30,7 @@ def _savepoint(session: ShardSession) -> None:
 
 def _lock_one(session: ShardSession) -> None:
     on_shard = {"shard_id": 1}
-    session.scalars(
-        select(Pin).with_for_update(), bind_arguments=on_shard
-    ).all()
+    session.scalars(select(Pin).with_for_update(), bind_arguments=on_shard).all()
 
 
 def _lock_all(session: ShardSession) -> None:

@@ -5,20 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import LookupMixin
-from sqla_shard import ObjectMixin
-from sqla_shard.exc import KeyspaceKindError
-from sqla_shard.exc import UnknownKeyspaceError
+from sqla_shard import blob_field, Cluster, LookupMixin, ObjectMixin
+from sqla_shard.exc import KeyspaceKindError, UnknownKeyspaceError
 from sqla_shard.models import normalization
 from sqla_shard.testing import sqlite_topology
 from tests.models.databases import databases_on_sqlite
-from tests.models.lookup_models import ids
-from tests.models.lookup_models import lookups_on_sqlite
+from tests.models.lookup_models import ids, lookups_on_sqlite
 from tests.suites import lookup_tables
 
 cluster = lookups_on_sqlite()
@@ -44,11 +38,7 @@ def lookup_in(keyspace: str | None) -> Any:
         name: Mapped[str] = blob_field()
 
     class UserName(
-        LookupMixin,
-        Base,
-        target=User,
-        normalize=normalization.exact,
-        keyspace=keyspace,
+        LookupMixin, Base, target=User, normalize=normalization.exact, keyspace=keyspace
     ):
         pass
 
@@ -59,10 +49,7 @@ def lookup_in(keyspace: str | None) -> Any:
 def test_only_mod_shards_stay_as_many_as_they_are(tmp_path, kind):
     cls = lookup_in(kind)
     document = sqlite_topology(tmp_path, 1, 4, main=True, lookup=4)
-    with (
-        Cluster.from_topology(document) as cluster,
-        cluster.session() as session,
-    ):
+    with Cluster.from_topology(document) as cluster, cluster.session() as session:
         for call, *given in (
             (cls.resolve, "x"),
             (cls.claim, "x"),

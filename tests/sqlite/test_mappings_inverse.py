@@ -6,20 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import Cluster
-from sqla_shard import exc
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
+from sqla_shard import Cluster, exc, MappingMixin, ObjectMixin
 from tests.models.backends import Clusters
 from tests.suites import mapping_inverse
 
-cluster = Clusters(
-    mapping_inverse.Base.metadata, mapping_inverse.SHARDS
-).on_sqlite()
+cluster = Clusters(mapping_inverse.Base.metadata, mapping_inverse.SHARDS).on_sqlite()
 _bases: list[Any] = []
 
 
@@ -72,11 +65,7 @@ def test_a_reverse_that_leads_elsewhere() -> None:
     with pytest.raises(exc.ClassDefinitionError, match="does not reverse"):
 
         class UserInClubs(
-            MappingMixin,
-            base,
-            source=user,
-            target=user,
-            target_column="other_id",
+            MappingMixin, base, source=user, target=user, target_column="other_id"
         ):
             pass
 
@@ -98,9 +87,7 @@ def test_two_that_keep_one() -> None:
     ):
         pass
 
-    with pytest.raises(
-        exc.ClassDefinitionError, match="belongs to one mapping"
-    ):
+    with pytest.raises(exc.ClassDefinitionError, match="belongs to one mapping"):
 
         class UserLikesClubs(
             MappingMixin, base, source=user, target=club, inverse=ClubHasUsers
@@ -121,9 +108,7 @@ def test_two_that_ask_for_one_to_come() -> None:
     ):
         pass
 
-    with pytest.raises(
-        exc.ClassDefinitionError, match="belongs to one mapping"
-    ):
+    with pytest.raises(exc.ClassDefinitionError, match="belongs to one mapping"):
 
         class ClubHasUsers(MappingMixin, base, source=club, target=user):
             pass
@@ -140,9 +125,7 @@ def test_each_the_other() -> None:
     ):
         pass
 
-    with pytest.raises(
-        exc.ClassDefinitionError, match="belongs to one mapping"
-    ):
+    with pytest.raises(exc.ClassDefinitionError, match="belongs to one mapping"):
 
         class UserInClubs(
             MappingMixin, base, source=user, target=club, inverse=ClubHasUsers

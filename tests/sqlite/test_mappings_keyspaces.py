@@ -8,16 +8,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import selectinload
+from sqlalchemy.orm import DeclarativeBase, Mapped, selectinload
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import exc
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import pack
+from sqla_shard import blob_field, Cluster, exc, MappingMixin, ObjectMixin, pack
 from sqla_shard.testing import sqlite_topology
 from tests.models.clusters import ShardLog
 

@@ -9,13 +9,9 @@ from pathlib import Path
 import pytest
 from flask import Flask
 
-from examples.microblog import sharded
-from examples.microblog import single
+from examples.microblog import sharded, single
 from sqla_shard.testing import sqlite_topology
-from tests.suites.microblog import CONFIG
-from tests.suites.microblog import Microblog
-from tests.suites.microblog import promote
-from tests.suites.microblog import settle
+from tests.suites.microblog import CONFIG, Microblog, promote, settle
 
 ROOT = Path(single.__file__).parents[1]
 

@@ -5,71 +5,56 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from contextlib import closing
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC
 from functools import partial
 from itertools import cycle
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import create_engine
-from sqlalchemy import delete
-from sqlalchemy import event
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import update
+from sqlalchemy import create_engine, delete, event, insert, select, text, update
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Session
 
-from sqla_shard import Cluster
-from sqla_shard import LookupMixin
-from sqla_shard import MappingMixin
-from sqla_shard import SCHEMA
+from sqla_shard import Cluster, LookupMixin, MappingMixin, SCHEMA
 from sqla_shard.cli.program import program
-from sqla_shard.exc import DeclarationError
-from sqla_shard.exc import MoveSetupError
-from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.exc import SideClosedError
-from sqla_shard.exc import StageRefusedError
-from sqla_shard.exc import StageUnavailableError
-from sqla_shard.exc import UnmarkedWriteError
-from sqla_shard.exc import VerifyPositionError
-from sqla_shard.migrate import Declaration
-from sqla_shard.migrate import Lookup
-from sqla_shard.migrate import Move
-from sqla_shard.migrate import Moved
-from sqla_shard.migrate import Owner
+from sqla_shard.exc import (
+    DeclarationError,
+    MoveSetupError,
+    ServerUnreachableError,
+    SideClosedError,
+    StageRefusedError,
+    StageUnavailableError,
+    UnmarkedWriteError,
+    VerifyPositionError,
+)
+from sqla_shard.migrate import Declaration, Lookup, Move, Moved, Owner
 from sqla_shard.migrate.copying import read_images
 from sqla_shard.migrate.lag import replicas
 from sqla_shard.migrate.mark_tables import KeyPart
-from sqla_shard.migrate.move_plan import plan
-from sqla_shard.migrate.move_plan import status
-from sqla_shard.migrate.passes import backfill
-from sqla_shard.migrate.passes import reconcile
-from sqla_shard.migrate.passes import verify
-from sqla_shard.migrate.switching import copy_waiting
-from sqla_shard.migrate.switching import Switch
+from sqla_shard.migrate.move_plan import plan, status
+from sqla_shard.migrate.passes import backfill, reconcile, verify
+from sqla_shard.migrate.switching import copy_waiting, Switch
 from sqla_shard.migrate.tables import COPYING
 from sqla_shard.models import normalization
 from sqla_shard.testing.topology_documents import sqlite_topology
 from sqla_shard.util.pace import Throttle
 from sqla_shard.verify import verify_lookups
 from sqla_shard.verify.position import PositionFile
-from tests.models.moving_app import Base
-from tests.models.moving_app import CLASSES
-from tests.models.moving_app import FOLLOWS
-from tests.models.moving_app import open_move
-from tests.models.moving_app import Post
-from tests.models.moving_app import Posts
-from tests.models.moving_app import Sharded
-from tests.models.moving_app import ShardedPost
-from tests.models.moving_app import ShardedUser
-from tests.models.moving_app import User
-from tests.models.moving_app import UserFollowsUser
-from tests.models.moving_app import WRITTEN_AT
+from tests.models.moving_app import (
+    Base,
+    CLASSES,
+    FOLLOWS,
+    open_move,
+    Post,
+    Posts,
+    Sharded,
+    ShardedPost,
+    ShardedUser,
+    User,
+    UserFollowsUser,
+    WRITTEN_AT,
+)
 
 
 class Other(DeclarativeBase):
@@ -77,22 +62,13 @@ class Other(DeclarativeBase):
 
 
 class SpreadFollows(
-    MappingMixin,
-    Other,
-    source=ShardedUser,
-    target=ShardedPost,
-    spread=4,
-    spread_over=4,
+    MappingMixin, Other, source=ShardedUser, target=ShardedPost, spread=4, spread_over=4
 ):
     pass
 
 
 class UserName(
-    LookupMixin,
-    Other,
-    target=ShardedUser,
-    field="name",
-    normalize=normalization.exact,
+    LookupMixin, Other, target=ShardedUser, field="name", normalize=normalization.exact
 ):
     pass
 
@@ -123,11 +99,7 @@ def move(tmp_path):
 
 def post_of(user_id, title, **values):
     return Post(
-        user_id=user_id,
-        title=title,
-        changes=0,
-        written_at=WRITTEN_AT,
-        **values,
+        user_id=user_id, title=title, changes=0, written_at=WRITTEN_AT, **values
     )
 
 
@@ -161,9 +133,7 @@ def test_sessions_copy_what_they_write(move):
     with move._sessions.begin() as session:
         session.get(Post, 1).title = "changed"
         session.delete(session.get(Post, 2))
-        session.execute(
-            update(Post).where(Post.user_id == 2).values(title="both")
-        )
+        session.execute(update(Post).where(Post.user_id == 2).values(title="both"))
         session.add(post_of(1, "new", reply_to=1))
     assert titles(move) == {1: "changed", 3: "both", 4: "both", 5: "new"}
     with move._sessions.begin() as session:
@@ -188,14 +158,7 @@ def test_sessions_copy_what_they_write(move):
     with move._sessions() as session, pytest.raises(UnmarkedWriteError):
         session.execute(
             insert(Post),
-            [
-                {
-                    "user_id": 1,
-                    "title": "?",
-                    "changes": 0,
-                    "written_at": WRITTEN_AT,
-                }
-            ],
+            [{"user_id": 1, "title": "?", "changes": 0, "written_at": WRITTEN_AT}],
         )
 
 
@@ -249,11 +212,7 @@ def test_a_first_copy_that_was_not_recorded_is_made_again(move):
         session.delete(session.get(Post, 2))
     assert status(move).waiting["posts"] == 2
     assert copy_waiting(move, move.progress()) == 0
-    assert titles(move) == {
-        1: "changed",
-        3: "first of b",
-        4: "second of b",
-    }
+    assert titles(move) == {1: "changed", 3: "first of b", 4: "second of b"}
     found = verify(move)
     assert found.is_equal
     assert not found.waiting
@@ -358,9 +317,7 @@ def test_following_has_no_limits(option):
 def test_a_rate_limits_claims_and_copies(move, monkeypatch):
     Switch(move).go("copying")
     taken = []
-    monkeypatch.setattr(
-        Throttle, "take", lambda throttle, rows: taken.append(rows)
-    )
+    monkeypatch.setattr(Throttle, "take", lambda throttle, rows: taken.append(rows))
     assert backfill(move, rate=1000.0, jobs=1) == 0
     # Two users and four posts.
     assert taken == [2, 4, 2, 4]
@@ -399,9 +356,7 @@ def test_long_values_are_named_by_where_they_differ(move):
 
 def test_a_backfill_after_the_write_switch_names_the_way(move):
     switched(move)
-    with pytest.raises(
-        StageRefusedError, match=r"from the shards; run: .* --follow"
-    ):
+    with pytest.raises(StageRefusedError, match=r"from the shards; run: .* --follow"):
         backfill(move)
 
 
@@ -450,9 +405,7 @@ def test_a_pass_that_is_interrupted_while_it_waits_has_repaired_nothing(
 
 
 @pytest.mark.parametrize("source", ["legacy", "shards"])
-def test_a_pass_is_resumed_after_each_page(
-    move, tmp_path, monkeypatch, source
-):
+def test_a_pass_is_resumed_after_each_page(move, tmp_path, monkeypatch, source):
     monkeypatch.setattr("sqla_shard.migrate.full_pass._PAGE", 1)
     file = tmp_path / "position.json"
     with move._sessions.begin() as session:
@@ -475,9 +428,7 @@ def test_a_pass_is_resumed_after_each_page(
     assert found == expected
     # Users, posts and a follow, by three steps.
     assert pages >= 3 * (2 + 4 + 1)
-    repaired, _ = _resumed(
-        partial(reconcile, move, passes=1), file, monkeypatch
-    )
+    repaired, _ = _resumed(partial(reconcile, move, passes=1), file, monkeypatch)
     assert repaired.found == expected.found
     assert not file.exists()
     # A row of the database is not deleted.
@@ -606,9 +557,7 @@ def test_a_copy_that_loses_a_deadlock_is_repeated(move, monkeypatch):
     assert titles(move)[1] == "changed"
 
 
-def test_a_row_that_cannot_be_copied_is_named_and_holds_up_no_other(
-    move, caplog
-):
+def test_a_row_that_cannot_be_copied_is_named_and_holds_up_no_other(move, caplog):
     copied(move)
     with move._sessions.begin() as session:
         # Its object is on the shard of the first user.
@@ -649,9 +598,7 @@ def test_keys_that_fit_no_id_are_named_and_hold_up_no_other(move, caplog):
     Switch(move).go("copying")
     assert (
         backfill(
-            move,
-            jobs=1,
-            on_progress=lambda name, rows: progress.update({name: rows}),
+            move, jobs=1, on_progress=lambda name, rows: progress.update({name: rows})
         )
         == 5
     )
@@ -765,8 +712,7 @@ def following(move):
         ids = move.tables["users"].marks.marked(connection)
     with move.cluster.session() as session:
         names = {
-            object_id: session.get(ShardedUser, object_id).name
-            for object_id in ids
+            object_id: session.get(ShardedUser, object_id).name for object_id in ids
         }
         return {
             names[i]: [
@@ -784,9 +730,7 @@ def test_lists_of_association_tables(move):
         a.following = [b, a]
         session.flush()
         session.execute(
-            update(FOLLOWS)
-            .where(FOLLOWS.c.user_id == 1)
-            .values(since=WRITTEN_AT)
+            update(FOLLOWS).where(FOLLOWS.c.user_id == 1).values(since=WRITTEN_AT)
         )
     copied(move)
     assert following(move) == {"a": ["b", "a"], "b": [], "c": []}
@@ -794,12 +738,7 @@ def test_lists_of_association_tables(move):
         a, b, c = (session.get(User, n) for n in (1, 2, 3))
         a.following.remove(b)
         b.following = [User(name="d"), c]
-    assert following(move) == {
-        "a": ["a"],
-        "b": ["d", "c"],
-        "c": [],
-        "d": [],
-    }
+    assert following(move) == {"a": ["a"], "b": ["d", "c"], "c": [], "d": []}
     with move.engine.begin() as connection:
         connection.execute(delete(FOLLOWS).where(FOLLOWS.c.user_id == 4))
         connection.execute(
@@ -823,13 +762,7 @@ def test_lists_of_association_tables(move):
             user.name: {one.name for one in user.following}
             for user in session.scalars(select(User))
         }
-    expected = {
-        "a": {"a", "e"},
-        "b": set(),
-        "c": {"a"},
-        "d": set(),
-        "e": {"a"},
-    }
+    expected = {"a": {"a", "e"}, "b": set(), "c": {"a"}, "d": set(), "e": {"a"}}
     assert names == expected
     assert verify(move).is_equal
     Switch(move).back()
@@ -1033,16 +966,11 @@ def test_shares_of_reads(move, monkeypatch, caplog):
 def test_the_plan_names_what_has_to_be_changed(move):
     found = plan(move)
     assert [one.rows for one in found.tables] == [2, 4, 0, 0]
-    assert "follows -> UserFollowsUser: 0 rows, with their sources" in str(
-        found
-    )
+    assert "follows -> UserFollowsUser: 0 rows, with their sources" in str(found)
     assert not found.problems
     with move.engine.begin() as connection:
         connection.execute(
-            text(
-                "CREATE TRIGGER counting AFTER UPDATE ON posts "
-                "BEGIN SELECT 1; END"
-            )
+            text("CREATE TRIGGER counting AFTER UPDATE ON posts BEGIN SELECT 1; END")
         )
     (problem,) = plan(move).problems
     assert problem.startswith("posts has the triggers counting: shards do")
@@ -1076,8 +1004,7 @@ def test_the_plan_names_tables_that_shards_lack(move):
         (lookup,) = plan(named).problems
         with move.cluster.begin() as session:
             session.execute(
-                text(f"DROP TABLE {SCHEMA}.posts"),
-                bind_arguments={"shard_id": 1},
+                text(f"DROP TABLE {SCHEMA}.posts"), bind_arguments={"shard_id": 1}
             )
         objects, again = plan(named).problems
         with pytest.raises(StageRefusedError, match="from marking to copying"):

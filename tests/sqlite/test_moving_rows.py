@@ -12,8 +12,7 @@ from tests.suites.moving_rows import posts  # noqa: F401  # a fixture
 @pytest.fixture
 def engine(tmp_path):
     engine = create_engine(
-        f"sqlite:///{tmp_path / 'legacy.sqlite'}",
-        connect_args={"timeout": 60},
+        f"sqlite:///{tmp_path / 'legacy.sqlite'}", connect_args={"timeout": 60}
     )
     yield engine
     engine.dispose()
@@ -32,8 +31,7 @@ class TestMoving(moving_rows.Moving):
     def sides(self, tmp_path):
         engines = {
             name: create_engine(
-                f"sqlite:///{tmp_path / name}.sqlite",
-                connect_args={"timeout": 60},
+                f"sqlite:///{tmp_path / name}.sqlite", connect_args={"timeout": 60}
             )
             for name in ("legacy", "shards")
         }

@@ -1,16 +1,10 @@
 from __future__ import annotations
 
-from typing import Any
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import LookupMixin
-from sqla_shard import ObjectMixin
+from sqla_shard import blob_field, Cluster, LookupMixin, ObjectMixin
 from sqla_shard.models import normalization
 from sqla_shard.models.deletion import delete_object
 from sqla_shard.testing import sqlite_topology
@@ -33,17 +27,11 @@ class Part(ObjectMixin, KeyedBase, type_id=1):
 
 class Wheel(Part):
     serial: Mapped[str] = blob_field()
-    __mapper_args__: ClassVar[dict[str, Any]] = {
-        "polymorphic_identity": "wheel"
-    }
+    __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_identity": "wheel"}
 
 
 class WheelBySerial(
-    LookupMixin,
-    KeyedBase,
-    target=Wheel,
-    normalize=normalization.exact,
-    field="serial",
+    LookupMixin, KeyedBase, target=Wheel, normalize=normalization.exact, field="serial"
 ):
     pass
 

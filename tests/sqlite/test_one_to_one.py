@@ -6,20 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import ForeignKey
-from sqlalchemy import inspect
+from sqlalchemy import ForeignKey, inspect
 from sqlalchemy.exc import SAWarning
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import ShardedId
-from sqla_shard.exc import ColocationError
-from sqla_shard.exc import CrossShardWriteError
+from sqla_shard import blob_field, Cluster, ObjectMixin, ShardedId
+from sqla_shard.exc import ColocationError, CrossShardWriteError
 from sqla_shard.testing import sqlite_topology
 
 

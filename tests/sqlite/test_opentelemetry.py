@@ -15,30 +15,16 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import (
-    InMemorySpanExporter,
-)
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
-from opentelemetry.trace import SpanKind
-from opentelemetry.trace import StatusCode
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.exc import OperationalError
+from opentelemetry.trace import SpanKind, StatusCode
+from sqlalchemy import insert, select, text
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
-from sqla_shard import Cluster
-from sqla_shard import pack
-from sqla_shard import scatter
+from sqla_shard import Cluster, pack, scatter
 from sqla_shard.ext.opentelemetry import instrument
-from tests.models.clusters import at
-from tests.models.clusters import on_sqlite
-from tests.models.clusters import SHARDS
-from tests.models.models import Board
-from tests.models.models import Comment
-from tests.models.models import PIN
-from tests.models.models import Pin
+from tests.models.clusters import at, on_sqlite, SHARDS
+from tests.models.models import Board, Comment, PIN, Pin
 
 cluster = on_sqlite()
 
@@ -138,9 +124,7 @@ def test_several_shards_are_spans_inside(cluster, pins, telemetry):
     assert "db.namespace" not in outer.attributes
     assert {span.parent.span_id for span in inner} == {outer.context.span_id}
     # On SQLite a shard is a file, with a connection of its own.
-    assert sorted(
-        (span.name, span.attributes["db.namespace"]) for span in inner
-    ) == [
+    assert sorted((span.name, span.attributes["db.namespace"]) for span in inner) == [
         ("SELECT pins on server1", "db00002"),
         ("SELECT pins on server1", "db00003"),
         ("SELECT pins on server2", "db00020"),
@@ -165,10 +149,7 @@ def test_span_belongs_to_what_is_around_it(cluster, pins, telemetry):
     tracer = trace.get_tracer("tests", tracer_provider=telemetry.tracers)
 
     def work():
-        with (
-            tracer.start_as_current_span("request"),
-            cluster.session() as session,
-        ):
+        with tracer.start_as_current_span("request"), cluster.session() as session:
             session.get(Pin, pins[0])
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -200,9 +181,7 @@ def test_lazy_loads_are_named(cluster, pins, telemetry):
 def test_writes_have_no_rows(cluster, pins, telemetry):
     telemetry.spans()
     with cluster.begin() as session:
-        session.add_all(
-            [Comment(pin_id=pins[0], body=f"b{n}") for n in range(3)]
-        )
+        session.add_all([Comment(pin_id=pins[0], body=f"b{n}") for n in range(3)])
     spans = telemetry.outermost()
     assert {span.name for span in spans} == {"INSERT comments"}
     assert not any("db.response.returned_rows" in s.attributes for s in spans)
@@ -236,9 +215,7 @@ def test_errors(cluster, telemetry):
     assert span.attributes["error.type"] == "sqlite3.OperationalError"
     (recorded,) = span.events
     assert recorded.name == "exception"
-    assert dict(recorded.attributes) == {
-        "exception.type": "sqlite3.OperationalError"
-    }
+    assert dict(recorded.attributes) == {"exception.type": "sqlite3.OperationalError"}
     (point,) = telemetry.points("db.client.operation.duration")
     assert point.attributes["error.type"] == "sqlite3.OperationalError"
 
@@ -249,9 +226,7 @@ SECRET = "4711-secret"
 @pytest.mark.parametrize(
     "shards", [[2], [2, 20], range(SHARDS)], ids=["one", "two", "all"]
 )
-def test_values_of_a_failed_statement_do_not_leave(
-    cluster, telemetry, shards, caplog
-):
+def test_values_of_a_failed_statement_do_not_leave(cluster, telemetry, shards, caplog):
     """The message of each error shows the parameters."""
     ids = [pack(shard, PIN, 1) for shard in shards]
     statement = (
@@ -274,8 +249,7 @@ def test_values_of_a_failed_statement_do_not_leave(
 def test_values_that_a_constraint_has_refused_do_not_leave(cluster, telemetry):
     with cluster.session() as session, pytest.raises(IntegrityError):
         session.execute(
-            insert(Pin),
-            [{"id": pack(2, PIN, 1), "title": None, "n": 47110815}],
+            insert(Pin), [{"id": pack(2, PIN, 1), "title": None, "n": 47110815}]
         )
     (span,) = telemetry.spans()
     assert span.status.status_code is StatusCode.ERROR
@@ -322,9 +296,7 @@ _MEMORY = {"backend": "dogpile.cache.memory"}
 @pytest.fixture
 def cache(cluster):
     yield cluster.configure_cache(
-        {"objects": _MEMORY, "idle": _MEMORY},
-        classes={Pin: "objects"},
-        prefix="test",
+        {"objects": _MEMORY, "idle": _MEMORY}, classes={Pin: "objects"}, prefix="test"
     )
     cluster.cache = None
 
@@ -437,10 +409,7 @@ def test_says_how_to_install_what_is_missing():
         "    print(type(error).__name__, error)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("MissingExtraError OpenTelemetry")
     assert "pip install 'sqla-shard[opentelemetry]'" in done.stdout

@@ -10,22 +10,14 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.trace import SpanKind
-from opentelemetry.trace import StatusCode
+from opentelemetry.trace import SpanKind, StatusCode
 from sqlalchemy import event
 
 from sqla_shard import Cluster
-from sqla_shard.ext.opentelemetry import instrument
-from sqla_shard.ext.opentelemetry import instrument_queues
-from sqla_shard.jobs import claims
-from sqla_shard.jobs import Worker
+from sqla_shard.ext.opentelemetry import instrument, instrument_queues
+from sqla_shard.jobs import claims, Worker
 from sqla_shard.testing import sqlite_topology
-from tests.models.job_models import add
-from tests.models.job_models import expire
-from tests.models.job_models import fails
-from tests.models.job_models import JOB_CLUSTERS
-from tests.models.job_models import rows
-from tests.models.job_models import take
+from tests.models.job_models import add, expire, fails, JOB_CLUSTERS, rows, take
 from tests.sqlite.test_opentelemetry import Telemetry
 from tests.suites.jobs import Suite
 

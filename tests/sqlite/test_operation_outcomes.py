@@ -6,12 +6,9 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from tests.models.operation_models import add
-from tests.models.operation_models import operations_on_sqlite
-from tests.models.operation_models import points
+from tests.models.operation_models import add, operations_on_sqlite, points
 from tests.suites import operation_outcomes
-from tests.suites.operations import FAR
-from tests.suites.operations import NEAR
+from tests.suites.operations import FAR, NEAR
 
 cluster = operations_on_sqlite()
 
@@ -38,9 +35,7 @@ class TestOutcomes(operation_outcomes.Outcomes):
         assert points(cluster, [ids[NEAR], ids[FAR]]) == [1, 0]
 
 
-autocommitting = operations_on_sqlite(
-    engine_options={"isolation_level": "AUTOCOMMIT"}
-)
+autocommitting = operations_on_sqlite(engine_options={"isolation_level": "AUTOCOMMIT"})
 
 
 class TestAutocommit(operation_outcomes.Autocommit):

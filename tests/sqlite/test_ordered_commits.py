@@ -14,23 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import update
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy import event, insert, select, String, update
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import KeyspaceMixin
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard.exc import PartialCommitError
-from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.exc import WrittenShard
+from sqla_shard import blob_field, Cluster, KeyspaceMixin, MappingMixin, ObjectMixin
+from sqla_shard.exc import PartialCommitError, ServerUnreachableError, WrittenShard
 from sqla_shard.testing import sqlite_topology
 
 
@@ -64,9 +52,7 @@ class Email(Base, keyspace="lookup", kind="mod"):
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    document = sqlite_topology(
-        tmp_path, servers=2, shards=8, main="dbmain", lookup=2
-    )
+    document = sqlite_topology(tmp_path, servers=2, shards=8, main="dbmain", lookup=2)
     with Cluster.from_topology(document) as cluster:
         cluster.create_all(Base.metadata)
         yield cluster
@@ -115,9 +101,7 @@ def board_on(cluster: Cluster, shard_id: int) -> int:
         return int(board.id)
 
 
-def test_lookups_then_global_then_objects_then_mappings(
-    cluster: Cluster,
-) -> None:
+def test_lookups_then_global_then_objects_then_mappings(cluster: Cluster) -> None:
     board_id = board_on(cluster, 1)
     with commits(cluster) as seen:
         with cluster.begin(cross_shard="ordered") as session:
@@ -139,9 +123,7 @@ def test_lookups_then_global_then_objects_then_mappings(
         )
 
 
-def test_a_shard_with_objects_and_mappings_comes_with_objects(
-    cluster: Cluster,
-) -> None:
+def test_a_shard_with_objects_and_mappings_comes_with_objects(cluster: Cluster) -> None:
     board_id = board_on(cluster, 1)
     with commits(cluster) as seen:
         with cluster.begin(cross_shard="ordered") as session:
@@ -152,9 +134,7 @@ def test_a_shard_with_objects_and_mappings_comes_with_objects(
             session.get(Board, board_id).title = "c"
             session.flush()
             session.add(Pin(title="d", shard_id=3))
-        assert seen == stems(
-            cluster, ("objects", 6), ("objects", 1), ("objects", 3)
-        )
+        assert seen == stems(cluster, ("objects", 6), ("objects", 1), ("objects", 3))
 
 
 def test_by_first_write_and_then_by_number(cluster: Cluster) -> None:
@@ -221,9 +201,7 @@ def test_awaited(cluster: Cluster) -> None:
     assert [Path(f).stem for f in found] == expected
 
 
-def test_shards_of_a_rolled_back_savepoint_have_no_place(
-    cluster: Cluster,
-) -> None:
+def test_shards_of_a_rolled_back_savepoint_have_no_place(cluster: Cluster) -> None:
     with commits(cluster) as seen:
         with cluster.begin(cross_shard="ordered") as session:
             session.add(Board(title="x", shard_id=2))
@@ -241,9 +219,7 @@ def test_shards_of_a_rolled_back_savepoint_have_no_place(
 
 
 @pytest.mark.parametrize("way", [None, "ordered", "unordered"])
-def test_shards_that_were_only_read_come_last(
-    cluster: Cluster, way: Any
-) -> None:
+def test_shards_that_were_only_read_come_last(cluster: Cluster, way: Any) -> None:
     ids = {n: board_on(cluster, n) for n in (0, 3, 6)}
     with commits(cluster) as seen:
         with cluster.begin(cross_shard=way) as session:
@@ -265,9 +241,7 @@ def test_a_part_that_is_lost_during_the_last_flush(cluster: Cluster) -> None:
             board.title = "new"
 
         def lose(*_: Any) -> None:
-            place = cluster.places.place(
-                cluster.topology.keyspaces["objects"], 6
-            )
+            place = cluster.places.place(cluster.topology.keyspaces["objects"], 6)
             session.root_connection(place).invalidate()
 
         event.listen(session, "after_flush_postexec", lose)
@@ -281,9 +255,7 @@ def test_a_part_that_is_lost_during_the_last_flush(cluster: Cluster) -> None:
 
 
 @contextmanager
-def failing(
-    cluster: Cluster, shard_id: int, error: BaseException
-) -> Iterator[None]:
+def failing(cluster: Cluster, shard_id: int, error: BaseException) -> Iterator[None]:
     """Let a listener of the application fail where a shard commits."""
     keyspace = cluster.topology.keyspaces["objects"]
     engine = cluster.places.place(keyspace, shard_id).engine
@@ -299,9 +271,7 @@ def failing(
 def written(*shards: int) -> tuple[WrittenShard, ...]:
     return tuple(
         WrittenShard(
-            keyspace="objects",
-            shard_id=n,
-            server="server1" if n < 4 else "server2",
+            keyspace="objects", shard_id=n, server="server1" if n < 4 else "server2"
         )
         for n in shards
     )
@@ -358,9 +328,7 @@ def test_ctrl_c_between_two_commits_is_logged(
             board.title = "new"
         with pytest.raises(KeyboardInterrupt):
             session.commit()
-    assert "interrupted: committed: shard 1 of objects on server1" in (
-        caplog.text
-    )
+    assert "interrupted: committed: shard 1 of objects on server1" in (caplog.text)
     assert "shard 4 of objects on server2 may or may not" in caplog.text
 
 

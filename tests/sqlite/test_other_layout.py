@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.other_layout import LAYOUT
-from tests.servers.other_layout import run_suites
-from tests.servers.other_layout import TIME_LAYOUT
+from tests.servers.other_layout import LAYOUT, run_suites, TIME_LAYOUT
 
 
 @pytest.mark.timeout(1600)

@@ -12,10 +12,12 @@ from flask import Flask
 from examples.pinboard.boards import PAGE
 from examples.pinboard.models import BoardHasPins
 from sqla_shard import Cluster
-from tests.servers.visiting import app as app
-from tests.servers.visiting import cluster as cluster
-from tests.servers.visiting import Visitor
-from tests.servers.visiting import visitor as visitor
+from tests.servers.visiting import (
+    app as app,
+    cluster as cluster,
+    Visitor,
+    visitor as visitor,
+)
 
 # No page may scatter, write two shards or read objects one by one.
 pytestmark = pytest.mark.sqla_shard_lint
@@ -100,9 +102,7 @@ def test_moves_persist(visitor: Visitor, cluster: Cluster) -> None:
     assert visitor.order(board_id) == [a, d, b, c]
 
 
-def test_random_moves_are_those_of_a_list(
-    visitor: Visitor, rng: random.Random
-) -> None:
+def test_random_moves_are_those_of_a_list(visitor: Visitor, rng: random.Random) -> None:
     board_id = visitor.add_board()
     shown = visitor.add_pins(board_id, 8)
     for _ in range(60):
@@ -217,9 +217,7 @@ def test_bad_bookmarks(visitor: Visitor) -> None:
     ):
         error = visitor.api("GET", path, status=400)["error"]
         assert error["code"] == "bad_bookmark"
-    assert 'role="alert"' in visitor.get(
-        f"/boards/{board_id}?after=rubbish", 400
-    )
+    assert 'role="alert"' in visitor.get(f"/boards/{board_id}?after=rubbish", 400)
 
 
 def test_bodies_that_are_not_understood(visitor: Visitor) -> None:
@@ -272,9 +270,7 @@ def test_many_at_once(app: Flask, cluster: Cluster, visitor: Visitor) -> None:
             for _ in range(6):
                 pin_id, neighbour = choice.sample(pins, 2)
                 body = {"pin": str(pin_id), "before": str(neighbour)}
-                answer = browser.call(
-                    "POST", f"/boards/{board_id}/moves", body
-                )
+                answer = browser.call("POST", f"/boards/{board_id}/moves", body)
                 assert answer.status_code == 200, answer.text
             added = browser.add_pin(board_id, f"from{number}")
             browser.api("DELETE", f"/pins/{added}", status=204)

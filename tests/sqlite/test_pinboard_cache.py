@@ -15,18 +15,12 @@ from flask import Flask
 from sqlalchemy import event
 
 from examples.pinboard.app import create_app
-from examples.pinboard.caching import keep
-from examples.pinboard.caching import MEMORY
-from examples.pinboard.caching import NONE
-from examples.pinboard.models import Board
-from examples.pinboard.models import Pin
+from examples.pinboard.caching import keep, MEMORY, NONE
+from examples.pinboard.models import Board, Pin
 from sqla_shard import Cluster
-from sqla_shard.cache import Cache
-from sqla_shard.cache import ClassStats
-from sqla_shard.cache import MemcachedStore
+from sqla_shard.cache import Cache, ClassStats, MemcachedStore
 from sqla_shard.testing import sqlite_topology
-from tests.servers.visiting import Visitor
-from tests.servers.visiting import visitor as visitor
+from tests.servers.visiting import Visitor, visitor as visitor
 from tests.suites.pinboard_relations import Relations
 from tests.suites.pinboard_tables import create_tables
 
@@ -129,9 +123,7 @@ def row_of(page: str, name: str) -> str:
     return found[0]
 
 
-def test_the_panel_shows_what_was_counted(
-    visitor: Visitor, cache: Cache
-) -> None:
+def test_the_panel_shows_what_was_counted(visitor: Visitor, cache: Cache) -> None:
     board_id = visitor.add_board()
     warm(visitor, board_id)
     assert 'href="/cache"' in visitor.get("/boards")

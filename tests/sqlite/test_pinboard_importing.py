@@ -12,42 +12,29 @@ from typing import Any
 
 import pytest
 from flask import Flask
-from sqlalchemy import event
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import update
+from sqlalchemy import event, func, select, update
 from sqlalchemy.exc import OperationalError
 from werkzeug.test import TestResponse
 
 from examples.pinboard.boards import add_board
 from examples.pinboard.errors import ConflictError
 from examples.pinboard.import_jobs import start_import
-from examples.pinboard.importing import MAX_PINS
-from examples.pinboard.importing import read_upload
-from examples.pinboard.importing import Upload
-from examples.pinboard.inputs import BoardInput
-from examples.pinboard.inputs import MAX_DETAILS
-from examples.pinboard.inputs import MAX_TITLE
-from examples.pinboard.inputs import PinInput
-from examples.pinboard.models import Base
-from examples.pinboard.models import Board
-from examples.pinboard.models import Import
-from examples.pinboard.models import ImportPart
-from examples.pinboard.models import Pin
-from examples.pinboard.samples import add_samples
-from examples.pinboard.samples import add_user
+from examples.pinboard.importing import MAX_PINS, read_upload, Upload
+from examples.pinboard.inputs import BoardInput, MAX_DETAILS, MAX_TITLE, PinInput
+from examples.pinboard.models import Base, Board, Import, ImportPart, Pin
+from examples.pinboard.samples import add_samples, add_user
 from examples.pinboard.security import MAX_UPLOAD
-from sqla_shard import Cluster
-from sqla_shard import ShardSession
+from sqla_shard import Cluster, ShardSession
 from sqla_shard.ids import unpack
-from sqla_shard.jobs import retry_jobs
-from sqla_shard.jobs import Worker
+from sqla_shard.jobs import retry_jobs, Worker
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.testing import sqlite_topology
-from tests.servers.visiting import app as app
-from tests.servers.visiting import cluster as cluster
-from tests.servers.visiting import Visitor
-from tests.servers.visiting import visitor as visitor
+from tests.servers.visiting import (
+    app as app,
+    cluster as cluster,
+    Visitor,
+    visitor as visitor,
+)
 
 # No page may scatter, write two shards or read objects one by one.
 pytestmark = pytest.mark.sqla_shard_lint
@@ -103,9 +90,7 @@ def finished(visitor: Visitor, cluster: Cluster, key: str) -> dict[str, Any]:
 
 
 def links(count: int) -> str:
-    rows = [
-        f'<DT><A HREF="https://{n}.example/">{n}</A>' for n in range(count)
-    ]
+    rows = [f'<DT><A HREF="https://{n}.example/">{n}</A>' for n in range(count)]
     return f"{DOCTYPE}<DL><DT><H3>Many</H3><DL>{''.join(rows)}</DL></DL>"
 
 
@@ -147,9 +132,7 @@ def test_folders_become_boards_and_links_pins(
 def test_over_the_api(visitor: Visitor, cluster: Cluster) -> None:
     headers = {"X-CSRF-Token": visitor.token}
     file = (io.BytesIO(FILE.read_bytes()), "bookmarks.html")
-    answer = visitor.client.post(
-        "/api/imports", data={"file": file}, headers=headers
-    )
+    answer = visitor.client.post("/api/imports", data={"file": file}, headers=headers)
     assert answer.status_code == 202
     key = answer.get_json()["id"]
     assert answer.location == f"/api/imports/{key}"
@@ -250,12 +233,9 @@ def test_imports_are_their_users(
 
 
 PINS = [
-    PinInput(link=f"https://{n}.example/", title=str(n), details="")
-    for n in range(130)
+    PinInput(link=f"https://{n}.example/", title=str(n), details="") for n in range(130)
 ]
-TWO = Upload(
-    boards=[(BoardInput(title=t, details=""), PINS) for t in ("a", "b")]
-)
+TWO = Upload(boards=[(BoardInput(title=t, details=""), PINS) for t in ("a", "b")])
 
 
 def parts_of(cluster: Cluster, user_id: int) -> int:
@@ -280,9 +260,7 @@ def assert_stored_once(visitor: Visitor, cluster: Cluster) -> None:
     assert parts_of(cluster, visitor.user_id) == 0
 
 
-def test_one_import_of_a_user_at_a_time(
-    visitor: Visitor, cluster: Cluster
-) -> None:
+def test_one_import_of_a_user_at_a_time(visitor: Visitor, cluster: Cluster) -> None:
     first = cluster.run(start_import, visitor.user_id, TWO)
     assert parts_of(cluster, visitor.user_id) == 6
     with pytest.raises(ConflictError):
@@ -295,9 +273,7 @@ def test_one_import_of_a_user_at_a_time(
     assert finished(visitor, cluster, str(second))["done"] == 260
 
 
-def test_a_database_that_fails_and_recovers(
-    visitor: Visitor, cluster: Cluster
-) -> None:
+def test_a_database_that_fails_and_recovers(visitor: Visitor, cluster: Cluster) -> None:
     def fail(mapper: Any, connection: Any, target: Board) -> None:
         if target.title == "a":
             raise OperationalError("INSERT", None, Exception("disk full"))
@@ -339,9 +315,7 @@ def set_row(cluster: Cluster, job: str, **values: Any) -> None:
 
 
 @pytest.mark.parametrize("when", ["inside", "between"])
-def test_a_worker_that_is_killed(
-    visitor: Visitor, cluster: Cluster, when: str
-) -> None:
+def test_a_worker_that_is_killed(visitor: Visitor, cluster: Cluster, when: str) -> None:
     key = cluster.run(start_import, visitor.user_id, TWO)
     with cluster.session() as session:
         job = session.get_one(Import, key).job
@@ -390,9 +364,7 @@ def test_users_on_a_shard_of_choice(cluster: Cluster) -> None:
 
 # Users of an older version are looked for everywhere, once.
 @pytest.mark.sqla_shard_allow("scatter")
-def test_the_samples_of_a_user_are_whole_or_absent(
-    tmp_path: Path,
-) -> None:
+def test_the_samples_of_a_user_are_whole_or_absent(tmp_path: Path) -> None:
     document = sqlite_topology(tmp_path, 2, 4, lookup=4)
     with Cluster.from_topology(document) as fresh:
         fresh.create_all(Base.metadata)

@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 
 from examples.pinboard.accounts import sign_in
-from examples.pinboard.models import User
-from examples.pinboard.models import UserName
-from examples.pinboard.samples import add_samples
-from examples.pinboard.samples import email_of
-from examples.pinboard.samples import sample_users
+from examples.pinboard.models import User, UserName
+from examples.pinboard.samples import add_samples, email_of, sample_users
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
 from tests.suites.pinboard_relations import Relations

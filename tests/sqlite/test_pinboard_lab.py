@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 from flask import Flask
-from sqlalchemy import event
-from sqlalchemy import func
-from sqlalchemy import select
+from sqlalchemy import event, func, select
 
 from examples.pinboard.app import create_app
-from examples.pinboard.caching import keep
-from examples.pinboard.caching import MEMORY
+from examples.pinboard.caching import keep, MEMORY
 from examples.pinboard.lab.bench import Bench
 from examples.pinboard.lab.lab import Lab
 from examples.pinboard.lab.newest import refusal
 from examples.pinboard.lab.tour import STEPS
 from examples.pinboard.lab.writers import Run
-from examples.pinboard.models import BoardHasPins
-from examples.pinboard.models import Pin
+from examples.pinboard.models import BoardHasPins, Pin
 from examples.pinboard.samples import add_user
-from sqla_shard import Cluster
-from sqla_shard import scatter
-from sqla_shard import unpack
+from sqla_shard import Cluster, scatter, unpack
 from sqla_shard.testing import sqlite_topology
-from tests.servers.visiting import Visitor
-from tests.servers.visiting import visitor as visitor
+from tests.servers.visiting import Visitor, visitor as visitor
 from tests.suites.pinboard_tables import create_tables
 
 #: One of each server.
@@ -115,9 +107,7 @@ def test_the_strip_has_what_the_events_report(
         f"{len(reports)} statements, 1 shard, 1 server, {hits} cache hits, "
         f"{1000 * seconds:.1f} ms"
     )
-    shown = [
-        html.unescape(o) for o in re.findall("<pre.*?>(.*?)</pre>", page, re.S)
-    ]
+    shown = [html.unescape(o) for o in re.findall("<pre.*?>(.*?)</pre>", page, re.S)]
     assert shown == [one.statement for one in reports]
 
 
@@ -130,9 +120,7 @@ def test_a_write_is_in_the_strip_of_the_next_page(visitor: Visitor) -> None:
     assert "the write before" not in strip_of(visitor.get("/boards"))
 
 
-def test_the_map_has_the_shard_of_the_user(
-    cluster: Cluster, visitor: Visitor
-) -> None:
+def test_the_map_has_the_shard_of_the_user(cluster: Cluster, visitor: Visitor) -> None:
     shard_id = unpack(visitor.user_id).shard_id
     objects = cluster.topology.sole("objects")
     page = visitor.get("/boards")

@@ -9,13 +9,14 @@ from flask import Flask
 
 from examples.pinboard import boards
 from examples.pinboard.boards import PAGE
-from sqla_shard import Cluster
-from sqla_shard import unpack
+from sqla_shard import Cluster, unpack
 from sqla_shard.testing import StatementLog
-from tests.servers.visiting import app as app
-from tests.servers.visiting import cluster as cluster
-from tests.servers.visiting import Visitor
-from tests.servers.visiting import visitor as visitor
+from tests.servers.visiting import (
+    app as app,
+    cluster as cluster,
+    Visitor,
+    visitor as visitor,
+)
 
 # No page may scatter, write two shards or read objects one by one.
 pytestmark = pytest.mark.sqla_shard_lint

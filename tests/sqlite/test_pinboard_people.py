@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 from flask import Flask
 
-from examples.pinboard.samples import add_samples
-from examples.pinboard.samples import add_user
-from examples.pinboard.samples import email_of
-from sqla_shard import Cluster
-from sqla_shard import unpack
-from tests.servers.visiting import app as app
-from tests.servers.visiting import cluster as cluster
-from tests.servers.visiting import Visitor
-from tests.servers.visiting import visitor as visitor
+from examples.pinboard.samples import add_samples, add_user, email_of
+from sqla_shard import Cluster, unpack
+from tests.servers.visiting import (
+    app as app,
+    cluster as cluster,
+    Visitor,
+    visitor as visitor,
+)
 
 # No page may scatter, write two shards or read objects one by one.
 pytestmark = pytest.mark.sqla_shard_lint
@@ -51,9 +50,7 @@ def test_signing_up_and_in(nobody: Visitor) -> None:
     form = nobody.get("/sign-up")
     assert 'data-page="sign-up"' in form
     assert "There is no password" in form
-    answer = nobody.post(
-        "/sign-up", email=" New.One@example.com ", name="  New   One "
-    )
+    answer = nobody.post("/sign-up", email=" New.One@example.com ", name="  New   One ")
     assert (answer.status_code, answer.location) == (303, "/boards")
     mine = nobody.get("/boards")
     assert "New One" in mine
@@ -133,9 +130,7 @@ def test_an_address_is_shown_to_its_user_alone(
 def test_the_samples_can_be_chosen(cluster: Cluster, nobody: Visitor) -> None:
     add_samples(cluster)
     page = nobody.get("/")
-    found = re.findall(
-        r'name="email" value="([^"]+)" data-user-name="([^"]+)"', page
-    )
+    found = re.findall(r'name="email" value="([^"]+)" data-user-name="([^"]+)"', page)
     names = ["Ada", "Grace", "Mary"]
     assert found == [(email_of(name), name) for name in names]
     nobody.post("/session", email=found[1][0])
@@ -280,9 +275,7 @@ def test_saving_on_what_is_no_board(visitor: Visitor, board: str) -> None:
     visitor.get(f"/pins/{pin_id + 99}", 404)
 
 
-def test_where_what_leads_to_them_is(
-    visitor: Visitor, cluster: Cluster
-) -> None:
+def test_where_what_leads_to_them_is(visitor: Visitor, cluster: Cluster) -> None:
     board_id = visitor.add_board()
     ids = {
         "user": (visitor.user_id, {"user_has_boards", "user_follows_boards"}),

@@ -6,14 +6,14 @@ import re
 
 from examples.pinboard.models import BoardHasPins
 from sqla_shard import Cluster
-from sqla_shard.jobs import task
-from sqla_shard.jobs import Worker
-from sqla_shard.testing import jobs_enqueued
-from sqla_shard.testing import run_jobs
-from tests.servers.visiting import app as app
-from tests.servers.visiting import cluster as cluster
-from tests.servers.visiting import Visitor
-from tests.servers.visiting import visitor as visitor
+from sqla_shard.jobs import task, Worker
+from sqla_shard.testing import jobs_enqueued, run_jobs
+from tests.servers.visiting import (
+    app as app,
+    cluster as cluster,
+    Visitor,
+    visitor as visitor,
+)
 
 
 @task("pinboard_tests.fails", queue="failing", max_attempts=1)
@@ -29,9 +29,7 @@ def number(page: str, queue: str, name: str) -> str:
     return found[1]
 
 
-def test_a_board_that_is_dragged_about(
-    visitor: Visitor, cluster: Cluster
-) -> None:
+def test_a_board_that_is_dragged_about(visitor: Visitor, cluster: Cluster) -> None:
     board_id = visitor.add_board()
     first, second, third = (visitor.add_pin(board_id, t) for t in "abc")
     assert "There are no jobs." in visitor.get("/queues")

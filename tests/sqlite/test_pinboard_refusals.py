@@ -12,19 +12,17 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from examples.pinboard.app import create_app
-from examples.pinboard.inputs import MAX_DETAILS
-from examples.pinboard.inputs import MAX_LINK
-from examples.pinboard.inputs import MAX_TITLE
+from examples.pinboard.inputs import MAX_DETAILS, MAX_LINK, MAX_TITLE
 from examples.pinboard.models import Board
 from examples.pinboard.security import MAX_REQUEST
-from sqla_shard import Cluster
-from sqla_shard import pack
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import RetriesExhaustedError
-from tests.servers.visiting import app as app
-from tests.servers.visiting import cluster as cluster
-from tests.servers.visiting import Visitor
-from tests.servers.visiting import visitor as visitor
+from sqla_shard import Cluster, pack
+from sqla_shard.exc import CommitUnknownError, RetriesExhaustedError
+from tests.servers.visiting import (
+    app as app,
+    cluster as cluster,
+    Visitor,
+    visitor as visitor,
+)
 
 # No page may scatter, write two shards or read objects one by one.
 pytestmark = pytest.mark.sqla_shard_lint
@@ -165,9 +163,7 @@ def test_signed_out_users_are_redirected(app: Flask, path: str) -> None:
     assert (answer.status_code, answer.location) == (303, "/")
 
 
-def test_boards_of_others(
-    app: Flask, cluster: Cluster, visitor: Visitor
-) -> None:
+def test_boards_of_others(app: Flask, cluster: Cluster, visitor: Visitor) -> None:
     board_id = visitor.add_board("Mine")
     a, b = visitor.add_pins(board_id, 2)
     other = Visitor.new(app, cluster)

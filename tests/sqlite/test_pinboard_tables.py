@@ -16,14 +16,11 @@ from examples.pinboard.__main__ import main
 from examples.pinboard.clusters import sqlite_cluster
 from examples.pinboard.samples import add_user
 from examples.pinboard.tables import bring_up_to_date
-from sqla_shard import Cluster
-from sqla_shard import FileSource
+from sqla_shard import Cluster, FileSource
 from sqla_shard.exc import MigrationFailedError
 from sqla_shard.testing import sqlite_topology
 from tests.servers.command_line import invoke
-from tests.suites.pinboard_tables import create_tables
-from tests.suites.pinboard_tables import MakeCluster
-from tests.suites.pinboard_tables import Tables
+from tests.suites.pinboard_tables import create_tables, MakeCluster, Tables
 
 ROOT = Path(__file__).parents[2]
 PINBOARD = ROOT / "examples" / "pinboard"
@@ -73,16 +70,13 @@ def test_a_failure_is_one_line(
             connection.exec_driver_sql(
                 "CREATE TABLE alembic_version (version_num VARCHAR(32))"
             )
-            connection.exec_driver_sql(
-                "INSERT INTO alembic_version VALUES ('9999')"
-            )
+            connection.exec_driver_sql("INSERT INTO alembic_version VALUES ('9999')")
     assert main(["--data", str(tmp_path / "pins"), "--no-browser"]) == 1
     assert "9999" in capsys.readouterr().err
 
 
 def test_the_commands_see_the_data_of_the_demo(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with sqlite_cluster(tmp_path / "pinboard-data") as cluster:
         topology = cluster.topology
@@ -92,9 +86,7 @@ def test_the_commands_see_the_data_of_the_demo(
     output = io.StringIO()
     command.current(Config(ini, stdout=output), check_heads=True)
     assert output.getvalue() == "64 of objects: 0-63\n0004 (head)\n"
-    result = invoke(
-        "schema", "-c", ini, "-n", "lookup", "status", "--exit-code"
-    )
+    result = invoke("schema", "-c", ini, "-n", "lookup", "status", "--exit-code")
     assert "16 at 0001 (head)" in result.output
 
     # The command uses the topology that alembic.ini names.

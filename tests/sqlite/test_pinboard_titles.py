@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from examples.pinboard import fetching
-from examples.pinboard.fetching import is_public
-from examples.pinboard.fetching import page_title
-from examples.pinboard.fetching import PageError
-from examples.pinboard.titles import ALLOWED
-from examples.pinboard.titles import fetch_title
+from examples.pinboard.fetching import is_public, page_title, PageError
+from examples.pinboard.titles import ALLOWED, fetch_title
 from sqla_shard import Cluster
-from sqla_shard.jobs import delete_of
-from sqla_shard.jobs import jobs_of
-from sqla_shard.jobs import JobState
-from sqla_shard.jobs import Worker
+from sqla_shard.jobs import delete_of, jobs_of, JobState, Worker
 from sqla_shard.testing import run_jobs
-from tests.servers.visiting import app as app
-from tests.servers.visiting import cluster as cluster
-from tests.servers.visiting import Visitor
-from tests.servers.visiting import visitor as visitor
+from tests.servers.visiting import (
+    app as app,
+    cluster as cluster,
+    Visitor,
+    visitor as visitor,
+)
 
 HTML = "text/html; charset=utf-8"
 PAGES = {
@@ -135,10 +129,7 @@ def title(pages: Pages) -> Callable[[str], str]:
 
 
 def test_a_pin_gets_the_title_of_its_page(
-    visitor: Visitor,
-    cluster: Cluster,
-    pages: Pages,
-    monkeypatch: pytest.MonkeyPatch,
+    visitor: Visitor, cluster: Cluster, pages: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ALLOWED, f"intranet.example:80,{pages.name}")
     board_id = visitor.add_board()
@@ -162,10 +153,7 @@ def test_a_pin_gets_the_title_of_its_page(
 
 
 def test_a_failure_is_tried_again_and_a_title_of_the_user_stays(
-    visitor: Visitor,
-    cluster: Cluster,
-    pages: Pages,
-    monkeypatch: pytest.MonkeyPatch,
+    visitor: Visitor, cluster: Cluster, pages: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     board_id = visitor.add_board()
     link = f"http://{pages.name}/two"
@@ -239,12 +227,7 @@ def test_odd_answers_are_refused_by_one_error(
     title: Callable[[str], str], path: str
 ) -> None:
     with suppress(PageError):
-        assert title(path) in (
-            "",
-            "keyword",
-            "section",
-            "\N{REPLACEMENT CHARACTER}",
-        )
+        assert title(path) in ("", "keyword", "section", "\N{REPLACEMENT CHARACTER}")
 
 
 def test_an_answer_that_does_not_end(
@@ -264,9 +247,7 @@ def test_an_answer_that_does_not_end(
         "http://[::ffff:127.0.0.1]:{port}/page",
     ],
 )
-def test_internal_servers_are_not_connected_to(
-    pages: Pages, link: str
-) -> None:
+def test_internal_servers_are_not_connected_to(pages: Pages, link: str) -> None:
     before = len(pages.paths)
     with pytest.raises(PageError, match="not public"):
         page_title(link.format(port=pages.server_port), ["127.0.0.1:1"])

@@ -13,28 +13,25 @@ import pytest
 from flask import Flask
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import select
-from sqlalchemy import text
+from sqlalchemy import select, text
 from sqlalchemy.exc import OperationalError
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from sqla_shard import pack
-from sqla_shard import scatter
-from sqla_shard.exc import ExtensionSetupError
-from sqla_shard.exc import MetricsOptionError
-from sqla_shard.exc import NoShardKeyError
-from sqla_shard.exc import RetriesExhaustedError
-from sqla_shard.exc import StaleDataError
+from sqla_shard import pack, scatter
+from sqla_shard.exc import (
+    ExtensionSetupError,
+    MetricsOptionError,
+    NoShardKeyError,
+    RetriesExhaustedError,
+    StaleDataError,
+)
 from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.metrics.definitions import APPLICATION
-from sqla_shard.metrics.prometheus import CONTENT_TYPE
-from sqla_shard.metrics.prometheus import PrometheusMetrics
+from sqla_shard.metrics.prometheus import CONTENT_TYPE, PrometheusMetrics
 from sqla_shard.topology import to_json
-from tests.models.clusters import at
-from tests.models.clusters import on_sqlite
-from tests.models.models import PIN
-from tests.models.models import Pin
+from tests.models.clusters import at, on_sqlite
+from tests.models.models import PIN, Pin
 
 cluster = on_sqlite()
 
@@ -72,9 +69,7 @@ def test_statements_of_a_session(cluster, metrics):
         with pytest.raises(NoShardKeyError):
             session.scalars(select(Pin)).all()
         with pytest.raises(OperationalError):
-            session.execute(
-                text("SELECT nothing"), bind_arguments={"shard_id": 3}
-            )
+            session.execute(text("SELECT nothing"), bind_arguments={"shard_id": 3})
     found = samples(metrics)
     count = "sqla_shard_statement_duration_seconds_count"
     assert found[count, "objects", "write", "server1"] == 1
@@ -114,10 +109,7 @@ def test_retries_by_cause(cluster, metrics):
 def test_call_sites_are_bounded(cluster, metrics):
     lines = ["def call(n, session, statement):"]
     for number in range(150):
-        lines += [
-            f"    if n == {number}:",
-            "        session.execute(statement)",
-        ]
+        lines += [f"    if n == {number}:", "        session.execute(statement)"]
     names = {}
     exec("\n".join(lines), names)  # noqa: S102  # 150 lines that scatter
     with cluster.session() as session:

@@ -10,19 +10,12 @@ from typing import Any
 
 import pytest
 
-from sqla_shard import Cluster
-from sqla_shard import schema
-from sqla_shard import Topology
-from sqla_shard.exc import MigrationFailedError
-from sqla_shard.exc import ProvisionError
-from sqla_shard.exc import SchemaOptionError
+from sqla_shard import Cluster, schema, Topology
+from sqla_shard.exc import MigrationFailedError, ProvisionError, SchemaOptionError
 from sqla_shard.outbox.tables import METADATA
-from sqla_shard.schema import ledger
-from sqla_shard.schema import RunOptions
-from sqla_shard.schema import State
+from sqla_shard.schema import ledger, RunOptions, State
 from sqla_shard.testing import sqlite_topology
-from tests.models.provisioning import Project
-from tests.models.provisioning import refused
+from tests.models.provisioning import Project, refused
 from tests.models.sqlite_files import with_files
 
 ONE = RunOptions(jobs=1)
@@ -47,9 +40,7 @@ def grown(tmp_path: Path, base: dict[str, Any]) -> dict[str, Any]:
     objects = found["keyspaces"]["objects"]
     objects["shards"] = 4
     url = f"sqlite:///{tmp_path / 'data' / 'server2'}"
-    objects["servers"].append(
-        {"name": "server2", "primary": url, "shards": [2, 3]}
-    )
+    objects["servers"].append({"name": "server2", "primary": url, "shards": [2, 3]})
     return found
 
 
@@ -141,10 +132,7 @@ def test_rows_of_the_application_forbid_initial(
     project: Project, tmp_path: Path
 ) -> None:
     project.provision(options=ONE)
-    execute(
-        path_of(tmp_path, "server1", 0),
-        "INSERT INTO pins (data) VALUES ('mine')",
-    )
+    execute(path_of(tmp_path, "server1", 0), "INSERT INTO pins (data) VALUES ('mine')")
     with pytest.raises(ProvisionError, match="in pins; it may be in use"):
         project.provision(options=ONE)
 
@@ -167,10 +155,7 @@ def test_a_file_of_another_program(
 
 
 def test_a_file_in_another_directory(
-    project: Project,
-    grown: dict[str, Any],
-    base: dict[str, Any],
-    tmp_path: Path,
+    project: Project, grown: dict[str, Any], base: dict[str, Any], tmp_path: Path
 ) -> None:
     project.provision(options=ONE)
     # A server of another keyspace, and one that is a standby.
@@ -224,10 +209,7 @@ def test_a_standby_has_what_its_primary_has(
 
 
 def test_another_keyspace_may_have_the_name_elsewhere(
-    project: Project,
-    grown: dict[str, Any],
-    base: dict[str, Any],
-    tmp_path: Path,
+    project: Project, grown: dict[str, Any], base: dict[str, Any], tmp_path: Path
 ) -> None:
     project.provision(options=ONE)
     other = {
@@ -271,10 +253,7 @@ def test_refusals_that_ask_no_server(
     cases = [
         ({**grown, "epoch": 1}, "epoch: 1 must be higher than 1"),
         (changed(grown, servers=moved), "shards 1 would be on 'server2' ("),
-        (
-            changed(grown, servers=elsewhere),
-            "shards 0-1 would be on 'server1'",
-        ),
+        (changed(grown, servers=elsewhere), "shards 0-1 would be on 'server1'"),
         (
             changed(grown, shards=1, servers=closed),
             "2 -> 1: the objects of shard 1 could not be read",
@@ -302,9 +281,7 @@ def test_a_server_may_have_another_name(
     assert project.provision(grown, options=ONE).may_be_published
 
 
-def test_without_a_current_topology(
-    project: Project, grown: dict[str, Any]
-) -> None:
+def test_without_a_current_topology(project: Project, grown: dict[str, Any]) -> None:
     with pytest.raises(ProvisionError) as raised:
         project.provision(grown, options=ONE)
     [(place, message)] = refused(raised.value)
@@ -313,9 +290,7 @@ def test_without_a_current_topology(
     assert "initial=True" in message
 
 
-def test_before_the_first_revision(
-    project: Project, grown: dict[str, Any]
-) -> None:
+def test_before_the_first_revision(project: Project, grown: dict[str, Any]) -> None:
     # The models can be compared with a database only when there is one.
     hidden = {path: path.read_text() for path in project.versions.iterdir()}
     for path in hidden:
@@ -331,9 +306,7 @@ def test_before_the_first_revision(
     assert project.status(grown).ok
 
 
-def test_options_without_meaning(
-    project: Project, grown: dict[str, Any]
-) -> None:
+def test_options_without_meaning(project: Project, grown: dict[str, Any]) -> None:
     for options in (RunOptions(shards=(3,)), RunOptions(servers=("a",))):
         with pytest.raises(SchemaOptionError, match="leave the option out"):
             project.provision(grown, options=options)
@@ -429,10 +402,7 @@ def test_the_current_topology_of_a_cluster(
     project.topology.unlink()
     with Cluster.from_topology(base) as cluster:
         report = schema.provision(
-            project.config(),
-            Topology.from_mapping(grown),
-            options=ONE,
-            cluster=cluster,
+            project.config(), Topology.from_mapping(grown), options=ONE, cluster=cluster
         )
         assert report.may_be_published
         assert cluster.health().servers == {"server1": None}
@@ -477,8 +447,6 @@ def test_a_database_that_appears_meanwhile(
     with pytest.raises(MigrationFailedError) as raised:
         project.provision(grown, options=ONE)
     assert raised.value.shards == (3,)
-    assert "with tables that provision has not created: users" in str(
-        raised.value
-    )
+    assert "with tables that provision has not created: users" in str(raised.value)
     names = execute(path, "SELECT name FROM sqlite_master")
     assert names == [("users",)]

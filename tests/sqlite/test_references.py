@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from tests.models.reference_models import REFERENCES
-from tests.suites import reference_reading
-from tests.suites import reference_tables
-from tests.suites import reference_verifying
-from tests.suites import reference_writing
+from tests.suites import (
+    reference_reading,
+    reference_tables,
+    reference_verifying,
+    reference_writing,
+)
 
 cluster = REFERENCES.on_sqlite()
 

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from sqla_shard import Cluster
-from tests.models.remedy_models import Data
-from tests.models.remedy_models import filled
-from tests.models.remedy_models import REMEDIES
+from tests.models.remedy_models import Data, filled, REMEDIES
 from tests.suites import remedy_classes
-from tests.suites.refusal_sites import ELSEWHERE
-from tests.suites.refusal_sites import Site
-from tests.suites.refusal_sites import sites
-from tests.suites.remedies import ALL
-from tests.suites.remedies import refusal
+from tests.suites.refusal_sites import ELSEWHERE, Site, sites
+from tests.suites.remedies import ALL, refusal
 from tests.suites.remedy_classes import CLASSES
 
 cluster = REMEDIES.on_sqlite()
 data = filled()
 
 
-def test_every_refusal_has_a_remedy_that_is_run(
-    cluster: Cluster, data: Data
-) -> None:
+def test_every_refusal_has_a_remedy_that_is_run(cluster: Cluster, data: Data) -> None:
     messages = [remedy_classes.refusal(one) for one in CLASSES.values()]
     for case in ALL.values():
         with cluster.session() as session:

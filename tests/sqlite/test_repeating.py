@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
-from sqlalchemy import func
-from sqlalchemy import select
+from sqlalchemy import event, func, select
 
 from sqla_shard import Cluster
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import RetriesExhaustedError
-from sqla_shard.exc import ServerRetiredError
+from sqla_shard.exc import CommitUnknownError, RetriesExhaustedError, ServerRetiredError
 from sqla_shard.testing import sqlite_topology
-from tests.models.models import Base
-from tests.models.models import Pin
+from tests.models.models import Base, Pin
 
 KEYS = pytest.mark.parametrize("key", [None, "a"])
 
@@ -50,9 +44,7 @@ def count(cluster: Cluster) -> int:
 
 
 @KEYS
-def test_commits_of_the_function_itself(
-    cluster: Cluster, key: str | None
-) -> None:
+def test_commits_of_the_function_itself(cluster: Cluster, key: str | None) -> None:
     def write(session: Any) -> None:
         session.add(pin("it"))
         session.commit()
@@ -64,9 +56,7 @@ def test_commits_of_the_function_itself(
 
 
 @KEYS
-def test_a_listener_that_raises_after_commit(
-    cluster: Cluster, key: str | None
-) -> None:
+def test_a_listener_that_raises_after_commit(cluster: Cluster, key: str | None) -> None:
     def fail(session: Any) -> None:
         raise ServerRetiredError(server="server1")
 
@@ -81,10 +71,7 @@ def test_a_listener_that_raises_after_commit(
 
 @pytest.mark.parametrize(
     "end",
-    [
-        lambda session: session.begin_nested().commit(),
-        lambda session: session.commit(),
-    ],
+    [lambda session: session.begin_nested().commit(), lambda session: session.commit()],
     ids=["savepoint", "nothing written"],
 )
 def test_a_transaction_that_has_committed_nothing_is_repeated(
@@ -107,9 +94,7 @@ def test_a_transaction_that_has_committed_nothing_is_repeated(
     assert count(cluster) == 2
 
 
-def test_another_transaction_whose_outcome_is_unknown(
-    cluster: Cluster,
-) -> None:
+def test_another_transaction_whose_outcome_is_unknown(cluster: Cluster) -> None:
     """The key of this transaction does not cover the other one."""
     attempts: list[int] = []
 

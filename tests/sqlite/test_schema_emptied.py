@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from tests.models.schema import on_sqlite
-from tests.models.schema import Project
-from tests.models.schema import runner_fixture
+from tests.models.schema import on_sqlite, Project, runner_fixture
 from tests.suites.schema_emptied import Emptied
 
 runner = runner_fixture()

@@ -17,10 +17,8 @@ from alembic.util import CommandError
 
 from examples.pinboard import models as pinboard
 from sqla_shard import Cluster
-from sqla_shard.exc import SchemaSetupError
-from sqla_shard.exc import UnknownKeyspaceError
-from sqla_shard.schema import init
-from sqla_shard.schema import template_path
+from sqla_shard.exc import SchemaSetupError, UnknownKeyspaceError
+from sqla_shard.schema import init, template_path
 from tests.models.sqlite_files import with_files
 
 TOPOLOGY = """\
@@ -132,11 +130,7 @@ def test_one_keyspace_needs_no_folder_of_its_own(project: Path) -> None:
 @pytest.mark.parametrize(
     ("models", "imported", "metadata"),
     [
-        (
-            "myapp.models:Base",
-            "from myapp.models import Base",
-            "Base.metadata",
-        ),
+        ("myapp.models:Base", "from myapp.models import Base", "Base.metadata"),
         ("tables:metadata", "from tables import metadata", "metadata"),
         ("a:db.metadata", "from a import db", "db.metadata"),
         ("a:db.Model", "from a import db", "db.Model.metadata"),
@@ -153,12 +147,8 @@ def test_models_go_into_env_py(
     ast.parse(text)
 
 
-@pytest.mark.parametrize(
-    "models", ["", "Base", "a:", "a:b c", "a:b\nimport x"]
-)
-def test_models_that_make_no_sense_are_refused(
-    project: Path, models: str
-) -> None:
+@pytest.mark.parametrize("models", ["", "Base", "a:", "a:b c", "a:b\nimport x"])
+def test_models_that_make_no_sense_are_refused(project: Path, models: str) -> None:
     with pytest.raises(SchemaSetupError, match="module:name"):
         init("migrations", topology="topology.toml", models=models)
     assert os.listdir() == ["topology.toml"]
@@ -199,15 +189,7 @@ def test_alembic_init_takes_the_template(project: Path) -> None:
     template = str(template_path())
     assert os.path.isabs(template)
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "alembic",
-            "init",
-            "-t",
-            template,
-            "migrations",
-        ],
+        [sys.executable, "-m", "alembic", "init", "-t", template, "migrations"],
         capture_output=True,
         text=True,
         check=False,
@@ -223,9 +205,7 @@ def test_alembic_init_takes_the_template(project: Path) -> None:
             Path("migrations", name).read_bytes()
         )
     (by_us,) = sections("alembic.ini").values()
-    by_us["script_location"] = by_us["script_location"].replace(
-        "other", "migrations"
-    )
+    by_us["script_location"] = by_us["script_location"].replace("other", "migrations")
     (by_alembic_section,) = by_alembic.values()
     location = by_alembic_section.pop("script_location")
     assert Path(location).absolute() == Path(by_us.pop("script_location"))
@@ -244,11 +224,7 @@ def make_databases() -> None:
 def test_alembic_works_with_what_was_written(project: Path) -> None:
     with Path("topology.toml").open("a") as file:
         file.write(LOOKUP)
-    init(
-        "migrations",
-        topology="topology.toml",
-        models="examples.pinboard.models:Base",
-    )
+    init("migrations", topology="topology.toml", models="examples.pinboard.models:Base")
     make_databases()
     for section in ("alembic", "lookup"):
         config = Config("alembic.ini", ini_section=section)

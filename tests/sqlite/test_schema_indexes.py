@@ -8,16 +8,13 @@ import sys
 
 import pytest
 
-from tests.models.schema import on_sqlite
-from tests.models.schema import Project
+from tests.models.schema import on_sqlite, Project
 
 # Its projects run alembic in processes of their own.
 project = on_sqlite(shards=2)
 
 NAMES = "bdfhjlnprtvxz" + "acegikmoqsuwy"
-INDEXED = "\n".join(
-    f'sa.Column("{name}", sa.Integer, index=True),' for name in NAMES
-)
+INDEXED = "\n".join(f'sa.Column("{name}", sa.Integer, index=True),' for name in NAMES)
 OF_OPERATIONS = f"""
 op.create_table("pins", {INDEXED})
 """
@@ -62,9 +59,7 @@ def test_two_processes_send_indexes_in_the_order_of_names(project, upgrade):
         sent = [one["statement"] for one in project.ledger(shard_id)]
         assert names(sent) == [f"ix_pins_{name}" for name in sorted(NAMES)]
     first, second = (project.ledger(shard_id) for shard_id in (0, 1))
-    assert [one["statement"] for one in first] == [
-        one["statement"] for one in second
-    ]
+    assert [one["statement"] for one in first] == [one["statement"] for one in second]
 
 
 def test_the_statements_that_are_printed_have_the_order_too(project):

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from sqla_shard import Cluster
-from sqla_shard import schema
-from sqla_shard import Topology
+from sqla_shard import Cluster, schema, Topology
 from sqla_shard.cli.program import program
 from sqla_shard.exc import MigrationFailedError
 from sqla_shard.schema import RunOptions
@@ -82,9 +80,7 @@ def publish(project: Project, document: dict[str, Any]) -> None:
     project.write_topology(document)
 
 
-def test_a_shard_that_is_moved_between_waves_ends_the_run(
-    project: Project,
-) -> None:
+def test_a_shard_that_is_moved_between_waves_ends_the_run(project: Project) -> None:
     during = During(1, lambda: publish(project, moved(project)))
     error = failed(project, during)
     assert states(error) == ["changed", *["not attempted"] * 2, MOVED]
@@ -107,9 +103,7 @@ def test_others_go_on_where_errors_do_not_end_it(project: Project) -> None:
     assert states(error) == [*["changed"] * 3, MOVED]
 
 
-def test_shards_that_were_opened_meanwhile_are_reported(
-    project: Project,
-) -> None:
+def test_shards_that_were_opened_meanwhile_are_reported(project: Project) -> None:
     document = copy.deepcopy(project.document)
     document["epoch"] = 2
     keyspace = document["keyspaces"]["objects"]
@@ -121,22 +115,16 @@ def test_shards_that_were_opened_meanwhile_are_reported(
     assert error.shards == (4, 5)
 
 
-def test_shards_that_were_not_selected_are_ignored(
-    project: Project,
-) -> None:
+def test_shards_that_were_not_selected_are_ignored(project: Project) -> None:
     project.add("0002", 'op.execute("CREATE TABLE boards (n INT)")')
     during = During(1, lambda: project.write_topology(moved(project, 6)))
     report = schema.upgrade(
-        project.config(),
-        options=RunOptions(shards=(0, 1, 2)),
-        progress=during,
+        project.config(), options=RunOptions(shards=(0, 1, 2)), progress=during
     )
     assert report.ok
 
 
-def test_another_epoch_with_all_shards_where_they_are(
-    project: Project,
-) -> None:
+def test_another_epoch_with_all_shards_where_they_are(project: Project) -> None:
     document = copy.deepcopy(project.document)
     document["epoch"] = 2
     document["keyspaces"]["objects"]["servers"][0]["weight"] = 3
@@ -196,8 +184,5 @@ def test_provision_reports_another_topology(project: Project) -> None:
     other = During(2, lambda: project.write_topology(moved(project)))
     with pytest.raises(MigrationFailedError, match="epoch 2 was published"):
         schema.provision(
-            project.config(),
-            new,
-            progress=other,
-            options=RunOptions(jobs=1),
+            project.config(), new, progress=other, options=RunOptions(jobs=1)
         )

@@ -8,14 +8,10 @@ import sys
 
 import pytest
 
-from sqla_shard import Cluster
-from sqla_shard import schema
-from sqla_shard.exc import MigrationFailedError
-from sqla_shard.exc import SchemaError
-from sqla_shard.exc import SchemaOptionError
+from sqla_shard import Cluster, schema
+from sqla_shard.exc import MigrationFailedError, SchemaError, SchemaOptionError
 from sqla_shard.schema import RunOptions
-from tests.models.schema import on_sqlite
-from tests.models.schema import runner_fixture
+from tests.models.schema import on_sqlite, runner_fixture
 
 runner = runner_fixture()
 project = on_sqlite(main=True)
@@ -41,9 +37,7 @@ def test_a_revision_that_another_one_depends_on_is_no_lag(project):
 @pytest.mark.parametrize("name", ["my versions", "order", "a-b"])
 def test_a_version_table_of_any_name(project, name):
     project.add("0001", PINS)
-    project.replace_in_env(
-        "MetaData())", f"MetaData(), version_table={name!r})"
-    )
+    project.replace_in_env("MetaData())", f"MetaData(), version_table={name!r})")
     schema.upgrade(project.config())
     report = schema.status(project.config())
     assert report.ok, report
@@ -83,13 +77,10 @@ def test_a_report_that_cannot_be_written_any_more(project):
     folder = project.directory / "reports"
     folder.mkdir()
     project.add(
-        "0001",
-        f"__import__('shutil').rmtree({str(folder)!r}, ignore_errors=True)",
+        "0001", f"__import__('shutil').rmtree({str(folder)!r}, ignore_errors=True)"
     )
     path = folder / "report.json"
-    done = project.alembic(
-        "-x", f"report={path}", "upgrade", "head", status=None
-    )
+    done = project.alembic("-x", f"report={path}", "upgrade", "head", status=None)
     assert done.returncode != 0
     assert "4 changed: 0-3" in done.stdout
     assert "the report cannot be written" in done.shown
@@ -140,8 +131,7 @@ def test_functions_name_it_too(project, function):
 )
 def test_sql_of_a_revision_that_reads_is_refused(project, reading):
     project.add(
-        "0001",
-        f"from sqla_shard.schema import current_shard\n{PINS}\n{reading}",
+        "0001", f"from sqla_shard.schema import current_shard\n{PINS}\n{reading}"
     )
     done = project.alembic("upgrade", "head", "--sql", status=255)
     assert "Traceback" not in done.stderr, done.shown

@@ -10,10 +10,7 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from alembic.operations.ops import CreateTableOp
-from sqlalchemy import CHAR
-from sqlalchemy import create_engine
-from sqlalchemy import MetaData
-from sqlalchemy import String
+from sqlalchemy import CHAR, create_engine, MetaData, String
 from sqlalchemy.pool import NullPool
 
 from examples.pinboard import models as pinboard
@@ -78,9 +75,7 @@ def alembic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Alembic:
     with Cluster.from_file("topology.toml") as cluster:
         with_files(cluster)
 
-    def make(
-        metadata: MetaData = pinboard.Base.metadata, **settings: Any
-    ) -> Config:
+    def make(metadata: MetaData = pinboard.Base.metadata, **settings: Any) -> Config:
         config = Config("alembic.ini")
         config.attributes.update(metadata=metadata, settings=settings)
         return config
@@ -139,9 +134,7 @@ def generated_again(alembic: Alembic) -> str:
     return generated(alembic(include_object=None))
 
 
-def test_include_name_gets_what_is_not_of_the_package(
-    alembic: Alembic,
-) -> None:
+def test_include_name_gets_what_is_not_of_the_package(alembic: Alembic) -> None:
     generated(alembic())
     command.upgrade(alembic(), "head")
     asked = []
@@ -177,9 +170,7 @@ def test_render_item_gets_what_is_not_ours(alembic: Alembic) -> None:
     assert not any("sqla_shard" in type(item).__module__ for item in asked)
 
 
-def test_process_revision_directives_gets_what_we_have_made(
-    alembic: Alembic,
-) -> None:
+def test_process_revision_directives_gets_what_we_have_made(alembic: Alembic) -> None:
     tables = []
 
     def process(context: Any, revision: Any, directives: Any) -> None:
@@ -260,9 +251,7 @@ def test_portable_is_true_or_false(alembic: Alembic, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["true", "false"])
-def test_revisions_of_sqlite_are_portable_anyway(
-    alembic: Alembic, value: str
-) -> None:
+def test_revisions_of_sqlite_are_portable_anyway(alembic: Alembic, value: str) -> None:
     config = alembic()
     config.set_main_option("portable", value)
     revision = generated(config)

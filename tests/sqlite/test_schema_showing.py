@@ -10,17 +10,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-from click.testing import Result
+from click.testing import CliRunner, Result
 
 from sqla_shard import schema
 from sqla_shard.cli.program import program
-from sqla_shard.schema import Outcome
-from sqla_shard.schema import RunReport
-from sqla_shard.schema import State
-from tests.servers.command_line import environment
-from tests.servers.command_line import on_a_terminal
-from tests.servers.command_line import without_progress
+from sqla_shard.schema import Outcome, RunReport, State
+from tests.servers.command_line import environment, on_a_terminal, without_progress
 
 TOPOLOGY = """\
 epoch = 1
@@ -58,9 +53,7 @@ def test_failures_with_other_statements_done_are_separate() -> None:
         target="head",
         keyspace="objects",
         outcomes=tuple(
-            outcome(
-                n, State.FAILED, error="no", step="upgrade of a", done=done
-            )
+            outcome(n, State.FAILED, error="no", step="upgrade of a", done=done)
             for n, done in enumerate([("CREATE 1",), (), ("CREATE 1",)])
         ),
         seconds=0.1,
@@ -112,9 +105,7 @@ def bars(shown: str) -> list[str]:
         for line in shown.replace("\r", "\n").splitlines()
     ]
     last = max(
-        n
-        for n, line in enumerate(lines)
-        if line.startswith("upg") and "━" in line
+        n for n, line in enumerate(lines) if line.startswith("upg") and "━" in line
     )
     return [
         " ".join(re.sub(r"[━╸╺]|\d+/s|\S:\S\S:\S\S", " ", line).split())
@@ -194,9 +185,7 @@ def test_a_damaged_configuration_is_one_line(
     if isinstance(content, str):
         content = content.encode()
     (project / "alembic.ini").write_bytes(content)
-    done = CliRunner().invoke(
-        program, ["-t", "topology.toml", *arguments.split()]
-    )
+    done = CliRunner().invoke(program, ["-t", "topology.toml", *arguments.split()])
     assert done.exit_code == 2, done.output
     assert done.stderr.startswith(
         f"sqla-shard: error: alembic.ini cannot be read: {problem}"
@@ -240,11 +229,7 @@ def test_wrong_uses_end_alike(project: Path, arguments: str) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ("-1", "--shards", "7"),
-        ("--shards", "7", "-1"),
-        ("--shards=7", "--", "-1"),
-    ],
+    [("-1", "--shards", "7"), ("--shards", "7", "-1"), ("--shards=7", "--", "-1")],
 )
 def test_one_revision_back(project: Path, arguments: tuple[str, ...]) -> None:
     assert invoke("upgrade").exit_code == 0
@@ -262,8 +247,7 @@ def test_sql_names_the_databases_that_it_is_for(
     main(["-x", "shards=0,3-5,7", "upgrade", "a:b", "--sql"])
     output = capfd.readouterr().out
     assert output.startswith(
-        "-- The same for each of 5 databases: db00000, db00003 to db00005, "
-        "db00007\n"
+        "-- The same for each of 5 databases: db00000, db00003 to db00005, db00007\n"
     )
 
 

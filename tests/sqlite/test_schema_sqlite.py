@@ -9,13 +9,11 @@ from textwrap import dedent
 
 import pytest
 
-from sqla_shard import exc
-from sqla_shard import schema
+from sqla_shard import exc, schema
 from sqla_shard.outbox import tables
 from sqla_shard.schema import Answer
 from sqla_shard.schema.ledger import VERSION_TABLE
-from tests.models.schema import on_sqlite
-from tests.models.schema import runner_fixture
+from tests.models.schema import on_sqlite, runner_fixture
 
 runner = runner_fixture()
 project = on_sqlite(main=True)
@@ -52,9 +50,7 @@ def names(project, shard_id):
 def test_the_commands(project):
     project.add("0001", PINS, "op.drop_table('pins')\nop.drop_table('boards')")
     project.add("0002", 'op.add_column("pins", sa.Column("ts", sa.Integer))')
-    assert project.states("upgrade", "head") == dict.fromkeys(
-        project.shards, "changed"
-    )
+    assert project.states("upgrade", "head") == dict.fromkeys(project.shards, "changed")
     assert project.states("upgrade", "head") == dict.fromkeys(
         project.shards, "nothing to do"
     )
@@ -76,8 +72,7 @@ def test_the_commands(project):
 
 
 @pytest.mark.parametrize(
-    "broken",
-    ['raise ValueError("no")', 'op.execute("INSERT INTO nothing VALUES (1)")'],
+    "broken", ['raise ValueError("no")', 'op.execute("INSERT INTO nothing VALUES (1)")']
 )
 def test_an_error_in_the_middle_leaves_nothing(project, broken):
     project.provision()
@@ -117,9 +112,7 @@ def test_objects_that_a_revision_changes_are_the_same_for_each_shard(project):
         'op.execute(f"DELETE FROM boards WHERE id >= {NUMBERS.pop()}")',
     )
     project.rewrite(path, "def upgrade", "NUMBERS = [20]\n\ndef upgrade")
-    project.add(
-        "0003", "op.add_column('boards', sa.Column('n', sa.Integer()))"
-    )
+    project.add("0003", "op.add_column('boards', sa.Column('n', sa.Integer()))")
     for command, ids in (
         (("upgrade", "head"), [1, 20, 21]),
         (("downgrade", "0001"), [1]),
@@ -193,13 +186,8 @@ def test_a_file_that_is_missing_is_not_made(project):
         **dict.fromkeys(project.shards, "not attempted"),
         2: "no such database",
     }
-    states = project.states(
-        "-x", "continue_on_error=yes", "upgrade", "head", status=1
-    )
-    assert states == {
-        **dict.fromkeys(project.shards, "changed"),
-        2: "no such database",
-    }
+    states = project.states("-x", "continue_on_error=yes", "upgrade", "head", status=1)
+    assert states == {**dict.fromkeys(project.shards, "changed"), 2: "no such database"}
     assert not project.file(2).exists()
 
 

@@ -8,8 +8,7 @@ import threading
 from contextlib import closing
 from itertools import groupby
 from pathlib import Path
-from time import monotonic
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -17,11 +16,8 @@ import pytest
 from sqla_shard import Cluster
 from sqla_shard.schema import run
 from sqla_shard.schema.progress import Progress
-from sqla_shard.schema.reports import Outcome
-from sqla_shard.schema.reports import RunReport
-from sqla_shard.schema.reports import State
-from sqla_shard.schema.selection import RunOptions
-from sqla_shard.schema.selection import shards_of
+from sqla_shard.schema.reports import Outcome, RunReport, State
+from sqla_shard.schema.selection import RunOptions, shards_of
 from sqla_shard.schema.versions import Version
 from sqla_shard.schema.waves import Workers
 from sqla_shard.testing import sqlite_topology
@@ -92,18 +88,13 @@ def test_a_signal_that_interrupts_no_system_call(number):
     assert shown == [False]
 
 
-def ran(
-    directory: Path, servers: int, shards: int, **arguments: Any
-) -> RunReport:
+def ran(directory: Path, servers: int, shards: int, **arguments: Any) -> RunReport:
     """Run a command on the shards of SQLite files."""
     topology = sqlite_topology(directory, servers, shards)
     with Cluster.from_topology(topology) as cluster:
         keyspace = cluster.places.topology.keyspace("objects")
         return run(
-            [
-                Version(shard=one)
-                for one in shards_of(cluster.places, keyspace)
-            ],
+            [Version(shard=one) for one in shards_of(cluster.places, keyspace)],
             command="upgrade",
             target="head",
             steps=lambda heads: ["one"],

@@ -9,20 +9,11 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from sqla_shard import Cluster
-from sqla_shard import pack
+from sqla_shard import Cluster, pack
 from tests.models.clusters import on_sqlite
-from tests.models.data import Rows
-from tests.models.data import store
-from tests.models.models import BOARD
-from tests.models.models import COMMENT
-from tests.models.models import NOTE
-from tests.models.models import PIN
-from tests.models.models import PLAIN
-from tests.models.models import PlainBase
-from tests.models.models import SHARDED
-from tests.suites.traps_of_many_rows import ACCEPTED
-from tests.suites.traps_of_many_rows import REFUSED
+from tests.models.data import Rows, store
+from tests.models.models import BOARD, COMMENT, NOTE, PIN, PLAIN, PlainBase, SHARDED
+from tests.suites.traps_of_many_rows import ACCEPTED, REFUSED
 
 _OPTIONS = {"enable_from_linting": False}
 cluster = on_sqlite(engine_options=_OPTIONS)

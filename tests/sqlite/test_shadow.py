@@ -10,44 +10,46 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Column
-from sqlalchemy import Connection
-from sqlalchemy import create_engine
-from sqlalchemy import Engine
-from sqlalchemy import event
-from sqlalchemy import ForeignKey
-from sqlalchemy import insert
-from sqlalchemy import Integer
-from sqlalchemy import MetaData
-from sqlalchemy import select
-from sqlalchemy import Table
-from sqlalchemy import text
+from sqlalchemy import (
+    Column,
+    Connection,
+    create_engine,
+    Engine,
+    event,
+    ForeignKey,
+    insert,
+    Integer,
+    MetaData,
+    select,
+    Table,
+    text,
+)
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.ext.asyncio import async_sessionmaker
-from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.orm import scoped_session
-from sqlalchemy.orm import Session
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import scoped_session, Session, sessionmaker
 
-from sqla_shard.exc import ShadowReportError
-from sqla_shard.exc import ShadowSetupError
-from sqla_shard.migrate import Declaration
-from sqla_shard.migrate import load
-from sqla_shard.migrate import Lookup
-from sqla_shard.migrate import merge
-from sqla_shard.migrate import Owned
-from sqla_shard.migrate import Report
-from sqla_shard.migrate import Shadow
-from sqla_shard.migrate import suggest
+from sqla_shard.exc import ShadowReportError, ShadowSetupError
+from sqla_shard.migrate import (
+    Declaration,
+    load,
+    Lookup,
+    merge,
+    Owned,
+    Report,
+    Shadow,
+    suggest,
+)
 from sqla_shard.util.tables import sorted_tables
-from tests.models.shadow_apps import accounts
-from tests.models.shadow_apps import BANK
-from tests.models.shadow_apps import bank
-from tests.models.shadow_apps import close_month
-from tests.models.shadow_apps import entries
-from tests.models.shadow_apps import SHOP
-from tests.models.shadow_apps import Shop
-from tests.models.shadow_apps import shop
+from tests.models.shadow_apps import (
+    accounts,
+    BANK,
+    bank,
+    close_month,
+    entries,
+    SHOP,
+    Shop,
+    shop,
+)
 
 
 def outcomes(report: Report) -> dict[str, set[str]]:
@@ -98,9 +100,7 @@ def test_an_asynchronous_api(tmp_path: Path) -> None:
     assert "Reference" in stock.remedy
     assert stock.file.endswith("shadow_apps.py")
     assert report.transactions["several_owners"] == 2
-    assert report.foreign_keys == {
-        "lines.sku": "the tables are in different keyspaces"
-    }
+    assert report.foreign_keys == {"lines.sku": "the tables are in different keyspaces"}
     best = suggest(shop, report.traffic)[0]
     assert "customers" in best.owners
     assert {*SHOP.of(Owned)} <= {*best.declaration.items}
@@ -126,12 +126,7 @@ def test_a_batch_job(engine: Engine) -> None:
             close_month(connection, "2026-11")
         report = shadow.report()
     assert outcomes(report) == {
-        "close_month": {
-            "scatter",
-            "cross_shard_write",
-            "refused",
-            "textual",
-        }
+        "close_month": {"scatter", "cross_shard_write", "refused", "textual"}
     }
     assert report.transactions == {"several_owners": 1}
     errors = {site.error for site in report.sites}
@@ -183,9 +178,7 @@ def test_statements_are_those_without_it(engine: Engine) -> None:
 
 
 def test_its_errors_are_counted_and_logged(
-    engine: Engine,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     shadow = Shadow(BANK, bank, budget=None)
 
@@ -226,9 +219,7 @@ def test_no_error_of_it_reaches_the_application(
     assert report.total.statements == 2
 
 
-def test_owners_are_suggested_before_anything_is_declared(
-    engine: Engine,
-) -> None:
+def test_owners_are_suggested_before_anything_is_declared(engine: Engine) -> None:
     with Shadow(Declaration(), bank, budget=None) as shadow:
         shadow.watch(engine)
         with engine.begin() as connection:
@@ -339,9 +330,7 @@ def test_budget_stops_planning(engine: Engine) -> None:
 
 def test_savepoints(engine: Engine) -> None:
     def write(connection: Any, account: int) -> None:
-        connection.execute(
-            insert(entries).values(account_id=account, amount=1)
-        )
+        connection.execute(insert(entries).values(account_id=account, amount=1))
 
     with Shadow(BANK, bank, budget=None) as shadow:
         shadow.watch(engine)
@@ -453,9 +442,7 @@ def test_reports_of_several_processes(engine: Engine, tmp_path: Path) -> None:
         ('{"version": 99}', "version 99"),
     ],
 )
-def test_files_that_are_no_reports(
-    tmp_path: Path, content: str, message: str
-) -> None:
+def test_files_that_are_no_reports(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "shadow-x.json"
     path.write_text(content)
     with pytest.raises(ShadowReportError, match=message):
@@ -466,9 +453,7 @@ def test_a_report_that_cannot_be_written(
     engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    shadow = Shadow(
-        BANK, bank, budget=None, directory=tmp_path / "file", every=0
-    )
+    shadow = Shadow(BANK, bank, budget=None, directory=tmp_path / "file", every=0)
     shadow.watch(engine)
     select_often(engine, 1)
     assert len(shadow.report().failures) == 1

@@ -7,45 +7,41 @@ verdict has to name that error.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from typing import Any
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
 from flask import Flask
-from sqlalchemy import and_
-from sqlalchemy import create_engine
-from sqlalchemy import delete
-from sqlalchemy import exists
-from sqlalchemy import func
-from sqlalchemy import or_
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import union_all
-from sqlalchemy import update
-from sqlalchemy.orm import joinedload
-from sqlalchemy.orm import selectinload
-from sqlalchemy.orm import Session
+from sqlalchemy import (
+    and_,
+    create_engine,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    text,
+    union_all,
+    update,
+)
+from sqlalchemy.orm import joinedload, selectinload, Session
 
 from examples.microblog import single
 from examples.microblog.sharded import models as sharded_models
 from examples.microblog.single import models as single_models
-from sqla_shard import Cluster
-from sqla_shard import Topology
-from sqla_shard.exc import CrossShardWriteError
-from sqla_shard.exc import ShardError
-from sqla_shard.migrate import Declaration
-from sqla_shard.migrate import Lookup
-from sqla_shard.migrate import MappingTable
-from sqla_shard.migrate import Owned
-from sqla_shard.migrate import Owner
-from sqla_shard.migrate import Report
-from sqla_shard.migrate import Shadow
+from sqla_shard import Cluster, Topology
+from sqla_shard.exc import CrossShardWriteError, ShardError
+from sqla_shard.migrate import (
+    Declaration,
+    Lookup,
+    MappingTable,
+    Owned,
+    Owner,
+    Report,
+    Shadow,
+)
 from sqla_shard.testing import sqlite_topology
-from tests.suites.microblog import CONFIG
-from tests.suites.microblog import promote
-from tests.suites.microblog import Visitor
+from tests.suites.microblog import CONFIG, promote, Visitor
 
 DECLARATION = Declaration(
     Owner("users.id"),
@@ -53,9 +49,7 @@ DECLARATION = Declaration(
     Lookup("users.email"),
     Owned("posts", colocate_with="user_id"),
     Owned("messages", colocate_with="recipient_id"),
-    MappingTable(
-        "followers", source="follower_id", target="followed_id", inverse=True
-    ),
+    MappingTable("followers", source="follower_id", target="followed_id", inverse=True),
 )
 
 
@@ -113,9 +107,7 @@ STATEMENTS: dict[str, Callable[[Any, Ids], Any]] = {
         or_(m.Post.user_id == ids.ada, m.Post.body == "x")
     ),
     "not": lambda m, ids: select(m.Post).where(m.Post.user_id != ids.ada),
-    "by unique name": lambda m, _: select(m.User).where(
-        m.User.username == "ada"
-    ),
+    "by unique name": lambda m, _: select(m.User).where(m.User.username == "ada"),
     "join of the owner": lambda m, ids: (
         select(m.Post, m.User)
         .join(m.User, m.User.id == m.Post.user_id)
@@ -126,14 +118,10 @@ STATEMENTS: dict[str, Callable[[Any, Ids], Any]] = {
     ),
     "outer join": lambda m, ids: (
         select(m.User, m.Post)
-        .outerjoin(
-            m.Post, and_(m.Post.user_id == m.User.id, m.Post.body == "x")
-        )
+        .outerjoin(m.Post, and_(m.Post.user_id == m.User.id, m.Post.body == "x"))
         .where(m.User.id == ids.ada)
     ),
-    "outer join of a filtered side": lambda m, ids: select(
-        m.User, m.Post
-    ).outerjoin(
+    "outer join of a filtered side": lambda m, ids: select(m.User, m.Post).outerjoin(
         m.Post, and_(m.Post.user_id == m.User.id, m.User.id == ids.ada)
     ),
     "join of another owner": lambda m, ids: (
@@ -155,8 +143,7 @@ STATEMENTS: dict[str, Callable[[Any, Ids], Any]] = {
         m.Post.body == m.Message.body,
     ),
     "exists": lambda m, ids: select(m.User).where(
-        m.User.id == ids.ada,
-        exists().where(m.Post.user_id == m.User.id),
+        m.User.id == ids.ada, exists().where(m.Post.user_id == m.User.id)
     ),
     "exists decides": lambda m, ids: select(m.Post).where(
         exists().where(m.User.id == m.Post.user_id, m.User.id == ids.ada)
@@ -166,9 +153,7 @@ STATEMENTS: dict[str, Callable[[Any, Ids], Any]] = {
     ),
     "in subquery of a mapping": lambda m, ids: select(m.Post).where(
         m.Post.user_id.in_(
-            select(follows(m).followed_id).where(
-                follows(m).follower_id == ids.ada
-            )
+            select(follows(m).followed_id).where(follows(m).follower_id == ids.ada)
         )
     ),
     "mapping by source": lambda m, ids: select(follows(m).followed_id).where(
@@ -180,9 +165,7 @@ STATEMENTS: dict[str, Callable[[Any, Ids], Any]] = {
         .where(follows(m).follower_id == ids.ada)
     ),
     "count of one": lambda m, ids: (
-        select(func.count())
-        .select_from(m.Post)
-        .where(m.Post.user_id == ids.ada)
+        select(func.count()).select_from(m.Post).where(m.Post.user_id == ids.ada)
     ),
     "count of all": lambda m, _: select(func.count()).select_from(m.Post),
     "count of two": lambda m, ids: (
@@ -230,19 +213,13 @@ STATEMENTS: dict[str, Callable[[Any, Ids], Any]] = {
         update(m.Post).where(m.Post.user_id == ids.ada).values(body="new")
     ),
     "update of two": lambda m, ids: (
-        update(m.Post)
-        .where(m.Post.user_id.in_([ids.ada, ids.bob]))
-        .values(body="new")
+        update(m.Post).where(m.Post.user_id.in_([ids.ada, ids.bob])).values(body="new")
     ),
     "update of all": lambda m, _: update(m.Post).values(body="new"),
     "update of the owner": lambda m, ids: (
-        update(m.Post)
-        .where(m.Post.user_id == ids.ada)
-        .values(user_id=m.Post.id)
+        update(m.Post).where(m.Post.user_id == ids.ada).values(user_id=m.Post.id)
     ),
-    "delete of one": lambda m, ids: delete(m.Post).where(
-        m.Post.user_id == ids.ada
-    ),
+    "delete of one": lambda m, ids: delete(m.Post).where(m.Post.user_id == ids.ada),
     "delete by another owner": lambda m, ids: delete(m.Message).where(
         m.Message.sender_id == ids.ada
     ),
@@ -268,16 +245,12 @@ def limited(m: Any, owner: int | None = None) -> Any:
 #: Operators that the types of ids refuse while the statement is built.
 BUILT: dict[str, Callable[[Any], Any]] = {
     "arithmetic": lambda m: select(m.User.id + 1),
-    "a computed id": lambda m: select(m.Post.id).where(
-        m.Post.user_id == m.Post.id % 2
-    ),
+    "a computed id": lambda m: select(m.Post.id).where(m.Post.user_id == m.Post.id % 2),
 }
 
 
 @pytest.fixture(scope="module")
-def sharded(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[Cluster, Ids]]:
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Ids]]:
     m = sharded_models
     directory = tmp_path_factory.mktemp("sharded")
     topology = Topology.from_mapping(
@@ -314,9 +287,7 @@ def engine() -> Iterator[Any]:
 
 @pytest.fixture
 def shadow(engine: Any) -> Iterator[Shadow]:
-    with Shadow(
-        DECLARATION, single_models.Base.metadata, budget=None
-    ) as shadow:
+    with Shadow(DECLARATION, single_models.Base.metadata, budget=None) as shadow:
         shadow.watch(engine)
         yield shadow
 
@@ -354,8 +325,7 @@ def test_verdict_is_that_of_the_cluster(name, sharded, engine, shadow):
 def test_both_answers_occur(sharded):
     cluster, ids = sharded
     answers = {
-        refusal(cluster, make(sharded_models, ids))
-        for make in STATEMENTS.values()
+        refusal(cluster, make(sharded_models, ids)) for make in STATEMENTS.values()
     }
     assert answers >= {
         None,
@@ -386,23 +356,17 @@ def test_two_owners_in_a_transaction(sharded, engine, shadow):
     with Session(engine) as session:
         for name in ("ada", "bob"):
             session.add(
-                single_models.User(
-                    username=name, email=name, password_hash="-"
-                )
+                single_models.User(username=name, email=name, password_hash="-")
             )
             # As on shards, where owners of one transaction share a shard.
             session.commit()
         session.add_all(
-            single_models.Post(user_id=user_id, body="both")
-            for user_id in (1, 2)
+            single_models.Post(user_id=user_id, body="both") for user_id in (1, 2)
         )
         session.commit()
     report = shadow.report()
     (site,) = [one for one in report.sites if one.error is not None]
-    assert (site.outcome, site.error) == (
-        "cross_shard_write",
-        "CrossShardWriteError",
-    )
+    assert (site.outcome, site.error) == ("cross_shard_write", "CrossShardWriteError")
     assert "posts of another owner" in site.reason
     assert report.transactions["several_owners"] == 1
     assert report.transactions["one_owner"] == 2
@@ -416,9 +380,7 @@ def test_owners_of_one_transaction_share_a_shard(engine, shadow):
         ]
         session.add_all(users)
         session.flush()
-        session.add_all(
-            single_models.Post(user_id=user.id, body="-") for user in users
-        )
+        session.add_all(single_models.Post(user_id=user.id, body="-") for user in users)
         session.commit()
     report = shadow.report()
     assert verdicts(report) == [None] * len(report.sites)
@@ -462,8 +424,7 @@ def test_a_web_application(app: Flask) -> None:
         with app.app_context():
             shadow.watch(single.db.engine)
         ada, bob = (
-            Visitor(app, lambda _: None).sign_up(name)
-            for name in ("ada", "bob")
+            Visitor(app, lambda _: None).sign_up(name) for name in ("ada", "bob")
         )
         ada.post("/", body="hello")
         bob.post("/follow/ada")
@@ -475,9 +436,7 @@ def test_a_web_application(app: Flask) -> None:
         ada.post("/admin/delete/bob")
         report = shadow.report()
     assert not report.failures
-    by_function = {
-        (site.function, site.outcome): site for site in report.sites
-    }
+    by_function = {(site.function, site.outcome): site for site in report.sites}
     assert ("find_user", "lookup") in by_function
     assert ("explore", "scatter") in by_function
     assert ("is_following", "refused") in by_function

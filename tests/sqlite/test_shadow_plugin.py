@@ -169,9 +169,7 @@ def test_suggest_command(reports: Path, tmp_path: Path) -> None:
     assert invoke(*arguments, "--toml").output == DECLARATION
     (best,) = json.loads(invoke(*arguments, "--json").output)
     assert best["score"] == 0.75
-    assert best["declaration"]["owned"] == {
-        "posts": {"colocate_with": "user_id"}
-    }
+    assert best["declaration"]["owned"] == {"posts": {"colocate_with": "user_id"}}
     without = invoke("migrate", "suggest", "blog_under_shadow:Base")
     assert "no traffic recorded" in without.output
 
@@ -192,9 +190,7 @@ def test_a_module_without_tables(
     assert message in shown.output
 
 
-def test_tables_that_nothing_refers_to(
-    pytester: pytest.Pytester,
-) -> None:
+def test_tables_that_nothing_refers_to(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         lonely_tables="import sqlalchemy\nBase = sqlalchemy.MetaData()\n"
     )

@@ -14,38 +14,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.exc import MissingGreenlet
-from sqlalchemy.exc import StatementError
+from sqlalchemy import func, select, text
+from sqlalchemy.exc import IntegrityError, MissingGreenlet, StatementError
 from sqlalchemy.orm import selectinload
 
-from sqla_shard import AsyncShardSession
-from sqla_shard import Cluster
-from sqla_shard import ShardSession
-from sqla_shard.exc import ClusterClosedError
-from sqla_shard.exc import CrossShardWriteError
-from sqla_shard.exc import NoEventLoopError
-from sqla_shard.exc import RetriesExhaustedError
-from sqla_shard.exc import StaleDataError
-from sqla_shard.testing import sqlite_topology
-from sqla_shard.testing import StatementLog
+from sqla_shard import AsyncShardSession, Cluster, ShardSession
+from sqla_shard.exc import (
+    ClusterClosedError,
+    CrossShardWriteError,
+    NoEventLoopError,
+    RetriesExhaustedError,
+    StaleDataError,
+)
+from sqla_shard.testing import sqlite_topology, StatementLog
 from tests.models.backends import On
-from tests.models.clusters import at
-from tests.models.clusters import PINS
-from tests.models.clusters import ShardLog
-from tests.models.layouts import pack
-from tests.models.layouts import unpack
-from tests.models.models import Board
-from tests.models.models import Comment
-from tests.models.models import PIN
-from tests.models.models import Pin
-from tests.models.models import Setting
+from tests.models.clusters import at, PINS, ShardLog
+from tests.models.layouts import pack, unpack
+from tests.models.models import Board, Comment, PIN, Pin, Setting
 from tests.models.sqlite_files import with_files
-
-__all__ = ["Loops", "Sessions"]
 
 _SHARDS = (0, 1, 17, 30)
 
@@ -84,8 +70,7 @@ def data(cluster: Cluster) -> Any:
             for pin in pins:
                 session.add(Comment(pin_id=pin.id, body="x"))
         return SimpleNamespace(
-            ids=[pin.id for pin in pins],
-            boards=[board.id for board in boards],
+            ids=[pin.id for pin in pins], boards=[board.id for board in boards]
         )
 
     return asyncio.run(store())
@@ -111,19 +96,13 @@ class Sessions:
                 pin = await session.get(Pin, data.ids[0])
                 assert pin is not None
                 assert pin.id == data.ids[0]
-                again = await session.get(
-                    Pin, data.ids[0], populate_existing=True
-                )
+                again = await session.get(Pin, data.ids[0], populate_existing=True)
                 assert again is pin
                 assert await session.get_one(Pin, data.ids[0]) is pin
                 missing = pack(3, PIN, 99)
                 wanted = [*data.ids, missing, data.ids[0]]
                 found = await session.get_many(Pin, wanted)
-                assert [p and p.id for p in found] == [
-                    *data.ids,
-                    None,
-                    data.ids[0],
-                ]
+                assert [p and p.id for p in found] == [*data.ids, None, data.ids[0]]
                 statement = select(Pin).where(Pin.id.in_(data.ids))
                 scalars = await session.scalars(statement)
                 assert set(scalars) == {p for p in found if p}
@@ -133,15 +112,11 @@ class Sessions:
 
         asyncio.run(main())
 
-    def test_eager_loads_over_shards(
-        self, cluster: Cluster, data: Any
-    ) -> None:
+    def test_eager_loads_over_shards(self, cluster: Cluster, data: Any) -> None:
         async def main() -> None:
             async with cluster.async_session() as session:
                 pins = await session.get_many(
-                    Pin,
-                    data.ids,
-                    options=[selectinload(Pin.board)],
+                    Pin, data.ids, options=[selectinload(Pin.board)]
                 )
                 boards = [pin and pin.board and pin.board.id for pin in pins]
                 assert boards == data.boards
@@ -158,11 +133,7 @@ class Sessions:
 
     def test_pages_of_all_shards(self, cluster: Cluster, data: Any) -> None:
         async def main() -> None:
-            newest = (
-                select(Pin)
-                .where(Pin.id.in_(data.ids))
-                .order_by(Pin.title.desc())
-            )
+            newest = select(Pin).where(Pin.id.in_(data.ids)).order_by(Pin.title.desc())
             shown: list[int] = []
             after = None
             async with cluster.async_session() as session:
@@ -226,9 +197,7 @@ class Sessions:
 
         asyncio.run(main())
 
-    def test_an_exception_rolls_back(
-        self, cluster: Cluster, data: Any
-    ) -> None:
+    def test_an_exception_rolls_back(self, cluster: Cluster, data: Any) -> None:
         async def fail() -> None:
             async with cluster.async_begin() as session:
                 pin = await session.get_one(Pin, data.ids[0])
@@ -272,9 +241,7 @@ class Sessions:
 
         asyncio.run(main())
 
-    def test_a_second_shard_is_refused(
-        self, cluster: Cluster, data: Any
-    ) -> None:
+    def test_a_second_shard_is_refused(self, cluster: Cluster, data: Any) -> None:
         async def change(session: AsyncShardSession) -> None:
             for pin in await session.get_many(Pin, data.ids[:2]):
                 assert pin
@@ -306,16 +273,13 @@ class Sessions:
                 )
                 assert found.scalar_one().startswith("p")
                 counted = await session.execute(
-                    select(func.count(Pin.id)),
-                    bind_arguments={"shard_id": shard_id},
+                    select(func.count(Pin.id)), bind_arguments={"shard_id": shard_id}
                 )
                 assert counted.scalar_one() >= 1
 
         asyncio.run(main())
 
-    def test_one_statement_on_one_shard(
-        self, cluster: Cluster, data: Any
-    ) -> None:
+    def test_one_statement_on_one_shard(self, cluster: Cluster, data: Any) -> None:
         async def main() -> None:
             async with cluster.async_session() as session:
                 for object_id in data.ids:
@@ -326,9 +290,7 @@ class Sessions:
 
         asyncio.run(main())
 
-    def test_tasks_with_a_session_each(
-        self, cluster: Cluster, data: Any
-    ) -> None:
+    def test_tasks_with_a_session_each(self, cluster: Cluster, data: Any) -> None:
         async def read(number: int) -> None:
             for _ in range(5):
                 async with cluster.async_session() as session:
@@ -375,9 +337,7 @@ class Sessions:
 
         asyncio.run(main())
 
-    def test_run_repeats_nothing_else(
-        self, cluster: Cluster, data: Any
-    ) -> None:
+    def test_run_repeats_nothing_else(self, cluster: Cluster, data: Any) -> None:
         attempts = []
 
         async def wrong(session: AsyncShardSession) -> None:
@@ -414,9 +374,7 @@ class Sessions:
                 await session.execute(drop, bind_arguments=on_shard)
             with StatementLog() as log:
                 await cluster.async_create_all(Board.metadata)
-            created = [
-                s for s in log.statements if s.lstrip().startswith("CREATE T")
-            ]
+            created = [s for s in log.statements if s.lstrip().startswith("CREATE T")]
             assert len(created) == 1
 
         asyncio.run(main())
@@ -485,13 +443,9 @@ class Loops:
             await session.close()
             assert await fresh.aclose() is True
             with pytest.raises(ClusterClosedError):
-                await session.execute(
-                    text("SELECT 1"), bind_arguments=on_shard
-                )
+                await session.execute(text("SELECT 1"), bind_arguments=on_shard)
             with pytest.raises(ClusterClosedError):
-                fresh.session().execute(
-                    text("SELECT 1"), bind_arguments=on_shard
-                )
+                fresh.session().execute(text("SELECT 1"), bind_arguments=on_shard)
 
         async def again() -> None:
             async with fresh.async_session() as session:
@@ -507,13 +461,9 @@ class Loops:
         async def main() -> None:
             on_shard = {"shard_id": 1}
             async with fresh.async_session() as session:
-                await session.execute(
-                    text("SELECT 1"), bind_arguments=on_shard
-                )
+                await session.execute(text("SELECT 1"), bind_arguments=on_shard)
                 fresh.close()
-                await session.execute(
-                    text("SELECT 1"), bind_arguments=on_shard
-                )
+                await session.execute(text("SELECT 1"), bind_arguments=on_shard)
             (stats,) = fresh.stats()
             assert (stats.idle, stats.busy) == (1, 0)
             async with fresh.async_session() as session:

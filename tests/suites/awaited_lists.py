@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from sqla_shard import AsyncShardSession
-from sqla_shard import Cluster
+from sqla_shard import AsyncShardSession, Cluster
 from tests.models import mapping_models as lists
-
-__all__ = ["Lists"]
 
 cluster = lists.LISTS.on_backend()
 
@@ -21,25 +18,18 @@ class Lists:
                 session.add(board)
                 await session.flush()
                 for pin in pins:
-                    await session.run_sync(
-                        lists.BoardHasPins.append, board.id, pin
-                    )
+                    await session.run_sync(lists.BoardHasPins.append, board.id, pin)
             async with cluster.async_session() as session:
                 page = await session.run_sync(
                     lists.BoardHasPins.page, board.id, limit=2
                 )
                 assert [row.pin_id for row in page.items] == pins[:2:-1]
                 page = await session.run_sync(
-                    lists.BoardHasPins.page,
-                    board.id,
-                    limit=3,
-                    after=page.next,
+                    lists.BoardHasPins.page, board.id, limit=3, after=page.next
                 )
                 assert [row.pin_id for row in page.items] == pins[2::-1]
                 held = await session.run_sync(
-                    lists.BoardHasPins.contains,
-                    board.id,
-                    [pins[1], lists.pins(1)[0]],
+                    lists.BoardHasPins.contains, board.id, [pins[1], lists.pins(1)[0]]
                 )
                 assert held == {pins[1]}
             await cluster.async_run(move, board.id)

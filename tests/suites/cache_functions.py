@@ -9,35 +9,27 @@ import asyncio
 import inspect
 import json
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import delete
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import update
+from sqlalchemy import delete, select, text, update
 from sqlalchemy.orm import scoped_session
 
-from sqla_shard import Cluster
-from sqla_shard import exc
-from sqla_shard import ShardSession
-from sqla_shard.cache import Cache
-from sqla_shard.cache import cached_list
-from sqla_shard.cache import cached_objects
+from sqla_shard import Cluster, exc, ShardSession
+from sqla_shard.cache import Cache, cached_list, cached_objects
 from sqla_shard.outbox.invalidations import drain
 from sqla_shard.outbox.tables import OUTBOX
-from tests.models.mapping_models import Board
-from tests.models.mapping_models import BoardHasPins
-from tests.models.mapping_models import LISTS
-from tests.models.mapping_models import new_board
-from tests.models.mapping_models import new_pins
-from tests.models.mapping_models import pins
-from tests.models.mapping_models import User
+from tests.models.mapping_models import (
+    Board,
+    BoardHasPins,
+    LISTS,
+    new_board,
+    new_pins,
+    pins,
+    User,
+)
 from tests.servers.memcached import nodes
-
-__all__ = ["Awaited", "Invalidating", "Lists", "Objects"]
 
 #: Arguments of calls of the functions, and actions while they run.
 calls: list[Any] = []
@@ -51,11 +43,7 @@ def called(session: Any, *args: Any) -> None:
 
 
 def names_of(session: ShardSession, ids: list[int]) -> dict[int, str]:
-    return {
-        one.id: one.name
-        for one in session.get_many(User, ids)
-        if one is not None
-    }
+    return {one.id: one.name for one in session.get_many(User, ids) if one is not None}
 
 
 @cached_objects("values", format="t:user:%d", of=User)
@@ -203,19 +191,13 @@ class Objects(Suite):
         first = self.ask(cluster, names, ids)
         assert self.took() == [ids]
         assert self.ask(cluster, names, ids) == first
-        assert first == dict(
-            zip(ids, ["user 0", "user 1", "user 40"], strict=True)
-        )
+        assert first == dict(zip(ids, ["user 0", "user 1", "user 40"], strict=True))
         assert self.took() == []
 
     def test_a_list_stays_a_list(self, cluster, cache, ids):
         asked = [ids[1], ids[0], ids[1]]
         first = self.ask(cluster, listed, asked)
-        assert first == [
-            {"name": "user 1"},
-            {"name": "user 0"},
-            {"name": "user 1"},
-        ]
+        assert first == [{"name": "user 1"}, {"name": "user 0"}, {"name": "user 1"}]
         # Another process has not seen its result.
         again = other_process(listed)
         assert self.ask(cluster, again, asked) == first
@@ -261,9 +243,7 @@ class Objects(Suite):
                 session.get_one(User, one).name = "new"
             elif how == "update":
                 session.execute(
-                    update(User)
-                    .where(User.id == one)
-                    .values(data={"name": "new"})
+                    update(User).where(User.id == one).values(data={"name": "new"})
                 )
             elif how == "delete":
                 session.execute(delete(User).where(User.id == one))
@@ -316,8 +296,7 @@ class Objects(Suite):
         needs_servers(cluster)
         with cluster.session() as session:
             session.connection(
-                {"shard_id": 0},
-                execution_options={"isolation_level": "READ COMMITTED"},
+                {"shard_id": 0}, execution_options={"isolation_level": "READ COMMITTED"}
             )
             self.rename(cluster, ids[0], "new")
             assert names(session, ids[:1]) == {ids[0]: "new"}
@@ -358,9 +337,7 @@ class Objects(Suite):
     def test_one_that_writes(self, cluster, cache, ids):
         def write(session):
             session.execute(
-                update(User)
-                .where(User.id == ids[0])
-                .values(data={"name": "x"})
+                update(User).where(User.id == ids[0]).values(data={"name": "x"})
             )
 
         meanwhile.append(write)
@@ -481,9 +458,7 @@ class Objects(Suite):
             pytest.param("\ud800", "surrogates", id="surrogate"),
         ],
     )
-    def test_values_that_json_does_not_have(
-        self, cluster, cache, value, named
-    ):
+    def test_values_that_json_does_not_have(self, cluster, cache, value, named):
         returned.append({1: value})
         for _ in range(2):
             with pytest.raises(exc.CachedFunctionError, match=named) as raised:
@@ -509,9 +484,7 @@ class Objects(Suite):
             pytest.param("ab", "a str; return a mapping", id="text"),
             pytest.param(None, "a NoneType; return", id="none"),
             pytest.param([1], "with 2 ids and has returned 1", id="short"),
-            pytest.param(
-                {3: 1}, "returned the key 3, which is not one", id="other"
-            ),
+            pytest.param({3: 1}, "returned the key 3, which is not one", id="other"),
         ],
     )
     def test_invalid_answers(self, cluster, cache, value, named):
@@ -700,9 +673,7 @@ class Invalidating(Suite):
 
     @pytest.mark.parametrize("how", ["nothing", "read", "written", "two"])
     @pytest.mark.parametrize("function", ["names", "lengths"])
-    def test_a_node_that_does_not_answer(
-        self, cluster, cache, ids, how, function
-    ):
+    def test_a_node_that_does_not_answer(self, cluster, cache, ids, how, function):
         one: Any = ids[0]
         cached = names
         if function == "lengths":

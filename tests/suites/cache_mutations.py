@@ -11,37 +11,31 @@ import os
 import random
 import socket
 from collections.abc import Callable
-from datetime import date
-from datetime import datetime
-from datetime import time
-from datetime import UTC
+from datetime import date, datetime, time, UTC
 from decimal import Decimal
-from typing import Any
-from typing import ClassVar
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 
-from sqla_shard.cache import cached_list
-from sqla_shard.cache import cached_objects
-from tests.models.cached_models import Board
-from tests.models.cached_models import BoardHasPins
-from tests.models.cached_models import BoardHasRatedPins
-from tests.models.cached_models import CACHED
-from tests.models.cached_models import changed
-from tests.models.cached_models import Color
-from tests.models.cached_models import Everything
-from tests.models.cached_models import key_of
-from tests.models.cached_models import Pin
-from tests.models.cached_models import poison
-from tests.models.cached_models import stored
-from tests.models.cached_models import Suite
-from tests.models.cached_models import USER
-from tests.models.cached_models import User
-from tests.models.cached_models import value_of
+from sqla_shard.cache import cached_list, cached_objects
+from tests.models.cached_models import (
+    Board,
+    BoardHasPins,
+    BoardHasRatedPins,
+    CACHED,
+    changed,
+    Color,
+    Everything,
+    key_of,
+    Pin,
+    poison,
+    stored,
+    Suite,
+    USER,
+    User,
+    value_of,
+)
 from tests.models.layouts import unpack
-
-__all__ = ["Mutated", "WrongCells"]
 
 MANY = 100 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 1
 
@@ -178,8 +172,7 @@ def everything(one: Any) -> Shown:
     """Read all of an object."""
     found = {name: getattr(one, name) for name in _EVERYTHING}
     plausible = all(
-        value is None or _EVERYTHING[name](value)
-        for name, value in found.items()
+        value is None or _EVERYTHING[name](value) for name, value in found.items()
     )
     found.update(free=one.free, document=one.document, ts=one.ts, id=one.id)
     return Shown(
@@ -372,9 +365,7 @@ class Mutated(Suite):
                 lambda session: Shown(session.get(User, absent), False),
             ),
             Case(
-                lists,
-                "lists",
-                lambda session: _read_page(session, board, BoardHasPins),
+                lists, "lists", lambda session: _read_page(session, board, BoardHasPins)
             ),
             Case(
                 key_of(cluster, BoardHasRatedPins, board),
@@ -523,10 +514,7 @@ class WrongCells(Suite):
         key = key_of(cluster, User, one)
         value = value_of(cluster, key)
         tag = value[: value.index(b"[")]
-        for taken in (
-            key_of(cluster, User, other),
-            key_of(cluster, Pin, pin),
-        ):
+        for taken in (key_of(cluster, User, other), key_of(cluster, Pin, pin)):
             there = value_of(cluster, taken)
             for new in (there, tag + there[there.index(b"[") :]):
                 poison(cluster, key, new)
@@ -559,14 +547,8 @@ class WrongCells(Suite):
             [is_whole, rows[::-1]],
             [is_whole, [rows[0], *rows]],
             [is_whole, [rows[0], rows[0]]],
-            [
-                is_whole,
-                [[*row[:source], others, *row[source + 1 :]] for row in rows],
-            ],
-            [
-                is_whole,
-                [[*row[:target], None, *row[target + 1 :]] for row in rows],
-            ],
+            [is_whole, [[*row[:source], others, *row[source + 1 :]] for row in rows]],
+            [is_whole, [[*row[:target], None, *row[target + 1 :]] for row in rows]],
             [
                 is_whole,
                 [
@@ -599,9 +581,7 @@ class WrongCells(Suite):
         names = cluster.cache._of_class(BoardHasPins).columns.names
         return names.index("board_id"), names.index("pin_id")
 
-    def test_values_that_cannot_be_loaded_are_logged_once(
-        self, cluster, caplog
-    ):
+    def test_values_that_cannot_be_loaded_are_logged_once(self, cluster, caplog):
         """A text that is no document fails where it is loaded."""
         new = stored(cluster, User(name="x"), warm=True)
         key = key_of(cluster, User, new)
@@ -616,9 +596,7 @@ class WrongCells(Suite):
             poison(cluster, key, value[:at] + json.dumps(row).encode())
             with cluster.session() as session:
                 assert session.get(User, new).name == "x"
-        logged = [
-            one for one in caplog.records if "cannot be loaded" in one.msg
-        ]
+        logged = [one for one in caplog.records if "cannot be loaded" in one.msg]
         assert len(logged) == 1
         assert "BlobValueError" in logged[0].getMessage()
 

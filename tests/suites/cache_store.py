@@ -10,19 +10,8 @@ from typing import Any
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.cache.stores import Found
-from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores import Found, State
 from sqla_shard.testing.local_server import wait_until
-
-__all__ = [
-    "LARGEST",
-    "Harness",
-    "Leases",
-    "Taken",
-    "Tombstones",
-    "Values",
-    "states",
-]
 
 LARGEST = 1_000_000
 BYTES = bytes(range(256))
@@ -77,8 +66,7 @@ class Suite:
 
 class Values(Suite):
     @pytest.mark.parametrize(
-        "value",
-        [b"1", b"", BYTES * 4, b"\r\nEND\r\n", b"VALUE a 1 1\r\n", b"\0"],
+        "value", [b"1", b"", BYTES * 4, b"\r\nEND\r\n", b"VALUE a 1 1\r\n", b"\0"]
     )
     def test_stored_values_are_found(self, store, mark, value):
         put(store, mark, value)
@@ -86,9 +74,7 @@ class Values(Suite):
 
     def test_large_values(self, store, mark, rng):
         keys = [f"{mark}:{i}" for i in range(4)]
-        values = {
-            key: rng.randbytes(LARGEST - i) for i, key in enumerate(keys)
-        }
+        values = {key: rng.randbytes(LARGEST - i) for i, key in enumerate(keys)}
         leases = leased(store, keys)
         done = store.fill({k: (leases[k], values[k]) for k in keys}, 60)
         assert done == set(keys)
@@ -276,9 +262,7 @@ class Tombstones(Suite):
         assert store.block([mark], token(), 1) == set()
         assert harness.until(lambda: state(store, mark) is State.LEASED)
 
-    def test_a_value_stored_in_its_place_is_removed_with_it(
-        self, harness, store, mark
-    ):
+    def test_a_value_stored_in_its_place_is_removed_with_it(self, harness, store, mark):
         ours = token()
         assert store.block([mark], ours, 1) == set()
         found = []

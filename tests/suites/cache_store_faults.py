@@ -20,12 +20,7 @@ import pytest
 from sqla_shard.cache.stores import State
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.local_server import wait_until
-from tests.suites.cache_store import leased
-from tests.suites.cache_store import put
-from tests.suites.cache_store import state
-from tests.suites.cache_store import token
-
-__all__ = ["PATIENT", "RETRY", "SECONDS", "TIMEOUT", "Faults", "within"]
+from tests.suites.cache_store import leased, put, state, token
 
 #: A server that is well must answer within the timeout on a busy machine, too.
 TIMEOUT, RETRY = 1.0, 0.4
@@ -97,10 +92,7 @@ class Faults:
     def test_a_failure_costs_a_timeout_and_no_error(
         self, server, connected, grow_old, fault, caplog
     ):
-        with (
-            Behind(server.host, server.port) as proxy,
-            connected(proxy) as store,
-        ):
+        with Behind(server.host, server.port) as proxy, connected(proxy) as store:
             put(store, "a", b"1")
             lease = leased(store, ["b"])["b"]
             if fault == "killed":
@@ -133,9 +125,7 @@ class Faults:
                 server.resume()
             else:
                 proxy.restore()
-            assert wait_until(
-                lambda: state(store, "a") is expected, seconds=SECONDS
-            )
+            assert wait_until(lambda: state(store, "a") is expected, seconds=SECONDS)
 
     @pytest.mark.parametrize("call", ["block", "unblock", "fill"])
     def test_calls_that_write_are_bounded_too(self, server, connected, call):
@@ -198,8 +188,7 @@ class Faults:
             # server's seconds are longer than ours, is leased for a while.
             keys = map("d{}".format, count())
             assert wait_until(
-                lambda: state(store, next(keys)) is State.LEASED,
-                seconds=SECONDS,
+                lambda: state(store, next(keys)) is State.LEASED, seconds=SECONDS
             )
             assert monotonic() - start >= longest
             # Idle connections to it are no failures.

@@ -8,25 +8,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import delete
-from sqlalchemy import insert
-from sqlalchemy import text
-from sqlalchemy import update
+from sqlalchemy import delete, insert, text, update
 
 from sqla_shard.exc import CachedWriteError
-from tests.models.cached_models import BOARD
-from tests.models.cached_models import BoardHasPins
-from tests.models.cached_models import BoardHasRatedPins
-from tests.models.cached_models import CACHED
-from tests.models.cached_models import PIN
-from tests.models.cached_models import seen
-from tests.models.cached_models import sent
-from tests.models.cached_models import Suite
-from tests.models.cached_models import USER
-from tests.models.cached_models import User
+from tests.models.cached_models import (
+    BOARD,
+    BoardHasPins,
+    BoardHasRatedPins,
+    CACHED,
+    PIN,
+    seen,
+    sent,
+    Suite,
+    USER,
+    User,
+)
 from tests.models.layouts import pack
-
-__all__ = ["Autocommit"]
 
 PINS = [pack(5, PIN, number) for number in (1, 2)]
 
@@ -62,23 +59,14 @@ WRITES: dict[str, Any] = {
     "update by keys": lambda s, user, board: s.execute(
         update(User), [{"id": user, "city": "Oslo"}]
     ),
-    "delete": lambda s, user, board: s.execute(
-        delete(User).where(User.id == user)
-    ),
-    "insert": lambda s, user, board: s.execute(
-        insert(User), [{"name": "new"}]
-    ),
+    "delete": lambda s, user, board: s.execute(delete(User).where(User.id == user)),
+    "insert": lambda s, user, board: s.execute(insert(User), [{"name": "new"}]),
     "core": lambda s, user, board: s.execute(
-        insert(User.__table__).values(city="new"),
-        bind_arguments={"shard_id": 5},
+        insert(User.__table__).values(city="new"), bind_arguments={"shard_id": 5}
     ),
     "append": lambda s, user, board: BoardHasPins.append(s, board, PINS[0]),
-    "append_many": lambda s, user, board: BoardHasPins.append_many(
-        s, board, PINS
-    ),
-    "move": lambda s, user, board: BoardHasPins.move(
-        s, board, PINS[0], before=PINS[1]
-    ),
+    "append_many": lambda s, user, board: BoardHasPins.append_many(s, board, PINS),
+    "move": lambda s, user, board: BoardHasPins.move(s, board, PINS[0], before=PINS[1]),
     "remove": lambda s, user, board: BoardHasPins.remove(s, board, PINS[0]),
     "clear": lambda s, user, board: BoardHasPins.clear(s, board),
 }

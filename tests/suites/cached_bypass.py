@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import select
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.exc import NoResultFound
 from sqlalchemy.orm import undefer
 
 from sqla_shard import no_cache
 from sqla_shard.exc import CacheClassError
-from tests.models.cached_models import Board
-from tests.models.cached_models import BoardHasPins
-from tests.models.cached_models import CACHED
-from tests.models.cached_models import Color
-from tests.models.cached_models import key_of
-from tests.models.cached_models import Pin
-from tests.models.cached_models import poison
-from tests.models.cached_models import seen
-from tests.models.cached_models import sent
-from tests.models.cached_models import stored
-from tests.models.cached_models import Suite
-from tests.models.cached_models import User
-from tests.models.cached_models import value_of
-
-__all__ = ["Bypass", "Flushing", "Savepoints"]
+from tests.models.cached_models import (
+    Board,
+    BoardHasPins,
+    CACHED,
+    Color,
+    key_of,
+    Pin,
+    poison,
+    seen,
+    sent,
+    stored,
+    Suite,
+    User,
+    value_of,
+)
 
 
 class _Users(Suite):
@@ -165,9 +164,7 @@ class Bypass(_Users):
 
     def test_own_writes_are_seen(self, cluster, user):
         with cluster.session() as session:
-            session.execute(
-                update(User).where(User.id == user).values(city="Rome")
-            )
+            session.execute(update(User).where(User.id == user).values(city="Rome"))
             assert session.get(User, user).city == "Rome"
             assert session.get_many(User, [user])[0].city == "Rome"
             session.rollback()

@@ -7,21 +7,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import event
-from sqlalchemy import update
+from sqlalchemy import event, update
 
 from sqla_shard.testing import StatementLog
-from tests.models.cached_models import Board
-from tests.models.cached_models import BoardHasPins
-from tests.models.cached_models import BoardHasRatedPins
-from tests.models.cached_models import changed
-from tests.models.cached_models import Pin
-from tests.models.cached_models import seen
-from tests.models.cached_models import stored
-from tests.models.cached_models import Suite
-from tests.models.cached_models import User
-
-__all__ = ["Costs", "Requests"]
+from tests.models.cached_models import (
+    Board,
+    BoardHasPins,
+    BoardHasRatedPins,
+    changed,
+    Pin,
+    seen,
+    stored,
+    Suite,
+    User,
+)
 
 COUNT = 50
 
@@ -74,9 +73,7 @@ class Costs(Suite):
     @classmethod
     def board(cls, cluster):
         board = stored(cluster, Board())
-        pins = [
-            stored(cluster, Pin(title=str(i)), i % 8) for i in range(COUNT)
-        ]
+        pins = [stored(cluster, Pin(title=str(i)), i % 8) for i in range(COUNT)]
         changed(cluster, BoardHasRatedPins.append_many, board, pins)
         return board
 
@@ -106,10 +103,7 @@ class Costs(Suite):
         self.page(cluster, board)
         names = [name for name, _ in taken(asked)]
         # The list; and the pins, with the absences of their shards.
-        assert names == [
-            *("fetch", "fill"),
-            *("fetch", "fetch", "fill", "fill"),
-        ]
+        assert names == [*("fetch", "fill"), *("fetch", "fetch", "fill", "fill")]
         assert len(sent) == 2
         sent.clear()
         with StatementLog() as log:
@@ -120,9 +114,7 @@ class Costs(Suite):
         assert all(one.busy == 0 for one in cluster.stats())
 
     def test_many_that_are_cold(self, cluster, asked, sent):
-        users = [
-            stored(cluster, User(name=str(i)), i % 8) for i in range(COUNT)
-        ]
+        users = [stored(cluster, User(name=str(i)), i % 8) for i in range(COUNT)]
         taken(asked)
         sent.clear()
         with cluster.session() as session:
@@ -162,9 +154,7 @@ class Costs(Suite):
         taken(asked)
         sent.clear()
         with cluster.begin() as session:
-            session.execute(
-                update(User).where(User.id == new).values(city="Rome")
-            )
+            session.execute(update(User).where(User.id == new).values(city="Rome"))
         assert taken(asked) == [("block", 1), ("unblock", 1)]
         # The SELECT of the rows, and the statement itself.
         assert len(sent) == 2
@@ -178,16 +168,8 @@ class Costs(Suite):
         for change, statements, requests in (
             (lambda s: BoardHasPins.append(s, board, pins[0]), 1, []),
             (lambda s: BoardHasPins.remove(s, board, pins[0]), 2, put),
-            (
-                lambda s: BoardHasPins.append(s, board, pins[0]),
-                2,
-                [("take", 2), *put],
-            ),
-            (
-                lambda s: BoardHasPins.move(s, board, pins[0], after=pins[1]),
-                2,
-                put,
-            ),
+            (lambda s: BoardHasPins.append(s, board, pins[0]), 2, [("take", 2), *put]),
+            (lambda s: BoardHasPins.move(s, board, pins[0], after=pins[1]), 2, put),
         ):
             sent.clear()
             cluster.run(change)

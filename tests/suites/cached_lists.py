@@ -10,24 +10,22 @@ import pytest
 from sqlalchemy import inspect
 
 from sqla_shard import Cluster
-from sqla_shard.exc import InvalidBookmarkError
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import WrongTypeError
-from tests.models.cached_models import BOARD
-from tests.models.cached_models import Board
-from tests.models.cached_models import BoardHasPins
-from tests.models.cached_models import BoardHasRatedPins
-from tests.models.cached_models import CACHED
-from tests.models.cached_models import changed
-from tests.models.cached_models import PIN
-from tests.models.cached_models import Pin
-from tests.models.cached_models import sent
-from tests.models.cached_models import stored
-from tests.models.cached_models import Suite
-from tests.models.cached_models import USER
+from sqla_shard.exc import InvalidBookmarkError, InvalidIdError, WrongTypeError
+from tests.models.cached_models import (
+    BOARD,
+    Board,
+    BoardHasPins,
+    BoardHasRatedPins,
+    CACHED,
+    changed,
+    PIN,
+    Pin,
+    sent,
+    stored,
+    Suite,
+    USER,
+)
 from tests.models.layouts import pack
-
-__all__ = ["Alike", "Rows"]
 
 #: Cached(rows=5) says so.
 KEPT = 5
@@ -84,9 +82,7 @@ class Asking:
         targets = rng.random() < 0.3
         _, bookmarks = self.same(
             lambda s: paged(
-                self.cls.page(
-                    s, board, limit, newest_first=newest, targets=targets
-                )
+                self.cls.page(s, board, limit, newest_first=newest, targets=targets)
             )
         )
         if bookmarks:
@@ -99,9 +95,7 @@ class Asking:
         index = rng.randrange(len(self.begun))
         board, newest, limit, after = self.begun.pop(index)
         _, bookmarks = self.same(
-            lambda s: paged(
-                self.cls.page(s, board, limit, after, newest_first=newest)
-            )
+            lambda s: paged(self.cls.page(s, board, limit, after, newest_first=newest))
         )
         if bookmarks:
             mark = rng.choice(bookmarks)
@@ -118,9 +112,7 @@ class Asking:
             lambda s: [self.cls.position(s, board, pin) for pin in some],
             lambda s: [
                 shown(row)
-                for row in self.cls.iterate(
-                    s, board, newest_first=newest, batch=limit
-                )
+                for row in self.cls.iterate(s, board, newest_first=newest, batch=limit)
             ],
             lambda s: {
                 source: paged(page)
@@ -182,9 +174,7 @@ class Alike(Suite):
             asking.ask(rng, pins)
 
     @pytest.mark.parametrize("cls", [BoardHasPins, BoardHasRatedPins])
-    @pytest.mark.parametrize(
-        "length", [0, 1, KEPT - 1, KEPT, KEPT + 1, 2 * KEPT + 1]
-    )
+    @pytest.mark.parametrize("length", [0, 1, KEPT - 1, KEPT, KEPT + 1, 2 * KEPT + 1])
     def test_lengths(self, cluster, pins, rng, cls, length):
         board = stored(cluster, Board())
         changed(cluster, cls.append_many, board, pins[:length])
@@ -201,9 +191,7 @@ class Alike(Suite):
         """Also those that are gone, and one that is in the session."""
         board = stored(cluster, Board())
         gone = pack(2, PIN, 9_999_999)
-        changed(
-            cluster, BoardHasPins.append_many, board, [pins[0], gone, pins[1]]
-        )
+        changed(cluster, BoardHasPins.append_many, board, [pins[0], gone, pins[1]])
         asking = Asking(cluster, BoardHasPins, [board])
         items, _ = asking.same(
             lambda s: paged(BoardHasPins.page(s, board, 5, targets=True))
@@ -225,9 +213,7 @@ class Alike(Suite):
                 with pytest.raises(InvalidBookmarkError):
                     BoardHasPins.page(session, board, 2, "nonsense")
                 with pytest.raises(InvalidBookmarkError):
-                    BoardHasPins.page(
-                        session, board, 2, page.next, newest_first=False
-                    )
+                    BoardHasPins.page(session, board, 2, page.next, newest_first=False)
                 with pytest.raises(ValueError):
                     BoardHasPins.page(session, board, 0)
                 for ask in (
@@ -242,9 +228,7 @@ class Alike(Suite):
                     BoardHasPins.page(session, pins[0], 2)
 
 
-def every(
-    cls: Any, board: int, limit: int, newest: bool, session: Any
-) -> list[Any]:
+def every(cls: Any, board: int, limit: int, newest: bool, session: Any) -> list[Any]:
     """Return all pages of a list."""
     pages = []
     after = None
@@ -302,11 +286,7 @@ class Rows(Suite):
         order = [row.pin_id for row in rows]
         BoardHasRatedPins.move(session, board, order[2], before=order[0])
         found = BoardHasRatedPins.page(session, board, 5).items
-        assert [row.pin_id for row in found] == [
-            order[0],
-            order[2],
-            order[1],
-        ]
+        assert [row.pin_id for row in found] == [order[0], order[2], order[1]]
         assert found[1] is rows[2]
         session.rollback()
         found = BoardHasRatedPins.page(session, board, 5).items

@@ -4,47 +4,40 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from datetime import date
-from datetime import datetime
-from datetime import time
-from datetime import UTC
+from datetime import date, datetime, time, UTC
 from decimal import Decimal
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
-from sqlalchemy import event
-from sqlalchemy import insert
-from sqlalchemy import inspect
-from sqlalchemy import text
-from sqlalchemy import update
-from sqlalchemy.orm import Session
-from sqlalchemy.orm import with_loader_criteria
+from sqlalchemy import Engine, event, insert, inspect, text, update
+from sqlalchemy.orm import Session, with_loader_criteria
 
 from sqla_shard import Cluster
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import UnknownShardError
-from sqla_shard.exc import WrongTypeError
+from sqla_shard.exc import (
+    BlobValueError,
+    InvalidIdError,
+    UnknownShardError,
+    WrongTypeError,
+)
 from sqla_shard.testing.local_server import wait_until
-from tests.models.cached_models import Board
-from tests.models.cached_models import CACHED
-from tests.models.cached_models import cached_of
-from tests.models.cached_models import Color
-from tests.models.cached_models import Everything
-from tests.models.cached_models import key_of
-from tests.models.cached_models import PATIENCE
-from tests.models.cached_models import seen
-from tests.models.cached_models import sent
-from tests.models.cached_models import settled
-from tests.models.cached_models import stored
-from tests.models.cached_models import Suite
-from tests.models.cached_models import USER
-from tests.models.cached_models import User
-from tests.models.cached_models import value_of
+from tests.models.cached_models import (
+    Board,
+    CACHED,
+    cached_of,
+    Color,
+    Everything,
+    key_of,
+    PATIENCE,
+    seen,
+    sent,
+    settled,
+    stored,
+    Suite,
+    USER,
+    User,
+    value_of,
+)
 from tests.models.layouts import pack
-
-__all__ = ["Absent", "Ending", "Equal", "Many", "State"]
 
 VALUES: dict[str, dict[str, Any]] = {
     "nothing": {},
@@ -117,10 +110,7 @@ def state_of(found: Any) -> dict[str, Any]:
 def agree(cluster: Cluster, cls: Any, object_id: int) -> Any:
     """Compare an object of the cache with that of the database."""
     settled(lambda: seen(cluster, cls, object_id))
-    with (
-        cluster.session() as one,
-        cluster.session(cache=False) as other,
-    ):
+    with cluster.session() as one, cluster.session(cache=False) as other:
         with sent() as statements:
             found = one.get(cls, object_id)
         assert statements == []
@@ -191,9 +181,7 @@ class Equal(Suite):
             with cluster.session() as session:
                 assert session.get_many(User, [new]) == [None]
                 shown = {"include_inactive": True}
-                (found,) = session.get_many(
-                    User, [new], execution_options=shown
-                )
+                (found,) = session.get_many(User, [new], execution_options=shown)
                 assert found.name == "x"
                 assert not found.active
                 assert session.get(User, new) is None
@@ -308,9 +296,7 @@ class State(Suite):
         calls = []
         listeners = {
             "load": lambda instance, context: calls.append("load"),
-            "refresh": lambda instance, context, names: calls.append(
-                "refresh"
-            ),
+            "refresh": lambda instance, context, names: calls.append("refresh"),
         }
         for name, listener in listeners.items():
             event.listen(User, name, listener)
@@ -337,10 +323,7 @@ class State(Suite):
 
         event.listen(Session, "do_orm_execute", listen, insert=True)
         try:
-            with (
-                cluster.session() as one,
-                cluster.session(cache=False) as other,
-            ):
+            with cluster.session() as one, cluster.session(cache=False) as other:
                 assert other.get_many(User, [user]) == [None]
                 assert one.get_many(User, [user]) == [None]
                 assert one.get(User, user) is None
@@ -406,9 +389,7 @@ class Many(Suite):
 
     @pytest.fixture
     def users(self, cluster):
-        return [
-            stored(cluster, User(name=str(i)), shard_id=i) for i in range(4)
-        ]
+        return [stored(cluster, User(name=str(i)), shard_id=i) for i in range(4)]
 
     def test_order_duplicates_and_none(self, cluster, users):
         absent = pack(2, USER, 4_000_000)
@@ -501,8 +482,7 @@ class Absent(Suite):
         with cluster.begin() as session:
             table = User.__table__
             session.execute(
-                insert(table),
-                [{"local_id": absent, "data": {"name": "new"}}],
+                insert(table), [{"local_id": absent, "data": {"name": "new"}}]
             )
         self.check(cluster, absent)
 
@@ -516,9 +496,7 @@ class Absent(Suite):
             session.add(User(name="new"))
             session.flush()
             session.execute(insert(User), [{"name": "new"}])
-            session.execute(
-                insert(User.__table__).values(data={"name": "new"})
-            )
+            session.execute(insert(User.__table__).values(data={"name": "new"}))
         for user_id in following:
             self.check(cluster, user_id)
 
@@ -536,9 +514,7 @@ class Absent(Suite):
             session.rollback()
         assert seen(cluster, User, absent) is None
         with cluster.begin() as session:
-            session.execute(
-                update(User).where(User.id == absent).values(city="x")
-            )
+            session.execute(update(User).where(User.id == absent).values(city="x"))
         assert seen(cluster, User, absent) is None
 
     def test_deleted_and_inserted_again(self, cluster, absent):

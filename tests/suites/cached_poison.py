@@ -9,30 +9,26 @@ from typing import Any
 
 import pytest
 from sqlalchemy import String
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
+from sqla_shard import blob_field, Cluster, ObjectMixin
 from sqla_shard.cache import Cached
-from tests.models.cached_models import Board
-from tests.models.cached_models import BoardHasPins
-from tests.models.cached_models import CACHED
-from tests.models.cached_models import changed
-from tests.models.cached_models import key_of
-from tests.models.cached_models import Pin
-from tests.models.cached_models import poison
-from tests.models.cached_models import seen
-from tests.models.cached_models import sent
-from tests.models.cached_models import stored
-from tests.models.cached_models import Suite
-from tests.models.cached_models import USER
-from tests.models.cached_models import User
-from tests.models.cached_models import value_of
-
-__all__ = ["Damage", "Garbage", "Versions"]
+from tests.models.cached_models import (
+    Board,
+    BoardHasPins,
+    CACHED,
+    changed,
+    key_of,
+    Pin,
+    poison,
+    seen,
+    sent,
+    stored,
+    Suite,
+    USER,
+    User,
+    value_of,
+)
 
 
 class Bomb:
@@ -97,9 +93,7 @@ class Garbage(Suite):
     @pytest.mark.parametrize("tagged", [True, False])
     @pytest.mark.parametrize("name", BODIES)
     def test_objects(self, cluster, name, tagged):
-        users = [
-            stored(cluster, User(name=str(i)), warm=True) for i in range(3)
-        ]
+        users = [stored(cluster, User(name=str(i)), warm=True) for i in range(3)]
         key = key_of(cluster, User, users[1])
         value = value_of(cluster, key)
         body = BODIES[name]
@@ -177,9 +171,7 @@ class Damage(Suite):
             session.delete(session.get(User, absent))
         for _ in range(2):
             assert seen(cluster, User, absent) is None
-        name = key_of(cluster, User, absent).replace(
-            str(absent), "none:objects:5"
-        )
+        name = key_of(cluster, User, absent).replace(str(absent), "none:objects:5")
         assert value_of(cluster, name)
         for body in BODIES.values():
             poison(cluster, name, body or b"?")
@@ -264,8 +256,7 @@ class Versions(Suite):
             other = Cluster(cluster.topology)
             made.append(other)
             regions = {
-                name: region.region
-                for name, region in cluster.cache.regions.items()
+                name: region.region for name, region in cluster.cache.regions.items()
             }
             other.configure_cache(regions, classes=classes, prefix="test")
             return other

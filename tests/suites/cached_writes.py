@@ -5,35 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import bindparam
-from sqlalchemy import delete
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import update
+from sqlalchemy import bindparam, delete, insert, select, text, update
 from sqlalchemy.dialects import mysql
 
 from sqla_shard import scatter
 from sqla_shard.exc import CachedWriteError
-from tests.models.cached_models import Board
-from tests.models.cached_models import BoardHasPins
-from tests.models.cached_models import BoardHasRatedPins
-from tests.models.cached_models import BoardKeepsPins
-from tests.models.cached_models import CACHED
-from tests.models.cached_models import changed
-from tests.models.cached_models import key_of
-from tests.models.cached_models import Note
-from tests.models.cached_models import Pin
-from tests.models.cached_models import PinInBoards
-from tests.models.cached_models import seen
-from tests.models.cached_models import sent
-from tests.models.cached_models import settled
-from tests.models.cached_models import stored
-from tests.models.cached_models import Suite
-from tests.models.cached_models import User
-from tests.models.cached_models import value_of
-
-__all__ = ["Objects", "Refusals", "Rows"]
+from tests.models.cached_models import (
+    Board,
+    BoardHasPins,
+    BoardHasRatedPins,
+    BoardKeepsPins,
+    CACHED,
+    changed,
+    key_of,
+    Note,
+    Pin,
+    PinInBoards,
+    seen,
+    sent,
+    settled,
+    stored,
+    Suite,
+    User,
+    value_of,
+)
 
 WIDE: dict[str, Any] = {"cross_shard": "unordered"}
 
@@ -74,9 +69,7 @@ def _by_core(session, users):
 def _by_core_many(session, users):
     table = User.__table__
     statement = update(table).where(table.c.local_id == bindparam("the_id"))
-    session.execute(
-        statement.values(city="Oslo"), [{"the_id": user} for user in users]
-    )
+    session.execute(statement.values(city="Oslo"), [{"the_id": user} for user in users])
 
 
 def _by_merge(session, users):
@@ -138,8 +131,7 @@ class Objects(Suite):
 
     def users(self, cluster, *shards):
         return [
-            stored(cluster, User(name="u", city="Rome"), i, warm=True)
-            for i in shards
+            stored(cluster, User(name="u", city="Rome"), i, warm=True) for i in shards
         ]
 
     def check(self, cluster, write, users, **options):
@@ -163,9 +155,7 @@ class Objects(Suite):
                     assert found is None
                 else:
                     assert found.city == "Oslo"
-        settled(
-            lambda: [seen(cluster, User, user) for user in (*users, *kept)]
-        )
+        settled(lambda: [seen(cluster, User, user) for user in (*users, *kept)])
 
     @pytest.fixture(autouse=True)
     def no_users(self, cluster):
@@ -214,9 +204,7 @@ class Objects(Suite):
         with cluster.begin() as session:
             table = User.__table__
             session.execute(
-                update(table)
-                .where(table.c.local_id == user)
-                .values(city="Oslo")
+                update(table).where(table.c.local_id == user).values(city="Oslo")
             )
         with cluster.session() as session:
             shown = {"include_inactive": True}
@@ -326,10 +314,7 @@ class Rows(Suite):
         for pin in pins:
             self.look(cluster, PinInBoards, pin)
         changed(cluster, BoardKeepsPins.append_many, board, pins)
-        assert self.look(cluster, BoardKeepsPins, board) == [
-            *pins[:0:-1],
-            pins[0],
-        ]
+        assert self.look(cluster, BoardKeepsPins, board) == [*pins[:0:-1], pins[0]]
         for pin in pins:
             assert self.look(cluster, PinInBoards, pin) == [board]
         changed(cluster, BoardKeepsPins.remove, board, pins[2])
@@ -392,9 +377,7 @@ class Refusals(Suite):
             self.check(
                 cluster,
                 user,
-                lambda s, what=some: s.execute(
-                    what, bind_arguments={"shard_id": 5}
-                ),
+                lambda s, what=some: s.execute(what, bind_arguments={"shard_id": 5}),
             )
 
     def test_insert_from_select(self, cluster, user):
@@ -404,9 +387,7 @@ class Refusals(Suite):
             BoardHasRatedPins.pin_id,
             BoardHasRatedPins.sequence,
         )
-        statement = insert(cls).from_select(
-            ["board_id", "pin_id", "sequence"], rows
-        )
+        statement = insert(cls).from_select(["board_id", "pin_id", "sequence"], rows)
         self.check(
             cluster,
             user,
@@ -423,9 +404,7 @@ class Refusals(Suite):
             self.check(
                 cluster,
                 user,
-                lambda s, what=statement: s.execute(
-                    what.values(board_id=boards[1])
-                ),
+                lambda s, what=statement: s.execute(what.values(board_id=boards[1])),
             )
 
 

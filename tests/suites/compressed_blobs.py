@@ -10,45 +10,36 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import HealthCheck
-from hypothesis import settings
-from hypothesis import strategies as st
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from hypothesis import given, HealthCheck, settings, strategies as st
+from sqlalchemy import func, insert, select, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import blobs
-from sqla_shard import Cluster
-from sqla_shard import JSONBlob
-from sqla_shard import scatter
-from sqla_shard.exc import BlobCompressionError
-from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.exc import DamagedBlobError
-from sqla_shard.exc import DictionaryNotFoundError
-from sqla_shard.exc import DictionaryRefusedError
-from sqla_shard.exc import DictionaryTrainingError
-from sqla_shard.exc import StaleDataError
-from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard import blobs, Cluster, JSONBlob, scatter
+from sqla_shard.exc import (
+    BlobCompressionError,
+    ClassDefinitionError,
+    DamagedBlobError,
+    DictionaryNotFoundError,
+    DictionaryRefusedError,
+    DictionaryTrainingError,
+    StaleDataError,
+    UnsupportedStatementError,
+)
 from sqla_shard.outbox.tables import DICTIONARIES as TABLE
 from sqla_shard.testing import StatementLog
-from sqla_shard.types.compression import Dictionary
-from sqla_shard.types.compression import MARKER
-from sqla_shard.types.compression import train_dictionary
+from sqla_shard.types.compression import Dictionary, MARKER, train_dictionary
 from tests.models.backends import On
-from tests.models.compressed_models import COMPRESSED
-from tests.models.compressed_models import fill
-from tests.models.compressed_models import forget
-from tests.models.compressed_models import Packed
-from tests.models.compressed_models import Plain
-from tests.models.compressed_models import raw
-from tests.models.compressed_models import set_raw
-from tests.models.compressed_models import SHARDS
-from tests.models.compressed_models import Small
+from tests.models.compressed_models import (
+    COMPRESSED,
+    fill,
+    forget,
+    Packed,
+    Plain,
+    raw,
+    set_raw,
+    SHARDS,
+    Small,
+)
 from tests.models.objects_harness import on_servers
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
@@ -92,9 +83,7 @@ _values = st.one_of(
 _steps = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(["title", "link"]), _values),
-        st.tuples(
-            st.sampled_from(["count", "rank"]), st.integers(0, 2**31 - 1)
-        ),
+        st.tuples(st.sampled_from(["count", "rank"]), st.integers(0, 2**31 - 1)),
         st.tuples(st.just("append"), _values),
         st.tuples(
             st.sampled_from(
@@ -137,12 +126,7 @@ class Alike(Suite):
         check()
 
     def _step(
-        self,
-        cluster: Cluster,
-        cls: Any,
-        object_id: int,
-        name: str,
-        value: Any,
+        self, cluster: Cluster, cls: Any, object_id: int, name: str, value: Any
     ) -> None:
         if name in ("activate", "off", "rewrite", "forget"):
             if cls is Packed:
@@ -196,14 +180,10 @@ class Alike(Suite):
         for cached in (True, True, False):
             with cluster.session(cache=cached) as session:
                 one = session.get(
-                    cls,
-                    object_id,
-                    execution_options={"include_inactive": True},
+                    cls, object_id, execution_options={"include_inactive": True}
                 )
                 hidden = session.get(cls, object_id) is None
-                found.append(
-                    (json.dumps(one.data), one.tags[:], one.rank, hidden)
-                )
+                found.append((json.dumps(one.data), one.tags[:], one.rank, hidden))
         assert found[0] == found[1] == found[2]
         return found[0]
 
@@ -238,9 +218,7 @@ class RollOut(Suite):
         forget()
         other = new(cluster, shard_id=0, title=TITLE)
         forms = {raw(cluster, Packed, one)[:4] for one in (packed, other)}
-        assert all(
-            map(is_packed, (raw(cluster, Packed, o) for o in (packed, other)))
-        )
+        assert all(map(is_packed, (raw(cluster, Packed, o) for o in (packed, other))))
         assert len(forms) == 2
         counted = blobs.status(admin, Packed, rows=True)
         assert not counted.unread
@@ -296,8 +274,7 @@ class RollOut(Suite):
         blobs.activate(self.admin, Packed)
         with self.admin.begin() as session:
             session.execute(
-                TABLE.delete(),
-                bind_arguments={"keyspace": "objects", "shard_id": 2},
+                TABLE.delete(), bind_arguments={"keyspace": "objects", "shard_id": 2}
             )
         forget()
         # Its rows were compressed with a dictionary that others have.
@@ -359,14 +336,12 @@ class Unreadable(Suite):
             set_raw(cluster, Packed, object_id, one)
             with (
                 cluster.session(cache=False) as session,
-                pytest.raises(
-                    DamagedBlobError, match="a row of packed, obj"
-                ) as e,
+                pytest.raises(DamagedBlobError, match="a row of packed, obj") as e,
             ):
                 session.get(Packed, object_id)
-            assert e.value.dictionary_id == int.from_bytes(
-                value[1:4], "big"
-            ) or (len(one) == 4)
+            assert e.value.dictionary_id == int.from_bytes(value[1:4], "big") or (
+                len(one) == 4
+            )
             assert str(pickle.loads(pickle.dumps(e.value))) == str(e.value)
             report = blobs.check(self.admin, Packed)
             assert [row.object_id for row in report.unreadable] == [object_id]
@@ -396,9 +371,7 @@ class Unreadable(Suite):
         found = blobs.status(self.admin, Packed).versions[-1]
         with self.admin.session() as session:
             content = session.execute(
-                select(TABLE.c.content).where(
-                    TABLE.c.id == found.dictionary_id
-                ),
+                select(TABLE.c.content).where(TABLE.c.id == found.dictionary_id),
                 bind_arguments={"keyspace": "objects", "shard_id": 0},
             ).scalar()
         bomb = Dictionary(content).pack("0" * 20_000_000)
@@ -484,9 +457,7 @@ class Together(Suite):
 
         with ThreadPoolExecutor(3) as executor:
             rewriting = executor.submit(rewrite)
-            writing = [
-                executor.submit(write, field) for field in ("count", "other")
-            ]
+            writing = [executor.submit(write, field) for field in ("count", "other")]
             try:
                 for one in writing:
                     one.result()

@@ -12,41 +12,26 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Column
-from sqlalchemy import Engine
-from sqlalchemy import event
-from sqlalchemy import ForeignKey
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import Table
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
+from sqlalchemy import Column, Engine, event, ForeignKey, func, select, Table
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import exc
-from sqla_shard import LookupMixin
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import ObjectRef
-from sqla_shard import scatter
-from sqla_shard import ShardedId
-from sqla_shard.models import normalization
-from sqla_shard.models import sign_up
-from sqla_shard.models.deletion import async_delete_object
-from sqla_shard.models.deletion import delete_object
-from sqla_shard.models.deletion import plan_deletion
-from sqla_shard.verify import verify_lookups
-from sqla_shard.verify import verify_relations
-from tests.models.backends import Clusters
-from tests.models.backends import On
+from sqla_shard import (
+    blob_field,
+    Cluster,
+    exc,
+    LookupMixin,
+    MappingMixin,
+    ObjectMixin,
+    ObjectRef,
+    scatter,
+    ShardedId,
+)
+from sqla_shard.models import normalization, sign_up
+from sqla_shard.models.deletion import async_delete_object, delete_object, plan_deletion
+from sqla_shard.verify import verify_lookups, verify_relations
+from tests.models.backends import Clusters, On
 from tests.models.clusters import ShardLog
-from tests.models.layouts import LAYOUT
-from tests.models.layouts import pack
-
-__all__ = ["Deleting"]
+from tests.models.layouts import LAYOUT, pack
 
 SHARDS = 8
 MODULUS = 4
@@ -75,9 +60,7 @@ class Board(ObjectMixin, Base, type_id=2, colocate_with="user_id"):
 
 class Pin(ObjectMixin, Base, type_id=1, colocate_with="board_id"):
     __tablename__ = "pins"
-    board_id: Mapped[int] = mapped_column(
-        ShardedId(2), ForeignKey("boards.local_id")
-    )
+    board_id: Mapped[int] = mapped_column(ShardedId(2), ForeignKey("boards.local_id"))
     root_id: Mapped[int | None] = mapped_column(
         ShardedId(1), ForeignKey("pins.local_id")
     )
@@ -86,9 +69,7 @@ class Pin(ObjectMixin, Base, type_id=1, colocate_with="board_id"):
 
 class Label(ObjectMixin, Base, type_id=4, colocate_with="user_id"):
     __tablename__ = "labels"
-    user_id: Mapped[int] = mapped_column(
-        ShardedId(3), ForeignKey("users.local_id")
-    )
+    user_id: Mapped[int] = mapped_column(ShardedId(3), ForeignKey("users.local_id"))
 
 
 board_labels = Table(
@@ -101,18 +82,12 @@ board_labels = Table(
 
 class Vote(Base):
     __tablename__ = "votes"
-    pin_id: Mapped[int] = mapped_column(
-        ForeignKey("pins.local_id"), primary_key=True
-    )
+    pin_id: Mapped[int] = mapped_column(ForeignKey("pins.local_id"), primary_key=True)
     day: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
 
 
 class UserEmail(
-    LookupMixin,
-    Base,
-    target=User,
-    normalize=normalization.email,
-    field="email",
+    LookupMixin, Base, target=User, normalize=normalization.email, field="email"
 ):
     pass
 
@@ -128,9 +103,7 @@ class UserTag(
     pass
 
 
-class UserName(
-    LookupMixin, Base, target=User, normalize=normalization.casefold
-):
+class UserName(LookupMixin, Base, target=User, normalize=normalization.casefold):
     """No column of a user contains the name."""
 
 
@@ -157,9 +130,7 @@ class FollowedBy(
     pass
 
 
-class UserLikesPins(
-    MappingMixin, Base, source=User, target=Pin, inverse="PinLikedBy"
-):
+class UserLikesPins(MappingMixin, Base, source=User, target=Pin, inverse="PinLikedBy"):
     pass
 
 
@@ -206,9 +177,7 @@ class Ending:
         self._left -= 1
 
 
-def new_user(
-    session: Any, shard_id: int, email: str | None, tags: Any = ()
-) -> int:
+def new_user(session: Any, shard_id: int, email: str | None, tags: Any = ()) -> int:
     user = User(email=email, tags=list(tags), shard_id=shard_id)
     session.add(user)
     session.flush()
@@ -345,9 +314,7 @@ class Deleting:
 
     def test_nothing_but_that(self, cluster, scene):
         before = everything(cluster)
-        plan = delete_object(
-            cluster, User, Scene(cluster).user, scatter=True, batch=2
-        )
+        plan = delete_object(cluster, User, Scene(cluster).user, scatter=True, batch=2)
         after = everything(cluster)
         # The other user of that scene stays, with its rows.
         assert after.pop("users") == before.pop("users") + 1
@@ -422,9 +389,7 @@ class Deleting:
         while True:
             with Ending(ended * 4):
                 try:
-                    delete_object(
-                        cluster, User, scene.user, scatter=True, batch=2
-                    )
+                    delete_object(cluster, User, scene.user, scatter=True, batch=2)
                     break
                 except Ended:
                     ended += 1
@@ -441,9 +406,7 @@ class Deleting:
 
     def test_by_several_at_the_same_time(self, cluster, scene):
         def delete() -> Any:
-            return delete_object(
-                cluster, User, scene.user, scatter=True, batch=1
-            )
+            return delete_object(cluster, User, scene.user, scatter=True, batch=1)
 
         with ThreadPoolExecutor(3) as pool:
             for one in [pool.submit(delete) for _ in range(3)]:
@@ -476,12 +439,8 @@ class Deleting:
 
     async def awaited(self, cluster: Cluster, scene: Scene) -> None:
         async with cluster.async_session() as session:
-            plan = await session.run_sync(
-                plan_deletion, User, scene.user, scatter=True
-            )
-        done = await async_delete_object(
-            cluster, User, scene.user, scatter=True
-        )
+            plan = await session.run_sync(plan_deletion, User, scene.user, scatter=True)
+        done = await async_delete_object(cluster, User, scene.user, scatter=True)
         assert done.parts[-1] == plan.parts[-1]
 
     def test_refusals(self, cluster, scene):
@@ -497,9 +456,7 @@ class Deleting:
 def _prepared(cluster: Cluster, request: Any, on: On) -> Iterator[None]:
     if on.name.endswith("-cached"):
         region = {"backend": "dogpile.cache.memory"}
-        cluster.configure_cache(
-            {"all": region}, classes=CACHED, prefix="deleting"
-        )
+        cluster.configure_cache({"all": region}, classes=CACHED, prefix="deleting")
     yield
 
 

@@ -15,28 +15,21 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from sqlalchemy import delete
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import update
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.exc import InvalidRequestError
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.exc import (
+    DBAPIError,
+    IntegrityError,
+    InvalidRequestError,
+    OperationalError,
+)
 from sqlalchemy.orm import Session
 
 from sqla_shard import Cluster
 from sqla_shard.exc import ShardError
-from tests.models.clusters import PINS
-from tests.models.clusters import plain_engine
-from tests.models.data import make_rows
-from tests.models.data import store
-from tests.models.models import PLAIN
-from tests.models.models import PlainBase
-from tests.models.models import SHARDED
+from tests.models.clusters import PINS, plain_engine
+from tests.models.data import make_rows, store
+from tests.models.models import PLAIN, PlainBase, SHARDED
 from tests.models.statements import Maker
-
-__all__ = ["Differential", "comparison"]
 
 #: How many times as many statements in a run of hours.
 _MANY = 50 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 1
@@ -128,9 +121,7 @@ class Differential:
         statement = changed(Maker(random.Random(seed), SHARDED, rows))
         with filled.session(cross_shard="unordered") as session:
             try:
-                got = session.execute(
-                    statement, execution_options=_UNSYNCED
-                ).rowcount
+                got = session.execute(statement, execution_options=_UNSYNCED).rowcount
             except ShardError as error:
                 return type(error).__name__
             except IntegrityError:
@@ -200,9 +191,7 @@ def _everywhere(session: Any, statement: Any) -> list[Any]:
     return [
         row
         for shard_id in _SHARDS
-        for row in session.execute(
-            statement, bind_arguments={"shard_id": shard_id}
-        )
+        for row in session.execute(statement, bind_arguments={"shard_id": shard_id})
     ]
 
 

@@ -13,17 +13,17 @@ from sqlalchemy import delete
 from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.outbox import apply
 from sqla_shard.testing import StatementLog
-from tests.models.graph_models import boards
-from tests.models.graph_models import CLUSTERS
-from tests.models.graph_models import feed
-from tests.models.graph_models import follows
-from tests.models.graph_models import ids_of
-from tests.models.graph_models import Pin
-from tests.models.graph_models import pin
-from tests.models.graph_models import run
-from tests.models.graph_models import users
-
-__all__ = ["Pulled"]
+from tests.models.graph_models import (
+    boards,
+    CLUSTERS,
+    feed,
+    follows,
+    ids_of,
+    Pin,
+    pin,
+    run,
+    users,
+)
 
 cluster = CLUSTERS.on_backend()
 
@@ -63,9 +63,7 @@ class Pulled:
         assert cluster.run(feed.withdraw, bob, pins[5]) is False
         gone = pins[1:5]
         cluster.run(
-            lambda session: session.execute(
-                delete(Pin).where(Pin.id.in_(gone))
-            )
+            lambda session: session.execute(delete(Pin).where(Pin.id.in_(gone)))
         )
         # A page is filled although a whole page of posts is left out.
         assert ids_of(cluster, ada, limit=1) == [pins[0]]
@@ -113,11 +111,7 @@ class Pulled:
 
     def test_equal_to_a_model(self, cluster, rng):
         people = users(cluster, 6)
-        owners = {
-            board: user
-            for user in people
-            for board in boards(cluster, user, 2)
-        }
+        owners = {board: user for user in people for board in boards(cluster, user, 2)}
         for user in people:
             for other in rng.sample(people, 3):
                 if other != user:
@@ -145,8 +139,6 @@ class Pulled:
             pin(cluster, other, board)
         with cluster.session() as session, StatementLog() as log:
             assert len(feed.page(session, ada)) == 7
-        sent = Counter(
-            one.server for one in log.events if one.kind == "execute"
-        )
+        sent = Counter(one.server for one in log.events if one.kind == "execute")
         assert max(sent.values()) <= 3
         assert sent.total() <= 2 * len(sent) + 1

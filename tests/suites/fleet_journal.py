@@ -7,58 +7,43 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Barrier
-from threading import Thread
+from threading import Barrier, Thread
 from typing import Any
 
 import pytest
 
-from sqla_shard.exc import FleetLockedError
-from sqla_shard.exc import FleetLockLostError
-from sqla_shard.exc import FleetSetupError
-from sqla_shard.exc import NoOperationError
-from sqla_shard.exc import OperationFailedError
-from sqla_shard.exc import OperationRefusedError
-from sqla_shard.exc import StaleTopologyError
-from sqla_shard.exc import TopologyConflictError
-from sqla_shard.exc import TopologyRefusedError
-from sqla_shard.exc import UndoRefusedError
-from sqla_shard.fleet import apply
-from sqla_shard.fleet import Fleet
-from sqla_shard.fleet import resume
-from sqla_shard.fleet import runner
-from sqla_shard.fleet import status
-from sqla_shard.fleet import undo
-from sqla_shard.fleet.journal import Journal
-from sqla_shard.fleet.journal import Record
+from sqla_shard.exc import (
+    FleetLockedError,
+    FleetLockLostError,
+    FleetSetupError,
+    NoOperationError,
+    OperationFailedError,
+    OperationRefusedError,
+    StaleTopologyError,
+    TopologyConflictError,
+    TopologyRefusedError,
+    UndoRefusedError,
+)
+from sqla_shard.fleet import apply, Fleet, resume, runner, status, undo
+from sqla_shard.fleet.journal import Journal, Record
 from sqla_shard.fleet.operation import StepEvent
 from sqla_shard.testing.local_server import wait_until
-from sqla_shard.topology import to_json
-from sqla_shard.topology import Topology
+from sqla_shard.topology import to_json, Topology
 from sqla_shard.topology.follow import is_zookeeper
 from sqla_shard.topology.publication_notes import current_author
 from sqla_shard.topology.zookeeper import Publisher
 from tests.servers.command_line import invoke
 from tests.servers.published import publish_to
-from tests.servers.toy_operation import STEPS
-from tests.servers.toy_operation import Toy
-from tests.servers.toy_operation import toy_fleet
+from tests.servers.toy_operation import STEPS, Toy, toy_fleet
 from tests.workers.forks import Forks
-
-__all__ = ["Applying", "Holding", "Killing", "Scene", "forks"]
 
 _FINISHED = {"copy", "tidy"}
 _BEFORE = [
-    (step, state)
-    for step in ("copy", "fence")
-    for state in ("begin", "middle", "done")
+    (step, state) for step in ("copy", "fence") for state in ("begin", "middle", "done")
 ] + [("publish", "begin")]
 _AFTER = [
     ("publish", "middle"),
@@ -135,9 +120,7 @@ class Scene:
 
     def record(self, name: str) -> Record:
         plan = Toy.plan(self.fleet, self.folder, title=name)
-        return Record(
-            id=name, plan=plan.as_dict(), token=1, holder=name, started=1.0
-        )
+        return Record(id=name, plan=plan.as_dict(), token=1, holder=name, started=1.0)
 
 
 @contextmanager
@@ -163,9 +146,7 @@ class Applying:
         plan = Toy.plan(scene.fleet, scene.folder)
         done = apply(scene.fleet, plan, progress=events.append)
         assert (done.state, done.epoch) == ("finished", 2)
-        assert [step for _, step, state in scene.log if state == "done"] == [
-            *STEPS
-        ]
+        assert [step for _, step, state in scene.log if state == "done"] == [*STEPS]
         assert scene.state == _FINISHED
         assert done.pause is not None
         assert 0 < done.pause <= done.steps["open"]
@@ -214,10 +195,7 @@ class Applying:
         assert scene.state == set()
         assert scene.fleet.topology().epoch == 1
         (record,) = scene.journal.history()
-        assert (record.state, record.problem) == (
-            "undone",
-            "toy: no (error 1)",
-        )
+        assert (record.state, record.problem) == ("undone", "toy: no (error 1)")
 
     @pytest.mark.parametrize("step", ["publish", "open", "tidy"])
     def test_an_error_after_publish_stays_and_is_resumed(
@@ -244,10 +222,7 @@ class Applying:
             apply(scene.fleet, plan)
         assert scene.state == set()
         (record,) = scene.journal.history()
-        assert (record.state, record.problem) == (
-            "undone",
-            "KeyboardInterrupt",
-        )
+        assert (record.state, record.problem) == ("undone", "KeyboardInterrupt")
 
     def test_ctrl_c_after_publish_stays(self, scene):
         plan = Toy.plan(scene.fleet, scene.folder, interrupts="open")
@@ -261,9 +236,7 @@ class Applying:
         with pytest.raises(OperationFailedError) as caught:
             apply(scene.fleet, plan)
         assert not caught.value.undone
-        assert "no (error 1); and the undo failed: toy: no undo" in str(
-            caught.value
-        )
+        assert "no (error 1); and the undo failed: toy: no undo" in str(caught.value)
         found = status(scene.fleet)
         assert found.commands == ("sqla-shard fleet undo",)
         with pytest.raises(OperationFailedError, match="no undo"):
@@ -340,9 +313,7 @@ class Killing:
         assert resume(scene.fleet).state == "undone"
         assert scene.state == set()
 
-    def test_an_undo_looks_again_after_it_was_recorded(
-        self, scene, monkeypatch
-    ):
+    def test_an_undo_looks_again_after_it_was_recorded(self, scene, monkeypatch):
         scene.killed("publish", "begin")
         look = runner._Run.refuse_undo
 
@@ -483,9 +454,7 @@ class Holding:
             for refused in (
                 hold.check,
                 lambda: hold.write(changed),
-                lambda: hold.publish(
-                    replace(topology, epoch=2), expected_epoch=1
-                ),
+                lambda: hold.publish(replace(topology, epoch=2), expected_epoch=1),
             ):
                 with pytest.raises(FleetLockLostError):
                     refused()
@@ -521,18 +490,12 @@ class Holding:
             )
             with pytest.raises(TopologyRefusedError) as caught:
                 hold.publish(
-                    replace(old, epoch=2, keyspaces={name: other}),
-                    expected_epoch=1,
+                    replace(old, epoch=2, keyspaces={name: other}), expected_epoch=1
                 )
             places = {problem.place for problem in caught.value.problems}
-            assert places == {
-                f"keyspaces.{name}.kind",
-                f"keyspaces.{name}.database",
-            }
+            assert places == {f"keyspaces.{name}.kind", f"keyspaces.{name}.database"}
             (server,) = old.keyspaces[name].servers
-            other = replace(
-                old.keyspaces[name], servers=(replace(server, weight=0.5),)
-            )
+            other = replace(old.keyspaces[name], servers=(replace(server, weight=0.5),))
             for epoch, refusal in (
                 (1, StaleTopologyError),
                 (10**15, TopologyRefusedError),
@@ -564,9 +527,7 @@ def publish_next(location: str) -> None:
 def publish_of_toy(scene: Scene) -> None:
     """Publish the topology of the toy, as a process that lost the lock."""
     plan = Toy.plan(scene.fleet, scene.folder)
-    _publish(
-        scene.location, Toy(scene.fleet, plan).changed(scene.fleet.topology())
-    )
+    _publish(scene.location, Toy(scene.fleet, plan).changed(scene.fleet.topology()))
 
 
 def _publish(location: str, new: Topology) -> None:

@@ -5,30 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import event
-from sqlalchemy import inspect
-from sqlalchemy import select
-from sqlalchemy import text
+from sqlalchemy import event, inspect, select, text
 from sqlalchemy.orm import make_transient
 from sqlalchemy.orm.exc import StaleDataError
 
 from sqla_shard import exc
-from tests.models.clusters import at
-from tests.models.clusters import PINS
-from tests.models.clusters import ShardLog
-from tests.models.layouts import pack
-from tests.models.layouts import unpack
-from tests.models.models import BOARD
-from tests.models.models import Board
-from tests.models.models import COMMENT
-from tests.models.models import Comment
-from tests.models.models import Note
-from tests.models.models import PIN
-from tests.models.models import Pin
-from tests.models.models import Setting
-from tests.models.models import Tag
-
-__all__ = ["Colocation", "Flushing", "Merging", "Pending"]
+from tests.models.clusters import at, PINS, ShardLog
+from tests.models.layouts import pack, unpack
+from tests.models.models import (
+    BOARD,
+    Board,
+    COMMENT,
+    Comment,
+    Note,
+    PIN,
+    Pin,
+    Setting,
+    Tag,
+)
 
 
 class _Writing:
@@ -152,9 +146,7 @@ class Flushing(_Writing):
 
         def before_insert(mapper, connection, target):
             seen.append(connection.scalar(select(Pin.__table__.c.n)))
-            connection.execute(
-                Board.__table__.insert().values(name="by a handler")
-            )
+            connection.execute(Board.__table__.insert().values(name="by a handler"))
 
         session.add(at(6, Pin(title="first", n=66)))
         session.flush()
@@ -304,9 +296,7 @@ class Colocation(_Writing):
     def refused(self, session, log, instance, match, error=None):
         session.add(instance)
         log.take()
-        with pytest.raises(
-            error or exc.ColocationError, match=match
-        ) as caught:
+        with pytest.raises(error or exc.ColocationError, match=match) as caught:
             session.flush()
         assert log.executions == ()
         session.rollback()
@@ -376,9 +366,7 @@ class Colocation(_Writing):
         pin = at(1, Pin(title="a", root_id=pack(1, BOARD, 1)))
         self.refused(session, log, pin, f"type {BOARD}")
 
-    def test_a_parent_on_another_shard_by_a_relationship(
-        self, session, log, pins
-    ):
+    def test_a_parent_on_another_shard_by_a_relationship(self, session, log, pins):
         parent = session.get(Pin, pins[1])
         with session.no_autoflush:
             pin = at(1, Pin(title="a", root=parent))

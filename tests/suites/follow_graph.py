@@ -14,57 +14,43 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import delete
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import update
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
+from sqlalchemy import delete, select, text, update
+from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import scatter
-from sqla_shard.contrib import BoardChoice
-from sqla_shard.contrib import FollowKind
-from sqla_shard.contrib import Follows
-from sqla_shard.contrib import forget_deleted_board
-from sqla_shard.contrib import purge_follows
-from sqla_shard.contrib import repair_follows
-from sqla_shard.exc import BlockedError
-from sqla_shard.exc import CrossShardWriteError
-from sqla_shard.exc import FollowRefusedError
-from sqla_shard.exc import InvalidBookmarkError
-from sqla_shard.exc import OperationDefinitionError
-from sqla_shard.exc import WrongTypeError
-from sqla_shard.models.deletion import delete_object
-from sqla_shard.models.deletion import plan_deletion
-from sqla_shard.outbox import apply
-from sqla_shard.outbox import discard
-from sqla_shard.outbox import repair
+from sqla_shard import blob_field, Cluster, ObjectMixin, scatter
+from sqla_shard.contrib import (
+    BoardChoice,
+    FollowKind,
+    Follows,
+    forget_deleted_board,
+    purge_follows,
+    repair_follows,
+)
+from sqla_shard.exc import (
+    BlockedError,
+    CrossShardWriteError,
+    FollowRefusedError,
+    InvalidBookmarkError,
+    OperationDefinitionError,
+    WrongTypeError,
+)
+from sqla_shard.models.deletion import delete_object, plan_deletion
+from sqla_shard.outbox import apply, discard, repair
 from sqla_shard.outbox.tables import INTENTS
 from sqla_shard.testing import StatementLog
-from tests.models.graph_models import Board
-from tests.models.graph_models import boards
-from tests.models.graph_models import CLUSTERS
-from tests.models.graph_models import feed
-from tests.models.graph_models import follows
-from tests.models.graph_models import ids_of
-from tests.models.graph_models import pin
-from tests.models.graph_models import run
-from tests.models.graph_models import User
-from tests.models.graph_models import users
-from tests.models.operation_models import after_crash
-from tests.models.operation_models import forget_all
-
-__all__ = [
-    "Deletions",
-    "Histories",
-    "Lists",
-    "Repairs",
-    "Rules",
-    "Snapshots",
-]
+from tests.models.graph_models import (
+    Board,
+    boards,
+    CLUSTERS,
+    feed,
+    follows,
+    ids_of,
+    pin,
+    run,
+    User,
+    users,
+)
+from tests.models.operation_models import after_crash, forget_all
 
 cluster = CLUSTERS.on_backend()
 
@@ -166,10 +152,7 @@ class Rules(Suite):
         assert kind_of(cluster, bob, ada) is EXPLICIT
         with cluster.session() as session:
             assert [one.id for one in follows.blocked(session, bob)] == [ada]
-            assert follows.count_followers(session, bob) == {
-                EXPLICIT: 0,
-                IMPLICIT: 0,
-            }
+            assert follows.count_followers(session, bob) == {EXPLICIT: 0, IMPLICIT: 0}
         for change, target in (
             (follows.follow_user, bob),
             (follows.follow_board, board),
@@ -219,9 +202,7 @@ class Rules(Suite):
 
         used = r"already used by .* of <Follows 'graph' of tests\.models\."
         with pytest.raises(OperationDefinitionError, match=used):
-            Follows(
-                Base, user=User, board=Board, owner="user_id", name="graph"
-            )
+            Follows(Base, user=User, board=Board, owner="user_id", name="graph")
 
     def test_nothing_without_a_commit(self, cluster):
         ada, bob = users(cluster, 2)
@@ -285,10 +266,7 @@ class Lists(Suite):
                     (follows.count_followers, star, 2),
                     (follows.count_followees, fans[0], 1),
                 ):
-                    assert question(session, source) == {
-                        EXPLICIT: number,
-                        IMPLICIT: 0,
-                    }
+                    assert question(session, source) == {EXPLICIT: number, IMPLICIT: 0}
                 assert follows.count_audience(session, board, star) == 1
 
         check()
@@ -306,10 +284,7 @@ class Lists(Suite):
             else:
                 run(cluster, follows.follow_board, fan, board)
         with cluster.session() as session:
-            assert follows.count_followers(session, star) == {
-                EXPLICIT: 7,
-                IMPLICIT: 4,
-            }
+            assert follows.count_followers(session, star) == {EXPLICIT: 7, IMPLICIT: 4}
             found, after = [], None
             while True:
                 page = follows.followers(session, star, 3, after)
@@ -361,12 +336,7 @@ class Lists(Suite):
             while True:
                 batch = next(
                     follows.audience(
-                        session,
-                        board,
-                        star,
-                        until=newest,
-                        batch=2,
-                        position=position,
+                        session, board, star, until=newest, batch=2, position=position
                     )
                 )
                 found += batch.users
@@ -406,9 +376,7 @@ class Deletions(Suite):
             ):
                 named = (table.source_id, table.target_id, table.number)
                 rows = session.execute(
-                    select(*named, table.kind)
-                    .where(table.kind != 0)
-                    .options(scatter())
+                    select(*named, table.kind).where(table.kind != 0).options(scatter())
                 )
                 found += [row for row in rows if user_id in tuple(row)[:3]]
             for posts in (feed.posts, feed.pulled):
@@ -480,9 +448,7 @@ class Deletions(Suite):
     def test_users_whose_rows_were_deleted(self, cluster, people):
         """Earlier versions, or other programs, have left their edges."""
         ada, *_ = people
-        cluster.run(
-            lambda session: session.execute(delete(User).where(User.id == ada))
-        )
+        cluster.run(lambda session: session.execute(delete(User).where(User.id == ada)))
         assert repair_follows(cluster, follows).forgotten > 0
         with cluster.session() as session:
             for table in (follows.users, follows.users_reversed):
@@ -502,13 +468,8 @@ class Repairs(Suite):
         run(cluster, follows.follow_board, eve, board)
         with cluster.begin(cross_shard="unordered") as session:
             # Both sides of one edge each are lost, as by a restored server.
-            for table, source in (
-                (follows.users_reversed, bob),
-                (follows.boards, eve),
-            ):
-                session.execute(
-                    delete(table.table).where(table.source_id == source)
-                )
+            for table, source in ((follows.users_reversed, bob), (follows.boards, eve)):
+                session.execute(delete(table.table).where(table.source_id == source))
         found = repair_follows(cluster, follows)
         assert (found.written, found.reverted) == (2, 1)
         # Of the lost edges of bob; that of eve was reverted with its number.
@@ -553,9 +514,7 @@ class Repairs(Suite):
         discard(cluster, [one.token for one in cluster.pending()])
         position, written, calls = None, 0, 0
         while True:
-            found = repair_follows(
-                cluster, follows, position=position, rows=1, batch=1
-            )
+            found = repair_follows(cluster, follows, position=position, rows=1, batch=1)
             written += found.written
             calls += 1
             position = found.position
@@ -625,9 +584,7 @@ def _rows(cluster: Cluster) -> dict[tuple[str, int, int], int]:
     ):
         with cluster.session() as session:
             rows = session.execute(
-                select(table.source_id, table.target_id, table.kind).options(
-                    scatter()
-                )
+                select(table.source_id, table.target_id, table.kind).options(scatter())
             )
             for source, target, kind in rows:
                 found[table.name, source, target] = kind
@@ -724,9 +681,7 @@ class Histories(Suite):
                 for place in cluster.places.all_places(
                     cluster.topology.keyspaces["objects"]
                 ):
-                    session.execute(
-                        delete(table), bind_arguments={"place": place}
-                    )
+                    session.execute(delete(table), bind_arguments={"place": place})
         forget_all(cluster)
 
     def test_equal_to_a_model(self, cluster, rng, monkeypatch):
@@ -735,9 +690,7 @@ class Histories(Suite):
                 _counted_on_request(monkeypatch)
             people = users(cluster, 5)
             owners = {
-                board: user
-                for user in people
-                for board in boards(cluster, user, 2)
+                board: user for user in people for board in boards(cluster, user, 2)
             }
             model = Model(owners)
             for _ in range(self.steps):
@@ -759,11 +712,7 @@ class Histories(Suite):
         """Operations are applied late, repeatedly, and not in order."""
         people = users(cluster, 4)
         model = Model(
-            {
-                board: user
-                for user in people
-                for board in boards(cluster, user, 2)
-            }
+            {board: user for user in people for board in boards(cluster, user, 2)}
         )
         with after_crash():
             for _ in range(self.steps):
@@ -778,9 +727,7 @@ class Histories(Suite):
         assert repair_follows(cluster, follows).changed == 0
         self.compare(cluster, people, model)
 
-    def step(
-        self, cluster: Any, rng: random.Random, people: Any, model: Model
-    ) -> None:
+    def step(self, cluster: Any, rng: random.Random, people: Any, model: Model) -> None:
         chance = rng.random()
         if chance < 0.1:
             return self.deliver(cluster, rng)
@@ -817,14 +764,10 @@ class Histories(Suite):
             assert not (blocked and name.startswith("follow_"))
             getattr(model, name)(user, other)
 
-    def delete_board(
-        self, cluster: Any, rng: random.Random, model: Model
-    ) -> None:
+    def delete_board(self, cluster: Any, rng: random.Random, model: Model) -> None:
         board = rng.choice(list(model.owners))
         cluster.run(
-            lambda session: session.execute(
-                delete(Board).where(Board.id == board)
-            )
+            lambda session: session.execute(delete(Board).where(Board.id == board))
         )
         model.delete_board(board)
         if rng.random() < 0.5:
@@ -845,14 +788,11 @@ class Histories(Suite):
 
     def pending(self, cluster: Any) -> list[Any]:
         """Return the arguments of all pending operations."""
-        places = cluster.places.all_places(
-            cluster.topology.keyspaces["objects"]
-        )
+        places = cluster.places.all_places(cluster.topology.keyspaces["objects"])
         with cluster.session() as session:
             return list(
                 session.scalars(
-                    select(INTENTS.c.arguments),
-                    bind_arguments={"places": places},
+                    select(INTENTS.c.arguments), bind_arguments={"places": places}
                 )
             )
 

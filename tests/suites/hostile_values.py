@@ -7,36 +7,21 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from sqlalchemy import bindparam
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import literal
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import text
-from sqlalchemy import update
+from sqlalchemy import bindparam, func, insert, literal, select, String, text, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.horizontal_shard import set_shard_id
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import scatter
-from sqla_shard import SCHEMA
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import ParameterValueError
-from sqla_shard.exc import ShardError
-from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard import blob_field, Cluster, ObjectMixin, scatter, SCHEMA
+from sqla_shard.exc import (
+    BlobValueError,
+    InvalidIdError,
+    ParameterValueError,
+    ShardError,
+    UnsupportedStatementError,
+)
 from tests.models.backends import Clusters
-from tests.models.layouts import LAYOUT
-from tests.models.layouts import pack
-from tests.models.layouts import unpack
-
-__all__ = ["HostileValues", "Item", "ItemBase", "store"]
+from tests.models.layouts import LAYOUT, pack, unpack
 
 HUGE = 10**5000
 DIGITS = "1" * 5000
@@ -65,9 +50,7 @@ FIELDS = ("whole", "exact", "double", "title", "tags", "free")
 def store(session: Any, item_id: int, document: str) -> None:
     """Put a text into the column of a blob, as another program does."""
     session.execute(
-        text(
-            f"UPDATE {SCHEMA}.items SET data = :data WHERE local_id = :local"
-        ),
+        text(f"UPDATE {SCHEMA}.items SET data = :data WHERE local_id = :local"),
         {"data": document, "local": unpack(item_id).local_id},
         bind_arguments={"shard_id": unpack(item_id).shard_id},
     )
@@ -191,9 +174,7 @@ class HostileValues:
                 # MariaDB may show NULL for what it does not read.
                 assert value is None, (document[:40], value)
 
-    @pytest.mark.parametrize(
-        ("document", "title"), UNPARSED, ids=lambda d: str(d)[:30]
-    )
+    @pytest.mark.parametrize(("document", "title"), UNPARSED, ids=lambda d: str(d)[:30])
     def test_rows_beside_one_that_is_not_parsed(
         self, cluster, backend, document, title
     ):
@@ -211,10 +192,7 @@ class HostileValues:
             session.expunge_all()
             store(session, other, document)
             here = Item.id.in_(ids)
-            assert set(session.scalars(select(Item.id).where(here))) == {
-                mine,
-                other,
-            }
+            assert set(session.scalars(select(Item.id).where(here))) == {mine, other}
             conditions = [
                 Item.title == "mine",
                 Item.whole == 2**64 - 1,
@@ -232,9 +210,7 @@ class HostileValues:
                     .order_by(Item.title, Item.exact)
                     .options(scatter())
                 )
-                assert session.execute(everywhere).all() == [
-                    (mine, "mine", 2**64 - 1)
-                ]
+                assert session.execute(everywhere).all() == [(mine, "mine", 2**64 - 1)]
             # MariaDB refuses an UPDATE by the others.
             for condition in conditions[:3]:
                 change = update(Item).where(here, condition).values(n=1)
@@ -243,9 +219,7 @@ class HostileValues:
             if title is not None:
                 assert session.get(Item, other).title == title
 
-    def test_integers_that_are_no_numbers_of_64_bits(
-        self, cluster, backend, item
-    ):
+    def test_integers_that_are_no_numbers_of_64_bits(self, cluster, backend, item):
         """A field has text for them; MySQL rounds such numbers in JSON."""
         big = 2**70 + 1
         for document, whole in (
@@ -256,9 +230,7 @@ class HostileValues:
                 store(session, item, document)
                 found = session.get(Item, item)
                 assert found.whole == whole
-                is_less = select(Item.id).where(
-                    Item.id == item, Item.whole < 5
-                )
+                is_less = select(Item.id).where(Item.id == item, Item.whole < 5)
                 assert session.scalars(is_less).all() == [item] * (whole < 0)
                 value = select(Item.whole).where(Item.id == item)
                 free = select(Item.free).where(Item.id == item)
@@ -332,9 +304,7 @@ class HostileValues:
             with cluster.session() as session:
                 assert session.get(Item, item).name == "a"
 
-    def test_decimals_that_a_driver_would_write_with_all_zeros(
-        self, cluster, item
-    ):
+    def test_decimals_that_a_driver_would_write_with_all_zeros(self, cluster, item):
         """PyMySQL took gigabytes; for SQLite they are doubles."""
         place = cluster.places.place(cluster.topology.sole("objects"), 1)
         is_sqlite = place.engine.dialect.name == "sqlite"
@@ -378,10 +348,7 @@ class HostileValues:
         everything = select(Item)
 
         def refused(run: Any) -> None:
-            with (
-                cluster.session() as session,
-                pytest.raises(InvalidIdError) as caught,
-            ):
+            with cluster.session() as session, pytest.raises(InvalidIdError) as caught:
                 run(session)
             assert len(str(caught.value)) < 300
 
@@ -390,14 +357,8 @@ class HostileValues:
         refused(lambda s: s.execute(everything, bind_arguments=on_shard))
         refused(lambda s: s.execute(text("SELECT 1"), bind_arguments=on_shard))
         refused(lambda s: s.connection(bind_arguments=on_shard))
-        refused(
-            lambda s: s.execute(everything.options(set_shard_id(shard_id)))
-        )
-        refused(
-            lambda s: s.execute(
-                insert(Item).values(n=1), bind_arguments=on_shard
-            )
-        )
+        refused(lambda s: s.execute(everything.options(set_shard_id(shard_id))))
+        refused(lambda s: s.execute(insert(Item).values(n=1), bind_arguments=on_shard))
         refused(lambda s: _add(s, Item(shard_id=shard_id)))
         with cluster.session(shard_id=shard_id) as session:
             item = Item()
@@ -406,9 +367,7 @@ class HostileValues:
         with pytest.raises(InvalidIdError):
             pack(shard_id, 1, 1)
 
-    @pytest.mark.parametrize(
-        "wrong", [HUGE, -HUGE, HALF, [HUGE], 10**40], ids=_kind
-    )
+    @pytest.mark.parametrize("wrong", [HUGE, -HUGE, HALF, [HUGE], 10**40], ids=_kind)
     def test_ids(self, cluster, wrong):
         for run in (
             lambda s: s.get(Item, wrong),
@@ -418,10 +377,7 @@ class HostileValues:
             lambda s: unpack(wrong),
             lambda s: cluster.explain(wrong),
         ):
-            with (
-                cluster.session() as session,
-                pytest.raises(InvalidIdError) as caught,
-            ):
+            with cluster.session() as session, pytest.raises(InvalidIdError) as caught:
                 run(session)
             assert len(str(caught.value)) < 400
 
@@ -439,17 +395,11 @@ class HostileValues:
                 (select(Item.id, shown).options(scatter()), {}),
                 (select(Item.id).where(Item.id == item, shown != "a"), {}),
                 (
-                    select(Item.id).where(
-                        Item.id == item, Item.name.in_(given)
-                    ),
+                    select(Item.id).where(Item.id == item, Item.name.in_(given)),
                     {"some": ["a", value]},
                 ),
             ):
-                if (
-                    statement is not here
-                    and value == "__[SCHEMA_x]"
-                    and (parameters)
-                ):
+                if statement is not here and value == "__[SCHEMA_x]" and (parameters):
                     continue
                 with pytest.raises(UnsupportedStatementError) as caught:
                     session.execute(statement, parameters)

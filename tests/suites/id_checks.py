@@ -5,30 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import bindparam
-from sqlalchemy import delete
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import or_
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import tuple_
-from sqlalchemy import union_all
+from sqlalchemy import (
+    bindparam,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    tuple_,
+    union_all,
+)
 from sqlalchemy.orm import aliased
 
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import NoShardKeyError
-from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.exc import ShardError
-from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.exc import (
+    InvalidIdError,
+    NoShardKeyError,
+    ScatterUnsupportedError,
+    ShardError,
+    UnsupportedStatementError,
+)
 from tests.models.layouts import pack
-from tests.models.models import Board
-from tests.models.models import COMMENT
-from tests.models.models import Comment
-from tests.models.models import PIN
-from tests.models.models import Pin
-
-__all__ = ["CHECKS", "REFUSED", "on"]
+from tests.models.models import Board, COMMENT, Comment, PIN, Pin
 
 
 def ids_of(session: Any, statement: Any, *args: Any, **kwargs: Any) -> Any:
@@ -136,13 +134,7 @@ def _(s, d):
 @check("count on each shard")
 def _(s, d):
     made = select(func.count(Pin.id))
-    return [s.scalars(made, **on(i)).one() for i in (0, 1, 2, 17, 4)], [
-        3,
-        3,
-        3,
-        3,
-        0,
-    ]
+    return [s.scalars(made, **on(i)).one() for i in (0, 1, 2, 17, 4)], [3, 3, 3, 3, 0]
 
 
 @check("union_all on one shard")
@@ -169,9 +161,7 @@ def _(s, d):
 
 @check("group_by id")
 def _(s, d):
-    made = select(Comment.pin_id, func.count()).where(
-        Comment.pin_id.in_(d.ids)
-    )
+    made = select(Comment.pin_id, func.count()).where(Comment.pin_id.in_(d.ids))
     rows = s.execute(made.group_by(Comment.pin_id)).all()
     return sorted(map(tuple, rows)), [(i, 2) for i in d.ids]
 
@@ -209,8 +199,7 @@ def _(s, d):
 @check("expanding bindparam by name, negated")
 def _(s, d):
     made = select(Pin.id).where(
-        Pin.id.in_(d.ids),
-        Pin.id.not_in(bindparam("q", expanding=True)),
+        Pin.id.in_(d.ids), Pin.id.not_in(bindparam("q", expanding=True))
     )
     return sorted(s.scalars(made, {"q": d.ids[1:]})), d.ids[:1]
 
@@ -252,9 +241,7 @@ def _(s, d):
 
 @check("from_statement of bare text")
 def _(s, d):
-    made = text(
-        "SELECT local_id, title, n, board_id, home_id, root_id FROM pins"
-    )
+    made = text("SELECT local_id, title, n, board_id, home_id, root_id FROM pins")
     return s.scalars(select(Pin).from_statement(made), **on(1)).all(), None
 
 
@@ -287,9 +274,7 @@ def _(s, d):
 def _(s, d):
     held = s.get(Comment, pack(1, COMMENT, 2))
     made = delete(Comment).where(Comment.id.in_([held.id]))
-    count = s.execute(
-        made, execution_options={"synchronize_session": "fetch"}
-    ).rowcount
+    count = s.execute(made, execution_options={"synchronize_session": "fetch"}).rowcount
     return (count, held in s), (1, False)
 
 
@@ -378,8 +363,7 @@ def _(s, d):
 def _(s, d):
     one, other = d.ids[0], d.ids[4]
     made = union_all(
-        select(Pin.id).where(Pin.id == one),
-        select(Pin.id).where(Pin.id == other),
+        select(Pin.id).where(Pin.id == one), select(Pin.id).where(Pin.id == other)
     )
     return s.scalars(made).all(), None
 

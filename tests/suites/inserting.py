@@ -5,30 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import insert
-from sqlalchemy import literal
-from sqlalchemy import select
+from sqlalchemy import insert, literal, select
 
-from sqla_shard import exc
-from sqla_shard import full_id
-from tests.models.clusters import at
-from tests.models.clusters import PINS
-from tests.models.clusters import ShardLog
-from tests.models.layouts import pack
-from tests.models.layouts import unpack
-from tests.models.models import BOARD
-from tests.models.models import Board
-from tests.models.models import COMMENT
-from tests.models.models import Comment
-from tests.models.models import Note
-from tests.models.models import PIN
-from tests.models.models import Pin
-from tests.models.models import Setting
-from tests.models.models import Tag
-from tests.models.returning import has_returning
-from tests.models.returning import inserted
-
-__all__ = ["Changing", "Inserting", "pins_of"]
+from sqla_shard import exc, full_id
+from tests.models.clusters import at, PINS, ShardLog
+from tests.models.layouts import pack, unpack
+from tests.models.models import (
+    BOARD,
+    Board,
+    COMMENT,
+    Comment,
+    Note,
+    PIN,
+    Pin,
+    Setting,
+    Tag,
+)
+from tests.models.returning import has_returning, inserted
 
 SHARDS = (0, 5, 18)
 
@@ -39,9 +32,7 @@ def pins_of() -> Any:
     @pytest.fixture(scope="module")
     def pins(cluster: Any) -> list[int]:
         with cluster.begin(cross_shard="unordered") as session:
-            made = [
-                at(i, Pin(title=f"p{k}", n=k)) for i in SHARDS for k in (0, 1)
-            ]
+            made = [at(i, Pin(title=f"p{k}", n=k)) for i in SHARDS for k in (0, 1)]
             session.add_all(made)
             session.flush()
             for pin in made:
@@ -83,9 +74,7 @@ class Inserting(Changing):
         made = select(Comment.pin_id, Comment.body).where(
             Comment.pin_id.in_(pins), Comment.n == 1
         )
-        assert sorted(map(tuple, many.execute(made))) == [
-            (i, str(i)) for i in pins
-        ]
+        assert sorted(map(tuple, many.execute(made))) == [(i, str(i)) for i in pins]
 
     def test_rows_with_ids_of_their_own(self, many, log):
         ids = [pack(i, PIN, 500 + k) for k in (1, 2) for i in (3, 0)]
@@ -125,15 +114,9 @@ class Inserting(Changing):
         many.execute(insert(Board), rows)
         assert log.take() == {4: 1, 0: 1}
 
-    def test_the_shard_of_a_row_is_that_of_its_id_and_parent(
-        self, many, log, pins
-    ):
-        many.execute(
-            insert(Note), [{"pin_id": pins[0], "text": "t", "shard_id": 0}]
-        )
-        many.execute(
-            insert(Pin), {"id": pack(2, PIN, 9), "title": "t", "shard_id": 2}
-        )
+    def test_the_shard_of_a_row_is_that_of_its_id_and_parent(self, many, log, pins):
+        many.execute(insert(Note), [{"pin_id": pins[0], "text": "t", "shard_id": 0}])
+        many.execute(insert(Pin), {"id": pack(2, PIN, 9), "title": "t", "shard_id": 2})
         assert log.take() == {0: 1, 2: 1}
         for entity, row in (
             (Comment, {"pin_id": pins[0], "body": "b"}),
@@ -175,9 +158,7 @@ class Inserting(Changing):
         assert unpack(pin.id).shard_id == shard_id
 
     @pytest.mark.parametrize("shard_id", [0, 9])
-    def test_roots_on_a_shard_that_is_named(
-        self, cluster, session, log, shard_id
-    ):
+    def test_roots_on_a_shard_that_is_named(self, cluster, session, log, shard_id):
         session.execute(
             insert(Pin),
             [{"title": "a"}, {"title": "b"}],
@@ -186,9 +167,7 @@ class Inserting(Changing):
         assert log.take() == {shard_id: 1}
         session.rollback()
         with cluster.session(shard_id=shard_id) as other:
-            new = other.execute(
-                insert(Pin).values(title="c")
-            ).inserted_primary_key
+            new = other.execute(insert(Pin).values(title="c")).inserted_primary_key
             assert shards_of(new) == [shard_id]
 
     def test_one_row(self, session, log, pins):
@@ -196,9 +175,7 @@ class Inserting(Changing):
         (new,) = session.execute(made).inserted_primary_key
         assert (unpack(new).shard_id, unpack(new).type_id) == (0, COMMENT)
         assert session.get(Comment, new).pin_id == pins[0]
-        session.execute(
-            insert(Comment).values(n=3), {"pin_id": pins[1], "body": "2"}
-        )
+        session.execute(insert(Comment).values(n=3), {"pin_id": pins[1], "body": "2"})
         made = select(Comment.id).where(Comment.pin_id == pins[1])
         assert max(session.scalars(made)) > new
         assert set(log.take()) == {0}
@@ -220,9 +197,7 @@ class Inserting(Changing):
         assert log.take() == {18: 1}
         assert {unpack(i)[:2] for i in ids} == {(18, PIN)}
         found = session.get_many(Pin, ids)
-        assert sorted(pin.title for pin in found) == [
-            row["title"] for row in rows
-        ]
+        assert sorted(pin.title for pin in found) == [row["title"] for row in rows]
         log.take()
         made = insert(Pin).returning(Pin.id, Pin.title)
         if not has_returning(session.cluster):
@@ -231,25 +206,19 @@ class Inserting(Changing):
             assert log.executions == ()
             return
         found = session.execute(made, rows, **there).all()
-        assert sorted(title for _, title in found) == [
-            row["title"] for row in rows
-        ]
+        assert sorted(title for _, title in found) == [row["title"] for row in rows]
         assert log.take() == {18: 1}
 
     def test_returning_objects(self, session, log):
         (pin,) = inserted(
-            session,
-            insert(Pin).values(title="r"),
-            bind_arguments={"shard_id": 18},
+            session, insert(Pin).values(title="r"), bind_arguments={"shard_id": 18}
         )
         assert session.get(Pin, pin.id) is pin
         pin.title = "s"
         session.flush()
         reads = 0 if has_returning(session.cluster) else 1
         assert log.take() == {18: 2 + reads}
-        pins = inserted(
-            session, insert(Pin), [{"title": str(k)} for k in range(10)]
-        )
+        pins = inserted(session, insert(Pin), [{"title": str(k)} for k in range(10)])
         assert all(p in session for p in pins)
         assert {unpack(p.id).shard_id for p in pins} == {18}
 
@@ -260,9 +229,7 @@ class Inserting(Changing):
         assert [pin.title for pin in session.get_many(Pin, ids)] == [
             row["title"] for row in rows
         ]
-        made = insert(Comment).returning(
-            Comment.id, sort_by_parameter_order=True
-        )
+        made = insert(Comment).returning(Comment.id, sort_by_parameter_order=True)
         rows = [{"pin_id": i, "body": "1"} for i in pins]
         with pytest.raises(exc.ScatterUnsupportedError):
             many.execute(made, rows)
@@ -275,8 +242,7 @@ class Inserting(Changing):
         found = many.get_many(Comment, ids)
         assert sorted(one.pin_id for one in found) == pins
         assert all(
-            unpack(one.id).shard_id == unpack(one.pin_id).shard_id
-            for one in found
+            unpack(one.id).shard_id == unpack(one.pin_id).shard_id for one in found
         )
 
     def test_core(self, many, log, pins):
@@ -297,17 +263,9 @@ class Inserting(Changing):
         [
             (Comment, {"body": "1"}, exc.ColocationError),
             (Comment, {"body": "1", "pin_id": None}, exc.ColocationError),
-            (
-                Comment,
-                {"body": "1", "pin_id": pack(0, BOARD, 1)},
-                exc.ColocationError,
-            ),
+            (Comment, {"body": "1", "pin_id": pack(0, BOARD, 1)}, exc.ColocationError),
             (Comment, {"body": "1", "pin_id": "7"}, exc.InvalidIdError),
-            (
-                Comment,
-                {"body": "1", "pin_id": pack(32, PIN, 1)},
-                exc.UnknownShardError,
-            ),
+            (Comment, {"body": "1", "pin_id": pack(32, PIN, 1)}, exc.UnknownShardError),
             (
                 Comment,
                 {"id": pack(1, COMMENT, 9), "pin_id": pack(0, PIN, 1)},
@@ -316,29 +274,19 @@ class Inserting(Changing):
             (Pin, {"id": pack(0, BOARD, 1), "title": "a"}, exc.WrongTypeError),
             (
                 Pin,
-                {
-                    "id": pack(0, PIN, 9),
-                    "title": "a",
-                    "root_id": pack(1, 1, 1),
-                },
+                {"id": pack(0, PIN, 9), "title": "a", "root_id": pack(1, 1, 1)},
                 exc.ColocationError,
             ),
             (
                 Pin,
-                {
-                    "id": pack(0, PIN, 9),
-                    "title": "a",
-                    "home_id": pack(1, 2, 1),
-                },
+                {"id": pack(0, PIN, 9), "title": "a", "home_id": pack(1, 2, 1)},
                 exc.ColocationError,
             ),
             (Tag, {"name": "x"}, exc.PlacementError),
         ],
     )
     @pytest.mark.parametrize("core", [False, True], ids=["orm", "core"])
-    def test_rows_that_cannot_be_placed(
-        self, session, log, entity, row, error, core
-    ):
+    def test_rows_that_cannot_be_placed(self, session, log, entity, row, error, core):
         target = entity.__table__ if core else entity
         if core and "id" in row:
             row = {**row, "local_id": row["id"]}
@@ -403,13 +351,10 @@ class Inserting(Changing):
         assert {unpack(i)[:2] for i in found} == {(0, BOARD)}
 
     @pytest.mark.parametrize(
-        "name",
-        ["bulk_save_objects", "bulk_insert_mappings", "bulk_update_mappings"],
+        "name", ["bulk_save_objects", "bulk_insert_mappings", "bulk_update_mappings"]
     )
     def test_the_legacy_methods_are_refused(self, session, name):
-        with pytest.raises(
-            exc.UnsupportedStatementError, match="of any keyspace"
-        ):
+        with pytest.raises(exc.UnsupportedStatementError, match="of any keyspace"):
             getattr(session, name)(Pin, [])
 
 

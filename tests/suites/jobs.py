@@ -5,49 +5,37 @@ Each class is a suite; a test module has a fixture ``cluster``.
 
 from __future__ import annotations
 
-from datetime import datetime
-from datetime import timedelta
-from datetime import timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
-from sqla_shard import Cluster
-from sqla_shard import ids as object_ids
-from sqla_shard.exc import CrossShardWriteError
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import JobArgumentError
-from sqla_shard.exc import JobClaimLostError
-from sqla_shard.exc import JobOptionError
-from sqla_shard.exc import PlacementError
-from sqla_shard.exc import TaskDefinitionError
-from sqla_shard.jobs import claims
-from sqla_shard.jobs import JobState
-from sqla_shard.jobs import task
+from sqla_shard import Cluster, ids as object_ids
+from sqla_shard.exc import (
+    CrossShardWriteError,
+    InvalidIdError,
+    JobArgumentError,
+    JobClaimLostError,
+    JobOptionError,
+    PlacementError,
+    TaskDefinitionError,
+)
+from sqla_shard.jobs import claims, JobState, task
 from sqla_shard.jobs.cleanup import clean_up
 from sqla_shard.jobs.heartbeat import extend
-from sqla_shard.jobs.retry import DEFAULT
-from sqla_shard.jobs.retry import Exponential
-from sqla_shard.jobs.retry import Linear
+from sqla_shard.jobs.retry import DEFAULT, Exponential, Linear
 from sqla_shard.jobs.survey import due_jobs
 from sqla_shard.jobs.tasks import Task
-from tests.models.job_models import add
-from tests.models.job_models import Counter
-from tests.models.job_models import counter
-from tests.models.job_models import empty
-from tests.models.job_models import expire
-from tests.models.job_models import JOB_CLUSTERS
-from tests.models.job_models import rows
-from tests.models.job_models import take
-
-__all__ = [
-    "Claiming",
-    "Defining",
-    "Enqueueing",
-    "Late",
-    "Suite",
-    "WorkerMaintenance",
-]
+from tests.models.job_models import (
+    add,
+    Counter,
+    counter,
+    empty,
+    expire,
+    JOB_CLUSTERS,
+    rows,
+    take,
+)
 
 cluster = JOB_CLUSTERS.on_backend()
 
@@ -101,9 +89,7 @@ class Enqueueing(Suite):
                 add.enqueue(session, near, near=far)
         assert rows(cluster, 4) == []
 
-    def test_without_near_it_is_where_the_transaction_writes(
-        self, cluster, near
-    ):
+    def test_without_near_it_is_where_the_transaction_writes(self, cluster, near):
         with cluster.begin() as session:
             session.get(Counter, near).count = 5
             session.flush()
@@ -127,9 +113,7 @@ class Enqueueing(Suite):
         made = []
         for _ in range(3):
             with cluster.begin() as session:
-                made.append(
-                    add.enqueue(session, near, near=near, unique_key="k ")
-                )
+                made.append(add.enqueue(session, near, near=near, unique_key="k "))
         with cluster.begin() as session:
             other = add.enqueue(session, near, near=near, unique_key="k")
         assert [one.is_new for one in made] == [True, False, False]
@@ -161,9 +145,7 @@ class Enqueueing(Suite):
     def test_many_at_once(self, cluster, near):
         calls = [{"counter_id": near, "n": n} for n in range(300)]
         with cluster.begin() as session:
-            found = add.enqueue_many(
-                session, calls, near=near, priority=3, run_after=5
-            )
+            found = add.enqueue_many(session, calls, near=near, priority=3, run_after=5)
             assert add.enqueue_many(session, [], near=near) == 0
         assert found == 300
         many = rows(cluster)
@@ -171,9 +153,7 @@ class Enqueueing(Suite):
             f'{{"counter_id":{near},"n":{n}}}' for n in range(300)
         ]
         assert {row.priority for row in many} == {3}
-        assert {row.due_at - row.created_at for row in many} == {
-            timedelta(seconds=5)
-        }
+        assert {row.due_at - row.created_at for row in many} == {timedelta(seconds=5)}
 
     @pytest.mark.parametrize(
         ("options", "option"),
@@ -276,9 +256,7 @@ class Claiming(Suite):
 
     def jobs(self, cluster: Cluster, near: int, count: int = 1) -> None:
         with cluster.begin() as session:
-            add.enqueue_many(
-                session, [{"counter_id": near}] * count, near=near
-            )
+            add.enqueue_many(session, [{"counter_id": near}] * count, near=near)
 
     def test_oldest_first_and_no_job_twice(self, cluster, near):
         self.jobs(cluster, near, 5)
@@ -390,9 +368,7 @@ class Late(Suite):
             lambda session: claims.fail(session, job, "e", 0),
             lambda session: claims.release(session, job),
             lambda session: claims.checkpoint(session, job, "1"),
-            lambda session: claims.checkpoint(
-                session, job, "1", again_after=0
-            ),
+            lambda session: claims.checkpoint(session, job, "1", again_after=0),
         ):
             with cluster.begin() as session:
                 with pytest.raises(JobClaimLostError) as caught:
@@ -454,9 +430,7 @@ class WorkerMaintenance(Suite):
         assert [row.state for row in rows(cluster)] == [3, 0, 1]
         assert "expired" in rows(cluster)[0].error
 
-    def test_finished_jobs_are_deleted_by_the_time_they_finished(
-        self, cluster, near
-    ):
+    def test_finished_jobs_are_deleted_by_the_time_they_finished(self, cluster, near):
         with cluster.begin() as session:
             add.enqueue(session, near, near=near)
             add.enqueue(session, near, near=near)
@@ -471,10 +445,7 @@ class WorkerMaintenance(Suite):
         old = timedelta(seconds=1)
         done = clean_up(cluster, ["adding"], keep_done=old)
         assert done.deleted == 1
-        assert [row.id for row in rows(cluster)] == [
-            jobs[1].local_id,
-            jobs[2].local_id,
-        ]
+        assert [row.id for row in rows(cluster)] == [jobs[1].local_id, jobs[2].local_id]
 
     def test_a_shard_that_another_process_maintains(self, cluster, near):
         with cluster.begin() as session:
@@ -482,9 +453,7 @@ class WorkerMaintenance(Suite):
         with cluster.begin() as session:
             (job,) = take(session, near)
         expire(cluster, job)
-        place = cluster.places.place(
-            cluster.places.keyspace(None, "objects"), 1
-        )
+        place = cluster.places.place(cluster.places.keyspace(None, "objects"), 1)
         if not place.backend.waits:
             pytest.skip("SQLite has one writer")
         name = f"sqla_shard_job {place.schema}"

@@ -8,23 +8,20 @@ from __future__ import annotations
 import threading
 
 from sqla_shard.engine import by_server
-from sqla_shard.jobs import Worker
-from sqla_shard.jobs import worker as worker_module
+from sqla_shard.jobs import Worker, worker as worker_module
 from sqla_shard.jobs.delivery import deliver
 from sqla_shard.outbox import apply
 from sqla_shard.testing import StatementLog
 from sqla_shard.testing.local_server import wait_until
-from tests.models.operation_models import after_crash
-from tests.models.operation_models import entries
-from tests.models.operation_models import intend
-from tests.models.operation_models import make_due
-from tests.models.operation_models import OPERATIONS
+from tests.models.operation_models import (
+    after_crash,
+    entries,
+    intend,
+    make_due,
+    OPERATIONS,
+)
 from tests.suites.operations import Suite
-from tests.suites.outbox import forget_all
-from tests.suites.outbox import leave
-from tests.suites.outbox import rows
-
-__all__ = ["Delivering"]
+from tests.suites.outbox import forget_all, leave, rows
 
 cluster = OPERATIONS.on_backend()
 SECONDS = 60
@@ -59,9 +56,7 @@ class Delivering(Suite):
         with monkeypatch.context() as patch:
             patch.setattr(apply, "_functions", {})
             (trouble,) = deliver(cluster).troubles
-        assert trouble == (
-            "operation 'tests.note' is not defined in this process"
-        )
+        assert trouble == ("operation 'tests.note' is not defined in this process")
         assert deliver(cluster).applied == 1
 
     def test_invalidations(self, cluster, ids):
@@ -78,9 +73,7 @@ class Delivering(Suite):
             )
             report = deliver(cluster)
             assert report.invalidated == 1
-            assert report.troubles == [
-                "region 'other' of the cache is not configured"
-            ]
+            assert report.troubles == ["region 'other' of the cache is not configured"]
             assert rows(cluster) == [(2, "other", "b")]
         finally:
             forget_all(cluster)
@@ -101,8 +94,7 @@ class Delivering(Suite):
         try:
             leave_one("meanwhile")
             wait_until(
-                lambda: entries(cluster)[ids[6], "meanwhile"] == 1,
-                seconds=SECONDS,
+                lambda: entries(cluster)[ids[6], "meanwhile"] == 1, seconds=SECONDS
             )
         finally:
             worker.stop()

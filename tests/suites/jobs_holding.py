@@ -9,49 +9,42 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 from sqlalchemy import update
 
 from sqla_shard import Cluster
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import JobClaimLostError
-from sqla_shard.exc import JobOptionError
-from sqla_shard.exc import JobTimeLimitError
-from sqla_shard.exc import NoHealthyShardsError
+from sqla_shard.exc import (
+    CommitUnknownError,
+    JobClaimLostError,
+    JobOptionError,
+    JobTimeLimitError,
+    NoHealthyShardsError,
+)
 from sqla_shard.ids import unpack
-from sqla_shard.jobs import claims
-from sqla_shard.jobs import current_job
-from sqla_shard.jobs import JobLogFilter
-from sqla_shard.jobs import JobState
-from sqla_shard.jobs import task
-from sqla_shard.jobs import Worker
+from sqla_shard.jobs import claims, current_job, JobLogFilter, JobState, task, Worker
 from sqla_shard.jobs.cleanup import clean_up
 from sqla_shard.jobs.health import windows_of
-from sqla_shard.jobs.heartbeat import confirm
-from sqla_shard.jobs.heartbeat import extend
-from sqla_shard.jobs.heartbeat import Heartbeat
+from sqla_shard.jobs.heartbeat import confirm, extend, Heartbeat
 from sqla_shard.jobs.survey import due_jobs
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.testing.local_server import wait_until
-from tests.models.job_models import add
-from tests.models.job_models import Counter
-from tests.models.job_models import counter
-from tests.models.job_models import counters
-from tests.models.job_models import expire
-from tests.models.job_models import JOB_CLUSTERS
-from tests.models.job_models import on_shard
-from tests.models.job_models import rows
-from tests.models.job_models import take
+from tests.models.job_models import (
+    add,
+    Counter,
+    counter,
+    counters,
+    expire,
+    JOB_CLUSTERS,
+    on_shard,
+    rows,
+    take,
+)
 from tests.suites.jobs import Suite
-from tests.suites.jobs_working import defined
-from tests.suites.jobs_working import WAIT
-from tests.suites.jobs_working import work
+from tests.suites.jobs_working import defined, WAIT, work
 
 __all__ = [
     "Awaited",
@@ -84,9 +77,7 @@ def working(cluster: Cluster, **options: Any) -> Iterator[Any]:
 def take_away(cluster: Cluster) -> None:
     """Let another worker have the only job, and finish it."""
     on_shard(
-        cluster,
-        1,
-        update(JOBS).values(state=JobState.DONE.value, token=b"another"),
+        cluster, 1, update(JOBS).values(state=JobState.DONE.value, token=b"another")
     )
 
 
@@ -124,18 +115,14 @@ class Beating(Suite):
             # Less than the pause of a worker with a long lease.
             wait_until(is_done, seconds=12)
 
-    def test_a_task_that_runs_longer_than_its_claim(
-        self, cluster, near, defined
-    ):
+    def test_a_task_that_runs_longer_than_its_claim(self, cluster, near, defined):
         running, end = threading.Event(), threading.Event()
 
         def slow(counter_id: int) -> None:
             running.set()
             assert end.wait(WAIT)
 
-        defined(slow, in_transaction=False).enqueue_now(
-            cluster, near, near=near
-        )
+        defined(slow, in_transaction=False).enqueue_now(cluster, near, near=near)
         with working(cluster, lease=1.5) as (_, reports):
             assert running.wait(WAIT)
             first = rows(cluster)[0].due_at
@@ -145,9 +132,7 @@ class Beating(Suite):
             )
             assert clean_up(cluster, ["own"]).recovered == 0
             end.set()
-            wait_until(
-                lambda: rows(cluster)[0].state == JobState.DONE, seconds=WAIT
-            )
+            wait_until(lambda: rows(cluster)[0].state == JobState.DONE, seconds=WAIT)
         assert (reports[0].succeeded, reports[0].lost) == (1, 0)
         assert rows(cluster)[0].attempts == 1
 
@@ -165,9 +150,7 @@ class Beating(Suite):
                 current_job().extend()
             due.append(rows(cluster)[0].due_at)
 
-        defined(saves, in_transaction=False).enqueue_now(
-            cluster, near, near=near
-        )
+        defined(saves, in_transaction=False).enqueue_now(cluster, near, near=near)
         with working(cluster, lease=86400):
             wait_until(lambda: len(due) == 2, seconds=WAIT)
         # The default of a claim is a minute.
@@ -192,9 +175,9 @@ class Beating(Suite):
             finally:
                 ended.append(JobClaimLostError)
 
-        defined(
-            waits if is_async else looks, in_transaction=False
-        ).enqueue_now(cluster, near, near=near)
+        defined(waits if is_async else looks, in_transaction=False).enqueue_now(
+            cluster, near, near=near
+        )
         with working(cluster, lease=1) as (_, reports):
             assert running.wait(WAIT)
             take_away(cluster)
@@ -242,16 +225,12 @@ class Beating(Suite):
         def logs(counter_id: int) -> None:
             logger.warning("inside")
 
-        job = defined(logs, in_transaction=False).enqueue_now(
-            cluster, near, near=near
-        )
+        job = defined(logs, in_transaction=False).enqueue_now(cluster, near, near=near)
         work(cluster, "own")
         logger.addFilter(seen)
         try:
             logger.warning("outside")
-            defined(logs, in_transaction=False).enqueue_now(
-                cluster, near, near=near
-            )
+            defined(logs, in_transaction=False).enqueue_now(cluster, near, near=near)
             work(cluster, "own")
         finally:
             logger.removeFilter(seen)
@@ -331,9 +310,7 @@ class TimeLimits(Suite):
         defined(hangs, time_limit=0.1).enqueue_now(cluster, near, near=near)
         with working(cluster, lease=1, concurrency=1) as (_, reports):
             assert first.wait(WAIT)
-            wait_until(
-                lambda: clean_up(cluster, ["own"]).recovered == 1, seconds=WAIT
-            )
+            wait_until(lambda: clean_up(cluster, ["own"]).recovered == 1, seconds=WAIT)
             assert work(cluster, "own").succeeded == 1
             end.set()
         assert reports[0].lost == 1
@@ -389,9 +366,7 @@ class Awaited(Suite):
             raise asyncio.CancelledError
 
         for function in (breaks, commits, cancels):
-            defined(function, max_attempts=1).enqueue_now(
-                cluster, near, near=near
-            )
+            defined(function, max_attempts=1).enqueue_now(cluster, near, near=near)
         assert work(cluster, "own").failed == 3
         first, second, _ = (row.error for row in rows(cluster))
         assert first == "RuntimeError: as it always does"
@@ -414,9 +389,7 @@ class Awaited(Suite):
                 await job.async_ack_with(session)
             raise RuntimeError
 
-        defined(steps, in_transaction=False).enqueue_now(
-            cluster, near, near=near
-        )
+        defined(steps, in_transaction=False).enqueue_now(cluster, near, near=near)
         report = work(cluster, "own")
         assert (report.failed, report.succeeded) == (2, 1)
         assert counters(cluster, [near]) == [4]
@@ -434,9 +407,7 @@ class Stopping(Suite):
             assert worker.run(until_empty=True).succeeded == 1
             assert counters(cluster, [near]) == [turn]
 
-    def test_an_error_of_another_thread_ends_it(
-        self, cluster, near, monkeypatch
-    ):
+    def test_an_error_of_another_thread_ends_it(self, cluster, near, monkeypatch):
         def breaks(self: Any) -> None:
             raise RuntimeError("of the heartbeat")
 
@@ -463,9 +434,7 @@ class Stopping(Suite):
                 await asyncio.sleep(WAIT)
             await session.run_sync(add, counter_id)
 
-        defined(waits if is_async else hangs).enqueue_now(
-            cluster, near, near=near
-        )
+        defined(waits if is_async else hangs).enqueue_now(cluster, near, near=near)
         with working(cluster) as (worker, reports):
             assert running.wait(WAIT)
             worker.stop(60)
@@ -498,8 +467,7 @@ class Stopping(Suite):
             assert running.wait(WAIT)
             worker.stop()
             wait_until(
-                lambda: [row.state for row in rows(cluster)].count(0) == 8,
-                seconds=WAIT,
+                lambda: [row.state for row in rows(cluster)].count(0) == 8, seconds=WAIT
             )
             end.set()
         assert reports[0].succeeded == 1

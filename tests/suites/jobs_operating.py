@@ -13,32 +13,27 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.exc import JobOptionError
-from sqla_shard.jobs import claims
-from sqla_shard.jobs import EnqueuedJob
-from sqla_shard.jobs import JobState
-from sqla_shard.jobs import queue_counts
-from sqla_shard.jobs.enqueue import insert_job
-from sqla_shard.jobs.enqueue import place_near
-from sqla_shard.jobs.queue_counts import count_queues
-from sqla_shard.jobs.queue_counts import task_counts
-from sqla_shard.jobs.stored_changes import delete_jobs
-from sqla_shard.jobs.stored_changes import delete_of
-from sqla_shard.jobs.stored_changes import retry_failed
-from sqla_shard.jobs.stored_changes import retry_jobs
-from sqla_shard.jobs.stored_jobs import jobs_by_key
-from sqla_shard.jobs.stored_jobs import jobs_of
-from sqla_shard.jobs.stored_jobs import stored_job
+from sqla_shard.jobs import claims, EnqueuedJob, JobState, queue_counts
+from sqla_shard.jobs.enqueue import insert_job, place_near
+from sqla_shard.jobs.queue_counts import count_queues, task_counts
+from sqla_shard.jobs.stored_changes import (
+    delete_jobs,
+    delete_of,
+    retry_failed,
+    retry_jobs,
+)
+from sqla_shard.jobs.stored_jobs import jobs_by_key, jobs_of, stored_job
 from sqla_shard.testing import StatementLog
-from tests.models.job_models import add
-from tests.models.job_models import counter
-from tests.models.job_models import expire
-from tests.models.job_models import fails
-from tests.models.job_models import JOB_CLUSTERS
-from tests.models.job_models import rows
-from tests.models.job_models import take
+from tests.models.job_models import (
+    add,
+    counter,
+    expire,
+    fails,
+    JOB_CLUSTERS,
+    rows,
+    take,
+)
 from tests.suites.jobs import Suite
-
-__all__ = ["Changing", "Counting", "Searching"]
 
 cluster = JOB_CLUSTERS.on_backend()
 
@@ -189,9 +184,7 @@ class Changing(Filled):
         assert {row.state for row in rows(cluster)} == {FAILED}
         assert retry_failed(cluster, "adding", task="other").changed == 0
         assert retry_failed(cluster, "adding").changed == 41
-        assert {(row.state, row.attempts) for row in rows(cluster)} == {
-            (PENDING, 0)
-        }
+        assert {(row.state, row.attempts) for row in rows(cluster)} == {(PENDING, 0)}
         # It has its unique key again.
         with cluster.begin() as session:
             again = add.enqueue(session, near, near=near, unique_key="k")
@@ -233,10 +226,7 @@ class Changing(Filled):
             "objects/5/1 is not there",
         }
         report = delete_jobs(cluster, ids)
-        assert (report.changed, report.skipped) == (
-            2,
-            [f"{ids[0]} is running"],
-        )
+        assert (report.changed, report.skipped) == (2, [f"{ids[0]} is running"])
         assert len(rows(cluster, 4)) == 2
 
     def test_deletion_frees_the_key(self, cluster, near):
@@ -262,6 +252,4 @@ def places(cluster: Cluster) -> set[Any]:
 
 
 def address(shard_id: int, local_id: int) -> Any:
-    return EnqueuedJob(
-        keyspace="objects", shard_id=shard_id, local_id=local_id
-    )
+    return EnqueuedJob(keyspace="objects", shard_id=shard_id, local_id=local_id)

@@ -8,23 +8,18 @@ from __future__ import annotations
 import pytest
 from sqlalchemy.orm import DeclarativeBase
 
-from sqla_shard import Cluster
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import ShardSession
-from sqla_shard.jobs import delete_of
-from sqla_shard.jobs import JobState
-from sqla_shard.jobs import pause
-from sqla_shard.jobs import respace_by_job
-from sqla_shard.jobs import resume
-from sqla_shard.jobs import task
-from sqla_shard.jobs import Worker
-from sqla_shard.testing import jobs_enqueued
-from sqla_shard.testing import JobsFailedError
-from sqla_shard.testing import run_jobs
+from sqla_shard import Cluster, MappingMixin, ObjectMixin, ShardSession
+from sqla_shard.jobs import (
+    delete_of,
+    JobState,
+    pause,
+    respace_by_job,
+    resume,
+    task,
+    Worker,
+)
+from sqla_shard.testing import jobs_enqueued, JobsFailedError, run_jobs
 from tests.models.backends import Clusters
-
-__all__ = ["Respacing", "Testing"]
 
 
 class Base(DeclarativeBase):

@@ -12,56 +12,53 @@ import sys
 import threading
 import time
 from collections import Counter as Counts
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from datetime import timedelta
 from functools import partial
 from itertools import count
-from typing import Any
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from sqlalchemy import delete
 from sqlalchemy.exc import DataError
 
-from sqla_shard import Cluster
-from sqla_shard import jobs
-from sqla_shard.exc import JobArgumentError
-from sqla_shard.exc import JobClaimLostError
-from sqla_shard.exc import JobOptionError
-from sqla_shard.jobs import claims
-from sqla_shard.jobs import Crontab
-from sqla_shard.jobs import current_job
-from sqla_shard.jobs import EnqueuedJob
-from sqla_shard.jobs import handling
-from sqla_shard.jobs import JobState
-from sqla_shard.jobs import Linear
-from sqla_shard.jobs import queue_limits
-from sqla_shard.jobs import schedule
-from sqla_shard.jobs import task
-from sqla_shard.jobs import tasks
-from sqla_shard.jobs import Worker
-from sqla_shard.jobs import worker as workers
+from sqla_shard import Cluster, jobs
+from sqla_shard.exc import JobArgumentError, JobClaimLostError, JobOptionError
+from sqla_shard.jobs import (
+    claims,
+    Crontab,
+    current_job,
+    EnqueuedJob,
+    handling,
+    JobState,
+    Linear,
+    queue_limits,
+    schedule,
+    task,
+    tasks,
+    Worker,
+    worker as workers,
+)
 from sqla_shard.jobs.periodic import ensure_periodic
 from sqla_shard.outbox.tables import QUEUES
 from sqla_shard.session import ShardSession
 from sqla_shard.testing.local_server import wait_until
-from tests.models.job_models import add
-from tests.models.job_models import Counter
-from tests.models.job_models import counter
-from tests.models.job_models import counters
-from tests.models.job_models import empty
-from tests.models.job_models import expire
-from tests.models.job_models import fails
-from tests.models.job_models import JOB_CLUSTERS
-from tests.models.job_models import on_shard
-from tests.models.job_models import rows
-from tests.models.job_models import SHARDS
-from tests.models.job_models import take
+from tests.models.job_models import (
+    add,
+    Counter,
+    counter,
+    counters,
+    empty,
+    expire,
+    fails,
+    JOB_CLUSTERS,
+    on_shard,
+    rows,
+    SHARDS,
+    take,
+)
 from tests.suites.jobs import Suite
-
-__all__ = ["Limits", "Periodic", "Running", "Strangers", "Tasks"]
 
 cluster = JOB_CLUSTERS.on_backend()
 WAIT = 60
@@ -87,15 +84,11 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_MOST_AHEAD", 0)
     for module in (schedule, queue_limits):
         ticks = count(1000)
-        monkeypatch.setattr(
-            module, "monotonic", lambda ticks=ticks: next(ticks) / 10
-        )
+        monkeypatch.setattr(module, "monotonic", lambda ticks=ticks: next(ticks) / 10)
 
 
 def address(row: Any) -> EnqueuedJob:
-    return EnqueuedJob(
-        keyspace="objects", shard_id=row.shard_id, local_id=row.id
-    )
+    return EnqueuedJob(keyspace="objects", shard_id=row.shard_id, local_id=row.id)
 
 
 def work(cluster: Cluster, *queues: str, **options: Any) -> Any:
@@ -111,10 +104,7 @@ class Running(Suite):
             with cluster.begin() as session:
                 for priority in (1, 2, 3):
                     add.enqueue_many(
-                        session,
-                        [{"counter_id": one}] * 10,
-                        near=one,
-                        priority=priority,
+                        session, [{"counter_id": one}] * 10, near=one, priority=priority
                     )
         report = work(cluster, "adding")
         assert (report.succeeded, report.failed, report.lost) == (180, 0, 0)
@@ -126,9 +116,7 @@ class Running(Suite):
     @pytest.mark.parametrize(
         "options", [{"priority": 1}, {"queue": "adding"}, {"queue": "own"}]
     )
-    def test_a_busy_worker_sees_other_jobs(
-        self, cluster, near, defined, busy, options
-    ):
+    def test_a_busy_worker_sees_other_jobs(self, cluster, near, defined, busy, options):
         ran = []
 
         @partial(defined, priority=3)
@@ -154,9 +142,7 @@ class Running(Suite):
             add.enqueue_many(session, [{"counter_id": near}] * 60, near=near)
         reports: list[Any] = []
         threads = [
-            threading.Thread(
-                target=lambda: reports.append(work(cluster, "adding"))
-            )
+            threading.Thread(target=lambda: reports.append(work(cluster, "adding")))
             for _ in range(2)
         ]
         for thread in threads:
@@ -207,9 +193,7 @@ class Running(Suite):
         (row,) = rows(cluster)
         assert (row.state, row.attempts) == (JobState.DONE, 2)
 
-    def test_a_signal_that_interrupts_no_system_call(
-        self, cluster, near, defined
-    ):
+    def test_a_signal_that_interrupts_no_system_call(self, cluster, near, defined):
         """Its handler is called while the worker waits for a task.
 
         Another thread receives it, as happens when the main thread is just
@@ -227,9 +211,7 @@ class Running(Suite):
 
         defined(endless).enqueue_now(cluster, near, near=near)
         worker = Worker(cluster, queues=["own"], concurrency=1)
-        before = signal.signal(
-            signal.SIGUSR1, lambda number, frame: worker.stop(0)
-        )
+        before = signal.signal(signal.SIGUSR1, lambda number, frame: worker.stop(0))
         receiver = threading.Thread(target=receive)
         try:
             receiver.start()
@@ -282,9 +264,7 @@ class Running(Suite):
 class Tasks(Suite):
     """Tasks that use their job."""
 
-    def test_a_lost_claim_undoes_what_was_written(
-        self, cluster, near, defined
-    ):
+    def test_a_lost_claim_undoes_what_was_written(self, cluster, near, defined):
         def late(session: Any, counter_id: int) -> None:
             if current_job().job.attempt == 1:
                 expire(cluster, current_job().job)
@@ -334,9 +314,7 @@ class Tasks(Suite):
         assert row.state == JobState.DONE
         assert counters(cluster, [near]) == [1]
 
-    def test_acknowledged_by_a_transaction_of_the_task(
-        self, cluster, near, defined
-    ):
+    def test_acknowledged_by_a_transaction_of_the_task(self, cluster, near, defined):
         def outside(counter_id: int) -> None:
             with cluster.begin() as session:
                 add(session, counter_id)
@@ -474,9 +452,7 @@ WAYS: dict[str, Callable[[], object]] = {
     "no memory": raising(MemoryError()),
     "recursion": lambda: deep(0),
     "a circle of causes": in_a_circle,
-    "a group": raising(
-        ExceptionGroup("several", [SilentError(), ValueError()])
-    ),
+    "a group": raising(ExceptionGroup("several", [SilentError(), ValueError()])),
     "a group of odd ones": raising(
         BaseExceptionGroup("odd", [SystemExit(1), KeyboardInterrupt()])
     ),
@@ -519,10 +495,7 @@ class Strangers(Suite):
         assert (report.succeeded, report.failed) == (len(WAYS), len(WAYS))
         assert counters(cluster, [near]) == [len(WAYS)]
         states = Counts(row.state for row in rows(cluster))
-        assert states == {
-            JobState.DONE: len(WAYS),
-            JobState.FAILED: len(WAYS),
-        }
+        assert states == {JobState.DONE: len(WAYS), JobState.FAILED: len(WAYS)}
 
     def test_a_text_that_the_server_refuses_holds_nobody(
         self, cluster, near, defined, monkeypatch
@@ -623,8 +596,7 @@ class Limits(Suite):
         jobs.set_limit(cluster, "adding", 10)
         begin = time.monotonic()
         threads = [
-            threading.Thread(target=work, args=(cluster, "adding"))
-            for _ in range(2)
+            threading.Thread(target=work, args=(cluster, "adding")) for _ in range(2)
         ]
         for thread in threads:
             thread.start()
@@ -659,8 +631,7 @@ class Periodic(Suite):
             assert row.due_at > row.created_at
             self.due(cluster)
             threads = [
-                threading.Thread(target=work, args=(cluster, "own"))
-                for _ in range(3)
+                threading.Thread(target=work, args=(cluster, "own")) for _ in range(3)
             ]
             for thread in threads:
                 thread.start()
@@ -687,9 +658,7 @@ class Periodic(Suite):
         (row,) = rows(cluster, 0)
         assert (row.state, row.due_at.month) == (JobState.PENDING, 2)
 
-    def test_the_last_failure_waits_for_the_next_time(
-        self, cluster, near, defined
-    ):
+    def test_the_last_failure_waits_for_the_next_time(self, cluster, near, defined):
         def breaks(session: Any) -> None:
             raise RuntimeError("as it always does")
 

@@ -7,15 +7,9 @@ from typing import Any
 
 import pytest
 
-from sqla_shard import AsyncShardSession
-from sqla_shard import Cluster
+from sqla_shard import AsyncShardSession, Cluster
 from sqla_shard.exc import KeyTakenError
-from tests.models.lookup_models import LOOKUPS
-from tests.models.lookup_models import new_user
-from tests.models.lookup_models import Suite
-from tests.models.lookup_models import UserEmail
-
-__all__ = ["Awaited"]
+from tests.models.lookup_models import LOOKUPS, new_user, Suite, UserEmail
 
 
 class Awaited(Suite):

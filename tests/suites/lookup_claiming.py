@@ -5,25 +5,23 @@ from __future__ import annotations
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
-from datetime import timedelta
-from datetime import UTC
+from datetime import datetime, timedelta, UTC
 from time import monotonic
 from typing import Any
 
 import pytest
 
 from sqla_shard import exc
-from tests.models.lookup_models import end_at
-from tests.models.lookup_models import ids
-from tests.models.lookup_models import LOOKUPS
-from tests.models.lookup_models import new_user
-from tests.models.lookup_models import rows_of
-from tests.models.lookup_models import Suite
-from tests.models.lookup_models import UserEmail
-from tests.models.lookup_models import UserName
-
-__all__ = ["THREADS", "Claiming", "Racing", "all_at_once"]
+from tests.models.lookup_models import (
+    end_at,
+    ids,
+    LOOKUPS,
+    new_user,
+    rows_of,
+    Suite,
+    UserEmail,
+    UserName,
+)
 
 THREADS = 20
 _LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
@@ -55,11 +53,7 @@ class Claiming(Suite):
         cluster.run(claim.confirm, user)
         assert owner(cluster, f"me{mark}@X.org", UserEmail) == user
         row = rows_of(cluster, UserEmail)[claim.key]
-        assert (row.policy, row.claim, row.expires_at) == (
-            "email/1",
-            claim.token,
-            None,
-        )
+        assert (row.policy, row.claim, row.expires_at) == ("email/1", claim.token, None)
 
     def test_the_lifetime_is_by_the_clock_of_the_server(self, cluster, mark):
         lifetime = timedelta(minutes=7, microseconds=3000)
@@ -188,9 +182,7 @@ class Claiming(Suite):
         assert owner(cluster, mark) == user
 
     def test_a_claim_ends_by_itself(self, cluster, mark):
-        first = cluster.run(
-            UserName.claim, mark, lifetime=timedelta(milliseconds=80)
-        )
+        first = cluster.run(UserName.claim, mark, lifetime=timedelta(milliseconds=80))
         deadline = monotonic() + 20
         while monotonic() < deadline:
             try:
@@ -203,8 +195,7 @@ class Claiming(Suite):
         assert start >= first.expires_at - timedelta(milliseconds=2)
 
     @pytest.mark.parametrize(
-        "lifetime",
-        [None, 900, timedelta(0), timedelta(-1), timedelta(days=367)],
+        "lifetime", [None, 900, timedelta(0), timedelta(-1), timedelta(days=367)]
     )
     def test_no_lifetimes(self, session, mark, lifetime):
         with pytest.raises(ValueError, match="lifetime="):
@@ -281,12 +272,8 @@ class Claiming(Suite):
         with cluster.begin() as session:
             others = (f"{i}-{mark}" for i in range(1000))
             here = UserName.shard_of(session, f"a{mark}")
-            new = next(
-                k for k in others if UserName.shard_of(session, k) != here
-            )
-            with pytest.raises(
-                exc.CrossShardWriteError, match=r"lookup\.change"
-            ):
+            new = next(k for k in others if UserName.shard_of(session, k) != here)
+            with pytest.raises(exc.CrossShardWriteError, match=r"lookup\.change"):
                 UserName.rename(session, f"a{mark}", new, user)
         # Refused before a part of it was done.
         assert new not in rows_of(cluster, UserName)
@@ -298,9 +285,7 @@ class Claiming(Suite):
         with cluster.begin() as session:
             others = (f"{i}-{mark}" for i in range(10_000))
             here = UserName.shard_of(session, f"a{mark}")
-            new = next(
-                k for k in others if UserName.shard_of(session, k) == here
-            )
+            new = next(k for k in others if UserName.shard_of(session, k) == here)
             UserName.rename(session, f"a{mark}", new, user)
         assert owner(cluster, new) == user
         assert owner(cluster, f"a{mark}") is None
@@ -381,10 +366,7 @@ class Racing(Suite):
             with cluster.session(cross_shard="unordered") as session:
                 try:
                     UserName.rename(
-                        session,
-                        keys[number],
-                        keys[(number + 1) % 6],
-                        users[number],
+                        session, keys[number], keys[(number + 1) % 6], users[number]
                     )
                 except exc.KeyTakenError:
                     return

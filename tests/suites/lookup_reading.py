@@ -7,28 +7,24 @@ from hashlib import md5
 from typing import Any
 
 import pytest
-from sqlalchemy import distinct
-from sqlalchemy import func
-from sqlalchemy import select
+from sqlalchemy import distinct, func, select
 
-from sqla_shard import exc
-from sqla_shard import scatter
-from sqla_shard import ShardSession
+from sqla_shard import exc, scatter, ShardSession
 from sqla_shard.models import lookup_table
 from sqla_shard.testing import StatementLog
 from tests.models.layouts import pack
-from tests.models.lookup_models import ids
-from tests.models.lookup_models import LOOKUPS
-from tests.models.lookup_models import MODULUS
-from tests.models.lookup_models import rows_of
-from tests.models.lookup_models import Suite
-from tests.models.lookup_models import UserContact
-from tests.models.lookup_models import UserEmail
-from tests.models.lookup_models import UserLogin
-from tests.models.lookup_models import UserName
-from tests.models.lookup_models import UserTag
-
-__all__ = ["Reading", "Sharing"]
+from tests.models.lookup_models import (
+    ids,
+    LOOKUPS,
+    MODULUS,
+    rows_of,
+    Suite,
+    UserContact,
+    UserEmail,
+    UserLogin,
+    UserName,
+    UserTag,
+)
 
 
 class Reading(Suite):
@@ -36,9 +32,7 @@ class Reading(Suite):
         (user,) = ids()
         cluster.run(UserEmail.claim, f"Me.{mark}@Example.com", user)
         with cluster.session() as session:
-            assert UserEmail.resolve(session, f" me.{mark}@EXAMPLE.com ") == (
-                user
-            )
+            assert UserEmail.resolve(session, f" me.{mark}@EXAMPLE.com ") == (user)
             assert UserEmail.resolve(session, f"you.{mark}@x.org") is None
 
     def test_the_shard_is_md5_modulo_shards(self, session, mark):
@@ -73,12 +67,8 @@ class Reading(Suite):
             *("a", "A", "a ", " a", "a\t", "a\0", "á", "a\u0301", "ａ"),
             *("ß", "ss", "ı", "i", "\u212a", "K", "k", "%", "_", "a%"),
         ]
-        given = dict(
-            zip((k + mark for k in keys), ids(len(keys)), strict=True)
-        )
-        given |= dict(
-            zip((mark + k for k in keys), ids(len(keys)), strict=True)
-        )
+        given = dict(zip((k + mark for k in keys), ids(len(keys)), strict=True))
+        given |= dict(zip((mark + k for k in keys), ids(len(keys)), strict=True))
         for key, user in given.items():
             cluster.run(UserName.claim, key, user)
         with cluster.session() as session:
@@ -169,8 +159,7 @@ class Reading(Suite):
         assert caught.value.key == key
 
     @pytest.mark.parametrize(
-        "key",
-        ["", " ", "me", "@x.org", "me@", "me @x.org", "a@b\0", "\u0378@b"],
+        "key", ["", " ", "me", "@x.org", "me@", "me @x.org", "a@b\0", "\u0378@b"]
     )
     def test_no_addresses(self, session, key):
         with pytest.raises(exc.InvalidKeyError):
@@ -231,10 +220,7 @@ class Reading(Suite):
         rows = rows_of(cluster, UserLogin)
         assert old not in rows
         for key in (old.casefold(), same):
-            assert (rows[key].user_id, rows[key].policy) == (
-                user,
-                "casefold/1",
-            )
+            assert (rows[key].user_id, rows[key].policy) == (user, "casefold/1")
 
     def test_an_older_row_is_released(self, cluster, mark):
         old = f"Old{mark}"
@@ -311,14 +297,8 @@ class Reading(Suite):
         wanted = select(UserName).where(UserName.key == mark)
         with cluster.session() as session:
             shard_id = UserName.shard_of(session, mark)
-            (row,) = session.scalars(
-                wanted, bind_arguments={"shard_id": shard_id}
-            )
-            assert (row.key, row.user_id, row.policy) == (
-                mark,
-                user,
-                "exact/1",
-            )
+            (row,) = session.scalars(wanted, bind_arguments={"shard_id": shard_id})
+            assert (row.key, row.user_id, row.policy) == (mark, user, "exact/1")
             assert len(row.token) == 16
             assert row.expires_at is None
             assert repr(row) == f"<UserName {mark!r} -> {user}>"
@@ -336,10 +316,7 @@ class Reading(Suite):
             lambda s: UserTag.add(s, mark, stranger),
         ]
         for call in calls:
-            with (
-                cluster.session() as session,
-                pytest.raises(exc.WrongTypeError),
-            ):
+            with cluster.session() as session, pytest.raises(exc.WrongTypeError):
                 call(session)
 
     # -- the cost
@@ -414,14 +391,8 @@ class Sharing(Suite):
             cluster.run(UserTag.add, mark, user)
         with cluster.session() as session:
             assert UserTag.resolve_all(session, mark) == users
-            assert (
-                UserTag.resolve_all(session, mark, after=users[0])
-                == (users[1:])
-            )
-            assert (
-                UserTag.resolve_all(session, mark, after=users[2])
-                == (users[3:])
-            )
+            assert UserTag.resolve_all(session, mark, after=users[0]) == (users[1:])
+            assert UserTag.resolve_all(session, mark, after=users[2]) == (users[3:])
 
     def test_pages(self, cluster, mark):
         users = sorted(ids(5))
@@ -430,9 +401,7 @@ class Sharing(Suite):
         with cluster.session() as session:
             shown = []
             after = None
-            while page := UserTag.resolve_all(
-                session, mark, limit=2, after=after
-            ):
+            while page := UserTag.resolve_all(session, mark, limit=2, after=after):
                 shown.append(page)
                 after = page[-1]
         assert shown == [users[:2], users[2:4], users[4:]]
@@ -454,9 +423,7 @@ class Sharing(Suite):
             with cluster.session() as session:
                 return [tuple(row) for row in session.execute(made)]
 
-        assert found(select(key).distinct().order_by(key)) == [
-            (one,) for one in every
-        ]
+        assert found(select(key).distinct().order_by(key)) == [(one,) for one in every]
         newest = select(key).distinct().order_by(key.desc()).limit(2)
         assert found(newest) == [(one,) for one in every[:-3:-1]]
         grouped = select(key, func.count()).group_by(key).order_by(key)

@@ -13,37 +13,26 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable
-from datetime import datetime
-from datetime import timedelta
-from datetime import UTC
+from datetime import datetime, timedelta, UTC
 from typing import Any
 
 import pytest
-from sqlalchemy import func
-from sqlalchemy import select
+from sqlalchemy import func, select
 
-from sqla_shard import Cluster
-from sqla_shard import exc
-from sqla_shard import operation
-from sqla_shard import scatter
-from sqla_shard import ShardSession
-from sqla_shard.models import async_change
-from sqla_shard.models import async_sign_up
-from sqla_shard.models import change
-from sqla_shard.models import sign_up
-from sqla_shard.outbox import apply
-from sqla_shard.outbox import operations
-from tests.models.lookup_models import end_at
-from tests.models.lookup_models import LOOKUPS
-from tests.models.lookup_models import new_user
-from tests.models.lookup_models import rows_of
-from tests.models.lookup_models import Suite
-from tests.models.lookup_models import User
-from tests.models.lookup_models import UserEmail
-from tests.models.lookup_models import UserLogin
-from tests.models.lookup_models import UserName
-
-__all__ = ["Registration"]
+from sqla_shard import Cluster, exc, operation, scatter, ShardSession
+from sqla_shard.models import async_change, async_sign_up, change, sign_up
+from sqla_shard.outbox import apply, operations
+from tests.models.lookup_models import (
+    end_at,
+    LOOKUPS,
+    new_user,
+    rows_of,
+    Suite,
+    User,
+    UserEmail,
+    UserLogin,
+    UserName,
+)
 
 _LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 MOMENT = timedelta(microseconds=1)
@@ -80,9 +69,7 @@ class Faulty:
             return self._cluster.run(fn, **options)
         self.met = True
         if self._how == "refused":
-            raise exc.ServerUnreachableError(
-                server="server1", error=OSError("refused")
-            )
+            raise exc.ServerUnreachableError(server="server1", error=OSError("refused"))
         if self._how == "lost":
             raise unknown()
         if self._how == "killed before":
@@ -91,9 +78,7 @@ class Faulty:
             if self._how == "killed":
                 # The steps after COMMIT are skipped, too.
                 patched.setattr(
-                    operations,
-                    "apply_after_commit",
-                    lambda session, intents, _: None,
+                    operations, "apply_after_commit", lambda session, intents, _: None
                 )
             self._cluster.run(fn, **options)
         raise KilledError if self._how == "killed" else unknown()
@@ -164,9 +149,7 @@ class Registration(Suite):
         (free,) = {UserEmail, UserName} - {taken}
         assert keys[free] not in rows_of(cluster, free)
 
-    @pytest.mark.parametrize(
-        ("number", "how"), list(itertools.product(range(4), HOWS))
-    )
+    @pytest.mark.parametrize(("number", "how"), list(itertools.product(range(4), HOWS)))
     def test_every_order_of_failure(self, cluster, mark, number, how):
         keys = {UserEmail: f"{mark}@x.org", UserName: mark}
         faulty: Any = Faulty(cluster, number, how)
@@ -181,9 +164,7 @@ class Registration(Suite):
         made = named_users(cluster, mark)
         claimed = [is_claimed(cluster, cls, key) for cls, key in keys.items()]
         found = [
-            owner
-            for cls, key in keys.items()
-            for owner in owners(cluster, cls, key)
+            owner for cls, key in keys.items() for owner in owners(cluster, cls, key)
         ]
         # Either there is a user with both keys, or there is none, and
         # only one who was killed has left claims.
@@ -242,15 +223,11 @@ class Registration(Suite):
         assert keys[free] not in rows_of(cluster, free)
         assert named_users(cluster, mark) == []
         if undo is not None:
-            undone = select(func.count(User.id)).where(
-                User.name.like("undone %")
-            )
+            undone = select(func.count(User.id)).where(User.name.like("undone %"))
             with cluster.session() as session:
                 assert session.scalar(undone.options(scatter())) > 0
 
-    def test_an_object_that_was_there_before_is_never_deleted(
-        self, cluster, mark
-    ):
+    def test_an_object_that_was_there_before_is_never_deleted(self, cluster, mark):
         keys = {UserEmail: f"{mark}@x.org"}
         user_id = cluster.run(new_user, mark)
         other = cluster.run(new_user, "faster")
@@ -274,9 +251,7 @@ class Registration(Suite):
         keys = {UserEmail: f"{mark}@x.org"}
 
         def fail(home: Any, intent: Any) -> Any:
-            raise exc.ServerUnreachableError(
-                server="server1", error=OSError("refused")
-            )
+            raise exc.ServerUnreachableError(server="server1", error=OSError("refused"))
 
         with monkeypatch.context() as patched:
             patched.setattr(apply, "_apply", fail)
@@ -316,9 +291,7 @@ class Registration(Suite):
         old, new = f"old{mark}@x.org", f"New{mark}@x.org"
         user_id = self._member(cluster, old)
         for _ in range(2):  # a second time does no harm
-            change(
-                cluster, UserEmail, old, new, user_id, set_name, user_id, new
-            )
+            change(cluster, UserEmail, old, new, user_id, set_name, user_id, new)
             assert owners(cluster, UserEmail, old, new) == [None, user_id]
         assert named_users(cluster, new) == [user_id]
         change(cluster, UserEmail, new, old, user_id)
@@ -343,41 +316,31 @@ class Registration(Suite):
         change(cluster, UserLogin, key, key.upper(), user_id)
         assert owners(cluster, UserLogin, key.lower()) == [user_id]
         change(cluster, UserLogin, key, f"other{key}", user_id)
-        assert owners(cluster, UserLogin, key, f"Other{key}") == [
-            None,
-            user_id,
-        ]
+        assert owners(cluster, UserLogin, key, f"Other{key}") == [None, user_id]
 
     def test_a_key_that_is_not_held_or_taken(self, cluster, mark):
         user_id = self._member(cluster, f"{mark}@x.org")
         other = self._member(cluster, f"other{mark}@x.org")
         with pytest.raises(exc.KeyNotHeldError):
-            change(
-                cluster, UserEmail, f"a{mark}@x.org", f"b{mark}@x.org", other
-            )
+            change(cluster, UserEmail, f"a{mark}@x.org", f"b{mark}@x.org", other)
         with pytest.raises(exc.KeyTakenError):
             change(
                 cluster, UserEmail, f"{mark}@x.org", f"other{mark}@x.org",
                 user_id, set_name, user_id, "never",
             )  # fmt: skip
-        assert owners(
-            cluster, UserEmail, f"{mark}@x.org", f"other{mark}@x.org"
-        ) == [user_id, other]
+        assert owners(cluster, UserEmail, f"{mark}@x.org", f"other{mark}@x.org") == [
+            user_id,
+            other,
+        ]
         assert f"b{mark}@x.org" not in rows_of(cluster, UserEmail)
 
-    @pytest.mark.parametrize(
-        ("number", "how"), list(itertools.product(range(2), HOWS))
-    )
-    def test_every_order_of_failure_of_a_change(
-        self, cluster, mark, number, how
-    ):
+    @pytest.mark.parametrize(("number", "how"), list(itertools.product(range(2), HOWS)))
+    def test_every_order_of_failure_of_a_change(self, cluster, mark, number, how):
         old, new = f"old{mark}@x.org", f"new{mark}@x.org"
         user_id = self._member(cluster, old)
         faulty: Any = Faulty(cluster, number, how)
         with contextlib.suppress(exc.ShardError, KilledError):
-            change(
-                faulty, UserEmail, old, new, user_id, set_name, user_id, new
-            )
+            change(faulty, UserEmail, old, new, user_id, set_name, user_id, new)
         assert faulty.met
         finish(cluster)
         has_old, has_new = owners(cluster, UserEmail, old, new)
@@ -410,9 +373,7 @@ class Registration(Suite):
         old, new = f"old{mark}@x.org", f"new{mark}@x.org"
 
         async def main() -> int:
-            user_id = await async_sign_up(
-                cluster, {UserEmail: old}, new_user, mark
-            )
+            user_id = await async_sign_up(cluster, {UserEmail: old}, new_user, mark)
             with pytest.raises(exc.KeyTakenError):
                 await async_sign_up(cluster, {UserEmail: old}, new_user)
             await async_change(

@@ -10,24 +10,11 @@ from sqlalchemy import text
 
 from sqla_shard import Cluster
 from sqla_shard.schema import verify
-from tests.models.lookup_models import Base
-from tests.models.lookup_models import MODULUS
-from tests.models.lookup_models import UserEmail
-from tests.models.lookup_models import UserTag
-from tests.models.revisions import Revisions
-from tests.models.revisions import shown
-from tests.models.revisions import topology_of
-
-__all__ = ["Drifting", "Generating"]
+from tests.models.lookup_models import Base, MODULUS, UserEmail, UserTag
+from tests.models.revisions import Revisions, shown, topology_of
 
 _TOPOLOGY = topology_of(objects="objects", lookup="mod")
-_LOOKUPS = {
-    "user_contact",
-    "user_email",
-    "user_login",
-    "user_name",
-    "user_tag",
-}
+_LOOKUPS = {"user_contact", "user_email", "user_login", "user_name", "user_tag"}
 
 
 class Generating:
@@ -40,8 +27,7 @@ class Generating:
         metadata = Base.metadata
         by_hand = database()
         metadata.create_all(
-            by_hand,
-            tables=[t for t in metadata.sorted_tables if t.name in _LOOKUPS],
+            by_hand, tables=[t for t in metadata.sorted_tables if t.name in _LOOKUPS]
         )
         engine = database()
         if engine.dialect.name == "sqlite":
@@ -69,21 +55,15 @@ class Drifting:
     def test_one_that_is_not(self, cluster: Cluster) -> None:
         name = UserEmail.__tablename__
         with cluster.session() as session:
-            connection = session.connection(
-                {"keyspace": "lookup", "shard_id": 5}
-            )
-            connection.execute(
-                text(f"ALTER TABLE {name} ADD COLUMN note INTEGER")
-            )
+            connection = session.connection({"keyspace": "lookup", "shard_id": 5})
+            connection.execute(text(f"ALTER TABLE {name} ADD COLUMN note INTEGER"))
             session.commit()
         report = verify(cluster)
         assert not report.ok
         assert name in str(report)
         assert UserTag.__tablename__ not in str(report)
         with cluster.session() as session:
-            connection = session.connection(
-                {"keyspace": "lookup", "shard_id": 5}
-            )
+            connection = session.connection({"keyspace": "lookup", "shard_id": 5})
             connection.execute(text(f"ALTER TABLE {name} DROP COLUMN note"))
             session.commit()
         assert verify(cluster).ok

@@ -5,38 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import delete
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import inspect
-from sqlalchemy import select
-from sqlalchemy import text
+from sqlalchemy import delete, func, insert, inspect, select, text
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import contains_eager
-from sqlalchemy.orm import immediateload
-from sqlalchemy.orm import joinedload
-from sqlalchemy.orm import selectinload
-from sqlalchemy.orm import subqueryload
+from sqlalchemy.orm import (
+    contains_eager,
+    immediateload,
+    joinedload,
+    selectinload,
+    subqueryload,
+)
 from sqlalchemy.orm.exc import StaleDataError
 
 from sqla_shard import exc
 from sqla_shard.schema import verify
 from tests.models.clusters import ShardLog
-from tests.models.layouts import pack
-from tests.models.layouts import unpack
-from tests.models.many_models import Base
-from tests.models.many_models import Draft
-from tests.models.many_models import Label
-from tests.models.many_models import MANY
-from tests.models.many_models import Post
-from tests.models.many_models import post_labels
-from tests.models.many_models import post_posts
-from tests.models.many_models import post_topics
-from tests.models.many_models import Topic
-from tests.models.many_models import User
-from tests.models.many_models import Vote
-
-__all__ = ["BackReferences", "Elsewhere", "LoadingMany", "WritingMany"]
+from tests.models.layouts import pack, unpack
+from tests.models.many_models import (
+    Base,
+    Draft,
+    Label,
+    MANY,
+    Post,
+    post_labels,
+    post_posts,
+    post_topics,
+    Topic,
+    User,
+    Vote,
+)
 
 
 def links(cluster: Any, shard_id: int) -> list[tuple[int, int]]:
@@ -221,9 +217,7 @@ class WritingMany(_Many):
             session.flush()
             assert set(log.take()) == {7}
         with cluster.session() as session:
-            post = session.get(
-                Post, post_id, options=[selectinload(Post.topics)]
-            )
+            post = session.get(Post, post_id, options=[selectinload(Post.topics)])
             assert [t.code for t in post.topics] == ["sport"]
 
     def test_association_objects(self, cluster, log):
@@ -299,16 +293,13 @@ class WritingMany(_Many):
                 ],
             )
             session.execute(
-                insert(post_topics),
-                {"topic_code": "news", "post_id": new.id},
+                insert(post_topics), {"topic_code": "news", "post_id": new.id}
             )
             assert new.labels[0].id == label_id
             assert [p.id for p in new.related] == [post_id]
             assert [t.code for t in new.topics] == ["news"]
             gone = session.execute(
-                delete(post_posts).where(
-                    post_posts.c.post_id.in_([new.id, post_id])
-                )
+                delete(post_posts).where(post_posts.c.post_id.in_([new.id, post_id]))
             )
             assert gone.rowcount == 2
         assert set(log.take()) == {6}
@@ -319,13 +310,11 @@ class WritingMany(_Many):
         with cluster.session() as session:
             with pytest.raises(exc.ColocationError):
                 session.execute(
-                    insert(post_labels),
-                    {"post_id": post_id, "label_id": label_id},
+                    insert(post_labels), {"post_id": post_id, "label_id": label_id}
                 )
             with pytest.raises(exc.ColocationError):
                 session.execute(
-                    insert(post_posts),
-                    {"post_id": post_id, "related_id": other_id},
+                    insert(post_posts), {"post_id": post_id, "related_id": other_id}
                 )
             with pytest.raises(exc.PlacementError, match="post_posts"):
                 session.execute(insert(post_posts), {"post_id": None})
@@ -336,9 +325,7 @@ class WritingMany(_Many):
         assert report.keyspaces[0].tables == len(Base.metadata.tables)
         change = "ALTER TABLE post_labels ADD COLUMN note INTEGER"
         with cluster.session() as session:
-            session.connection(bind_arguments={"shard_id": 5}).execute(
-                text(change)
-            )
+            session.connection(bind_arguments={"shard_id": 5}).execute(text(change))
             session.commit()
         assert "post_labels" in str(verify(cluster))
         with cluster.session() as session:
@@ -551,9 +538,7 @@ class Elsewhere(_Many):
         ):
             with (
                 cluster.session() as session,
-                pytest.raises(
-                    exc.UnsupportedStatementError, match=r"selectinload\(\)"
-                ),
+                pytest.raises(exc.UnsupportedStatementError, match=r"selectinload\(\)"),
             ):
                 session.scalars(wrong).all()
 

@@ -12,33 +12,24 @@ from sqla_shard import exc
 from sqla_shard.models.list_positions import STEP
 from sqla_shard.types.columns import MAX_SEQUENCE
 from tests.models.layouts import pack
-from tests.models.mapping_models import BOARD
-from tests.models.mapping_models import BoardHasPins
-from tests.models.mapping_models import BoardHasRatedPins
-from tests.models.mapping_models import LISTS
-from tests.models.mapping_models import NarrowList
-from tests.models.mapping_models import new_board
-from tests.models.mapping_models import PIN
-from tests.models.mapping_models import pins
-from tests.models.mapping_models import put
-from tests.models.mapping_models import sequences
-from tests.models.mapping_models import SHARDS
-from tests.models.mapping_models import shown
-from tests.models.mapping_models import Suite
-from tests.models.mapping_models import USER
-from tests.models.mapping_models import User
-from tests.models.mapping_models import UserFollowsUser
-
-__all__ = [
-    "Appending",
-    "Clearing",
-    "Held",
-    "Moving",
-    "Refusing",
-    "Removing",
-    "Respacing",
-]
-
+from tests.models.mapping_models import (
+    BOARD,
+    BoardHasPins,
+    BoardHasRatedPins,
+    LISTS,
+    NarrowList,
+    new_board,
+    PIN,
+    pins,
+    put,
+    sequences,
+    SHARDS,
+    shown,
+    Suite,
+    USER,
+    User,
+    UserFollowsUser,
+)
 
 NOW = 1_700_000_000_000
 
@@ -80,12 +71,7 @@ class Appending(Changes):
         assert BoardHasPins.put(session, board, five[0], 7) is True
         assert BoardHasPins.put(session, board, five[0], 7) is False
         session.commit()
-        assert shown(cluster, BoardHasPins, board) == [
-            five[1],
-            new,
-            *five[2:],
-            five[0],
-        ]
+        assert shown(cluster, BoardHasPins, board) == [five[1], new, *five[2:], five[0]]
         assert sequences(cluster, BoardHasPins, board)[five[0]] == 7
         with pytest.raises(exc.SequenceExhaustedError):
             BoardHasPins.put(session, board, new, MAX_SEQUENCE + 1)
@@ -93,12 +79,7 @@ class Appending(Changes):
     def test_put_many_at_positions(self, cluster, session, board, five):
         at = sequences(cluster, BoardHasPins, board)
         new = pins(2)
-        wanted = {
-            five[1]: at[five[1]],
-            five[0]: 7,
-            new[0]: at[five[2]] + 1,
-            new[1]: 5,
-        }
+        wanted = {five[1]: at[five[1]], five[0]: 7, new[0]: at[five[2]] + 1, new[1]: 5}
         changed = BoardHasPins.put_many(session, board, wanted)
         assert sorted(changed) == sorted({*new, five[0]})
         assert BoardHasPins.put_many(session, board, wanted) == []
@@ -130,8 +111,7 @@ class Appending(Changes):
         self, cluster, session, board, monkeypatch
     ):
         monkeypatch.setattr(
-            "sqla_shard.models.list_positions.now",
-            lambda: 1_700_000_000_000 * STEP,
+            "sqla_shard.models.list_positions.now", lambda: 1_700_000_000_000 * STEP
         )
         many = pins(20)
         for pin in many[:10]:
@@ -142,14 +122,10 @@ class Appending(Changes):
         assert list(found) == many[::-1]
         assert sorted(found.values()) == [(NOW + i) * STEP for i in range(20)]
 
-    def test_a_clock_that_was_set_back(
-        self, cluster, session, board, monkeypatch
-    ):
+    def test_a_clock_that_was_set_back(self, cluster, session, board, monkeypatch):
         a, b = pins(2)
         BoardHasPins.append(session, board, a)
-        monkeypatch.setattr(
-            "sqla_shard.models.list_positions.now", lambda: STEP
-        )
+        monkeypatch.setattr("sqla_shard.models.list_positions.now", lambda: STEP)
         BoardHasPins.append(session, board, b)
         session.commit()
         assert shown(cluster, BoardHasPins, board) == [b, a]
@@ -161,10 +137,7 @@ class Appending(Changes):
         added = BoardHasPins.append_many(session, board, iter(many + many))
         assert added == many[:1200] + many[1201:]
         session.commit()
-        assert shown(cluster, BoardHasPins, board) == [
-            *reversed(added),
-            many[1200],
-        ]
+        assert shown(cluster, BoardHasPins, board) == [*reversed(added), many[1200]]
 
     def test_none(self, session, board, log):
         assert BoardHasPins.append_many(session, board, []) == []
@@ -187,10 +160,7 @@ class Appending(Changes):
         # A user may follow itself.
         assert UserFollowsUser.append(session, users[0], users[0])
         session.commit()
-        assert shown(cluster, UserFollowsUser, users[0]) == [
-            users[0],
-            *users[:0:-1],
-        ]
+        assert shown(cluster, UserFollowsUser, users[0]) == [users[0], *users[:0:-1]]
         assert shown(cluster, UserFollowsUser, users[1]) == []
 
     def test_columns_of_ones_own_get_their_defaults(self, session, board):
@@ -256,9 +226,7 @@ class Appending(Changes):
         session.commit()
         assert set(shown(cluster, BoardHasPins, board)) == {a, b}
 
-    def test_above_a_sequence_at_the_end_of_time(
-        self, cluster, session, board
-    ):
+    def test_above_a_sequence_at_the_end_of_time(self, cluster, session, board):
         a, b = pins(2)
         put(cluster, BoardHasPins, board, {a: MAX_SEQUENCE})
         with pytest.raises(exc.MappingError):
@@ -293,11 +261,7 @@ class Removing(Changes):
         BoardHasPins.remove(session, board, five[3])
         assert BoardHasPins.append(session, board, five[3])
         session.commit()
-        assert shown(cluster, BoardHasPins, board) == [
-            five[3],
-            *five[:3],
-            five[4],
-        ]
+        assert shown(cluster, BoardHasPins, board) == [five[3], *five[:3], five[4]]
 
     def test_a_row_that_the_session_holds(self, session, board, five):
         rows = list(BoardHasPins.page(session, board))
@@ -306,9 +270,7 @@ class Removing(Changes):
         assert list(BoardHasPins.page(session, board)) == rows[1:]
         session.rollback()
         assert [r.pin_id for r in BoardHasPins.page(session, board)] == five
-        assert rows[0].sequence == BoardHasPins.position(
-            session, board, five[0]
-        )
+        assert rows[0].sequence == BoardHasPins.position(session, board, five[0])
 
     def test_savepoint(self, session, board, five):
         rows = list(BoardHasPins.page(session, board))
@@ -372,9 +334,7 @@ class Moving(Changes):
     @pytest.mark.parametrize("way", ["before", "after", "both"])
     @pytest.mark.parametrize("source", range(5))
     @pytest.mark.parametrize("place", range(5))
-    def test_to_every_place(
-        self, cluster, session, board, five, source, place, way
-    ):
+    def test_to_every_place(self, cluster, session, board, five, source, place, way):
         moved = five[source]
         rest = [pin for pin in five if pin != moved]
         named = {
@@ -412,20 +372,16 @@ class Moving(Changes):
     def test_where_it_is_already(self, session, board, five, log):
         a, b, c, d, e = five
         at = BoardHasPins.position(session, board, c)
-        for named in (
-            {"before": b},
-            {"after": d},
-            {"before": b, "after": d},
-        ):
+        for named in ({"before": b}, {"after": d}, {"before": b, "after": d}):
             log.take()
             assert BoardHasPins.move(session, board, c, **named) == at
             assert log.take() == {5: 1}
-        assert BoardHasPins.move(
-            session, board, a, after=b
-        ) == BoardHasPins.position(session, board, a)
-        assert BoardHasPins.move(
-            session, board, e, before=d
-        ) == BoardHasPins.position(session, board, e)
+        assert BoardHasPins.move(session, board, a, after=b) == BoardHasPins.position(
+            session, board, a
+        )
+        assert BoardHasPins.move(session, board, e, before=d) == BoardHasPins.position(
+            session, board, e
+        )
 
     def test_not_adjacent_any_more_is_next_to_before(
         self, cluster, session, board, five
@@ -435,9 +391,7 @@ class Moving(Changes):
         session.commit()
         assert shown(cluster, BoardHasPins, board) == [a, e, b, c, d]
 
-    def test_past_a_neighbour_that_was_moved(
-        self, cluster, session, board, five
-    ):
+    def test_past_a_neighbour_that_was_moved(self, cluster, session, board, five):
         a, b, c, d, e = five
         with cluster.begin() as other:
             BoardHasPins.move(other, board, b, after=a)
@@ -445,9 +399,7 @@ class Moving(Changes):
         session.commit()
         assert shown(cluster, BoardHasPins, board) == [b, e, a, c, d]
 
-    def test_commits_of_others_are_visible(
-        self, cluster, session, board, five
-    ):
+    def test_commits_of_others_are_visible(self, cluster, session, board, five):
         a, b, c, d, e = five
         # Begins a transaction, and its snapshot.
         assert BoardHasPins.count(session, board) == 5
@@ -499,9 +451,7 @@ class Moving(Changes):
             BoardHasPins.move(session, board, gone, before=five[0])
         assert caught.value.target_id == gone
         with pytest.raises(exc.MissingTargetError):
-            BoardHasPins.move(
-                session, pack(5, BOARD, 88888), gone, before=five[0]
-            )
+            BoardHasPins.move(session, pack(5, BOARD, 88888), gone, before=five[0])
 
     def test_moves_that_make_no_sense(self, session, board, five, log):
         a, b, *_ = five
@@ -562,24 +512,15 @@ class Moving(Changes):
         put(cluster, BoardHasPins, board, dict.fromkeys((a, b, c), STEP))
         BoardHasPins.append(session, board, d)
         # Newest first, and of equal ones the highest id.
-        assert [r.pin_id for r in BoardHasPins.page(session, board)] == [
-            d,
-            c,
-            b,
-            a,
-        ]
+        assert [r.pin_id for r in BoardHasPins.page(session, board)] == [d, c, b, a]
         BoardHasPins.move(session, board, d, before=b, after=a)
         session.commit()
         assert shown(cluster, BoardHasPins, board) == [c, b, d, a]
         found = sequences(cluster, BoardHasPins, board)
         assert len(set(found.values())) == 4
 
-    @pytest.mark.parametrize(
-        ("side", "moves"), [("before", 83), ("after", 84)]
-    )
-    def test_a_gap_of_one_millisecond(
-        self, cluster, session, board, side, moves, log
-    ):
+    @pytest.mark.parametrize(("side", "moves"), [("before", 83), ("after", 84)])
+    def test_a_gap_of_one_millisecond(self, cluster, session, board, side, moves, log):
         top, low, *rest = pins(90)
         put(
             cluster,
@@ -639,9 +580,7 @@ class Moving(Changes):
 
         @NarrowList.on_narrow_gap
         def respace(session, gap):
-            assert NarrowList.respace(
-                session, gap.source_id, around=gap.target_id
-            )
+            assert NarrowList.respace(session, gap.source_id, around=gap.target_id)
 
         top, low, moved = pins(3)
         put(cluster, NarrowList, board, {top: STEP + 3, low: STEP, moved: 5})
@@ -669,9 +608,7 @@ class Moving(Changes):
         with pytest.raises(exc.WrongTypeError):
             session.flush()
 
-    def test_an_exception_of_a_callback_fails_the_move(
-        self, cluster, board, request
-    ):
+    def test_an_exception_of_a_callback_fails_the_move(self, cluster, board, request):
         definition = NarrowList.__sqla_shard_mapping__
         request.addfinalizer(definition.callbacks.clear)
 
@@ -687,9 +624,7 @@ class Moving(Changes):
 
     def test_columns_of_ones_own_stay(self, session, board):
         a, b = pins(2)
-        session.add(
-            BoardHasRatedPins(board_id=board, pin_id=a, stars=5, remark="x")
-        )
+        session.add(BoardHasRatedPins(board_id=board, pin_id=a, stars=5, remark="x"))
         session.flush()
         BoardHasRatedPins.append(session, board, b)
         BoardHasRatedPins.move(session, board, a, after=b)
@@ -736,18 +671,11 @@ class Held(Changes):
 
     def test_rows_that_were_respaced(self, cluster, session, board):
         close = sorted(pins(10))
-        put(
-            cluster,
-            BoardHasPins,
-            board,
-            {p: STEP + i for i, p in enumerate(close)},
-        )
+        put(cluster, BoardHasPins, board, {p: STEP + i for i, p in enumerate(close)})
         rows = {r.pin_id: r for r in BoardHasPins.page(session, board)}
         old = {pin: row.sequence for pin, row in rows.items()}
         savepoint = session.begin_nested()
-        BoardHasPins.move(
-            session, board, close[0], before=close[6], after=close[5]
-        )
+        BoardHasPins.move(session, board, close[0], before=close[6], after=close[5])
         new = {pin: row.sequence for pin, row in rows.items()}
         assert new == {
             r.pin_id: r.sequence
@@ -774,9 +702,7 @@ class Held(Changes):
         session.commit()
         assert shown(cluster, BoardHasPins, board) == five
 
-    def test_a_row_that_was_deleted_and_not_flushed(
-        self, session, board, five
-    ):
+    def test_a_row_that_was_deleted_and_not_flushed(self, session, board, five):
         (row, *_) = BoardHasPins.page(session, board)
         session.delete(row)
         with pytest.raises(exc.MissingTargetError):
@@ -804,12 +730,7 @@ class Respacing(Changes):
 
     def test_around_a_row(self, cluster, session, board):
         many = sorted(pins(12))
-        put(
-            cluster,
-            BoardHasPins,
-            board,
-            {pin: STEP + i for i, pin in enumerate(many)},
-        )
+        put(cluster, BoardHasPins, board, {pin: STEP + i for i, pin in enumerate(many)})
         assert BoardHasPins.respace(session, board, around=many[3]) > 0
         session.commit()
         found = sequences(cluster, BoardHasPins, board)
@@ -909,9 +830,7 @@ class Refusing(Changes):
     def test_neighbours(self, session, board, name, log):
         for wrong in self.NO_IDS:
             with pytest.raises(exc.InvalidIdError):
-                BoardHasPins.move(
-                    session, board, pack(1, PIN, 1), **{name: wrong}
-                )
+                BoardHasPins.move(session, board, pack(1, PIN, 1), **{name: wrong})
         with pytest.raises(exc.WrongTypeError):
             BoardHasPins.move(session, board, pack(1, PIN, 1), **{name: board})
         assert log.take() == {}

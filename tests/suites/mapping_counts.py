@@ -9,29 +9,26 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import delete
-from sqlalchemy import insert
-from sqlalchemy import update
+from sqlalchemy import delete, insert, update
 
 from sqla_shard import exc
 from sqla_shard.models.deletion import delete_object
 from sqla_shard.models.mapping_definition import definition_of
 from sqla_shard.session.execute import OUR_OWN
 from sqla_shard.testing import StatementLog
-from sqla_shard.verify import largest_lists
-from sqla_shard.verify import verify_relations
-from tests.models.follow_models import Followers
-from tests.models.follow_models import FOLLOWS
-from tests.models.follow_models import Follows
-from tests.models.follow_models import length
-from tests.models.follow_models import Likes
-from tests.models.follow_models import new_users
-from tests.models.follow_models import Stars
-from tests.models.follow_models import User
-from tests.models.follow_models import Watchers
-from tests.models.follow_models import Watches
-
-__all__ = ["Counting", "Histories", "Sizes"]
+from sqla_shard.verify import largest_lists, verify_relations
+from tests.models.follow_models import (
+    Followers,
+    FOLLOWS,
+    Follows,
+    length,
+    Likes,
+    new_users,
+    Stars,
+    User,
+    Watchers,
+    Watches,
+)
 
 CLASSES = [Follows, Likes]
 
@@ -44,15 +41,10 @@ def count(cluster: Any, cls: Any, source_id: int) -> int:
 def damage(cluster: Any, cls: Any, source_id: int, number: int | None) -> None:
     """Write a wrong count; delete it where ``number`` is None."""
     table = definition_of(cls).counts
-    change = (
-        delete(table)
-        if number is None
-        else update(table).values(number=number)
-    )
+    change = delete(table) if number is None else update(table).values(number=number)
     with cluster.begin() as session:
         session.execute(
-            change.where(table.columns[0] == source_id),
-            execution_options=OUR_OWN,
+            change.where(table.columns[0] == source_id), execution_options=OUR_OWN
         )
 
 
@@ -136,9 +128,7 @@ class Counting:
         for statement in (
             insert(Likes).values(values),
             delete(Likes).where(Likes.liking_id == ada),
-            update(Likes)
-            .where(Likes.liking_id == ada)
-            .values(liked_id=users[3]),
+            update(Likes).where(Likes.liking_id == ada).values(liked_id=users[3]),
             update(table).where(table.c.liking_id == ada).values(number=3),
             delete(table).where(table.c.liking_id == ada),
         ):
@@ -173,9 +163,7 @@ class Counting:
         report = verify_relations(cluster, [Likes], grace=0.0, repair=True)
         assert report.repaired("miscounted") == 1
         assert count(cluster, Likes, ada) == 5
-        assert not verify_relations(cluster, [Likes], grace=0.0).found(
-            "miscounted"
-        )
+        assert not verify_relations(cluster, [Likes], grace=0.0).found("miscounted")
 
     def test_a_deleted_object_leaves_no_count(self, cluster, users):
         ada, grace, alan, *_ = users
@@ -226,8 +214,7 @@ class Histories:
     changes = 30
 
     @pytest.mark.parametrize(
-        ("cls", "inverse"),
-        [(Follows, Followers), (Watches, Watchers), (Stars, None)],
+        ("cls", "inverse"), [(Follows, Followers), (Watches, Watchers), (Stars, None)]
     )
     def test_the_count_is_that_of_the_acknowledged_changes(
         self, cluster, rng, say, cls, inverse

@@ -8,21 +8,20 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from sqla_shard.models import list_changes
-from tests.models.mapping_models import BoardHasPins
-from tests.models.mapping_models import LISTS
-from tests.models.mapping_models import NarrowList
-from tests.models.mapping_models import new_board
-from tests.models.mapping_models import pins
-from tests.models.mapping_models import put
-from tests.models.mapping_models import sequences
-
-__all__ = ["Gap"]
+from tests.models.mapping_models import (
+    BoardHasPins,
+    LISTS,
+    NarrowList,
+    new_board,
+    pins,
+    put,
+    sequences,
+)
 
 FIRST = 1_700_000_000_000 * 10**25
 
@@ -37,9 +36,7 @@ class Gap:
 
     @pytest.mark.parametrize("cls", [BoardHasPins, NarrowList])
     @pytest.mark.parametrize("way", ["random", "above", "below"])
-    def test_moves_into_one_gap(
-        self, cluster, cls, way, rng, monkeypatch, say
-    ):
+    def test_moves_into_one_gap(self, cluster, cls, way, rng, monkeypatch, say):
         soak = os.environ.get("SQLA_SHARD_SOAK") == "1"
         moves = self.moves
         if cls is BoardHasPins:
@@ -84,13 +81,7 @@ class Gap:
         assert rows + one <= 12 * moves
 
     def one(
-        self,
-        cls: Any,
-        session: Any,
-        board: int,
-        model: list[int],
-        way: str,
-        rng: Any,
+        self, cls: Any, session: Any, board: int, model: list[int], way: str, rng: Any
     ) -> None:
         """Move a row to somewhere between the two at the gap's sides."""
         top = model[0]

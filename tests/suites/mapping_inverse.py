@@ -10,27 +10,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import delete
-from sqlalchemy import Engine
-from sqlalchemy import event
-from sqlalchemy import insert
-from sqlalchemy import update
+from sqlalchemy import delete, Engine, event, insert, update
 from sqlalchemy.orm import DeclarativeBase
 
-from sqla_shard import Cluster
-from sqla_shard import exc
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
+from sqla_shard import Cluster, exc, MappingMixin, ObjectMixin
 from sqla_shard.models.inverse_mapping import sync_pairs
-from sqla_shard.outbox import apply
-from sqla_shard.outbox import operations
+from sqla_shard.outbox import apply, operations
 from sqla_shard.testing import StatementLog
 from sqla_shard.testing.local_server import wait_until
 from tests.models.backends import Clusters
-from tests.models.layouts import LAYOUT
-from tests.models.layouts import pack
-
-__all__ = ["SHARDS", "Base", "Deferred", "Following", "Racing", "Refused"]
+from tests.models.layouts import LAYOUT, pack
 
 PIN, BOARD = 1, 2
 SHARDS = 8
@@ -53,9 +42,7 @@ class Pin(ObjectMixin, Base, type_id=PIN):
     __tablename__ = "pins"
 
 
-class BoardHasPins(
-    MappingMixin, Base, source=Board, target=Pin, inverse="PinInBoards"
-):
+class BoardHasPins(MappingMixin, Base, source=Board, target=Pin, inverse="PinInBoards"):
     pass
 
 
@@ -214,9 +201,7 @@ class Deferred:
     def later(self, monkeypatch: Any) -> None:
         """Do not apply operations after COMMIT, as if the process had died."""
         monkeypatch.setattr(operations, "_LEASE", 0.0)
-        monkeypatch.setattr(
-            operations, "apply_after_commit", lambda *arguments: None
-        )
+        monkeypatch.setattr(operations, "apply_after_commit", lambda *arguments: None)
 
     def test_it_is_repaired(self, cluster: Cluster) -> None:
         (board,), some = boards(3), pins(3, 5, 6)
@@ -229,9 +214,7 @@ class Deferred:
         assert cluster.pending() == []
         assert cluster.repair(keep=timedelta(0)).forgotten >= 2
 
-    def test_whatever_the_order(
-        self, cluster: Cluster, rng: random.Random
-    ) -> None:
+    def test_whatever_the_order(self, cluster: Cluster, rng: random.Random) -> None:
         some, others = boards(1, 2, 3), pins(1, 2, 3, 4)
         given: list[tuple[int, int, int | None]] = []
         for _ in range(60):
@@ -264,9 +247,7 @@ class Deferred:
 class Racing:
     """Threads that append and remove the same pairs."""
 
-    def test_both_sides_agree(
-        self, cluster: Cluster, rng: random.Random
-    ) -> None:
+    def test_both_sides_agree(self, cluster: Cluster, rng: random.Random) -> None:
         some, others = boards(1, 2, 3), pins(1, 4, 5, 6)
         with cluster.begin(cross_shard="unordered") as session:
             # Two writers can lock a list whose source is not there.
@@ -319,10 +300,7 @@ class Refused:
             with pytest.raises(exc.KeptMappingError), cluster.begin() as own:
                 own.add(cls(board_id=board, pin_id=pin))
         change(cluster, BoardHasPins.append, board, pin)
-        for cls, key in (
-            (BoardHasPins, (board, pin)),
-            (PinInBoards, (pin, board)),
-        ):
+        for cls, key in ((BoardHasPins, (board, pin)), (PinInBoards, (pin, board))):
             with pytest.raises(exc.KeptMappingError), cluster.begin() as own:
                 own.delete(own.get_one(cls, key))
         assert list(reverse(cluster, pin)) == [board]
@@ -336,17 +314,12 @@ class Refused:
             (PinInBoards, "sequence"),
         ],
     )
-    def test_changes_of_a_row(
-        self, cluster: Cluster, cls: Any, changed: str
-    ) -> None:
+    def test_changes_of_a_row(self, cluster: Cluster, cls: Any, changed: str) -> None:
         (board, other_board), (pin, other_pin) = boards(3, 3), pins(3, 3)
         change(cluster, BoardHasPins.append, board, pin)
         key = (board, pin) if cls is BoardHasPins else (pin, board)
         values = {"board_id": other_board, "pin_id": other_pin, "sequence": 1}
-        with (
-            pytest.raises(exc.KeptMappingError) as caught,
-            cluster.begin() as s,
-        ):
+        with pytest.raises(exc.KeptMappingError) as caught, cluster.begin() as s:
             setattr(s.get_one(cls, key), changed, values[changed])
         assert caught.value.mapping == cls.__name__
         with cluster.begin() as session:
@@ -364,9 +337,7 @@ class Refused:
             .where(BoardHasPins.board_id == board)
             .values(pin_id=pin),
             insert(PinInBoards).values(row),
-            update(PinInBoards)
-            .where(PinInBoards.pin_id == pin)
-            .values(sequence=1),
+            update(PinInBoards).where(PinInBoards.pin_id == pin).values(sequence=1),
             delete(PinInBoards).where(PinInBoards.pin_id == pin),
         ):
             with pytest.raises(exc.KeptMappingError), cluster.begin() as own:

@@ -11,24 +11,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import initialize
-from hypothesis.stateful import invariant
-from hypothesis.stateful import precondition
-from hypothesis.stateful import rule
-from hypothesis.stateful import RuleBasedStateMachine
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import (
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    RuleBasedStateMachine,
+    run_state_machine_as_test,
+)
 
 from sqla_shard import exc
-from tests.models.mapping_models import LISTS
-from tests.models.mapping_models import NarrowList
-from tests.models.mapping_models import new_board
-from tests.models.mapping_models import pins
-from tests.models.mapping_models import put
-from tests.models.mapping_models import sequences
-
-__all__ = ["Models"]
+from tests.models.mapping_models import (
+    LISTS,
+    NarrowList,
+    new_board,
+    pins,
+    put,
+    sequences,
+)
 
 FIRST = 10**25
 PLACES = st.integers(0, 2**16)
@@ -60,8 +61,7 @@ class Reader:
     def promised(self, places: dict[int, int]) -> bool:
         """Tell whether the next page must be right."""
         respaced = any(
-            pin not in self.hit and places[pin] != at
-            for pin, at in self.marks.items()
+            pin not in self.hit and places[pin] != at for pin, at in self.marks.items()
         )
         both = bool(self.last_and_next) and self.last_and_next <= self.hit
         return not both and not (respaced and self.hit)
@@ -72,11 +72,7 @@ class Reader:
         :param places: the sequences of all rows, newest first.
         """
         page = NarrowList.page(
-            session,
-            board,
-            self.limit,
-            self.bookmark,
-            newest_first=self.newest,
+            session, board, self.limit, self.bookmark, newest_first=self.newest
         )
         assert len(page) <= self.limit
         self.shown += [row.pin_id for row in page]
@@ -84,9 +80,7 @@ class Reader:
         self.done = page.next is None
         found = [pin for pin in self.shown if pin in self.quiet]
         expected = self.quiet if self.done else self.quiet[: len(found)]
-        assert found == expected, (
-            f"{found} of rows that stood still, not {expected}"
-        )
+        assert found == expected, f"{found} of rows that stood still, not {expected}"
         if not self.done:
             self.remember(places)
 
@@ -113,9 +107,7 @@ class Machine(RuleBasedStateMachine):
         self.readers: list[Reader] = []
         self.pool: list[int] = []
 
-    @initialize(
-        gaps=st.lists(st.sampled_from([0, 1, 1, 2, 3, 9, 2**30]), max_size=30)
-    )
+    @initialize(gaps=st.lists(st.sampled_from([0, 1, 1, 2, 3, 9, 2**30]), max_size=30))
     def fill(self, gaps):
         found = sorted(pins(len(gaps)))
         at = FIRST
@@ -174,11 +166,7 @@ class Machine(RuleBasedStateMachine):
         self.pool.append(pin)
 
     @precondition(lambda self: len(self.order) > 1)
-    @rule(
-        source=PLACES,
-        place=PLACES,
-        way=st.sampled_from(["before", "after", "both"]),
-    )
+    @rule(source=PLACES, place=PLACES, way=st.sampled_from(["before", "after", "both"]))
     def move(self, source, place, way):
         pin = self.order[source % len(self.order)]
         rest = [other for other in self.order if other != pin]
@@ -221,11 +209,7 @@ class Machine(RuleBasedStateMachine):
         with self.cluster.begin() as session:
             try:
                 NarrowList.move(
-                    session,
-                    self.board,
-                    pin,
-                    before=rest[at + 1],
-                    after=rest[at],
+                    session, self.board, pin, before=rest[at + 1], after=rest[at]
                 )
             except exc.StaleNeighbourError:
                 return

@@ -21,16 +21,16 @@ from sqlalchemy.exc import IntegrityError
 
 from sqla_shard import exc
 from tests.models.layouts import pack
-from tests.models.mapping_models import BOARD
-from tests.models.mapping_models import BoardHasPins
-from tests.models.mapping_models import LISTS
-from tests.models.mapping_models import NarrowList
-from tests.models.mapping_models import new_board
-from tests.models.mapping_models import pins
-from tests.models.mapping_models import put
-from tests.models.mapping_models import sequences
-
-__all__ = ["Racing"]
+from tests.models.mapping_models import (
+    BOARD,
+    BoardHasPins,
+    LISTS,
+    NarrowList,
+    new_board,
+    pins,
+    put,
+    sequences,
+)
 
 THREADS = 20
 FIRST = 10**25
@@ -167,12 +167,7 @@ class Racing:
         board = new_board(cluster)
         rows = sorted(pins(60))
         quiet = set(rows[:20]) | set(rows[40:])
-        put(
-            cluster,
-            cls,
-            board,
-            {pin: FIRST * 10 + i for i, pin in enumerate(rows)},
-        )
+        put(cluster, cls, board, {pin: FIRST * 10 + i for i, pin in enumerate(rows)})
         low, top = rows[19], rows[40]
         race = Race(cluster, cls)
         fresh = {n: iter(pins(self.rounds)) for n in range(THREADS)}
@@ -215,11 +210,7 @@ class Racing:
                     if bookmark is None:
                         break
                 missed = set(expected) - set(shown)
-                twice = [
-                    p
-                    for p, n in Counter(shown).items()
-                    if n > 1 and p in quiet
-                ]
+                twice = [p for p, n in Counter(shown).items() if n > 1 and p in quiet]
                 wrong.append((len(missed), len(twice)))
                 times += 1
             return times

@@ -8,44 +8,35 @@ import random
 import struct
 
 import pytest
-from sqlalchemy import delete
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import inspect
-from sqlalchemy import select
-from sqlalchemy import update
+from sqlalchemy import delete, func, insert, inspect, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import aliased
-from sqlalchemy.orm import joinedload
-from sqlalchemy.orm import selectinload
+from sqlalchemy.orm import aliased, joinedload, selectinload
 
-from sqla_shard import exc
-from sqla_shard import full_id
-from sqla_shard import Page
+from sqla_shard import exc, full_id, Page
 from sqla_shard.models.list_pages import bookmarks_of
 from sqla_shard.models.mapping_list import List
 from sqla_shard.session import INCLUDE_INACTIVE
 from tests.models.clusters import ShardLog
 from tests.models.layouts import pack
-from tests.models.mapping_models import BOARD
-from tests.models.mapping_models import Board
-from tests.models.mapping_models import BoardHasPins
-from tests.models.mapping_models import BoardHasRatedPins
-from tests.models.mapping_models import LISTS
-from tests.models.mapping_models import NarrowList
-from tests.models.mapping_models import new_board
-from tests.models.mapping_models import new_pins
-from tests.models.mapping_models import PIN
-from tests.models.mapping_models import Pin
-from tests.models.mapping_models import pins
-from tests.models.mapping_models import put
-from tests.models.mapping_models import SHARDS
-from tests.models.mapping_models import shown
-from tests.models.mapping_models import Suite
-from tests.models.mapping_models import User
-from tests.models.mapping_models import UserFollowsUser
-
-__all__ = ["Bookmarks", "Mapped", "Pages", "Questions", "Targets"]
+from tests.models.mapping_models import (
+    BOARD,
+    Board,
+    BoardHasPins,
+    BoardHasRatedPins,
+    LISTS,
+    NarrowList,
+    new_board,
+    new_pins,
+    PIN,
+    Pin,
+    pins,
+    put,
+    SHARDS,
+    shown,
+    Suite,
+    User,
+    UserFollowsUser,
+)
 
 FIRST = 10**25
 
@@ -67,12 +58,8 @@ def ids(page):
 class Questions(Lists):
     def test_contains(self, session, board, ten):
         absent = pins(3)
-        assert BoardHasPins.contains(session, board, [*ten, *absent]) == set(
-            ten
-        )
-        assert BoardHasPins.contains(session, board, iter(ten[:2] * 2)) == set(
-            ten[:2]
-        )
+        assert BoardHasPins.contains(session, board, [*ten, *absent]) == set(ten)
+        assert BoardHasPins.contains(session, board, iter(ten[:2] * 2)) == set(ten[:2])
         assert BoardHasPins.contains(session, board, absent) == set()
         assert BoardHasPins.contains(session, board, []) == set()
 
@@ -103,9 +90,7 @@ class Questions(Lists):
 
     def test_positions_are_exact(self, cluster, session, board):
         rng = random.Random(7)
-        rows = {
-            pin: rng.randrange(10 ** rng.randrange(1, 39)) for pin in pins(50)
-        }
+        rows = {pin: rng.randrange(10 ** rng.randrange(1, 39)) for pin in pins(50)}
         rows |= dict(zip(pins(3), (0, 1, 10**38 - 1), strict=True))
         put(cluster, BoardHasPins, board, rows)
         for pin, at in rows.items():
@@ -123,9 +108,7 @@ class Pages(Lists):
         after = None
         count = 0
         while True:
-            page = BoardHasPins.page(
-                session, board, limit, after, newest_first=newest
-            )
+            page = BoardHasPins.page(session, board, limit, after, newest_first=newest)
             assert isinstance(page, Page)
             assert len(page) == len(page.items) == len(list(page))
             assert bool(page)
@@ -142,9 +125,7 @@ class Pages(Lists):
     @pytest.mark.parametrize("limit", [1, 3, 5, 10])
     def test_pages_backwards(self, session, board, ten, newest, limit):
         def read(after):
-            return BoardHasPins.page(
-                session, board, limit, after, newest_first=newest
-            )
+            return BoardHasPins.page(session, board, limit, after, newest_first=newest)
 
         pages = [read(None)]
         while pages[-1].next is not None:
@@ -188,12 +169,7 @@ class Pages(Lists):
 
     def test_an_empty_list(self, session, board):
         page = BoardHasPins.page(session, board)
-        assert (page.items, page.next, len(page), bool(page)) == (
-            [],
-            None,
-            0,
-            False,
-        )
+        assert (page.items, page.next, len(page), bool(page)) == ([], None, 0, False)
         assert list(BoardHasPins.iterate(session, board)) == []
         assert BoardHasPins.pages(session, [board])[board].items == []
 
@@ -206,9 +182,7 @@ class Pages(Lists):
             board,
             {pin: FIRST + i // 10 for i, pin in enumerate(many)},
         )
-        order = sorted(
-            many, key=lambda p: (many.index(p) // 10, p), reverse=newest
-        )
+        order = sorted(many, key=lambda p: (many.index(p) // 10, p), reverse=newest)
         for batch in (1, 3, 10, 29, 30, 31):
             found = BoardHasPins.iterate(
                 session, board, newest_first=newest, batch=batch
@@ -226,9 +200,7 @@ class Pages(Lists):
         list(BoardHasPins.iterate(session, board, batch=4))
         assert log.take() == {5: 3}
 
-    @pytest.mark.parametrize(
-        "wrong", [0, -1, True, None, "5", 1.0, 2.5, 10**30, 2**63]
-    )
+    @pytest.mark.parametrize("wrong", [0, -1, True, None, "5", 1.0, 2.5, 10**30, 2**63])
     def test_limits(self, session, board, ten, wrong, log):
         for call in (
             lambda: BoardHasPins.page(session, board, wrong),
@@ -247,17 +219,13 @@ class Pages(Lists):
         assert ids(BoardHasPins.page(session, board, 2**31 - 1)) == ten
 
     @pytest.mark.parametrize("newest", [True, False])
-    def test_the_last_row_shown_is_removed(
-        self, cluster, session, board, ten, newest
-    ):
+    def test_the_last_row_shown_is_removed(self, cluster, session, board, ten, newest):
         order = ten if newest else ten[::-1]
         page = BoardHasPins.page(session, board, 4, newest_first=newest)
         session.rollback()
         with cluster.begin() as other:
             BoardHasPins.remove(other, board, order[3])
-        rest = BoardHasPins.page(
-            session, board, 10, page.next, newest_first=newest
-        )
+        rest = BoardHasPins.page(session, board, 10, page.next, newest_first=newest)
         assert ids(rest) == order[4:]
 
     @pytest.mark.parametrize("newest", [True, False])
@@ -272,9 +240,7 @@ class Pages(Lists):
         new = pins(1)
         with cluster.begin() as other:
             if what == "move":
-                BoardHasPins.move(
-                    other, board, order[limit - 1], before=ten[6]
-                )
+                BoardHasPins.move(other, board, order[limit - 1], before=ten[6])
             elif what == "remove":
                 for pin in order[:limit]:
                     BoardHasPins.remove(other, board, pin)
@@ -283,9 +249,7 @@ class Pages(Lists):
             else:
                 BoardHasPins.respace(other, board)
         rest = ids(
-            BoardHasPins.page(
-                session, board, 20, page.next, newest_first=newest
-            )
+            BoardHasPins.page(session, board, 20, page.next, newest_first=newest)
         )
         quiet = [pin for pin in order[limit:] if pin in rest]
         assert quiet == order[limit:]
@@ -295,19 +259,14 @@ class Pages(Lists):
     def test_respaced_between_pages(self, cluster, session, board, newest):
         many = sorted(pins(12))
         put(
-            cluster,
-            BoardHasPins,
-            board,
-            {pin: FIRST + i for i, pin in enumerate(many)},
+            cluster, BoardHasPins, board, {pin: FIRST + i for i, pin in enumerate(many)}
         )
         order = many[::-1] if newest else many
         page = BoardHasPins.page(session, board, 5, newest_first=newest)
         session.rollback()
         with cluster.begin() as other:
             assert BoardHasPins.respace(other, board, around=many[6]) == 12
-        rest = BoardHasPins.page(
-            session, board, 20, page.next, newest_first=newest
-        )
+        rest = BoardHasPins.page(session, board, 20, page.next, newest_first=newest)
         assert ids(rest) == order[5:]
 
     @pytest.mark.parametrize("newest", [True, False])
@@ -325,18 +284,14 @@ class Pages(Lists):
                 {pin: FIRST + i * 2**40 for i, pin in enumerate(many)},
             )
             order = many[::-1] if newest else many
-            page = BoardHasPins.page(
-                session, board, limit, newest_first=newest
-            )
+            page = BoardHasPins.page(session, board, limit, newest_first=newest)
             session.rollback()
             with cluster.begin() as other:
                 for pin in order[: limit - 1]:
                     BoardHasPins.remove(other, board, pin)
                 named = {"before" if newest else "after": order[limit + 1]}
                 BoardHasPins.move(other, board, order[limit - 1], **named)
-            rest = BoardHasPins.page(
-                session, board, 20, page.next, newest_first=newest
-            )
+            rest = BoardHasPins.page(session, board, 20, page.next, newest_first=newest)
             assert ids(rest) == order[limit:]
             session.rollback()
 
@@ -347,10 +302,7 @@ class Pages(Lists):
     ):
         many = sorted(pins(12))
         put(
-            cluster,
-            BoardHasPins,
-            board,
-            {pin: FIRST + i for i, pin in enumerate(many)},
+            cluster, BoardHasPins, board, {pin: FIRST + i for i, pin in enumerate(many)}
         )
         order = many[::-1] if newest else many
         page = BoardHasPins.page(session, board, 5, newest_first=newest)
@@ -362,9 +314,7 @@ class Pages(Lists):
             around = order[6]
             assert BoardHasPins.respace(other, board, around=around) >= 10
         rest = ids(
-            BoardHasPins.page(
-                session, board, 20, page.next, newest_first=newest
-            )
+            BoardHasPins.page(session, board, 20, page.next, newest_first=newest)
         )
         quiet = [pin for pin in order[5:] if pin != order[gone]]
         assert [pin for pin in rest if pin in quiet] == quiet
@@ -381,9 +331,7 @@ class Pages(Lists):
         found = [row.sequence for row in again]
         assert found == sorted(found, reverse=True)
 
-    def test_iterating_while_the_list_changes(
-        self, cluster, session, board, ten
-    ):
+    def test_iterating_while_the_list_changes(self, cluster, session, board, ten):
         found = []
         for row in BoardHasPins.iterate(session, board, batch=2):
             found.append(row.pin_id)
@@ -429,9 +377,7 @@ class Pages(Lists):
 
     def test_pages_with_columns_of_ones_own(self, cluster, session, board):
         a, b = pins(2)
-        session.add(
-            BoardHasRatedPins(board_id=board, pin_id=a, stars=5, remark="x")
-        )
+        session.add(BoardHasRatedPins(board_id=board, pin_id=a, stars=5, remark="x"))
         session.flush()
         BoardHasRatedPins.append(session, board, b)
         session.expunge_all()
@@ -453,8 +399,7 @@ class Pages(Lists):
             BoardHasPins.append_many(session, board, some)
             list(BoardHasPins.iterate(session, board, batch=number))
             boards = [
-                pack(5, BOARD, 70_000 + number + i)
-                for i in range(number % 60 + 1)
+                pack(5, BOARD, 70_000 + number + i) for i in range(number % 60 + 1)
             ]
             BoardHasPins.pages(session, boards, number)
             BoardHasPins.move(session, board, some[-1], before=ten[0])
@@ -465,9 +410,7 @@ class Pages(Lists):
             # The targets may be on other shards, now and then on this one.
             session.get_many(Pin, [pack(5, 1, number)])
 
-        (engine,) = {
-            session.get_bind(mapper=inspect(BoardHasPins), shard_id=5)
-        }
+        (engine,) = {session.get_bind(mapper=inspect(BoardHasPins), shard_id=5)}
         for number in (1, 2, 5, 9, 17, 33, 64):
             use(number)
         size = len(engine._compiled_cache)
@@ -477,12 +420,7 @@ class Pages(Lists):
 
     def test_nor_with_respacings(self, cluster, session, board):
         many = sorted(pins(40))
-        put(
-            cluster,
-            NarrowList,
-            board,
-            {pin: FIRST + i for i, pin in enumerate(many)},
-        )
+        put(cluster, NarrowList, board, {pin: FIRST + i for i, pin in enumerate(many)})
         engine = session.get_bind(mapper=inspect(NarrowList), shard_id=5)
         sizes = []
         rng = random.Random(3)
@@ -619,9 +557,7 @@ class Bookmarks(Lists):
         ):
             self.refused(session, board, seal(payload))
 
-    def test_bookmarks_hold_across_sessions(
-        self, cluster, board, ten, bookmark
-    ):
+    def test_bookmarks_hold_across_sessions(self, cluster, board, ten, bookmark):
         with cluster.session() as other:
             assert ids(BoardHasPins.page(other, board, 9, bookmark)) == ten[5:]
 
@@ -714,9 +650,7 @@ class Targets(Lists):
         )
         assert session.scalars(statement).one().target.id == one
 
-    def test_a_target_that_was_changed_and_not_flushed(
-        self, cluster, session, board
-    ):
+    def test_a_target_that_was_changed_and_not_flushed(self, cluster, session, board):
         (one,) = new_pins(cluster, 1)
         with cluster.begin() as setup:
             BoardHasPins.append(setup, board, one)
@@ -738,8 +672,7 @@ class Targets(Lists):
             .where(BoardHasPins.board_id == board)
             .order_by(BoardHasPins.sequence)
             .options(
-                selectinload(BoardHasPins.target),
-                selectinload(BoardHasPins.source),
+                selectinload(BoardHasPins.target), selectinload(BoardHasPins.source)
             )
         )
         with ShardLog() as log:
@@ -747,10 +680,7 @@ class Targets(Lists):
             found = log.take()
             assert found.pop(SHARDS - 1, 1) == 1
             assert sum(found.values()) <= 1 + 1 + 10
-            assert [row.target and row.target.id for row in rows] == [
-                *added,
-                None,
-            ]
+            assert [row.target and row.target.id for row in rows] == [*added, None]
             assert {row.source.id for row in rows} == {board}
             assert log.take() == {}
 
@@ -783,9 +713,7 @@ class Targets(Lists):
         with cluster.begin() as setup:
             UserFollowsUser.append_many(setup, users[0], users)
         page = UserFollowsUser.page(session, users[0], targets=True)
-        assert [row.target.name for row in page] == [
-            f"user {i}" for i in (3, 2, 1, 0)
-        ]
+        assert [row.target.name for row in page] == [f"user {i}" for i in (3, 2, 1, 0)]
         assert [row.source.name for row in page] == ["user 0"] * 4
 
     def test_is_only_for_reading(self, cluster, session, board):
@@ -822,9 +750,7 @@ class Mapped(Lists):
         top = select(func.max(BoardHasPins.sequence)).where(
             BoardHasPins.board_id == board
         )
-        assert session.scalar(top) == BoardHasPins.position(
-            session, board, ten[0]
-        )
+        assert session.scalar(top) == BoardHasPins.position(session, board, ten[0])
 
     def test_arithmetic_is_refused(self, session, board):
         for make in (
@@ -868,9 +794,7 @@ class Mapped(Lists):
         assert row.pin_id == ten[2]
         assert session.get(BoardHasPins, (board, pins(1)[0])) is None
         log.take()
-        named = session.get(
-            BoardHasPins, {"board_id": board, "pin_id": ten[2]}
-        )
+        named = session.get(BoardHasPins, {"board_id": board, "pin_id": ten[2]})
         assert named is row
         assert log.take() == {}
 
@@ -945,9 +869,7 @@ class Mapped(Lists):
         again = pickle.loads(pickle.dumps(page))
         assert ids(again) == ids(page)
         assert again.next == page.next
-        assert [row.sequence for row in again] == [
-            row.sequence for row in page
-        ]
+        assert [row.sequence for row in again] == [row.sequence for row in page]
 
     def test_repr(self, session, board, ten):
         (row,) = BoardHasPins.page(session, board, 1)
@@ -962,21 +884,14 @@ class Mapped(Lists):
         assert list(table.c.keys()) == ["board_id", "pin_id", "sequence"]
         assert [c.name for c in table.primary_key] == ["board_id", "pin_id"]
         (index,) = table.indexes
-        assert [c.name for c in index.columns] == [
-            "board_id",
-            "sequence",
-            "pin_id",
-        ]
+        assert [c.name for c in index.columns] == ["board_id", "sequence", "pin_id"]
         rated = BoardHasRatedPins.__table__
         assert list(rated.c.keys())[:3] == ["board_id", "pin_id", "sequence"]
 
     def test_errors_survive_pickling(self, session, board, ten):
         (gone,) = pins(1)
         for call, kind in (
-            (
-                lambda: BoardHasPins.move(session, board, ten[0]),
-                exc.InvalidMoveError,
-            ),
+            (lambda: BoardHasPins.move(session, board, ten[0]), exc.InvalidMoveError),
             (
                 lambda: BoardHasPins.move(session, board, ten[0], before=gone),
                 exc.StaleNeighbourError,

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from datetime import timedelta
-from datetime import UTC
+from datetime import datetime, timedelta, UTC
 from itertools import islice
 
 import pytest
 
-from sqla_shard import exc
-from sqla_shard import pack
+from sqla_shard import exc, pack
 from sqla_shard.models.list_positions import STEP
 from sqla_shard.testing import StatementLog
-from tests.models.follow_models import Followers
-from tests.models.follow_models import FOLLOWS
-from tests.models.follow_models import Follows
-from tests.models.follow_models import length
-from tests.models.follow_models import Likes
-from tests.models.follow_models import new_users
-from tests.models.follow_models import SHARDS
-
-__all__ = ["Bounded", "Everywhere", "Intersecting"]
+from tests.models.follow_models import (
+    Followers,
+    FOLLOWS,
+    Follows,
+    length,
+    Likes,
+    new_users,
+    SHARDS,
+)
 
 
 def some_ids(rng, count, most=4000):
@@ -95,11 +92,7 @@ class Intersecting:
             with cluster.session() as session:
                 for batch in (1, 2, 7, 100):
                     found = Likes.intersect(
-                        session,
-                        ada,
-                        grace,
-                        descending=descending,
-                        batch=batch,
+                        session, ada, grace, descending=descending, batch=batch
                     )
                     assert list(found) == expected
 

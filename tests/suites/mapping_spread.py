@@ -6,31 +6,25 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from sqlalchemy import delete
-from sqlalchemy import insert
-from sqlalchemy import select
+from sqlalchemy import delete, insert, select
 
-from sqla_shard import exc
-from sqla_shard import pack
-from sqla_shard import scatter
-from sqla_shard import unpack
+from sqla_shard import exc, pack, scatter, unpack
 from sqla_shard.models.deletion import delete_object
-from sqla_shard.models.spread import piece_of
-from sqla_shard.models.spread import shard_of
+from sqla_shard.models.spread import piece_of, shard_of
 from sqla_shard.testing import StatementLog
 from sqla_shard.verify import verify_relations
 from tests.models.clusters import ShardLog
-from tests.models.follow_models import FOLLOWS
-from tests.models.follow_models import length
-from tests.models.follow_models import new_users
-from tests.models.follow_models import SHARDS
-from tests.models.follow_models import Stars
-from tests.models.follow_models import User
-from tests.models.follow_models import Watchers
-from tests.models.follow_models import Watches
+from tests.models.follow_models import (
+    FOLLOWS,
+    length,
+    new_users,
+    SHARDS,
+    Stars,
+    User,
+    Watchers,
+    Watches,
+)
 from tests.models.list_clock import list_clock
-
-__all__ = ["Placing", "Reading", "Together", "Writing"]
 
 SPREAD = 8
 ACROSS = {"cross_shard": "ordered"}
@@ -66,25 +60,14 @@ class Placing:
     def test_places_do_not_change(self):
         # Existing rows are there.
         user = pack(3, 1, 77)
-        assert [piece_of(user + i, 256) for i in range(4)] == [
-            52,
-            107,
-            163,
-            218,
-        ]
-        assert [shard_of(3, i, 4096) for i in range(4)] == [
-            3,
-            2051,
-            1027,
-            3075,
-        ]
+        assert [piece_of(user + i, 256) for i in range(4)] == [52, 107, 163, 218]
+        assert [shard_of(3, i, 4096) for i in range(4)] == [3, 2051, 1027, 3075]
 
     def test_targets_are_spread_evenly(self):
         for step in (1, 2, 10):
             for shard in (0, 4095):
                 found = Counter(
-                    piece_of(pack(shard, 1, 1 + i * step), 16)
-                    for i in range(16_000)
+                    piece_of(pack(shard, 1, 1 + i * step), 16) for i in range(16_000)
                 )
                 assert len(found) == 16
                 assert max(found.values()) < 1300
@@ -120,10 +103,7 @@ class Writing:
     def test_many_at_once(self, cluster, rng):
         (ada,) = new_users(cluster, 1)
         some = some_ids(rng, 40)
-        with (
-            cluster.begin() as session,
-            pytest.raises(exc.CrossShardWriteError),
-        ):
+        with cluster.begin() as session, pytest.raises(exc.CrossShardWriteError):
             Stars.append_many(session, ada, some)
         with cluster.begin(**ACROSS) as session:
             assert Stars.append_many(session, ada, some[:9]) == some[:9]
@@ -205,9 +185,7 @@ class Reading:
         found, bookmark, pages = [], None, []
         while True:
             with cluster.session() as session:
-                page = Stars.page(
-                    session, ada, limit, bookmark, newest_first=newest
-                )
+                page = Stars.page(session, ada, limit, bookmark, newest_first=newest)
             found += [row.fan_id for row in page]
             pages.append(page)
             bookmark = page.next
@@ -217,11 +195,7 @@ class Reading:
         if len(pages) > 1:
             with cluster.session() as session:
                 page = Stars.page(
-                    session,
-                    ada,
-                    limit,
-                    pages[1].previous,
-                    newest_first=newest,
+                    session, ada, limit, pages[1].previous, newest_first=newest
                 )
             assert [row.fan_id for row in page] == expected[:limit]
 

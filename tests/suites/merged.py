@@ -18,41 +18,34 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from sqlalchemy import Enum
-from sqlalchemy import func
-from sqlalchemy import inspect
-from sqlalchemy import literal
-from sqlalchemy import literal_column
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import text
+from sqlalchemy import (
+    Enum,
+    func,
+    inspect,
+    literal,
+    literal_column,
+    select,
+    String,
+    text,
+)
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.elements import UnaryExpression
 
-from sqla_shard import Cluster
-from sqla_shard import scatter
+from sqla_shard import Cluster, scatter
 from sqla_shard.engine import Scatter
 from sqla_shard.exc import ShardError
 from sqla_shard.routing.clauses import unlabelled
 from sqla_shard.util import sqlalchemy_private as private
-from tests.models.clusters import PINS
-from tests.models.clusters import plain_engine
+from tests.models.clusters import PINS, plain_engine
 from tests.models.collations import collation_on
-from tests.models.merged_data import make_rows
-from tests.models.merged_data import Rows
-from tests.models.merged_data import store
+from tests.models.merged_data import make_rows, Rows, store
 from tests.models.merged_free import FreeGrammar
-from tests.models.merged_grammar import Grammar
-from tests.models.merged_grammar import Made
-from tests.models.merged_models import charset_of
-from tests.models.merged_models import PLAIN
-from tests.models.merged_models import SHARDED
+from tests.models.merged_grammar import Grammar, Made
+from tests.models.merged_models import charset_of, PLAIN, SHARDED
 
 #: How many times as many statements in a run of hours.
 _MANY = 100 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 1
-
-__all__ = ["MergedDifferential", "compared_rows", "same_rows"]
 
 #: Two of one server, and one each of two others.
 _SHARDS = (0, 1, 17, 31)
@@ -214,9 +207,7 @@ def _wanted(
         return _distinct_objects(compared, made)
     statement = made.statement.order_by(None)
     keys = made.keys
-    if compared.is_mysql and (
-        made.distinct or private.group_by_clauses(statement)
-    ):
+    if compared.is_mysql and (made.distinct or private.group_by_clauses(statement)):
         statement, keys = _grouped_by_sorting(statement, keys)
     elif made.distinct:
         # With a window function MariaDB treats different texts as equal.
@@ -239,9 +230,7 @@ def _wanted(
     return [classes[at] for at in sorted(classes)]
 
 
-def _grouped_by_sorting(
-    statement: Any, keys: Sequence[Any]
-) -> tuple[Any, list[Any]]:
+def _grouped_by_sorting(statement: Any, keys: Sequence[Any]) -> tuple[Any, list[Any]]:
     """Return a SELECT whose groups MySQL finds by comparing, and its keys.
 
     In a temporary table it looks for texts by a hash, which differs for some
@@ -251,9 +240,7 @@ def _grouped_by_sorting(
     if private.distinct(statement):
         statement = private.copy_with(statement, distinct=False)
         statement = statement.group_by(*map(unlabelled, shown))
-    sorted_by = [
-        _undirected(key).label(f"key_{at}") for at, key in enumerate(keys)
-    ]
+    sorted_by = [_undirected(key).label(f"key_{at}") for at, key in enumerate(keys)]
     # Values that are counted once each leave it no other way.
     counted = func.count(literal_column("1").distinct()).label("counted")
     columns = list(statement.add_columns(*sorted_by, counted).subquery().c)
@@ -282,9 +269,7 @@ def _without_nul(key: Any) -> Any:
     "a\\0" come in any order then, though they differ.
     """
     if isinstance(key, UnaryExpression) and key.modifier is not None:
-        return UnaryExpression(
-            _without_nul(key.element), modifier=key.modifier
-        )
+        return UnaryExpression(_without_nul(key.element), modifier=key.modifier)
     if not isinstance(key.type, String) or isinstance(key.type, Enum):
         return key
     cut = func.regexp_replace(key, "\\x00+$", "", type_=key.type)
@@ -301,9 +286,7 @@ def _distinct_objects(compared: Compared, made: Made) -> list[list[Any]]:
     return [[row] for row in rows] if made.keys else [rows]
 
 
-def _got(
-    compared: Compared, made: Made, rng: random.Random
-) -> list[tuple[Any, ...]]:
+def _got(compared: Compared, made: Made, rng: random.Random) -> list[tuple[Any, ...]]:
     statement = made.statement
     if made.limit is not None:
         statement = statement.limit(made.limit)
@@ -327,9 +310,7 @@ def _read(
         rows: Sequence[Any] = found.all()
         return rows
     if how == 0 and not made.objects:
-        streamed = session.execute(
-            statement, execution_options={"yield_per": 2}
-        )
+        streamed = session.execute(statement, execution_options={"yield_per": 2})
         return list(streamed)
     result = session.execute(statement)
     if how == 1:
@@ -348,9 +329,7 @@ def _read(
     return result.all()
 
 
-def _normal(
-    compared: Compared, made: Made, values: Sequence[Any]
-) -> tuple[Any, ...]:
+def _normal(compared: Compared, made: Made, values: Sequence[Any]) -> tuple[Any, ...]:
     """Return a row as it is compared."""
     normal = tuple(_plain(value, 3) for value in values)
     if compared.dialect == "sqlite" or not made.collations:
@@ -377,9 +356,7 @@ def _plain(value: Any, depth: int) -> Any:
             if key not in state.unloaded and (key != "shop" or depth == 3)
         ]
         shown = [
-            (key, _scalar(getattr(value, key)))
-            for key in _KEYS
-            if hasattr(value, key)
+            (key, _scalar(getattr(value, key))) for key in _KEYS if hasattr(value, key)
         ]
         return name, tuple(shown), tuple(sorted(loaded))
     return _scalar(value)
@@ -402,9 +379,7 @@ def _scalar(value: Any) -> Any:
     return value
 
 
-def _check(
-    got: list[Any], classes: list[list[Any]], made: Made, case: str
-) -> None:
+def _check(got: list[Any], classes: list[list[Any]], made: Made, case: str) -> None:
     """Compare rows with those of one database, as far as they are defined."""
     skipped = made.offset
     count = max(sum(map(len, classes)) - skipped, 0)
@@ -418,9 +393,7 @@ def _check(
         part, left = left[:taken], left[taken:]
         others = list(rows)
         for row in part:
-            found = next(
-                (at for at, o in enumerate(others) if _same(row, o)), None
-            )
+            found = next((at for at, o in enumerate(others) if _same(row, o)), None)
             assert found is not None, (
                 f"{case}\nhas the row {row}, in place of one of {others}; "
                 f"all: {got}\nwanted: {classes}"

@@ -6,27 +6,24 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import case
-from sqlalchemy import cast
-from sqlalchemy import distinct
-from sqlalchemy import Float
-from sqlalchemy import func
-from sqlalchemy import Integer
-from sqlalchemy import literal
-from sqlalchemy import Numeric
-from sqlalchemy import select
-from sqlalchemy import String
+from sqlalchemy import (
+    case,
+    cast,
+    distinct,
+    Float,
+    func,
+    Integer,
+    literal,
+    Numeric,
+    select,
+    String,
+)
 
 from sqla_shard import scatter
 from sqla_shard.exc import ScatterUnsupportedError
-from tests.models.clusters import PINS
-from tests.models.clusters import plain_engine
-from tests.models.merged_models import PLAIN
-from tests.models.merged_models import SHARDED
-from tests.suites.merged import compared_rows
-from tests.suites.merged import same_rows
-
-__all__ = ["MergedComputed"]
+from tests.models.clusters import PINS, plain_engine
+from tests.models.merged_models import PLAIN, SHARDED
+from tests.suites.merged import compared_rows, same_rows
 
 
 def _columns(*make: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -44,9 +41,7 @@ _COLUMNS: dict[str, Callable[[Any], Any]] = {
     "a percentage": lambda w: (
         100.0 * func.sum(case((w.sold, 1), else_=0)) / func.count()
     ),
-    "a weighted mean": lambda w: (
-        func.sum(w.weight * w.number) / func.sum(w.number)
-    ),
+    "a weighted mean": lambda w: func.sum(w.weight * w.number) / func.sum(w.number),
     "round(avg())": _rounded,
     "round(avg()) to a whole number": lambda w: func.round(func.avg(w.price)),
     "round(avg()) of doubles": lambda w: func.round(func.avg(w.weight), 3),
@@ -66,12 +61,8 @@ _COLUMNS: dict[str, Callable[[Any], Any]] = {
     "a comparison": lambda w: func.sum(w.number) > func.count(),
     "nullif()": lambda w: func.nullif(func.sum(w.number), 3),
     "by nothing": lambda w: func.sum(w.number) / func.sum(w.number * 0),
-    "coalesce() of two": lambda w: func.coalesce(
-        func.max(w.number), func.count(), 0
-    ),
-    "distinct and more": lambda w: (
-        100 * func.count(distinct(w.number)) / func.count()
-    ),
+    "coalesce() of two": lambda w: func.coalesce(func.max(w.number), func.count(), 0),
+    "distinct and more": lambda w: 100 * func.count(distinct(w.number)) / func.count(),
 }
 
 _DISTINCT: dict[str, Callable[[Any], Any]] = {
@@ -85,9 +76,7 @@ _DISTINCT: dict[str, Callable[[Any], Any]] = {
     },
     "a method": lambda w: func.count(w.number.distinct()),
     "a function": lambda w: func.count(func.distinct(w.number)),
-    "an expression": lambda w: func.count(
-        distinct(func.coalesce(w.number, 7))
-    ),
+    "an expression": lambda w: func.count(distinct(func.coalesce(w.number, 7))),
 }
 
 _STATEMENTS: dict[str, Callable[[Any], Any]] = {
@@ -157,10 +146,7 @@ _STATEMENTS: dict[str, Callable[[Any], Any]] = {
     "HAVING a quotient and a count": lambda m: (
         select(m.Ware.number)
         .group_by(m.Ware.number)
-        .having(
-            func.sum(m.Ware.weight) / func.count() < 100000,
-            func.count() > 1,
-        )
+        .having(func.sum(m.Ware.weight) / func.count() < 100000, func.count() > 1)
         .order_by(m.Ware.number)
     ),
     "HAVING different ones": lambda m: (
@@ -259,8 +245,7 @@ class MergedComputed:
 
 def _digits(rows: Any) -> list[list[str]]:
     return [
-        [f"{v:.9g}" if isinstance(v, float) else str(v) for v in row]
-        for row in rows
+        [f"{v:.9g}" if isinstance(v, float) else str(v) for v in row] for row in rows
     ]
 
 

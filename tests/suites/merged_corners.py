@@ -5,48 +5,44 @@ from __future__ import annotations
 import datetime as dt
 import random
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
 import pytest
-from sqlalchemy import and_
-from sqlalchemy import bindparam
-from sqlalchemy import case
-from sqlalchemy import cast
-from sqlalchemy import distinct
-from sqlalchemy import extract
-from sqlalchemy import func
-from sqlalchemy import Integer
-from sqlalchemy import join
-from sqlalchemy import lambda_stmt
-from sqlalchemy import literal
-from sqlalchemy import not_
-from sqlalchemy import or_
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import text
-from sqlalchemy import type_coerce
-from sqlalchemy.orm import aliased
-from sqlalchemy.orm import Bundle
-from sqlalchemy.orm import contains_eager
-from sqlalchemy.orm import joinedload
-from sqlalchemy.orm import with_loader_criteria
+from sqlalchemy import (
+    and_,
+    bindparam,
+    case,
+    cast,
+    distinct,
+    extract,
+    func,
+    Integer,
+    join,
+    lambda_stmt,
+    literal,
+    not_,
+    or_,
+    select,
+    String,
+    text,
+    type_coerce,
+)
+from sqlalchemy.orm import (
+    aliased,
+    Bundle,
+    contains_eager,
+    joinedload,
+    with_loader_criteria,
+)
 
 from sqla_shard import scatter
-from sqla_shard.exc import NoShardKeyError
-from sqla_shard.exc import ScatterUnsupportedError
-from tests.models.clusters import PINS
-from tests.models.clusters import plain_engine
-from tests.models.layouts import pack
-from tests.models.layouts import unpack
-from tests.models.merged_models import PLAIN
-from tests.models.merged_models import SHARDED
-from tests.suites.merged import compared_rows
-from tests.suites.merged import same_rows
-
-__all__ = ["MergedCorners"]
+from sqla_shard.exc import NoShardKeyError, ScatterUnsupportedError
+from tests.models.clusters import PINS, plain_engine
+from tests.models.layouts import pack, unpack
+from tests.models.merged_models import PLAIN, SHARDED
+from tests.suites.merged import compared_rows, same_rows
 
 _Made = Callable[[Any], Any]
 
@@ -75,27 +71,19 @@ def _groups(shown: Callable[[Any], Any]) -> _Made:
 #: In an order that leaves nothing open.
 _ANSWERED: dict[str, _Made] = {
     "ORDER BY a comparison": _by(lambda w: w.number == 2),
-    "ORDER BY a parameter": _by(
-        lambda w: (w.number == bindparam("x", 2)).desc()
-    ),
+    "ORDER BY a parameter": _by(lambda w: (w.number == bindparam("x", 2)).desc()),
     "ORDER BY IN": _by(lambda w: w.number.in_([1, 3])),
     "ORDER BY IS DISTINCT": _by(lambda w: w.number.is_distinct_from(2)),
     "ORDER BY LIKE": _by(lambda w: w.general.like("a%")),
     "ORDER BY CASE": _by(lambda w: case((w.number == 1, 0), else_=2)),
-    "ORDER BY CASE of texts": _by(
-        lambda w: case((w.number == 1, w.uca), else_=None)
-    ),
+    "ORDER BY CASE of texts": _by(lambda w: case((w.number == 1, w.uca), else_=None)),
     "ORDER BY CASE of an ENUM": _by(
         lambda w: case((w.number > 1, w.colour), else_=None)
     ),
-    "ORDER BY coalesce() of an ENUM": _by(
-        lambda w: func.coalesce(w.colour, "RED")
-    ),
+    "ORDER BY coalesce() of an ENUM": _by(lambda w: func.coalesce(w.colour, "RED")),
     "ORDER BY a cast": _by(lambda w: cast(w.number, String(10))),
     "ORDER BY a quotient": _by(lambda w: w.number / 3),
-    "ORDER BY coalesce() of numbers": _by(
-        lambda w: func.coalesce(w.number, w.price)
-    ),
+    "ORDER BY coalesce() of numbers": _by(lambda w: func.coalesce(w.number, w.price)),
     "ORDER BY any()": lambda m: select(m.Shop.id).order_by(
         m.Shop.wares.any(m.Ware.number > 1), m.Shop.id
     ),
@@ -121,9 +109,7 @@ _ANSWERED: dict[str, _Made] = {
         (-m.Ware.number).label("number"), m.Ware.id
     ).order_by("number", m.Ware.id),
     "GROUP BY the name of a column": lambda m: (
-        select(m.Ware.number, func.count())
-        .group_by("number")
-        .order_by("number")
+        select(m.Ware.number, func.count()).group_by("number").order_by("number")
     ),
     "GROUP BY a label": lambda m: (
         select((m.Ware.number % 2).label("odd"), func.count())
@@ -144,9 +130,7 @@ _ANSWERED: dict[str, _Made] = {
         .group_by(m.Ware.sold)
         .order_by(func.coalesce(func.max(m.Ware.big), 0), m.Ware.sold)
     ),
-    "sums of CASE": _groups(
-        lambda w: func.sum(case((w.sold, w.number), else_=0))
-    ),
+    "sums of CASE": _groups(lambda w: func.sum(case((w.sold, w.number), else_=0))),
     "averages of comparisons": _groups(lambda w: func.avg(w.price > 1)),
     "largest id": _groups(lambda w: func.max(w.id)),
     "criteria of loaders": lambda m: (
@@ -180,9 +164,7 @@ _ANSWERED: dict[str, _Made] = {
 _CONDITIONAL: dict[str, _Made] = {
     "distinct": lambda m: select(m.Ware.number).distinct(),
     "distinct functions": lambda m: select(func.abs(m.Ware.number)).distinct(),
-    "distinct rows of an alias": lambda m: select(
-        aliased(m.Ware).number
-    ).distinct(),
+    "distinct rows of an alias": lambda m: select(aliased(m.Ware).number).distinct(),
     "distinct, a column of the table first": lambda m: select(
         m.Ware.__table__.c.big, m.Ware.number
     ).distinct(),
@@ -195,10 +177,7 @@ _CONDITIONAL: dict[str, _Made] = {
         select(m.Ware.number, m.Shop.number).join(m.Ware.shop).distinct()
     ),
     "distinct of an outer join": lambda m: (
-        select(m.Shop.number)
-        .select_from(m.Shop)
-        .outerjoin(m.Shop.wares)
-        .distinct()
+        select(m.Shop.number).select_from(m.Shop).outerjoin(m.Shop.wares).distinct()
     ),
     "distinct of replaced columns": lambda m: (
         select(m.Ware)
@@ -213,12 +192,10 @@ _CONDITIONAL: dict[str, _Made] = {
         .distinct()
     ),
     "groups": lambda m: select(m.Ware.number).group_by(m.Ware.number),
-    "groups and counts": lambda m: select(
-        m.Ware.number, func.count()
-    ).group_by(m.Ware.number),
-    "counts alone": lambda m: select(func.count(m.Ware.id)).group_by(
+    "groups and counts": lambda m: select(m.Ware.number, func.count()).group_by(
         m.Ware.number
     ),
+    "counts alone": lambda m: select(func.count(m.Ware.id)).group_by(m.Ware.number),
     "HAVING": lambda m: (
         select(m.Ware.number).group_by(m.Ware.number).having(func.count() > 1)
     ),
@@ -232,10 +209,7 @@ _HIDDEN_CLASSES: dict[str, _Made] = {
         .distinct()
     ),
     "replaced columns": lambda m: (
-        select(m.Ware)
-        .join(m.Ware.shop)
-        .with_only_columns(m.Ware.number)
-        .distinct()
+        select(m.Ware).join(m.Ware.shop).with_only_columns(m.Ware.number).distinct()
     ),
     "a join in select_from()": lambda m: (
         select(m.Ware.number, m.Shop.number)
@@ -291,16 +265,14 @@ _REFUSED: dict[str, tuple[str, _Made]] = {
         "DISTINCT",
         lambda m: _pairs(
             m,
-            lambda a, b: (
-                select(a.number).select_from(a).distinct().order_by(b.number)
-            ),
+            lambda a, b: select(a.number).select_from(a).distinct().order_by(b.number),
         ),
     ),
     "a label that is a column in GROUP BY": (
         "GROUP BY",
-        lambda m: select(
-            (m.Ware.number % 2).label("number"), func.count()
-        ).group_by("number"),
+        lambda m: select((m.Ware.number % 2).label("number"), func.count()).group_by(
+            "number"
+        ),
     ),
     "a column's position": (
         "ORDER BY",
@@ -389,10 +361,7 @@ _HAVING_COMMON: dict[str, tuple[_Made, _Made]] = {
     "an enum": (lambda g: g.colour, lambda g: g.colour.is_not(None)),
     "a reference": (lambda g: g.ware_id, lambda g: g.ware_id.is_not(None)),
     "none": (lambda g: g.number, lambda g: g.number.is_(None)),
-    "a function": (
-        lambda g: func.lower(g.word),
-        lambda g: func.lower(g.word) != "a",
-    ),
+    "a function": (lambda g: func.lower(g.word), lambda g: func.lower(g.word) != "a"),
     "arithmetic": (lambda g: g.number % 2, lambda g: g.number % 2 + 1 == 2),
     "a computation with one": (lambda g: g.number, lambda g: g.number % 2 > 0),
 }
@@ -408,9 +377,7 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "least() of times": lambda w: func.least(w.moment, func.now()),
     "ifnull()": lambda w: func.ifnull(w.number, 7),
     "coalesce() of functions": lambda w: func.coalesce(func.abs(w.number), 9),
-    "timestampdiff()": lambda w: func.timestampdiff(
-        text("MINUTE"), w.day, w.moment
-    ),
+    "timestampdiff()": lambda w: func.timestampdiff(text("MINUTE"), w.day, w.moment),
     "last_day()": lambda w: func.last_day(w.day),
     "year()": lambda w: func.year(w.moment),
     "date_format()": lambda w: func.date_format(w.moment, "%Y-%m"),
@@ -458,8 +425,7 @@ class _LeastOf:
 def _comparable(row: Sequence[Any]) -> tuple[Any, ...]:
     # SQLite makes a double of a decimal.
     return tuple(
-        f"{float(value):.12g}" if isinstance(value, Decimal) else value
-        for value in row
+        f"{float(value):.12g}" if isinstance(value, Decimal) else value for value in row
     )
 
 
@@ -496,9 +462,7 @@ class MergedCorners:
         statement = _counted(SHARDED, made(SHARDED)).options(scatter())
         with compared.cluster.session() as session:
             assert session.scalar(statement) == want
-            counted = select(func.count()).select_from(
-                made(SHARDED).subquery()
-            )
+            counted = select(func.count()).select_from(made(SHARDED).subquery())
             everything = session.scalar(counted.options(scatter()))
         assert want
         assert want < everything or "LIMIT" in name
@@ -599,9 +563,7 @@ class MergedCorners:
             inner = made(gem, condition(gem), by(gem).label("shown"))
             counted = select(func.count()).select_from(inner.subquery())
             assert session.scalar(counted.options(scatter())) == len(want)
-        assert Counter(map(_comparable, got)) == Counter(
-            map(_comparable, want)
-        )
+        assert Counter(map(_comparable, got)) == Counter(map(_comparable, want))
         assert Counter(counts) == Counter((n,) for _, n in want)
         assert Counter(map(_comparable, shown)) == Counter(
             _comparable(row[:1]) for row in want
@@ -746,9 +708,7 @@ class MergedCorners:
         with compared.cluster.session(cross_shard="unordered") as session:
             shop = SHARDED.Shop
             session.add(shop(id=first, number=77))
-            session.add_all(
-                [shop(id=second + k, number=77) for k in range(20)]
-            )
+            session.add_all([shop(id=second + k, number=77) for k in range(20)])
             session.flush()
             drawn = select(shop.id).where(shop.number == 77)
             drawn = drawn.order_by(func.random()).limit(1).options(scatter())

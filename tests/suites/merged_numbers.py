@@ -11,47 +11,37 @@ import math
 import os
 import random
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Sequence
-from decimal import Context
-from decimal import Decimal
+from collections.abc import Callable, Sequence
+from decimal import Context, Decimal
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger
-from sqlalchemy import case
-from sqlalchemy import cast
-from sqlalchemy import Double
-from sqlalchemy import Float
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import Integer
-from sqlalchemy import Numeric
-from sqlalchemy import select
-from sqlalchemy import String
+from sqlalchemy import (
+    BigInteger,
+    case,
+    cast,
+    Double,
+    Float,
+    func,
+    insert,
+    Integer,
+    Numeric,
+    select,
+    String,
+)
 from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.orm import aliased
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import aliased, DeclarativeBase, Mapped, mapped_column, Session
 from sqlalchemy.types import NullType
 
-from sqla_shard import Cluster
-from sqla_shard import scatter
+from sqla_shard import Cluster, scatter
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.types import ShardedId
-from tests.models.clusters import PINS
-from tests.models.clusters import plain_engine
-from tests.models.layouts import LAYOUT
-from tests.models.layouts import pack
-from tests.models.layouts import unpack
+from tests.models.clusters import PINS, plain_engine
+from tests.models.layouts import LAYOUT, pack, unpack
 from tests.suites.merged import report
-
-__all__ = ["MergedNumbers", "compared_numbers"]
 
 #: Statements of a short run, and of one of hours.
 SHORT = 400
@@ -93,11 +83,7 @@ class _Numbers:
 
 
 for _scale in _SCALES:
-    setattr(
-        _Numbers,
-        f"n{_scale}",
-        mapped_column(_Decimal(_scale + 18, _scale)),
-    )
+    setattr(_Numbers, f"n{_scale}", mapped_column(_Decimal(_scale + 18, _scale)))
 
 
 class Base(DeclarativeBase):
@@ -107,9 +93,7 @@ class Base(DeclarativeBase):
 class Coin(_Numbers, Base):
     __tablename__ = "coins"
 
-    id: Mapped[int] = mapped_column(
-        "local_id", ShardedId(_COIN), primary_key=True
-    )
+    id: Mapped[int] = mapped_column("local_id", ShardedId(_COIN), primary_key=True)
 
 
 class PlainBase(DeclarativeBase):
@@ -421,9 +405,7 @@ _NAMED: dict[str, Callable[[Any], Any]] = {
         )
         for scale in _SCALES
     },
-    "avg of more than 64 bits": lambda c: select(
-        func.avg(c.big * 0 + 4 * 10**18)
-    ),
+    "avg of more than 64 bits": lambda c: select(func.avg(c.big * 0 + 4 * 10**18)),
     "rounded doubles": lambda c: select(
         func.sum(func.round(c.double, 2)), func.avg(func.round(c.double, 2))
     ),
@@ -440,9 +422,7 @@ _NAMED: dict[str, Callable[[Any], Any]] = {
     "coalesce of count": lambda c: _otherwise(func.count(c.number)),
     "coalesce of sum": lambda c: _otherwise(func.sum(c.number)),
     "coalesce of avg": lambda c: _otherwise(func.avg(c.n5)),
-    "coalesce of a sum of quotients": lambda c: _otherwise(
-        func.sum(c.number / 3)
-    ),
+    "coalesce of a sum of quotients": lambda c: _otherwise(func.sum(c.number / 3)),
     "coalesce of max": lambda c: _otherwise(func.max(c.n14)),
     "max by a quotient, in groups": lambda c: (
         select(c.kind, func.max(_too_large(c)), func.min(_too_large(c)))
@@ -487,9 +467,7 @@ _ON_SERVERS: dict[str, Callable[[Any], Any]] = {
         .group_by(func.round(c.n2, 1) * 2)
         .order_by(func.round(c.n2, 1) * 2)
     ),
-    "sum of greatest": lambda c: select(
-        func.sum(func.greatest(c.n5 / 3, c.n2))
-    ),
+    "sum of greatest": lambda c: select(func.sum(func.greatest(c.n5 / 3, c.n2))),
     "sum of IF": lambda c: select(
         func.sum(getattr(func, "if")(c.kind > 1, c.n2 / 3, 0))
     ),
@@ -527,9 +505,9 @@ _ON_SERVERS["functions of few declared digits"] = lambda c: select(
 _ON_SERVERS["avg of functions of few declared digits"] = lambda c: (
     select(c.id, *map(func.avg, _wide(c))).group_by(c.id).order_by(c.id)
 )
-_ON_SERVERS["quotients of functions of few declared digits"] = lambda c: (
-    select(c.id, *(wide / 3 for wide in _wide(c))).order_by(c.id)
-)
+_ON_SERVERS["quotients of functions of few declared digits"] = lambda c: select(
+    c.id, *(wide / 3 for wide in _wide(c))
+).order_by(c.id)
 _ON_SERVERS["extremes of functions of few declared digits"] = lambda c: (
     select(c.kind, *map(func.max, _wide(c))).group_by(c.kind).order_by(c.kind)
 )
@@ -563,10 +541,7 @@ _OPEN: dict[str, Callable[[Any], Any]] = {
     ),
     # Of two that are equal in all digits that are seen.
     "coalesce of min of a quotient": lambda c: (
-        select(
-            c.kind,
-            func.coalesce(func.min(c.number / c.n18), 0.5, type_=NullType()),
-        )
+        select(c.kind, func.coalesce(func.min(c.number / c.n18), 0.5, type_=NullType()))
         .group_by(c.kind)
         .order_by(c.kind)
     ),
@@ -753,18 +728,14 @@ def _alike(
     return True
 
 
-def _same(
-    one: Any, other: Any, kinds: tuple[type, ...], also: Sequence[Any]
-) -> bool:
+def _same(one: Any, other: Any, kinds: tuple[type, ...], also: Sequence[Any]) -> bool:
     """Compare two values; those of some types to twelve digits."""
     if type(one) is not type(other):
         return False
     if isinstance(one, kinds):
         known = [other, *(v for v in also if isinstance(v, type(other)))]
         spread = max(known) - min(known)
-        return math.isclose(
-            one, other, rel_tol=1e-12, abs_tol=max(1e-9, 4 * spread)
-        )
+        return math.isclose(one, other, rel_tol=1e-12, abs_tol=max(1e-9, 4 * spread))
     if isinstance(one, Decimal) and one:
         # With all of their places, trailing zeros included.
         return one.compare_total(other) == 0

@@ -6,27 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import case
-from sqlalchemy import cast
-from sqlalchemy import desc
-from sqlalchemy import func
-from sqlalchemy import Row
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy.orm import aliased
-from sqlalchemy.orm import Bundle
-from sqlalchemy.orm import joinedload
-from sqlalchemy.orm import load_only
-from sqlalchemy.orm import selectinload
+from sqlalchemy import case, cast, desc, func, Row, select, String
+from sqlalchemy.orm import aliased, Bundle, joinedload, load_only, selectinload
 
 from sqla_shard.exc import ScatterUnsupportedError
-from tests.models.clusters import PINS
-from tests.models.clusters import plain_engine
-from tests.models.merged_models import PLAIN
-from tests.models.merged_models import SHARDED
+from tests.models.clusters import PINS, plain_engine
+from tests.models.merged_models import PLAIN, SHARDED
 from tests.suites.merged import compared_rows
-
-__all__ = ["MergedPages"]
 
 _Case = Callable[[Any], tuple[Any, tuple[Any, ...]]]
 

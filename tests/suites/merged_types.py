@@ -5,31 +5,27 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from sqlalchemy import cast
-from sqlalchemy import Column
-from sqlalchemy import distinct
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import Integer
-from sqlalchemy import MetaData
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import Table
-from sqlalchemy import Uuid
+from sqlalchemy import (
+    cast,
+    Column,
+    distinct,
+    func,
+    insert,
+    Integer,
+    MetaData,
+    select,
+    String,
+    Table,
+    Uuid,
+)
 from sqlalchemy.dialects import mysql
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import scatter
-from sqla_shard import SCHEMA
+from sqla_shard import scatter, SCHEMA
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.types import ShardedId
 from tests.models.clusters import PINS
-from tests.models.layouts import LAYOUT
-from tests.models.layouts import pack
-
-__all__ = ["MergedTypes", "MergedTypesOfMariaDB"]
+from tests.models.layouts import LAYOUT, pack
 
 STAMP = 21
 _SHARDS = (0, 1, 17, 31)
@@ -42,9 +38,7 @@ class _Base(DeclarativeBase):
 class Stamp(_Base):
     __tablename__ = "stamps"
 
-    id: Mapped[int] = mapped_column(
-        "local_id", ShardedId(STAMP), primary_key=True
-    )
+    id: Mapped[int] = mapped_column("local_id", ShardedId(STAMP), primary_key=True)
     code: Mapped[uuid.UUID | None] = mapped_column(Uuid)
     letters: Mapped[uuid.UUID | None] = mapped_column(Uuid(native_uuid=False))
     year: Mapped[int | None] = mapped_column(
@@ -138,9 +132,7 @@ class MergedTypes:
 class MergedTypesOfMariaDB:
     """Types that only MariaDB has."""
 
-    def test_its_own_uuids_are_sorted_in_an_order_of_its_own(
-        self, cluster, filled
-    ):
+    def test_its_own_uuids_are_sorted_in_an_order_of_its_own(self, cluster, filled):
         made = select(Stamp.id).order_by(Stamp.code).options(scatter())
         with (
             cluster.session() as session,

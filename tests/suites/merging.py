@@ -7,48 +7,44 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import bindparam
-from sqlalchemy import desc
-from sqlalchemy import distinct
-from sqlalchemy import event
-from sqlalchemy import exists
-from sqlalchemy import func
-from sqlalchemy import Integer
-from sqlalchemy import JSON
-from sqlalchemy import lambda_stmt
-from sqlalchemy import LargeBinary
-from sqlalchemy import literal
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import tuple_
-from sqlalchemy import type_coerce
-from sqlalchemy.exc import InvalidRequestError
-from sqlalchemy.exc import MultipleResultsFound
-from sqlalchemy.exc import NoResultFound
-from sqlalchemy.orm import contains_eager
-from sqlalchemy.orm import joinedload
-from sqlalchemy.orm import lazyload
-from sqlalchemy.orm import selectinload
-from sqlalchemy.orm import subqueryload
+from sqlalchemy import (
+    bindparam,
+    desc,
+    distinct,
+    event,
+    exists,
+    func,
+    Integer,
+    JSON,
+    lambda_stmt,
+    LargeBinary,
+    literal,
+    select,
+    text,
+    tuple_,
+    type_coerce,
+)
+from sqlalchemy.exc import InvalidRequestError, MultipleResultsFound, NoResultFound
+from sqlalchemy.orm import (
+    contains_eager,
+    joinedload,
+    lazyload,
+    selectinload,
+    subqueryload,
+)
 
 from sqla_shard import scatter
-from sqla_shard.exc import NoShardKeyError
-from sqla_shard.exc import ScatterLimitError
-from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.exc import (
+    NoShardKeyError,
+    ScatterLimitError,
+    ScatterUnsupportedError,
+    UnsupportedStatementError,
+)
 from sqla_shard.session import INCLUDE_INACTIVE
 from sqla_shard.testing import StatementLog
 from tests.models.clusters import PINS
 from tests.models.layouts import pack
-from tests.models.merged_models import Base
-from tests.models.merged_models import Gem
-from tests.models.merged_models import Mark
-from tests.models.merged_models import SHOP
-from tests.models.merged_models import Shop
-from tests.models.merged_models import WARE
-from tests.models.merged_models import Ware
-
-__all__ = ["Merging"]
+from tests.models.merged_models import Base, Gem, Mark, SHOP, Shop, WARE, Ware
 
 #: Two of one server, and one each of two others on MariaDB.
 _SHARDS = (0, 1, 17, 31)
@@ -509,9 +505,7 @@ class Merging:
             session.expunge_all()
             shops = session.scalars(made.options(load(Shop.wares))).unique()
             numbers = [[w.number for w in shop.wares] for shop in shops]
-            assert numbers == [
-                [at + 12, at + 8, at + 4, at] for at in range(4)
-            ]
+            assert numbers == [[at + 12, at + 8, at + 4, at] for at in range(4)]
 
     def test_joined_collections_with_a_limit(self, session, data):
         made = select(Shop).order_by(Shop.id.desc()).options(scatter())
@@ -579,9 +573,7 @@ class Merging:
         frozen = session.execute(made).freeze()
         assert frozen().first() == row
         names = select(Ware.name).distinct().order_by(Ware.name)
-        assert list(session.execute(names.options(scatter())).keys()) == [
-            "name"
-        ]
+        assert list(session.execute(names.options(scatter())).keys()) == ["name"]
 
     @pytest.mark.parametrize("size", [1, 2, 3, 5, 16, 99])
     def test_no_row_is_lost(self, session, size):
@@ -661,9 +653,7 @@ class Merging:
             session.execute(groups.options(scatter(max_rows=1)))
 
     @pytest.mark.parametrize("load", [selectinload, subqueryload])
-    def test_limits_of_scatter_are_not_those_of_eager_loads(
-        self, session, data, load
-    ):
+    def test_limits_of_scatter_are_not_those_of_eager_loads(self, session, data, load):
         count = len(session.scalars(select(Shop.id).options(scatter())).all())
         shops = select(Shop).options(scatter(max_rows=count), load(Shop.wares))
         found = session.scalars(shops).unique().all()

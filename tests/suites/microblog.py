@@ -17,8 +17,6 @@ import pytest
 from flask import Flask
 from werkzeug.security import generate_password_hash
 
-__all__ = ["CONFIG", "Microblog", "Visitor", "promote", "settle"]
-
 CONFIG = {"SECRET_KEY": "test", "TESTING": True, "WTF_CSRF_ENABLED": False}
 
 
@@ -50,10 +48,7 @@ class Visitor:
 
     def sign_up(self, name: str) -> Visitor:
         self.post(
-            "/register",
-            username=name,
-            email=f"{name}@example.com",
-            password="secret",
+            "/register", username=name, email=f"{name}@example.com", password="secret"
         )
         assert "<h1>Home</h1>" in self.page, self.page
         return self
@@ -103,9 +98,7 @@ class Microblog:
         Visitor(app, self.settle).sign_up("ada")
         other = Visitor(app, self.settle)
         for name, email in [("ada", "x@y.z"), ("bob", "ADA@example.com")]:
-            other.post(
-                "/register", username=name, email=email, password="secret"
-            )
+            other.post("/register", username=name, email=email, password="secret")
             assert "is taken" in other.page
         other.post("/login", username="ada", password="wrong")
         assert "is wrong" in other.page
@@ -162,19 +155,12 @@ class Microblog:
         ada = visitors[0]
         ada.get("/explore")
         assert ada.bodies == [
-            f"{'Sea' if n % 3 == 0 else 'land'} {n}% of it"
-            for n in (11, 10, 9, 8, 7)
+            f"{'Sea' if n % 3 == 0 else 'land'} {n}% of it" for n in (11, 10, 9, 8, 7)
         ]
         ada.get("/explore?page=3")
-        assert (ada.bodies, ada.total) == (
-            ["land 1% of it", "Sea 0% of it"],
-            12,
-        )
+        assert (ada.bodies, ada.total) == (["land 1% of it", "Sea 0% of it"], 12)
         ada.get("/search?q=sEA")
-        assert (ada.bodies, ada.total) == (
-            [f"Sea {n}% of it" for n in (9, 6, 3, 0)],
-            4,
-        )
+        assert (ada.bodies, ada.total) == ([f"Sea {n}% of it" for n in (9, 6, 3, 0)], 4)
         ada.get("/search?q=1%25")
         assert ada.bodies == ["land 11% of it", "land 1% of it"]
         ada.get("/search?q=%25%25")

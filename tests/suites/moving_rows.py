@@ -12,30 +12,17 @@ from random import Random
 from threading import Event
 
 import pytest
-from sqlalchemy import Column
-from sqlalchemy import Integer
-from sqlalchemy import MetaData
-from sqlalchemy import String
-from sqlalchemy import Table
+from sqlalchemy import Column, Integer, MetaData, String, Table
 from sqlalchemy.exc import IntegrityError
 
-from sqla_shard.exc import StageChangedError
-from sqla_shard.exc import StageUnavailableError
+from sqla_shard.exc import StageChangedError, StageUnavailableError
 from sqla_shard.ids import pack
-from sqla_shard.migrate.comparing import compare
-from sqla_shard.migrate.comparing import Comparison
-from sqla_shard.migrate.comparing import look
-from sqla_shard.migrate.copying import apply_images
-from sqla_shard.migrate.copying import read_images
-from sqla_shard.migrate.copying import record_images
+from sqla_shard.migrate.comparing import compare, Comparison, look
+from sqla_shard.migrate.copying import apply_images, read_images, record_images
 from sqla_shard.migrate.fences import DatabaseFence
-from sqla_shard.migrate.marks import Marks
-from sqla_shard.migrate.marks import RowMark
+from sqla_shard.migrate.marks import Marks, RowMark
 from sqla_shard.migrate.stages import Progress
-from tests.models.moving_tables import copy_rows
-from tests.models.moving_tables import Move
-
-__all__ = ["Fencing", "Marking", "Moving"]
+from tests.models.moving_tables import copy_rows, Move
 
 _FORWARD = "marking copying reading closing"
 
@@ -86,9 +73,7 @@ class Marking:
             (2,): RowMark(object_id=None, version=2, copied=0, round=1),
         }
 
-    def test_a_transaction_that_is_rolled_back_marks_nothing(
-        self, engine, posts
-    ):
+    def test_a_transaction_that_is_rolled_back_marks_nothing(self, engine, posts):
         with engine.connect() as connection:
             posts.raise_versions(connection, [(1,)], number=1)
             connection.rollback()
@@ -119,9 +104,7 @@ class Marking:
             )
             likes.set_copied(connection, {("a", 2): 1, ("b", 1): 1})
             found, after = [], 0
-            while page := likes.marked(
-                connection, after=after, limit=2, waits=True
-            ):
+            while page := likes.marked(connection, after=after, limit=2, waits=True):
                 found += page.values()
                 after = max(page)
             assert likes.count_waiting(connection) == len(found)
@@ -151,9 +134,7 @@ class Marking:
         with pytest.raises(IntegrityError), engine.begin() as connection:
             posts.claim_ids(connection, {(8,): first})
 
-    def test_a_copy_is_received_once_and_only_if_it_is_newer(
-        self, engine, posts
-    ):
+    def test_a_copy_is_received_once_and_only_if_it_is_newer(self, engine, posts):
         for versions, newer in (
             ({(1,): 2, (2,): 1}, {(1,), (2,)}),
             ({(1,): 2, (2,): 3}, {(2,)}),
@@ -254,9 +235,7 @@ class Moving:
     keys = 2
 
     @pytest.mark.parametrize("path", PATHS)
-    def test_every_write_is_on_the_side_that_is_the_truth(
-        self, sides, path, tmp_path
-    ):
+    def test_every_write_is_on_the_side_that_is_the_truth(self, sides, path, tmp_path):
         seed = random.randrange(1_000_000)
         expected = self.writers * self.writes
         move = Move(sides, tmp_path / "topology.toml", seed, expected)
@@ -326,10 +305,7 @@ class Moving:
 
         found = compared()
         assert found == Comparison(
-            same=2,
-            waiting=((3,),),
-            different=((1,), (2,)),
-            unmarked=((6,), (7,)),
+            same=2, waiting=((3,),), different=((1,), (2,)), unmarked=((6,), (7,))
         )
         assert not found.is_equal
         with legacy.begin() as connection:

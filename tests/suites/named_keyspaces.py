@@ -11,36 +11,33 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger
-from sqlalchemy import bindparam
-from sqlalchemy import Column
-from sqlalchemy import delete
-from sqlalchemy import insert
-from sqlalchemy import Integer
-from sqlalchemy import MetaData
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import Table
-from sqlalchemy import text
-from sqlalchemy import update
+from sqlalchemy import (
+    BigInteger,
+    bindparam,
+    Column,
+    delete,
+    insert,
+    Integer,
+    MetaData,
+    select,
+    String,
+    Table,
+    text,
+    update,
+)
 from sqlalchemy.ext.horizontal_shard import set_shard_id
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import foreign
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
+from sqlalchemy.orm import DeclarativeBase, foreign, Mapped, mapped_column, relationship
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import exc
-from sqla_shard import KeyspaceMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import ShardSession
-from tests.models.backends import Clusters
-from tests.models.backends import On
+from sqla_shard import (
+    blob_field,
+    Cluster,
+    exc,
+    KeyspaceMixin,
+    ObjectMixin,
+    ShardSession,
+)
+from tests.models.backends import Clusters, On
 from tests.models.layouts import pack
-
-__all__ = ["NamedKeyspaces"]
 
 
 class Base(DeclarativeBase):
@@ -53,8 +50,7 @@ class User(ObjectMixin, Base, type_id=3):
     age: Mapped[int] = mapped_column(default=0)
     country_id: Mapped[int | None] = mapped_column()
     country: Mapped[Country | None] = relationship(
-        primaryjoin=lambda: foreign(User.country_id) == Country.id,
-        viewonly=True,
+        primaryjoin=lambda: foreign(User.country_id) == Country.id, viewonly=True
     )
 
 
@@ -154,11 +150,7 @@ WRITES: dict[str, Any] = {
         {},
         {(2, None)},
     ),
-    "insert of a class": (
-        insert(Note),
-        [{"id": 2, "place": "x"}],
-        {(2, "x")},
-    ),
+    "insert of a class": (insert(Note), [{"id": 2, "place": "x"}], {(2, "x")}),
     "update": (update(notes).values(place="x"), {}, {(1, "x")}),
     "update many": (
         update(notes).where(notes.c.id == bindparam("i")),
@@ -198,10 +190,7 @@ ELSEWHERE: dict[str, Any] = {
     "insert many": (insert(User), [{"name": "x"}]),
     "core": (select(User.__table__.c.ts), {}),
     "bulk update": (update(User), [{"id": pack(1, 3, 1), "age": 1}]),
-    "join": (
-        select(User.ts, notes.c.place).join(notes, notes.c.id == 1),
-        {},
-    ),
+    "join": (select(User.ts, notes.c.place).join(notes, notes.c.id == 1), {}),
 }
 
 
@@ -219,9 +208,7 @@ class NamedKeyspaces:
     ) -> None:
         before = everywhere(session)
         statement, parameters, after = WRITES[name]
-        session.execute(
-            statement, parameters, bind_arguments=arguments_of(*place)
-        )
+        session.execute(statement, parameters, bind_arguments=arguments_of(*place))
         label = f"{place[0]} {place[1]}"
         if name.startswith("insert"):
             after = {(1, label)} | {(i, p or label) for i, p in after}
@@ -232,9 +219,7 @@ class NamedKeyspaces:
     def test_a_read_comes_from_there(
         self, session: ShardSession, name: str, place: tuple[str, int]
     ) -> None:
-        found = session.execute(
-            READS[name], bind_arguments=arguments_of(*place)
-        )
+        found = session.execute(READS[name], bind_arguments=arguments_of(*place))
         assert found.all() == [(f"{place[0]} {place[1]}",)]
 
     @pytest.mark.parametrize("name", [*WRITES, *READS])
@@ -256,9 +241,7 @@ class NamedKeyspaces:
     ) -> None:
         statement, parameters, _ = WRITES.get(name, (READS.get(name), {}, 0))
         before = everywhere(session)
-        asks: list[Any] = [
-            (statement, {"bind_arguments": {"shard_id": shard_id}}),
-        ]
+        asks: list[Any] = [(statement, {"bind_arguments": {"shard_id": shard_id}})]
         if hasattr(statement, "options"):
             asks.append((statement.options(set_shard_id(shard_id)), {}))
         for asked, how in asks:
@@ -268,12 +251,7 @@ class NamedKeyspaces:
         assert everywhere(session) == before
 
     @pytest.mark.parametrize(
-        "named",
-        [
-            {"keyspace": "main"},
-            {"keyspace": "other", "shard_id": 0},
-        ],
-        ids=str,
+        "named", [{"keyspace": "main"}, {"keyspace": "other", "shard_id": 0}], ids=str
     )
     @pytest.mark.parametrize("name", ELSEWHERE)
     def test_a_table_of_another_keyspace_is_refused(
@@ -295,9 +273,7 @@ class NamedKeyspaces:
                 with pytest.raises(exc.KeyspaceMismatchError):
                     session.execute(statement, bind_arguments=named)
             with pytest.raises(exc.KeyspaceMismatchError):
-                session.execute(
-                    insert(Country), {"id": 1}, bind_arguments=named
-                )
+                session.execute(insert(Country), {"id": 1}, bind_arguments=named)
 
     def test_a_global_table_has_one_shard(self, session: ShardSession) -> None:
         for statement, parameters in (
@@ -308,9 +284,7 @@ class NamedKeyspaces:
             (update(Country), [{"id": 1}]),
         ):
             with pytest.raises(exc.UnknownShardError):
-                session.execute(
-                    statement, parameters, bind_arguments={"shard_id": 3}
-                )
+                session.execute(statement, parameters, bind_arguments={"shard_id": 3})
             session.execute(
                 statement,
                 parameters,
@@ -318,16 +292,12 @@ class NamedKeyspaces:
             )
             session.rollback()
 
-    def test_the_keyspace_of_the_table_may_be_named(
-        self, cluster: Cluster
-    ) -> None:
+    def test_the_keyspace_of_the_table_may_be_named(self, cluster: Cluster) -> None:
         named = {"keyspace": "objects"}
         ids = [pack(shard_id, 3, 7) for shard_id in range(4)]
         for object_id in ids:
             with cluster.begin() as session:
-                session.execute(
-                    insert(User), [{"id": object_id}], bind_arguments=named
-                )
+                session.execute(insert(User), [{"id": object_id}], bind_arguments=named)
         with cluster.session() as session:
             found = session.scalars(
                 select(User.id).where(User.id.in_(ids)), bind_arguments=named
@@ -338,8 +308,7 @@ class NamedKeyspaces:
                 session.scalars(select(User.id), bind_arguments=named)
             for shard_id in range(4):
                 found = session.scalars(
-                    select(User.id),
-                    bind_arguments=arguments_of("objects", shard_id),
+                    select(User.id), bind_arguments=arguments_of("objects", shard_id)
                 )
                 assert found.all() == [ids[shard_id]]
             elsewhere = session.execute(
@@ -347,9 +316,7 @@ class NamedKeyspaces:
             )
             assert elsewhere.rowcount == 1  # type: ignore[attr-defined]  # of a DELETE
 
-    def test_objects_of_a_global_keyspace_have_no_shard(
-        self, cluster: Cluster
-    ) -> None:
+    def test_objects_of_a_global_keyspace_have_no_shard(self, cluster: Cluster) -> None:
         with cluster.begin() as session:
             session.add(Country(id=7))
         with cluster.begin() as session:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 
 import pytest
 
 from sqla_shard.exc import ColocationError
-from tests.models.objects import Board
-from tests.models.objects import Renamed
-from tests.models.objects_harness import raw
-from tests.models.objects_harness import set_raw
-from tests.models.objects_harness import stored
-from tests.models.objects_harness import Suite
+from tests.models.objects import Board, Renamed
+from tests.models.objects_harness import raw, set_raw, stored, Suite
 
 UTC = UTC
 
@@ -47,9 +42,7 @@ class AliasSuite(Suite):
         assert session.get(Renamed, old_null).size is None
 
     def test_the_first_alias_wins(self, cluster, session):
-        old = self.old(
-            cluster, **{"%s :x {0}": "2", "it's 100% \\ `old`?": "1"}
-        )
+        old = self.old(cluster, **{"%s :x {0}": "2", "it's 100% \\ `old`?": "1"})
         assert session.get(Renamed, old).title == "1"
 
     def test_write_moves_to_the_present_name(self, cluster, session):
@@ -82,16 +75,10 @@ class AliasSuite(Suite):
             ),
         ],
     )
-    def test_change_in_place(
-        self, cluster, session, field, alias, first, more
-    ):
+    def test_change_in_place(self, cluster, session, field, alias, first, more):
         old = self.old(
             cluster,
-            **{
-                alias: [
-                    v if isinstance(v, str) else v.isoformat() for v in first
-                ]
-            },
+            **{alias: [v if isinstance(v, str) else v.isoformat() for v in first]},
         )
         found = session.get(Renamed, old)
         getattr(found, field).append(more)
@@ -110,9 +97,7 @@ class AliasSuite(Suite):
         found.home_id = found.home_id
         session.commit()
         assert "board" not in raw(cluster, Renamed, old)
-        elsewhere = stored(
-            cluster, Board, title="t", shard_id=(found.shard_id + 1) % 4
-        )
+        elsewhere = stored(cluster, Board, title="t", shard_id=(found.shard_id + 1) % 4)
         found.home_id = elsewhere
         with pytest.raises(ColocationError, match="cannot move"):
             session.flush()

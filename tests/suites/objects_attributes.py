@@ -10,47 +10,36 @@ import pickle
 from typing import Any
 
 import pytest
-from sqlalchemy import event
-from sqlalchemy import ForeignKey
-from sqlalchemy import func
-from sqlalchemy import inspect
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import update
+from sqlalchemy import event, ForeignKey, func, inspect, select, String, update
 from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.ext.hybrid import hybrid_property
-from sqlalchemy.orm import aliased
-from sqlalchemy.orm import attributes
-from sqlalchemy.orm import Bundle
-from sqlalchemy.orm import column_property
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import defer
-from sqlalchemy.orm import joinedload
-from sqlalchemy.orm import lazyload
-from sqlalchemy.orm import load_only
-from sqlalchemy.orm import make_transient
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import object_session
-from sqlalchemy.orm import raiseload
-from sqlalchemy.orm import relationship
-from sqlalchemy.orm import selectinload
-from sqlalchemy.orm import subqueryload
-from sqlalchemy.orm import synonym
-from sqlalchemy.orm import undefer
-from sqlalchemy.orm import validates
+from sqlalchemy.orm import (
+    aliased,
+    attributes,
+    Bundle,
+    column_property,
+    DeclarativeBase,
+    defer,
+    joinedload,
+    lazyload,
+    load_only,
+    make_transient,
+    Mapped,
+    mapped_column,
+    object_session,
+    raiseload,
+    relationship,
+    selectinload,
+    subqueryload,
+    synonym,
+    undefer,
+    validates,
+)
 
-from sqla_shard import blob_field
-from sqla_shard import ObjectMixin
-from sqla_shard.exc import BlobError
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.types import full_id
-from sqla_shard.types import ShardedId
-from tests.models.objects_harness import raw
-from tests.models.objects_harness import set_raw
-from tests.models.objects_harness import stored
-from tests.models.objects_harness import Suite
+from sqla_shard import blob_field, ObjectMixin
+from sqla_shard.exc import BlobError, BlobValueError, UnsupportedStatementError
+from sqla_shard.types import full_id, ShardedId
+from tests.models.objects_harness import raw, set_raw, stored, Suite
 
 
 class SheetBase(DeclarativeBase):
@@ -113,9 +102,7 @@ class Shelf(ObjectMixin, SheetBase, type_id=33):
 class Book(ObjectMixin, SheetBase, type_id=34, colocate_with="shelf_id"):
     __tablename__ = "books"
 
-    shelf_id: Mapped[int] = mapped_column(
-        ShardedId(33), ForeignKey("shelves.local_id")
-    )
+    shelf_id: Mapped[int] = mapped_column(ShardedId(33), ForeignKey("shelves.local_id"))
     title: Mapped[str] = blob_field()
     shelf: Mapped[Shelf] = relationship(back_populates="books")
 
@@ -128,9 +115,7 @@ class AttributeSuite(Suite):
 
     @pytest.fixture
     def sheet(self, cluster, session) -> Sheet:
-        key = stored(
-            cluster, Sheet, title="t", label="l", tags=["a"], shard_id=1
-        )
+        key = stored(cluster, Sheet, title="t", label="l", tags=["a"], shard_id=1)
         return session.get(Sheet, key)
 
     # -- the class
@@ -196,9 +181,7 @@ class AttributeSuite(Suite):
             assert session.scalar(mine.where(~condition)) is None
         other = aliased(Sheet)
         found = session.execute(
-            select(other.caption, other.heading, other.loud).where(
-                other.id == sheet.id
-            )
+            select(other.caption, other.heading, other.loud).where(other.id == sheet.id)
         ).one()
         assert tuple(found) == ("u", "u!", "U")
         found = session.scalars(
@@ -285,9 +268,7 @@ class AttributeSuite(Suite):
 
     @pytest.mark.parametrize("hook", ["after_insert", "after_update"])
     @both
-    def test_history_for_a_listener_of_the_mapper(
-        self, session, sheet, name, hook
-    ):
+    def test_history_for_a_listener_of_the_mapper(self, session, sheet, name, hook):
         seen = []
 
         def note(mapper: Any, connection: Any, one: Any) -> None:
@@ -303,9 +284,7 @@ class AttributeSuite(Suite):
         finally:
             event.remove(Sheet, hook, note)
         assert seen == (
-            [(["x"], [], [before])]
-            if hook == "after_update"
-            else [(["n"], [], [])]
+            [(["x"], [], [before])] if hook == "after_update" else [(["n"], [], [])]
         )
 
     def test_history_within_a_flush_of_changes_of_another_writer(
@@ -435,9 +414,7 @@ class AttributeSuite(Suite):
         assert not session.is_modified(sheet)
 
     @pytest.mark.parametrize("how", ["expire", "refresh"])
-    def test_other_changes_are_not_forgotten(
-        self, cluster, session, sheet, how
-    ):
+    def test_other_changes_are_not_forgotten(self, cluster, session, sheet, how):
         sheet.note = "mine"
         sheet.title = "x"
         with (
@@ -543,16 +520,11 @@ class AttributeSuite(Suite):
         assert found.title == "t"
 
     def test_options_of_related_objects(self, cluster, session):
-        key = stored(
-            cluster, Shelf, name="s", books=[Book(title="b")], shard_id=2
-        )
+        key = stored(cluster, Shelf, name="s", books=[Book(title="b")], shard_id=2)
         found = session.get(
             Shelf,
             key,
-            options=[
-                selectinload(Shelf.books).load_only(Book.title),
-                raiseload("*"),
-            ],
+            options=[selectinload(Shelf.books).load_only(Book.title), raiseload("*")],
         )
         (book,) = found.books
         assert book.title == "b"
@@ -566,16 +538,12 @@ class AttributeSuite(Suite):
         ).one()
         assert found.name == "s"
 
-    @pytest.mark.parametrize(
-        "load", [selectinload, subqueryload, joinedload, lazyload]
-    )
+    @pytest.mark.parametrize("load", [selectinload, subqueryload, joinedload, lazyload])
     def test_criteria_of_related_objects(self, cluster, session, load):
         """SQLAlchemy keeps the statement, and has other values for it."""
         shelves, books = [], []
         for shard_id in (1, 2):
-            shelf = Shelf(
-                books=[Book(title=t) for t in "abc"], shard_id=shard_id
-            )
+            shelf = Shelf(books=[Book(title=t) for t in "abc"], shard_id=shard_id)
             with cluster.begin() as other:
                 other.add(shelf)
                 other.flush()
@@ -612,9 +580,7 @@ class AttributeSuite(Suite):
         for above in (first[0], first[1], second[0]):
             assert titles(full_id(Book.id) > above) == [
                 "".join(
-                    title
-                    for key, title in zip(here, "abc", strict=True)
-                    if key > above
+                    title for key, title in zip(here, "abc", strict=True) if key > above
                 )
                 for here in books
             ]
@@ -672,11 +638,7 @@ class AttributeSuite(Suite):
         session.expunge_all()
         copy = pickle.loads(pickle.dumps(sheet))
         copy.title = "x"
-        assert tuple(map(list, inspect(copy).attrs.title.history)) == (
-            ["x"],
-            [],
-            ["t"],
-        )
+        assert tuple(map(list, inspect(copy).attrs.title.history)) == (["x"], [], ["t"])
         merged = session.merge(copy)
         assert merged.title == "x"
         assert session.is_modified(merged)

@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from datetime import date
-from datetime import datetime
-from datetime import timedelta
-from datetime import timezone
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import and_
-from sqlalchemy import bindparam
-from sqlalchemy import case
-from sqlalchemy import delete
-from sqlalchemy import exists
-from sqlalchemy import func
-from sqlalchemy import literal
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import tuple_
-from sqlalchemy import type_coerce
-from sqlalchemy import union_all
-from sqlalchemy import update
+from sqlalchemy import (
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    literal,
+    select,
+    String,
+    tuple_,
+    type_coerce,
+    union_all,
+    update,
+)
 from sqlalchemy.orm import aliased
 
 from sqla_shard import scatter
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import UnsupportedStatementError
-from tests.models.objects import Color
-from tests.models.objects import Level
-from tests.models.objects import Mixed
-from tests.models.objects import Size
-from tests.models.objects import Thing
-from tests.models.objects_harness import on_servers
-from tests.models.objects_harness import stored
-from tests.models.objects_harness import Suite
+from sqla_shard.exc import BlobValueError, UnsupportedStatementError
+from tests.models.objects import Color, Level, Mixed, Size, Thing
+from tests.models.objects_harness import on_servers, stored, Suite
 
 # Not in UTC: a driver would drop the zone.
 T0 = datetime(2024, 5, 6, 7, 8, 9, 10, timezone(timedelta(hours=2)))
@@ -78,10 +69,7 @@ def forms(f: Any, v: Any, w: Any, *, servers: bool) -> dict[str, _Form]:
         "least": (least(w, f), lambda x: x),
         "case": (case((f == w, v), else_=f), lambda x: v if x == w else x),
         "else": (case((f == w, f), else_=v), lambda x: w if x == w else v),
-        "switch": (
-            case({w: v}, value=f, else_=f),
-            lambda x: v if x == w else x,
-        ),
+        "switch": (case({w: v}, value=f, else_=f), lambda x: v if x == w else x),
         "switched": (
             case((f, v), value=literal(w), else_=f),
             lambda x: v if x == w else x,
@@ -163,17 +151,12 @@ class BesideSuite(Suite):
         inner = select(Thing.id, least.label("x")).where(Thing.id == one)
         cte, sub = inner.cte(), inner.subquery()
         scalar = (
-            select(func.ifnull(other.at, T1))
-            .where(other.id == one)
-            .scalar_subquery()
+            select(func.ifnull(other.at, T1)).where(other.id == one).scalar_subquery()
         )
         for statement in (
-            select(Thing.id).where(
-                exists().where(other.id == one, least == T0)
-            ),
+            select(Thing.id).where(exists().where(other.id == one, least == T0)),
             select(Thing.id).join(
-                other,
-                and_(other.id == Thing.id, func.ifnull(other.at, T1) == least),
+                other, and_(other.id == Thing.id, func.ifnull(other.at, T1) == least)
             ),
             select(Thing.id).where(
                 literal(T0).in_(select(other.at).where(other.id == one))
@@ -234,10 +217,7 @@ class BesideSuite(Suite):
             (lambda: Thing.at == value.scalar_subquery(), r"Thing\.at\.type"),
             (lambda: Thing.at.in_(value), r"Thing\.at\.type"),
             (lambda: Thing.at == value.subquery().c.x, r"Thing\.at\.type"),
-            (
-                lambda: func.nullif(Thing.tags, ["a"]).is_(None),
-                "json_contains",
-            ),
+            (lambda: func.nullif(Thing.tags, ["a"]).is_(None), "json_contains"),
             (lambda: literal(["a"]) == Thing.tags, "json_contains"),
             (lambda: case({1: True}, value=Thing.free), "json_contains"),
         ):
@@ -250,9 +230,7 @@ class BesideSuite(Suite):
                 session.scalars(statement.where(Thing.id == one))
         field = select(Thing.at).where(Thing.id == one)
         mine = select(literal(T1)).where(Thing.id == one)
-        with pytest.raises(
-            UnsupportedStatementError, match=r"Thing\.at\.type"
-        ):
+        with pytest.raises(UnsupportedStatementError, match=r"Thing\.at\.type"):
             session.scalars(union_all(field, mine))
         mine = select(literal(T1, Thing.at.type)).where(Thing.id == one)
         filled = select(func.ifnull(Thing.at, T1)).where(Thing.id == one)

@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import pickle
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 from decimal import Decimal
 
 import pytest
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import update
+from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.orm import make_transient
 
-from sqla_shard.exc import BlobError
-from sqla_shard.exc import BlobTooLargeError
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import ColocationError
-from sqla_shard.exc import CrossShardWriteError
-from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.exc import (
+    BlobError,
+    BlobTooLargeError,
+    BlobValueError,
+    ColocationError,
+    CrossShardWriteError,
+    UnsupportedStatementError,
+)
 from tests.models.layouts import unpack
-from tests.models.objects import Board
-from tests.models.objects import Color
-from tests.models.objects import Draft
-from tests.models.objects import Part
-from tests.models.objects import Pin
-from tests.models.objects import Size
-from tests.models.objects import Thing
-from tests.models.objects_harness import raw
-from tests.models.objects_harness import stored
-from tests.models.objects_harness import Suite
-from tests.models.objects_harness import thing
-from tests.models.objects_harness import updates
+from tests.models.objects import Board, Color, Draft, Part, Pin, Size, Thing
+from tests.models.objects_harness import raw, stored, Suite, thing, updates
 from tests.models.returning import inserted
 
 UTC = UTC
@@ -70,13 +57,9 @@ class BulkInsertSuite(Suite):
         assert len(inserts) == 1
 
     def test_defaults(self, cluster, session):
-        new = session.scalars(
-            insert(Thing).returning(Thing.id), [{"text": "x"}]
-        ).one()
+        new = session.scalars(insert(Thing).returning(Thing.id), [{"text": "x"}]).one()
         session.commit()
-        assert raw(cluster, Thing, new) == raw(
-            cluster, Thing, thing(cluster, text="x")
-        )
+        assert raw(cluster, Thing, new) == raw(cluster, Thing, thing(cluster, text="x"))
 
     @pytest.mark.parametrize(
         "statement",
@@ -107,9 +90,7 @@ class BulkInsertSuite(Suite):
         for statement in (insert(Thing), insert(Thing).values()):
             (key,) = session.execute(statement).inserted_primary_key
             session.commit()
-            assert raw(cluster, Thing, key) == raw(
-                cluster, Thing, thing(cluster)
-            )
+            assert raw(cluster, Thing, key) == raw(cluster, Thing, thing(cluster))
 
     def test_values_and_rows(self, session):
         statement = insert(Thing).values(note="n", kind="k")
@@ -129,9 +110,7 @@ class BulkInsertSuite(Suite):
         with pytest.raises(BlobValueError, match=r"Pin\.link.*no value"):
             session.execute(insert(Pin).values(board_id=board))
         with pytest.raises(BlobValueError, match=r"Pin\.link.*not a str"):
-            session.execute(
-                insert(Pin).values(board_id=board, link=func.lower("L"))
-            )
+            session.execute(insert(Pin).values(board_id=board, link=func.lower("L")))
         with pytest.raises(ColocationError):
             session.execute(statement, bind_arguments={"shard_id": 1})
         with pytest.raises(UnsupportedStatementError, match="not an attr"):
@@ -140,18 +119,13 @@ class BulkInsertSuite(Suite):
     def test_values_from_a_select(self, session):
         old = select(Thing.kind, Thing.data).where(Thing.id.in_([]))
         there = {"shard_id": 1}
-        with pytest.raises(
-            UnsupportedStatementError, match='not select "data"'
-        ):
+        with pytest.raises(UnsupportedStatementError, match='not select "data"'):
             session.execute(
-                insert(Thing).from_select(
-                    ["kind"], old.with_only_columns(Thing.kind)
-                ),
+                insert(Thing).from_select(["kind"], old.with_only_columns(Thing.kind)),
                 bind_arguments=there,
             )
         session.execute(
-            insert(Thing).from_select(["kind", "data"], old),
-            bind_arguments=there,
+            insert(Thing).from_select(["kind", "data"], old), bind_arguments=there
         )
 
     def test_inactive_rows(self, cluster, session):
@@ -170,9 +144,7 @@ class BulkInsertSuite(Suite):
         shared = ["a"]
         data = {"free": {"x": []}}
         found = inserted(
-            session,
-            insert(Thing),
-            [{"tags": shared, "data": data} for _ in range(2)],
+            session, insert(Thing), [{"tags": shared, "data": data} for _ in range(2)]
         )
         found[0].tags.append("b")
         found[0].free["x"].append(1)
@@ -210,14 +182,10 @@ class BulkInsertSuite(Suite):
         with pytest.raises(UnsupportedStatementError, match="'txet' is no"):
             session.execute(insert(Thing), [{"txet": "x"}])
         with pytest.raises(UnsupportedStatementError, match="'knid' is no"):
-            session.execute(
-                update(Thing), [{"id": thing(cluster), "knid": "x"}]
-            )
+            session.execute(update(Thing), [{"id": thing(cluster), "knid": "x"}])
 
     def test_children(self, cluster, session):
-        boards = [
-            stored(cluster, Board, title="t", shard_id=n) for n in (1, 2)
-        ]
+        boards = [stored(cluster, Board, title="t", shard_id=n) for n in (1, 2)]
         found = inserted(
             session,
             insert(Pin),
@@ -242,15 +210,10 @@ class BulkInsertSuite(Suite):
     def test_children_by_a_column(self, cluster, session):
         owner = thing(cluster)
         found = inserted(
-            session,
-            insert(Part),
-            [{"thing_id": owner, "name": name} for name in "ab"],
+            session, insert(Part), [{"thing_id": owner, "name": name} for name in "ab"]
         )
         assert [part.thing_id for part in found] == [owner, owner]
-        assert [part.name for part in session.get(Thing, owner).parts] == [
-            "a",
-            "b",
-        ]
+        assert [part.name for part in session.get(Thing, owner).parts] == ["a", "b"]
 
     def test_with_an_id(self, cluster, session):
         new = thing(cluster)
@@ -262,9 +225,7 @@ class BulkInsertSuite(Suite):
         assert session.get(Thing, wanted).shard_id == parts.shard_id
 
     def test_values_of_the_statement(self, cluster, session):
-        (new,) = inserted(
-            session, insert(Thing).values(data={"text": "x"}, kind="k")
-        )
+        (new,) = inserted(session, insert(Thing).values(data={"text": "x"}, kind="k"))
         assert (new.text, new.kind, new.count) == ("x", "k", 0)
 
     def test_no_rows_after_a_rollback(self, cluster, session):
@@ -285,9 +246,7 @@ class BlobColumnSuite(Suite):
         session.commit()
         assert draft.body == body
         assert (
-            session.scalars(
-                select(Draft.body).where(Draft.title == "empty")
-            ).first()
+            session.scalars(select(Draft.body).where(Draft.title == "empty")).first()
             is None
         )
 
@@ -360,14 +319,10 @@ class BlobColumnSuite(Suite):
             select(Draft.body).where(Draft.title == "s").order_by(Draft.id)
         ).all()
         assert found == [{"n": 1}, {"n": 2}]
-        found = session.scalars(
-            select(Draft).where(Draft.body == {"n": 2})
-        ).all()
+        found = session.scalars(select(Draft).where(Draft.body == {"n": 2})).all()
         assert [draft.body for draft in found] == [{"n": 2}]
 
     def test_text_that_is_no_blob(self, session):
-        session.execute(
-            text("INSERT INTO drafts (title, body) VALUES ('bad', '[1]')")
-        )
+        session.execute(text("INSERT INTO drafts (title, body) VALUES ('bad', '[1]')"))
         with pytest.raises(BlobValueError, match="not an object"):
             session.scalars(select(Draft).where(Draft.title == "bad")).all()

@@ -5,31 +5,19 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 from decimal import Decimal
 
 import pytest
 
-from sqla_shard.exc import BlobError
-from sqla_shard.exc import BlobValueError
-from tests.models.objects import Point
-from tests.models.objects import Shape
-from tests.models.objects import Size
-from tests.models.objects import Thing
-from tests.models.objects_harness import raw
-from tests.models.objects_harness import set_raw
-from tests.models.objects_harness import Suite
-from tests.models.objects_harness import thing
-from tests.models.objects_harness import updates
+from sqla_shard.exc import BlobError, BlobValueError
+from tests.models.objects import Point, Shape, Size, Thing
+from tests.models.objects_harness import raw, set_raw, Suite, thing, updates
 
 UTC = UTC
 T0 = datetime(2024, 1, 1, tzinfo=UTC)
 T1 = datetime(2025, 1, 1, tzinfo=UTC)
-ISO0, ISO1 = (
-    "2024-01-01T00:00:00.000000+00:00",
-    T1.isoformat(timespec="microseconds"),
-)
+ISO0, ISO1 = ("2024-01-01T00:00:00.000000+00:00", T1.isoformat(timespec="microseconds"))
 
 FULL = {
     "tags": ["a", "b"],
@@ -47,16 +35,8 @@ FULL = {
 # The change, the field, and the value stored then.
 IN_PLACE = {
     "append": (lambda t: t.tags.append("c"), "tags", ["a", "b", "c"]),
-    "iadd": (
-        lambda t: t.__setattr__("tags", _iadd(t.tags, ["c"])),
-        "tags",
-        [*"abc"],
-    ),
-    "slice": (
-        lambda t: t.tags.__setitem__(slice(1), "xyz"),
-        "tags",
-        [*"xyzb"],
-    ),
+    "iadd": (lambda t: t.__setattr__("tags", _iadd(t.tags, ["c"])), "tags", [*"abc"]),
+    "slice": (lambda t: t.tags.__setitem__(slice(1), "xyz"), "tags", [*"xyzb"]),
     "sort": (lambda t: t.tags.sort(reverse=True), "tags", ["b", "a"]),
     "clear": (lambda t: t.tags.clear(), "tags", []),
     "dict": (lambda t: t.scores.update(y=2), "scores", {"x": 1, "y": 2}),
@@ -67,11 +47,7 @@ IN_PLACE = {
         "prices",
         {"a": "1.50", "b": "2.0"},
     ),
-    "dataclass": (
-        lambda t: setattr(t.size, "w", 9),
-        "size",
-        {"w": 9, "h": 2},
-    ),
+    "dataclass": (lambda t: setattr(t.size, "w", 9), "size", {"w": 9, "h": 2}),
     "dataclass in a list": (
         lambda t: setattr(t.sizes[1], "h", 9),
         "sizes",
@@ -97,16 +73,8 @@ IN_PLACE = {
         "free",
         {"a": [{"b": [1, {"c": 2}]}]},
     ),
-    "tree": (
-        lambda t: t.tree["a"]["b"].append(1),
-        "tree",
-        {"a": {"b": [1]}},
-    ),
-    "data": (
-        lambda t: t.data["tags"].insert(0, "z"),
-        "tags",
-        ["z", "a", "b"],
-    ),
+    "tree": (lambda t: t.tree["a"]["b"].append(1), "tree", {"a": {"b": [1]}}),
+    "data": (lambda t: t.data["tags"].insert(0, "z"), "tags", ["z", "a", "b"]),
     "data of a decoded field": (
         lambda t: t.data["sizes"][0].update(w=7),
         "sizes",
@@ -284,10 +252,7 @@ class InPlaceSuite(Suite):
         assert raw(cluster, Thing, new.id) == before
 
     def test_two_objects_do_not_share_a_container(self, cluster, session):
-        ids = [
-            thing(cluster, **FULL, shard_id=1),
-            thing(cluster, shard_id=1),
-        ]
+        ids = [thing(cluster, **FULL, shard_id=1), thing(cluster, shard_id=1)]
         one, two = session.get_many(Thing, ids)
         for field in FULL:
             setattr(two, field, getattr(one, field))
@@ -303,10 +268,7 @@ class InPlaceSuite(Suite):
         assert two.shape.origin.labels == ["q", "two"]
 
     def test_two_objects_do_not_share_a_blob(self, cluster, session):
-        ids = [
-            thing(cluster, **FULL, shard_id=1),
-            thing(cluster, shard_id=1),
-        ]
+        ids = [thing(cluster, **FULL, shard_id=1), thing(cluster, shard_id=1)]
         one, two = session.get_many(Thing, ids)
         two.data = one.data
         assert two.data is not one.data
@@ -417,8 +379,7 @@ class InPlaceSuite(Suite):
         assert (new.tags, new.times) == (["a", "b", "c"], [T0])
 
     @pytest.mark.parametrize(
-        ("field", "value"),
-        [("tags", "c"), ("times", T1), ("sizes", Size(3))],
+        ("field", "value"), [("tags", "c"), ("times", T1), ("sizes", Size(3))]
     )
     def test_object_without_references(self, cluster, session, field, value):
         """Only its list is changed, and the change is stored."""

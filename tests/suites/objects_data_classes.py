@@ -9,28 +9,21 @@ import pickle
 from typing import Any
 
 import pytest
-from sqlalchemy import ForeignKey
-from sqlalchemy import inspect as inspect_mapped
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import joinedload
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import MappedAsDataclass
-from sqlalchemy.orm import relationship
-from sqlalchemy.orm import selectinload
-from sqlalchemy.orm import validates
+from sqlalchemy import ForeignKey, inspect as inspect_mapped, select, String
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    joinedload,
+    Mapped,
+    mapped_column,
+    MappedAsDataclass,
+    relationship,
+    selectinload,
+    validates,
+)
 
-from sqla_shard import blob_field
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import scatter
-from sqla_shard import ShardedId
+from sqla_shard import blob_field, MappingMixin, ObjectMixin, scatter, ShardedId
 from sqla_shard.exc import BlobValueError
-from tests.models.objects_harness import raw
-from tests.models.objects_harness import set_raw
-from tests.models.objects_harness import Suite
+from tests.models.objects_harness import raw, set_raw, Suite
 
 
 class DataBase(MappedAsDataclass, DeclarativeBase):
@@ -76,19 +69,14 @@ class Sketch(Described, Titled, type_id=92, colocate_with="maker_id"):
     __tablename__ = "dc_sketches"
 
     maker_id: Mapped[int] = mapped_column(
-        ShardedId(91),
-        ForeignKey("dc_makers.local_id"),
-        init=False,
-        repr=False,
+        ShardedId(91), ForeignKey("dc_makers.local_id"), init=False, repr=False
     )
     maker: Mapped[Maker] = relationship(
         back_populates="pins", kw_only=True, repr=False, compare=False
     )
     tags: Mapped[list[str]] = blob_field(default_factory=list)
     frame: Mapped[Frame] = blob_field(default=Frame(4))
-    note: Mapped[str] = blob_field(
-        default="n", init=False, compare=False, repr=False
-    )
+    note: Mapped[str] = blob_field(default="n", init=False, compare=False, repr=False)
     shelf: Mapped[str | None] = mapped_column(String(20), default=None)
 
 
@@ -320,11 +308,7 @@ class DataclassSuite(Suite):
             again = pickle.loads(pickle.dumps(found))
             session.expunge_all()
         assert inspect_mapped(again).detached
-        assert (again.title, again.tags, again.id) == (
-            "boat",
-            ["x"],
-            sketch_id,
-        )
+        assert (again.title, again.tags, again.id) == ("boat", ["x"], sketch_id)
         again.tags.append("y")
         with cluster.begin() as session:
             session.merge(again)
@@ -340,8 +324,7 @@ class DataclassSuite(Suite):
             session.flush()
             assert remark.id is not None
             assert repr(row) == (
-                f"MakerLikes(maker_id={maker_id}, sketch_id={sketch_id}, "
-                "why='blue')"
+                f"MakerLikes(maker_id={maker_id}, sketch_id={sketch_id}, why='blue')"
             )
             assert row.sequence > 0
         with cluster.begin() as session:

@@ -2,48 +2,37 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 from decimal import Decimal
 
 import pytest
-from sqlalchemy import and_
-from sqlalchemy import case
-from sqlalchemy import cast
-from sqlalchemy import delete
-from sqlalchemy import exists
-from sqlalchemy import func
-from sqlalchemy import literal
-from sqlalchemy import not_
-from sqlalchemy import or_
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import union_all
-from sqlalchemy import update
-from sqlalchemy.orm import aliased
-from sqlalchemy.orm import Bundle
-from sqlalchemy.orm import with_loader_criteria
+from sqlalchemy import (
+    and_,
+    case,
+    cast,
+    delete,
+    exists,
+    func,
+    literal,
+    not_,
+    or_,
+    select,
+    String,
+    union_all,
+    update,
+)
+from sqlalchemy.orm import aliased, Bundle, with_loader_criteria
 
 from sqla_shard import scatter
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.exc import WrongTypeError
-from tests.models.objects import Board
-from tests.models.objects import Color
-from tests.models.objects import Level
-from tests.models.objects import Part
-from tests.models.objects import Pin
-from tests.models.objects import Renamed
-from tests.models.objects import Size
-from tests.models.objects import Thing
-from tests.models.objects_harness import on_servers
-from tests.models.objects_harness import raw
-from tests.models.objects_harness import set_raw
-from tests.models.objects_harness import stored
-from tests.models.objects_harness import Suite
-from tests.models.objects_harness import thing
+from sqla_shard.exc import (
+    BlobValueError,
+    InvalidIdError,
+    ScatterUnsupportedError,
+    UnsupportedStatementError,
+    WrongTypeError,
+)
+from tests.models.objects import Board, Color, Level, Part, Pin, Renamed, Size, Thing
+from tests.models.objects_harness import on_servers, raw, set_raw, stored, Suite, thing
 
 UTC = UTC
 T0 = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
@@ -77,9 +66,7 @@ class ExpressionSuite(Suite):
             return [new.id for new in things]
 
     def values(self, session, ids, column, *where):
-        statement = (
-            select(column).where(Thing.id.in_(ids), *where).order_by(Thing.id)
-        )
+        statement = select(column).where(Thing.id.in_(ids), *where).order_by(Thing.id)
         return list(session.scalars(statement))
 
     def test_labels(self, session, ids):
@@ -102,11 +89,7 @@ class ExpressionSuite(Suite):
             .where(one.id.in_(ids), two.count > one.count - 1)
             .order_by(two.count.desc())
         ).all()
-        assert rows == [
-            ("abd", "abd"),
-            ("Abc", "Abc"),
-            ("10% of \\ it's",) * 2,
-        ]
+        assert rows == [("abd", "abd"), ("Abc", "Abc"), ("10% of \\ it's",) * 2]
 
     def test_boolean_forms(self, session, ids):
         for condition, expected in (
@@ -151,10 +134,7 @@ class ExpressionSuite(Suite):
             (func.length(Thing.text), [3, 3, 13]),
             (func.coalesce(Thing.note, "-"), ["-", "-", "n"]),
             (cast(Thing.count, String(10)), ["3", "5", "-3"]),
-            (
-                case((Thing.count > 4, "big"), else_="small"),
-                ["small", "big", "small"],
-            ),
+            (case((Thing.count > 4, "big"), else_="small"), ["small", "big", "small"]),
         ):
             assert self.values(session, ids, column) == expected
         for condition, expected in (
@@ -192,9 +172,7 @@ class ExpressionSuite(Suite):
         with pytest.raises(BlobValueError, match=r"Thing\.color"):
             self.values(session, ids, Thing.count, Thing.color == "blue")
         with pytest.raises(BlobValueError, match=r"Thing\.at"):
-            self.values(
-                session, ids, Thing.count, Thing.at > datetime(2024, 1, 1)
-            )
+            self.values(session, ids, Thing.count, Thing.at > datetime(2024, 1, 1))
 
     def test_structures_are_not_compared(self, session, ids):
         for make in (
@@ -214,9 +192,7 @@ class ExpressionSuite(Suite):
         assert self.values(session, ids, Thing.tags) == [[], [], ["a"]]
 
     def test_json_functions_of_the_server(self, session, ids, cluster):
-        length = (
-            func.json_length if on_servers(cluster) else func.json_array_length
-        )
+        length = func.json_length if on_servers(cluster) else func.json_array_length
         found = self.values(session, ids, Thing.count, length(Thing.tags) == 1)
         assert found == [-3]
 
@@ -252,29 +228,21 @@ class ExpressionSuite(Suite):
             .subquery()
         )
         rows = session.execute(
-            select(inner.c.text, inner.c.price, inner.c.tags).where(
-                inner.c.price > 5
-            )
+            select(inner.c.text, inner.c.price, inner.c.tags).where(inner.c.price > 5)
         ).all()
         assert rows == [("10% of \\ it's", Decimal("9.99"), ["a"])]
-        cte = (
-            select(Thing.text.label("t")).where(Thing.id.in_(ids)).cte("some")
-        )
+        cte = select(Thing.text.label("t")).where(Thing.id.in_(ids)).cte("some")
         assert len(session.scalars(select(cte.c.t)).all()) == 3
         other = aliased(Thing)
         found = session.scalars(
             select(Thing.count).where(
-                Thing.id.in_(ids),
-                exists().where(other.id == Thing.id, other.count > 3),
+                Thing.id.in_(ids), exists().where(other.id == Thing.id, other.count > 3)
             )
         ).all()
         assert found == [5]
 
     def test_union(self, session, ids):
-        parts = [
-            select(Thing.text).where(Thing.id == object_id)
-            for object_id in ids
-        ]
+        parts = [select(Thing.text).where(Thing.id == object_id) for object_id in ids]
         found = session.scalars(union_all(*parts)).all()
         assert sorted(found) == sorted(["Abc", "abd", "10% of \\ it's"])
 
@@ -307,9 +275,7 @@ class ExpressionSuite(Suite):
     def test_ids_in_the_blob(self, cluster, session):
         board = stored(cluster, Board, title="t", shard_id=SHARD)
         pin = stored(cluster, Pin, board_id=board, link="x")
-        found = session.scalars(
-            select(Pin.board_id).where(Pin.board_id == board)
-        ).all()
+        found = session.scalars(select(Pin.board_id).where(Pin.board_id == board)).all()
         assert found == [board]
         assert session.scalars(
             select(Pin.id).where(Pin.board_id.in_([board]))
@@ -320,9 +286,7 @@ class ExpressionSuite(Suite):
         with pytest.raises(WrongTypeError):
             session.scalars(select(Pin).where(Pin.board_id == pin))
         with pytest.raises(InvalidIdError):
-            session.scalars(
-                select(Pin).where(Pin.id == pin, Pin.seen_with == "x")
-            )
+            session.scalars(select(Pin).where(Pin.id == pin, Pin.seen_with == "x"))
 
     def test_a_union_of_other_types(self, cluster, session):
         board = stored(cluster, Board, title="t", shard_id=SHARD)
@@ -363,9 +327,7 @@ class ExpressionSuite(Suite):
         set_raw(cluster, Thing, new, {"limit": None})
         session.rollback()
         assert self.values(session, [new], Thing.limit) == [None]
-        assert (
-            self.values(session, [new], Thing.count, Thing.limit == 10) == []
-        )
+        assert self.values(session, [new], Thing.count, Thing.limit == 10) == []
 
     def test_numbers_of_another_program(self, cluster, session):
         """A whole number in a field of floats."""
@@ -391,23 +353,18 @@ class ExpressionSuite(Suite):
         for object_id, document in zip(ids, documents, strict=True):
             set_raw(cluster, Renamed, object_id, {"board": board, **document})
         found = session.scalars(
-            select(Renamed.title)
-            .where(Renamed.home_id == board)
-            .order_by(Renamed.id)
+            select(Renamed.title).where(Renamed.home_id == board).order_by(Renamed.id)
         ).all()
         assert found == ["now", "first", "second", "now", "untitled"]
         found = session.scalars(
             select(Renamed.id).where(
-                Renamed.home_id == board,
-                Renamed.title.in_(["second", "untitled"]),
+                Renamed.home_id == board, Renamed.title.in_(["second", "untitled"])
             )
         ).all()
         assert sorted(found) == [ids[2], ids[4]]
         sizes = [{"size": 1}, {"größe 😀": 2}, {"size": None, "größe 😀": 3}]
         for object_id, document in zip(ids, sizes, strict=False):
-            set_raw(
-                cluster, Renamed, object_id, {"parent id": board, **document}
-            )
+            set_raw(cluster, Renamed, object_id, {"parent id": board, **document})
         session.rollback()
         found = session.scalars(
             select(Renamed.size)
@@ -429,19 +386,11 @@ class ExpressionSuite(Suite):
     def test_update_and_delete_by_a_field(self, cluster, session):
         new = [thing(cluster, shard_id=SHARD, text=text) for text in "abc"]
         session.execute(
-            update(Thing)
-            .where(Thing.id.in_(new), Thing.text == "b")
-            .values(kind="k")
+            update(Thing).where(Thing.id.in_(new), Thing.text == "b").values(kind="k")
         )
-        session.execute(
-            delete(Thing).where(Thing.id.in_(new), Thing.text > "b")
-        )
+        session.execute(delete(Thing).where(Thing.id.in_(new), Thing.text > "b"))
         session.commit()
-        assert [t and t.kind for t in session.get_many(Thing, new)] == [
-            None,
-            "k",
-            None,
-        ]
+        assert [t and t.kind for t in session.get_many(Thing, new)] == [None, "k", None]
         assert raw(cluster, Thing, new[2]) is None
 
     def test_loader_criteria(self, session, ids):
@@ -532,9 +481,7 @@ class ExpressionSuite(Suite):
         row = session.execute(select(*numbers).where(here)).one()
         assert row == (2 * sum(counts), 2**70 + 1, -(2**63), 12)
 
-    def test_numbers_beyond_those_of_the_server(
-        self, cluster, backend, session
-    ):
+    def test_numbers_beyond_those_of_the_server(self, cluster, backend, session):
         """MySQL left them out of sums, and sorted them first."""
         if not on_servers(cluster):
             pytest.skip("SQLite has doubles for them")

@@ -5,30 +5,18 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from datetime import date
-from datetime import datetime
-from datetime import timedelta
-from datetime import timezone
-from datetime import UTC
+from datetime import date, datetime, timedelta, timezone, UTC
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import func
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import aliased
 
 from tests.models.layouts import pack
-from tests.models.objects import Color
-from tests.models.objects import Level
-from tests.models.objects import Mixed
-from tests.models.objects import Size
-from tests.models.objects import THING
-from tests.models.objects import Thing
-from tests.models.objects_harness import on_servers
-from tests.models.objects_harness import set_raws
-from tests.models.objects_harness import Suite
+from tests.models.objects import Color, Level, Mixed, Size, THING, Thing
+from tests.models.objects_harness import on_servers, set_raws, Suite
 from tests.suites.objects_values import identical
 
 UTC = UTC
@@ -94,9 +82,7 @@ class RandomFilterSuite(Suite):
     @classmethod
     def pools(cls, cluster) -> dict[str, list[Any]]:
         extra = ON_SERVERS if on_servers(cluster) else {}
-        return {
-            name: [*pool, *extra.get(name, ())] for name, pool in POOLS.items()
-        }
+        return {name: [*pool, *extra.get(name, ())] for name, pool in POOLS.items()}
 
     @pytest.fixture
     def ids(self, cluster, pools, rng) -> list[int]:
@@ -118,9 +104,7 @@ class RandomFilterSuite(Suite):
         things = session.get_many(Thing, ids)
         expected = [t.id for t in things if in_python(t)]
         for entity in (Thing, aliased(Thing)):
-            statement = select(entity.id).where(
-                entity.id.in_(ids), in_sql(entity)
-            )
+            statement = select(entity.id).where(entity.id.in_(ids), in_sql(entity))
             found = session.scalars(statement).all()
             assert sorted(found) == expected, str(statement)
 
@@ -142,8 +126,7 @@ class RandomFilterSuite(Suite):
                 ids,
                 lambda e, value=value: compare(getattr(e, field), value),
                 lambda t, value=value: (
-                    getattr(t, field) is not None
-                    and compare(getattr(t, field), value)
+                    getattr(t, field) is not None and compare(getattr(t, field), value)
                 ),
             )
 
@@ -160,18 +143,14 @@ class RandomFilterSuite(Suite):
                 for value in wanted
             )
 
-        self.check(
-            session, ids, lambda e: getattr(e, field).in_(wanted), among
-        )
+        self.check(session, ids, lambda e: getattr(e, field).in_(wanted), among)
         self.check(
             session,
             ids,
             lambda e: getattr(e, field).not_in(wanted),
             lambda t: getattr(t, field) is not None and not among(t),
         )
-        self.check(
-            session, ids, lambda e: getattr(e, field).in_([]), lambda t: False
-        )
+        self.check(session, ids, lambda e: getattr(e, field).in_([]), lambda t: False)
 
     @pytest.mark.parametrize("field", POOLS)
     def test_null(self, session, ids, field):
@@ -180,9 +159,7 @@ class RandomFilterSuite(Suite):
             lambda e: getattr(e, field).is_(None),
             lambda e: getattr(e, field) == None,  # noqa: E711
         ):
-            self.check(
-                session, ids, in_sql, lambda t: getattr(t, field) is None
-            )
+            self.check(session, ids, in_sql, lambda t: getattr(t, field) is None)
         self.check(
             session,
             ids,
@@ -202,18 +179,13 @@ class RandomFilterSuite(Suite):
             self.check(
                 session,
                 ids,
-                lambda e, p=part: getattr(e, field).contains(
-                    p, autoescape=True
-                ),
+                lambda e, p=part: getattr(e, field).contains(p, autoescape=True),
                 # LIKE of SQLite does not tell A from a.
                 lambda t, p=part: (
                     present(t)
                     and (
                         p in text(t)
-                        or (
-                            not _tells_case(session)
-                            and p.lower() in text(t).lower()
-                        )
+                        or (not _tells_case(session) and p.lower() in text(t).lower())
                     )
                 ),
             )
@@ -245,14 +217,10 @@ class RandomFilterSuite(Suite):
             column = getattr(Thing, field)
             statement = select(Thing.id).where(Thing.id.in_(ids))
             order = (
-                (column, Thing.id)
-                if turn == 1
-                else (column.desc(), Thing.id.desc())
+                (column, Thing.id) if turn == 1 else (column.desc(), Thing.id.desc())
             )
             found = session.scalars(statement.order_by(*order)).all()
-            assert found == [
-                t.id for t in sorted(things, key=key, reverse=turn == -1)
-            ]
+            assert found == [t.id for t in sorted(things, key=key, reverse=turn == -1)]
 
     @pytest.mark.parametrize("field", POOLS)
     def test_values(self, session, ids, field):
@@ -260,9 +228,7 @@ class RandomFilterSuite(Suite):
         things = session.get_many(Thing, ids)
         expected = {t.id: getattr(t, field) for t in things}
         column = getattr(Thing, field)
-        rows = session.execute(
-            select(Thing.id, column).where(Thing.id.in_(ids))
-        ).all()
+        rows = session.execute(select(Thing.id, column).where(Thing.id.in_(ids))).all()
         assert len(rows) == len(ids)
         for row in rows:
             value = getattr(row, field)
@@ -277,9 +243,7 @@ class RandomFilterSuite(Suite):
         things = session.get_many(Thing, ids)
         column = getattr(Thing, field)
         rows = session.execute(
-            select(column, func.count())
-            .where(Thing.id.in_(ids))
-            .group_by(column)
+            select(column, func.count()).where(Thing.id.in_(ids)).group_by(column)
         ).all()
         assert {tuple(row) for row in rows} == set(
             Counter(getattr(t, field) for t in things).items()
@@ -298,16 +262,12 @@ class RandomFilterSuite(Suite):
             if getattr(t, field) is not None
         ]
         column = getattr(Thing, field)
-        statement = select(func.max(column), func.min(column)).where(
-            Thing.id.in_(ids)
-        )
+        statement = select(func.max(column), func.min(column)).where(Thing.id.in_(ids))
         row = session.execute(statement).one()
         assert row == (max(values), min(values))
         assert {type(value) for value in row} == {type(values[0])}
         if field == "limit":
-            total = session.scalar(
-                select(func.sum(column)).where(Thing.id.in_(ids))
-            )
+            total = session.scalar(select(func.sum(column)).where(Thing.id.in_(ids)))
             assert total == sum(values)
             assert type(total) is int
 
@@ -333,14 +293,10 @@ def _random_things(rng: random.Random, pools) -> list[Thing]:
 def _make_older(cluster, rng: random.Random, ids: list[int]) -> None:
     """Remove keys, as from before the fields existed; add explicit nulls."""
     with cluster.session() as session:
-        documents = {
-            one.id: dict(one.data) for one in session.get_many(Thing, ids)
-        }
+        documents = {one.id: dict(one.data) for one in session.get_many(Thing, ids)}
     for document in documents.values():
         for key in [key for key in document if rng.random() < 0.5]:
-            if Thing.__sqla_shard__.fields[key].codec.nullable and (
-                rng.random() < 0.5
-            ):
+            if Thing.__sqla_shard__.fields[key].codec.nullable and (rng.random() < 0.5):
                 document[key] = None
             else:
                 del document[key]

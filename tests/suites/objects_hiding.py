@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import pickle
-from datetime import datetime
-from datetime import timedelta
-from datetime import timezone
-from datetime import UTC
+from datetime import datetime, timedelta, timezone, UTC
 
 import pytest
-from sqlalchemy import delete
-from sqlalchemy import exists
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import union_all
-from sqlalchemy import update
-from sqlalchemy.orm import aliased
-from sqlalchemy.orm import joinedload
-from sqlalchemy.orm import selectinload
-from sqlalchemy.orm import subqueryload
+from sqlalchemy import delete, exists, func, insert, select, text, union_all, update
+from sqlalchemy.orm import aliased, joinedload, selectinload, subqueryload
 
-from sqla_shard import Cluster
-from sqla_shard import scatter
+from sqla_shard import Cluster, scatter
 from sqla_shard.exc import BlobValueError
-from tests.models.objects import Part
-from tests.models.objects import Thing
-from tests.models.objects_harness import on_servers
-from tests.models.objects_harness import raw
-from tests.models.objects_harness import set_raw
-from tests.models.objects_harness import Suite
-from tests.models.objects_harness import thing
-from tests.models.objects_harness import tick
-from tests.models.objects_harness import updates
+from tests.models.objects import Part, Thing
+from tests.models.objects_harness import (
+    on_servers,
+    raw,
+    set_raw,
+    Suite,
+    thing,
+    tick,
+    updates,
+)
 from tests.models.returning import inserted
 
 UTC = UTC
@@ -115,9 +102,7 @@ class HidingSuite(Suite):
         assert len(session.query(Thing).where(Thing.id.in_(ids)).all()) == 2
 
     def test_counts(self, session, ids):
-        statement = (
-            select(func.count()).select_from(Thing).where(Thing.id.in_(ids))
-        )
+        statement = select(func.count()).select_from(Thing).where(Thing.id.in_(ids))
         assert session.scalar(statement) == 2
         assert session.scalar(statement, execution_options=ASKED) == 3
 
@@ -153,25 +138,18 @@ class HidingSuite(Suite):
                 each.parts.append(Part(name=f"{each.text}2"))
                 other.flush()
                 each.parts[1].deactivate()
-        inner = (
-            select(Part.name).join(Part.thing).where(Part.thing_id.in_(ids))
-        )
+        inner = select(Part.name).join(Part.thing).where(Part.thing_id.in_(ids))
         assert sorted(session.scalars(inner)) == ["a1", "c1"]
         outer = (
             select(Thing.text, Part.name)
             .outerjoin(Thing.parts)
             .where(Thing.id.in_(ids))
         )
-        assert sorted(session.execute(outer).all()) == [
-            ("a", "a1"),
-            ("c", "c1"),
-        ]
+        assert sorted(session.execute(outer).all()) == [("a", "a1"), ("c", "c1")]
         found = session.execute(outer, execution_options=ASKED).all()
         assert len(found) == 6
 
-    @pytest.mark.parametrize(
-        "load", [None, joinedload, selectinload, subqueryload]
-    )
+    @pytest.mark.parametrize("load", [None, joinedload, selectinload, subqueryload])
     def test_relationships(self, cluster, session, load):
         new = thing(cluster, shard_id=SHARD)
         with cluster.begin() as other:
@@ -185,9 +163,7 @@ class HidingSuite(Suite):
         found = session.scalars(statement).unique().one()
         assert [part.name for part in found.parts] == ["a", "c"]
         session.expunge_all()
-        found = (
-            session.scalars(statement, execution_options=ASKED).unique().one()
-        )
+        found = session.scalars(statement, execution_options=ASKED).unique().one()
         if load is not None:
             assert [part.name for part in found.parts] == ["a", "b", "c"]
         # The child's side: a hidden parent.
@@ -263,9 +239,7 @@ class HidingSuite(Suite):
         assert session.get(Thing, ids[0]) is restored
 
     @pytest.mark.parametrize("is_pickled", [True, False])
-    def test_lazy_load_has_the_condition_once(
-        self, cluster, session, log, is_pickled
-    ):
+    def test_lazy_load_has_the_condition_once(self, cluster, session, log, is_pickled):
         new = thing(cluster, shard_id=SHARD)
         with cluster.begin() as other:
             owner = other.get(Thing, new)
@@ -314,22 +288,12 @@ class HidingSuite(Suite):
         assert merged.active is False
         assert session.get(Thing, ids[1]) is None
 
-    def test_update_and_delete_take_hidden_rows_too(
-        self, cluster, session, ids
-    ):
-        found = session.execute(
-            update(Thing).where(Thing.id.in_(ids)).values(kind="k")
-        )
+    def test_update_and_delete_take_hidden_rows_too(self, cluster, session, ids):
+        found = session.execute(update(Thing).where(Thing.id.in_(ids)).values(kind="k"))
         assert found.rowcount == 3
-        only = (
-            update(Thing)
-            .where(Thing.id.in_(ids), Thing.active)
-            .values(kind="l")
-        )
+        only = update(Thing).where(Thing.id.in_(ids), Thing.active).values(kind="l")
         assert session.execute(only).rowcount == 2
-        found = session.execute(
-            delete(Thing).where(Thing.id.in_(ids), ~Thing.active)
-        )
+        found = session.execute(delete(Thing).where(Thing.id.in_(ids), ~Thing.active))
         assert found.rowcount == 1
         session.commit()
         assert raw(cluster, Thing, ids[1]) is None
@@ -353,9 +317,7 @@ class HidingSuite(Suite):
         ):
             found = session.scalars(statement.where(condition)).all()
             assert found == expected, str(condition)
-        found = session.scalars(
-            statement.with_only_columns(Thing.active)
-        ).all()
+        found = session.scalars(statement.with_only_columns(Thing.active)).all()
         assert found == [True, False, True]
         rows = session.execute(
             select(Thing.active, func.count())
@@ -365,9 +327,7 @@ class HidingSuite(Suite):
         ).all()
         assert sorted(rows) == [(False, 1), (True, 2)]
 
-    @pytest.mark.parametrize(
-        "value", [0, "false", None, True, 1, [], {"a": False}]
-    )
+    @pytest.mark.parametrize("value", [0, "false", None, True, 1, [], {"a": False}])
     def test_only_false_is_inactive(self, cluster, session, value):
         new = thing(cluster, shard_id=SHARD)
         set_raw(cluster, Thing, new, {"active": value})
@@ -378,10 +338,7 @@ class HidingSuite(Suite):
     def test_the_server_reads_it(self, cluster, session, ids):
         function = "JSON_VALUE" if on_servers(cluster) else "json_extract"
         found = session.execute(
-            text(
-                f"SELECT local_id FROM things "
-                f"WHERE {function}(data, '$.active') = 0"
-            ),
+            text(f"SELECT local_id FROM things WHERE {function}(data, '$.active') = 0"),
             bind_arguments={"shard_id": SHARD},
         ).scalars()
         assert ids[1] & (2**36 - 1) in list(found)
@@ -401,15 +358,11 @@ class HidingSuite(Suite):
     def test_cache(self, cluster, ids):
         """One entry with the condition, one without."""
         with cluster.session() as session:
-            engine = session.connection(
-                bind_arguments={"shard_id": SHARD}
-            ).engine
+            engine = session.connection(bind_arguments={"shard_id": SHARD}).engine
             before = len(engine._compiled_cache)
             for _ in range(5):
                 for number in range(3):
-                    statement = select(Thing.kind).where(
-                        Thing.id.in_(ids[:number])
-                    )
+                    statement = select(Thing.kind).where(Thing.id.in_(ids[:number]))
                     session.execute(statement)
                     session.execute(statement, execution_options=ASKED)
             assert len(engine._compiled_cache) - before <= 2
@@ -496,16 +449,12 @@ class TimestampSuite(Suite):
             (Thing.ts <= moment, True),
             (Thing.ts.between(moment, moment), True),
             (Thing.ts < moment + timedelta(microseconds=1), True),
-            (
-                Thing.ts == moment.astimezone(timezone(timedelta(hours=5))),
-                True,
-            ),
+            (Thing.ts == moment.astimezone(timezone(timedelta(hours=5))), True),
         ):
             found = session.scalars(statement.where(condition)).all()
             assert found == [moment] * is_true
         assert (
-            session.scalar(select(func.max(Thing.ts)).where(Thing.id == new))
-            == moment
+            session.scalar(select(func.max(Thing.ts)).where(Thing.id == new)) == moment
         )
         with pytest.raises(BlobValueError, match="not a datetime with"):
             session.scalars(statement.where(Thing.ts > datetime(2024, 1, 1)))

@@ -9,36 +9,19 @@ with.
 
 from __future__ import annotations
 
-from typing import Any
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given
-from hypothesis import HealthCheck
-from hypothesis import Phase
-from hypothesis import settings
-from hypothesis import strategies as st
-from sqlalchemy import Engine
-from sqlalchemy import JSON
-from sqlalchemy import String
+from hypothesis import given, HealthCheck, Phase, settings, strategies as st
+from sqlalchemy import Engine, JSON, String
 from sqlalchemy.ext.mutable import MutableList
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import Session
-from sqlalchemy.orm import validates
-from sqlalchemy.orm.exc import ObjectDeletedError
-from sqlalchemy.orm.exc import StaleDataError
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, Session, validates
+from sqlalchemy.orm.exc import ObjectDeletedError, StaleDataError
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard.models import blob_writes
-from sqla_shard.models import field_attributes
+from sqla_shard import blob_field, Cluster, ObjectMixin
+from sqla_shard.models import blob_writes, field_attributes
 from tests.models.clusters import plain_engine
-from tests.models.objects_harness import remove_raw
-from tests.models.objects_harness import stored
-from tests.models.objects_harness import Suite
+from tests.models.objects_harness import remove_raw, stored, Suite
 
 _SHOWN = ("title", "note", "tags", "label", "version")
 
@@ -77,9 +60,7 @@ class _Plain(Validated, PlainBase):
     __abstract__ = True
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    title: Mapped[str] = mapped_column(
-        String(9), default="", active_history=True
-    )
+    title: Mapped[str] = mapped_column(String(9), default="", active_history=True)
     note: Mapped[str | None] = mapped_column(String(9), active_history=True)
     tags: Mapped[list[str]] = mapped_column(
         MutableList.as_mutable(JSON), default=list, active_history=True
@@ -151,26 +132,12 @@ TWINS: list[tuple[Any, Any]] = [
     (Manual, PlainManual),
 ]
 
-_CHANGES = (
-    "title",
-    "note",
-    "tags",
-    "label",
-    "append",
-    "both",
-    "bad",
-    "same",
-    "none",
-)
+_CHANGES = ("title", "note", "tags", "label", "append", "both", "bad", "same", "none")
 STEPS = st.lists(
     st.tuples(
         st.integers(0, 2),
         st.sampled_from(
-            [
-                *_CHANGES,
-                *["flush", "commit", "commit", "commit", "rollback"],
-                "delete",
-            ]
+            [*_CHANGES, *["flush", "commit", "commit", "commit", "rollback"], "delete"]
         ),
         st.integers(0, 2),
     ),
@@ -241,9 +208,7 @@ def _change(found: Any, action: str, number: int) -> None:
         # Never what it was before append(): plain SQLAlchemy would write it
         # again, and blobs are compared.
         first = int(found.tags[0]) if found.tags else 0
-        found.tags = (
-            [*found.tags] if number == 1 else [str(first + number + 1)]
-        )
+        found.tags = [*found.tags] if number == 1 else [str(first + number + 1)]
     elif action == "both":
         found.title = found.label = str(number)
     elif action == "bad":
@@ -337,7 +302,7 @@ class HistorySuite(Suite):
             # The suite runs on several kinds of servers.
             HealthCheck.differing_executors,
             HealthCheck.too_slow,
-        ],
+        ]
     )
     def test_as_plain_sqlalchemy(self, cluster, engine, twins, steps, expires):
         run_history(cluster, engine, twins, steps, expires)

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import copy
 import pickle
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 
 import pytest
-from sqlalchemy import inspect
-from sqlalchemy import select
+from sqlalchemy import inspect, select
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import load_only
-from sqlalchemy.orm import make_transient
-from sqlalchemy.orm import make_transient_to_detached
+from sqlalchemy.orm import load_only, make_transient, make_transient_to_detached
 from sqlalchemy.orm.exc import DetachedInstanceError
 
 from sqla_shard import Cluster
-from sqla_shard.exc import PlacementError
-from sqla_shard.exc import StaleDataError
-from tests.models.objects import Board
-from tests.models.objects import Size
-from tests.models.objects import Thing
-from tests.models.objects_harness import raw
-from tests.models.objects_harness import Suite
-from tests.models.objects_harness import thing
-from tests.models.objects_harness import tick
+from sqla_shard.exc import PlacementError, StaleDataError
+from tests.models.objects import Board, Size, Thing
+from tests.models.objects_harness import raw, Suite, thing, tick
 
 UTC = UTC
 T0 = datetime(2024, 1, 1, tzinfo=UTC)
@@ -310,11 +300,7 @@ class DetachedSuite(Suite):
         found = detached(cluster, new)
         found.text = "b"
         found.tags.append("y")
-        assert (found.text, found.tags, found.active) == (
-            "b",
-            ["x", "y"],
-            True,
-        )
+        assert (found.text, found.tags, found.active) == ("b", ["x", "y"], True)
         session.add(found)
         assert found in session.dirty
         session.commit()
@@ -383,9 +369,7 @@ class DetachedSuite(Suite):
         session.commit()
         assert raw(cluster, Thing, new)["text"] == "b"
 
-    def test_a_new_object_made_detached_notices_its_next_field(
-        self, cluster, session
-    ):
+    def test_a_new_object_made_detached_notices_its_next_field(self, cluster, session):
         found = Thing(id=thing(cluster, text="a"), text="a")
         make_transient_to_detached(found)
         session.add(found)
@@ -393,9 +377,7 @@ class DetachedSuite(Suite):
         found.note = "b"
         assert found in session.dirty
 
-    def test_a_default_that_was_read_is_no_longer_written(
-        self, cluster, session
-    ):
+    def test_a_default_that_was_read_is_no_longer_written(self, cluster, session):
         new = Thing()
         default = new.tags
         new.note = "a"

@@ -6,22 +6,18 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import selectinload
 
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import StaleDataError
-from tests.models.objects import Board
-from tests.models.objects import Part
-from tests.models.objects import Pin
-from tests.models.objects import Size
-from tests.models.objects import Thing
-from tests.models.objects_harness import raw
-from tests.models.objects_harness import remove_raw
-from tests.models.objects_harness import stored
-from tests.models.objects_harness import Suite
-from tests.models.objects_harness import thing
-from tests.models.objects_harness import tick
-from tests.models.objects_harness import updates
-from tests.suites.objects_lifecycle import change
-from tests.suites.objects_lifecycle import detached
+from sqla_shard.exc import BlobValueError, StaleDataError
+from tests.models.objects import Board, Part, Pin, Size, Thing
+from tests.models.objects_harness import (
+    raw,
+    remove_raw,
+    stored,
+    Suite,
+    thing,
+    tick,
+    updates,
+)
+from tests.suites.objects_lifecycle import change, detached
 
 
 class MergeSuite(Suite):
@@ -33,11 +29,7 @@ class MergeSuite(Suite):
         del given.note
         merged = session.merge(given)
         assert merged is not given
-        assert (merged.text, merged.tags, merged.note) == (
-            "b",
-            ["x", "y"],
-            None,
-        )
+        assert (merged.text, merged.tags, merged.note) == ("b", ["x", "y"], None)
         merged.tags.append("z")
         assert given.tags == ["x", "y"]
         log.clear()
@@ -45,9 +37,7 @@ class MergeSuite(Suite):
         assert len(updates(log)) == 1
         assert raw(cluster, Thing, new)["tags"] == ["x", "y", "z"]
 
-    def test_unchanged_detached_object_overwrites_nothing(
-        self, cluster, session, log
-    ):
+    def test_unchanged_detached_object_overwrites_nothing(self, cluster, session, log):
         new = thing(cluster, text="a", tags=["x"])
         given = detached(cluster, new)
         change(cluster, new, text="theirs", tags=["t"])
@@ -63,17 +53,9 @@ class MergeSuite(Suite):
         given.text = "mine"
         change(cluster, new, note="theirs", tags=["t"], count=5)
         merged = session.merge(given)
-        assert (merged.text, merged.note, merged.tags) == (
-            "mine",
-            "theirs",
-            ["t"],
-        )
+        assert (merged.text, merged.note, merged.tags) == ("mine", "theirs", ["t"])
         session.commit()
-        assert (merged.text, merged.note, merged.count) == (
-            "mine",
-            "theirs",
-            5,
-        )
+        assert (merged.text, merged.note, merged.count) == ("mine", "theirs", 5)
 
     def test_the_same_field_as_another_writer(self, cluster, session):
         new = thing(cluster, text="a", count=1)
@@ -169,9 +151,7 @@ class MergeSuite(Suite):
         assert merged.ts >= changed
         assert merged.ts > given.ts
 
-    def test_is_not_fooled_by_the_blob_of_another_object(
-        self, cluster, session
-    ):
+    def test_is_not_fooled_by_the_blob_of_another_object(self, cluster, session):
         ids = [
             thing(cluster, text="a", tags=["x"], shard_id=1),
             thing(cluster, text="b", note="n", shard_id=1),

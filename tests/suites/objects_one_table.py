@@ -9,49 +9,45 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
-from sqlalchemy import create_engine
-from sqlalchemy import delete
-from sqlalchemy import Engine
-from sqlalchemy import ForeignKey
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import JSON
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import update
+from sqlalchemy import (
+    create_engine,
+    delete,
+    Engine,
+    ForeignKey,
+    func,
+    insert,
+    JSON,
+    select,
+    String,
+    update,
+)
 from sqlalchemy.ext.mutable import MutableList
-from sqlalchemy.orm import aliased
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import defer
-from sqlalchemy.orm import joinedload
-from sqlalchemy.orm import load_only
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
-from sqlalchemy.orm import selectin_polymorphic
-from sqlalchemy.orm import selectinload
-from sqlalchemy.orm import Session
-from sqlalchemy.orm import validates
-from sqlalchemy.orm import with_polymorphic
+from sqlalchemy.orm import (
+    aliased,
+    DeclarativeBase,
+    defer,
+    joinedload,
+    load_only,
+    Mapped,
+    mapped_column,
+    relationship,
+    selectin_polymorphic,
+    selectinload,
+    Session,
+    validates,
+    with_polymorphic,
+)
 from sqlalchemy.orm.exc import StaleDataError
 
-from sqla_shard import blob_field
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import scatter
-from sqla_shard import ShardedId
-from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.exc import WrongTypeError
+from sqla_shard import blob_field, MappingMixin, ObjectMixin, scatter, ShardedId
+from sqla_shard.exc import UnsupportedStatementError, WrongTypeError
 from sqla_shard.models.deletion import delete_object
-from tests.models.objects_harness import raw
-from tests.models.objects_harness import Suite
+from tests.models.objects_harness import raw, Suite
 
 NAMES = ("item", "book", "novel", "film")
 
@@ -76,9 +72,7 @@ class Owner(ObjectMixin, OneTableBase, type_id=95):
     __tablename__ = "ot_owners"
 
     name: Mapped[str] = blob_field()
-    items: Mapped[list[Item]] = relationship(
-        back_populates="owner", order_by="Item.id"
-    )
+    items: Mapped[list[Item]] = relationship(back_populates="owner", order_by="Item.id")
     books: Mapped[list[Book]] = relationship(viewonly=True, order_by="Book.id")
 
 
@@ -109,32 +103,22 @@ class Printed(Item, Validated):
 
 class Book(Printed):
     isbn: Mapped[str | None] = mapped_column(String(20))
-    __mapper_args__: ClassVar[dict[str, Any]] = {
-        "polymorphic_identity": "book"
-    }
+    __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_identity": "book"}
 
 
 class Novel(Book):
     hero: Mapped[str | None] = blob_field(default=None)
-    __mapper_args__: ClassVar[dict[str, Any]] = {
-        "polymorphic_identity": "novel"
-    }
+    __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_identity": "novel"}
 
 
 class Film(Item):
     minutes: Mapped[int | None] = mapped_column()
     cut: Mapped[str | None] = blob_field(default=None)
-    __mapper_args__: ClassVar[dict[str, Any]] = {
-        "polymorphic_identity": "film"
-    }
+    __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_identity": "film"}
 
 
 class OwnerReads(
-    MappingMixin,
-    OneTableBase,
-    source=Owner,
-    target=Book,
-    target_column="book_id",
+    MappingMixin, OneTableBase, source=Owner, target=Book, target_column="book_id"
 ):
     __tablename__ = "ot_owner_reads"
 
@@ -172,9 +156,7 @@ class PlainItem(PlainBase):
     owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"))
     owner: Mapped[PlainOwner] = relationship(back_populates="items")
     name: Mapped[str]
-    tags: Mapped[list[str]] = mapped_column(
-        MutableList.as_mutable(JSON), default=list
-    )
+    tags: Mapped[list[str]] = mapped_column(MutableList.as_mutable(JSON), default=list)
     stars: Mapped[int] = mapped_column(default=0)
     __mapper_args__: ClassVar[dict[str, Any]] = {
         "polymorphic_on": "kind",
@@ -191,24 +173,18 @@ class PlainPrinted(PlainItem, Validated):
 
 class PlainBook(PlainPrinted):
     isbn: Mapped[str | None]
-    __mapper_args__: ClassVar[dict[str, Any]] = {
-        "polymorphic_identity": "book"
-    }
+    __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_identity": "book"}
 
 
 class PlainNovel(PlainBook):
     hero: Mapped[str | None]
-    __mapper_args__: ClassVar[dict[str, Any]] = {
-        "polymorphic_identity": "novel"
-    }
+    __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_identity": "novel"}
 
 
 class PlainFilm(PlainItem):
     minutes: Mapped[int | None]
     cut: Mapped[str | None]
-    __mapper_args__: ClassVar[dict[str, Any]] = {
-        "polymorphic_identity": "film"
-    }
+    __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_identity": "film"}
 
 
 class World:
@@ -226,9 +202,7 @@ class World:
             made = [
                 self.Item(name="item", owner=owner, tags=["i"]),
                 self.Book(name="book", owner=owner, pages=3, isbn="x"),
-                self.Novel(
-                    name="novel", owner=owner, pages=9, isbn="y", hero="eve"
-                ),
+                self.Novel(name="novel", owner=owner, pages=9, isbn="y", hero="eve"),
                 self.Film(name="film", owner=owner, minutes=90, stars=2),
             ]
             session.add(owner)
@@ -309,9 +283,7 @@ class OneTableSuite(Suite):
                     few = here.where(cls.name > "c", cls.stars < 2)
                     few = few.order_by(cls.id)
                     found.append(shown(session.scalars(few).all()))
-                    ids = select(cls.name).where(
-                        cls.id.in_(world.ids.values())
-                    )
+                    ids = select(cls.name).where(cls.id.in_(world.ids.values()))
                     found.append(sorted(session.scalars(ids)))
                     counted = select(func.count(cls.id), func.max(cls.name))
                     counted = counted.where(cls.owner_id == world.owner)
@@ -379,9 +351,7 @@ class OneTableSuite(Suite):
                         select(cls.name).distinct().order_by(cls.name),
                         select(func.count(cls.id), func.min(cls.name)),
                     ):
-                        rows = session.execute(
-                            stmt.where(mine).options(*option)
-                        )
+                        rows = session.execute(stmt.where(mine).options(*option))
                         found.append([shown(tuple(row)) for row in rows])
                 Book = world.Book
                 pages = select(Book.pages, Book.isbn).order_by(Book.pages)
@@ -394,9 +364,7 @@ class OneTableSuite(Suite):
             (World("", partial(cluster.session, shard_id=shard)), i)
             for i, shard in enumerate((0, 1, 3))
         ]
-        plain = [
-            (World("Plain", lambda: Session(engine)), i) for i in range(3)
-        ]
+        plain = [(World("Plain", lambda: Session(engine)), i) for i in range(3)]
         for world, i in (*worlds, *plain):
             with world.new() as session:
                 for number, name in enumerate(NAMES):
@@ -422,11 +390,7 @@ class OneTableSuite(Suite):
                 [selectinload(Owner.items), selectinload(Owner.books)],
                 [joinedload(Owner.items)],
                 [joinedload(Owner.books)],
-                [
-                    selectinload(Owner.items).selectin_polymorphic(
-                        [Book, world.Film]
-                    )
-                ],
+                [selectinload(Owner.items).selectin_polymorphic([Book, world.Film])],
                 [selectinload(Owner.items.of_type(Book))],
             ):
                 with world.new() as session:
@@ -534,20 +498,11 @@ class OneTableSuite(Suite):
                 session.execute(insert(Novel), rows)
                 session.execute(
                     # As a statement of Core, which knows no classes.
-                    insert(Book).values(
-                        {**rows[0], "name": "b1", "kind": "book"}
-                    )
+                    insert(Book).values({**rows[0], "name": "b1", "kind": "book"})
                 )
                 session.execute(
                     insert(Item),
-                    [
-                        {
-                            "name": "i1",
-                            "owner_id": world.owner,
-                            "version": 1,
-                            "tags": [],
-                        }
-                    ],
+                    [{"name": "i1", "owner_id": world.owner, "version": 1, "tags": []}],
                 )
                 session.commit()
                 here = select(Item).where(Item.owner_id == world.owner)
@@ -638,9 +593,7 @@ class OneTableSuite(Suite):
         ids = ours.ids
         with cluster.begin() as session:
             BookFilms.append(session, ids["novel"], ids["film"])
-        with pytest.raises(
-            UnsupportedStatementError, match="give Item instead"
-        ):
+        with pytest.raises(UnsupportedStatementError, match="give Item instead"):
             delete_object(cluster, Book, ids["novel"])
         delete_object(cluster, Item, ids["novel"])
         with cluster.session() as session:

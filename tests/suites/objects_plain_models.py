@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 
 import pytest
-from sqlalchemy import delete
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import update
+from sqlalchemy import delete, func, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import aliased
-from sqlalchemy.orm import joinedload
-from sqlalchemy.orm import selectinload
-from sqlalchemy.orm import subqueryload
+from sqlalchemy.orm import aliased, joinedload, selectinload, subqueryload
 from sqlalchemy.orm.exc import StaleDataError
 
-from sqla_shard.exc import CrossShardWriteError
-from sqla_shard.exc import KeyspaceMismatchError
-from sqla_shard.exc import UnknownKeyspaceError
+from sqla_shard.exc import (
+    CrossShardWriteError,
+    KeyspaceMismatchError,
+    UnknownKeyspaceError,
+)
 from sqla_shard.outbox.tables import OF_TRANSACTIONS
-from tests.models.objects_harness import on_servers
-from tests.models.objects_harness import Suite
-from tests.models.plain_classes import Account
-from tests.models.plain_classes import Anywhere
-from tests.models.plain_classes import Author
-from tests.models.plain_classes import author_tags
-from tests.models.plain_classes import Book
-from tests.models.plain_classes import Country
-from tests.models.plain_classes import Employee
-from tests.models.plain_classes import Engineer
-from tests.models.plain_classes import Intern
-from tests.models.plain_classes import Island
-from tests.models.plain_classes import Item
-from tests.models.plain_classes import Language
-from tests.models.plain_classes import Lonely
-from tests.models.plain_classes import NoPlainBase
-from tests.models.plain_classes import Page
-from tests.models.plain_classes import PlainBase
-from tests.models.plain_classes import ReferenceBase
-from tests.models.plain_classes import Seen
-from tests.models.plain_classes import Stone
-from tests.models.plain_classes import Tag
+from tests.models.objects_harness import on_servers, Suite
+from tests.models.plain_classes import (
+    Account,
+    Anywhere,
+    Author,
+    author_tags,
+    Book,
+    Country,
+    Employee,
+    Engineer,
+    Intern,
+    Island,
+    Item,
+    Language,
+    Lonely,
+    NoPlainBase,
+    Page,
+    PlainBase,
+    ReferenceBase,
+    Seen,
+    Stone,
+    Tag,
+)
 
 
 class PlainSuite(Suite):
@@ -70,9 +64,7 @@ class PlainSuite(Suite):
         assert session.scalar(select(func.count()).select_from(Book)) == 0
         assert len(log.connections) == 1
 
-    @pytest.mark.parametrize(
-        "load", [None, joinedload, selectinload, subqueryload]
-    )
+    @pytest.mark.parametrize("load", [None, joinedload, selectinload, subqueryload])
     def test_eager_loads(self, session, load):
         session.add_all(
             Author(
@@ -82,9 +74,7 @@ class PlainSuite(Suite):
             for n in range(3)
         )
         session.commit()
-        options = (
-            [] if load is None else [load(Author.books), load(Author.tags)]
-        )
+        options = [] if load is None else [load(Author.books), load(Author.tags)]
         found = session.scalars(
             select(Author)
             .where(Author.name.startswith(f"eager {load} "))
@@ -148,11 +138,7 @@ class PlainSuite(Suite):
         found = session.scalars(
             select(Employee).order_by(Employee.id.desc()).limit(3)
         ).all()
-        assert {type(e).__name__ for e in found} == {
-            "Engineer",
-            "Intern",
-            "Employee",
-        }
+        assert {type(e).__name__ for e in found} == {"Engineer", "Intern", "Employee"}
         boss = session.scalars(
             select(Engineer).where(Engineer.language == "sql")
         ).first()
@@ -203,8 +189,7 @@ class PlainSuite(Suite):
         )
         assert changed.rowcount == 2
         session.execute(
-            update(Author),
-            [{"id": ids[2], "name": "bulk by key", "version": 1}],
+            update(Author), [{"id": ids[2], "name": "bulk by key", "version": 1}]
         )
         session.execute(delete(Author).where(Author.id == ids[3]))
         one, two = aliased(Author), aliased(Author)
@@ -218,9 +203,7 @@ class PlainSuite(Suite):
         ).all()
         assert rows == [("bulk 1!",) * 2, ("bulk by key",) * 2]
         assert (
-            session.scalar(
-                select(func.count()).where(Author.shout.like("bulk%!!"))
-            )
+            session.scalar(select(func.count()).where(Author.shout.like("bulk%!!")))
             == 2
         )
         found = session.query(Author).filter_by(name="bulk 4").one()
@@ -230,15 +213,12 @@ class PlainSuite(Suite):
         session.add(Author(name="textual"))
         session.flush()
         found = session.execute(
-            text("SELECT name, id FROM authors WHERE name = :name"),
-            {"name": "textual"},
+            text("SELECT name, id FROM authors WHERE name = :name"), {"name": "textual"}
         ).one()
         assert found.name == "textual"
         author = session.scalars(
             select(Author).from_statement(
-                text("SELECT * FROM authors WHERE id = :id").bindparams(
-                    id=found.id
-                )
+                text("SELECT * FROM authors WHERE id = :id").bindparams(id=found.id)
             )
         ).one()
         assert author.name == "textual"
@@ -250,9 +230,7 @@ class PlainSuite(Suite):
         assert author.name == "textual 2"
         connection = session.connection(bind_arguments={"mapper": Author})
         assert (
-            connection.scalar(
-                select(func.count()).where(Author.name == "textual 2")
-            )
+            connection.scalar(select(func.count()).where(Author.name == "textual 2"))
             == 1
         )
 
@@ -280,9 +258,7 @@ class PlainSuite(Suite):
             both.add_all([Author(name="mixed"), item])
             both.flush()
             new = item.id
-        author = session.scalars(
-            select(Author).where(Author.name == "mixed")
-        ).one()
+        author = session.scalars(select(Author).where(Author.name == "mixed")).one()
         assert session.get(Item, new).title == "t"
         assert author.version == 1
         with pytest.raises(KeyspaceMismatchError):
@@ -309,9 +285,7 @@ class TwoGlobalsSuite(Suite):
     def test_each_in_its_own(self, cluster):
         with cluster.begin() as session:
             session.add(
-                Country(
-                    code="fr", name="France", languages=[Language(code="fr")]
-                )
+                Country(code="fr", name="France", languages=[Language(code="fr")])
             )
             session.add(Island(code="is", name="Iceland", coast=4970))
         with cluster.begin() as session:
@@ -332,12 +306,7 @@ class TwoGlobalsSuite(Suite):
 
     def test_tables_are_where_they_belong(self, cluster):
         wanted = {
-            "reference": {
-                "countries",
-                "islands",
-                "languages",
-                "country_languages",
-            },
+            "reference": {"countries", "islands", "languages", "country_languages"},
             "main": {"accounts"},
             "objects": {"stones"},
         }
@@ -347,9 +316,7 @@ class TwoGlobalsSuite(Suite):
                 space = session.places.keyspace(keyspace, "global")
                 place = session.places.place(space, 0)
                 connection = session.root_connection(place)
-                found = place.backend.tables(connection, [place.schema])[
-                    place.schema
-                ]
+                found = place.backend.tables(connection, [place.schema])[place.schema]
             assert found == tables | {one.name for one in OF_TRANSACTIONS}
 
     def test_text_needs_a_keyspace(self, cluster):
@@ -361,16 +328,10 @@ class TwoGlobalsSuite(Suite):
             assert found.scalar() is not None
 
     def test_model_that_names_none(self, cluster):
-        with (
-            pytest.raises(UnknownKeyspaceError) as caught,
-            cluster.begin() as session,
-        ):
+        with pytest.raises(UnknownKeyspaceError) as caught, cluster.begin() as session:
             session.add(Anywhere())
         assert set(caught.value.known) >= {"main", "reference"}
-        with (
-            pytest.raises(UnknownKeyspaceError),
-            cluster.session() as session,
-        ):
+        with pytest.raises(UnknownKeyspaceError), cluster.session() as session:
             session.scalars(select(Anywhere)).all()
 
 

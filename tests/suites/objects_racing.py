@@ -5,24 +5,16 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import HealthCheck
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import given, HealthCheck, settings, strategies as st
 
 from sqla_shard import Cluster
 from sqla_shard.exc import StaleDataError
 from tests.models.objects import Thing
-from tests.models.objects_harness import raw
-from tests.models.objects_harness import remove_raw
-from tests.models.objects_harness import set_raw
-from tests.models.objects_harness import Suite
-from tests.models.objects_harness import thing
+from tests.models.objects_harness import raw, remove_raw, set_raw, Suite, thing
 
 UTC = UTC
 T0 = datetime(2024, 1, 1, tzinfo=UTC)
@@ -112,7 +104,7 @@ class InterleavingSuite(Suite):
             # The suite runs on several kinds of servers.
             HealthCheck.differing_executors,
             HealthCheck.too_slow,
-        ],
+        ]
     )
     def test_random_interleavings(self, cluster, steps, expires):
         """Against a model of one writer after another."""

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 
-from hypothesis import given
-from hypothesis import HealthCheck
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import given, HealthCheck, settings, strategies as st
 
-from tests.models.objects import Color
-from tests.models.objects import Level
-from tests.models.objects import Mixed
-from tests.models.objects import Point
-from tests.models.objects import Size
-from tests.models.objects import Thing
-from tests.models.objects_harness import raw
-from tests.models.objects_harness import Suite
-from tests.models.objects_harness import thing
+from tests.models.objects import Color, Level, Mixed, Point, Size, Thing
+from tests.models.objects_harness import raw, Suite, thing
 from tests.suites.objects_values import identical
 
 UTC = UTC
@@ -33,18 +22,14 @@ json_values = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
-            st.text(st.characters(exclude_categories=["Cs"])),
-            inner,
-            max_size=4,
+            st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=4
         )
     ),
     max_leaves=20,
 )
 sizes = st.builds(Size, st.integers(), st.integers())
 datetimes = st.datetimes(
-    min_value=datetime(2, 1, 1),
-    max_value=datetime(9998, 1, 1),
-    timezones=st.just(UTC),
+    min_value=datetime(2, 1, 1), max_value=datetime(9998, 1, 1), timezones=st.just(UTC)
 )
 decimals = st.decimals(allow_nan=False, allow_infinity=False)
 texts = st.text(st.characters(exclude_categories=["Cs"]))
@@ -86,7 +71,7 @@ class RandomValueSuite(Suite):
             # The suite runs on several kinds of servers.
             HealthCheck.differing_executors,
             HealthCheck.too_slow,
-        ],
+        ]
     )
     def test_any_object_comes_back(self, cluster, values):
         new = thing(cluster, **values)
@@ -95,7 +80,5 @@ class RandomValueSuite(Suite):
             for field, value in values.items():
                 assert identical(getattr(found, field), value)
             # The text is what Python would write, and the server reads it.
-            assert raw(cluster, Thing, new) == json.loads(
-                json.dumps(found.data)
-            )
+            assert raw(cluster, Thing, new) == json.loads(json.dumps(found.data))
             assert not session.dirty

@@ -11,27 +11,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
-from sqlalchemy import event
-from sqlalchemy import JSON
-from sqlalchemy import select
-from sqlalchemy import String
+from sqlalchemy import create_engine, event, JSON, select, String
 from sqlalchemy.ext.mutable import MutableList
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, Session
 
-from sqla_shard import blob_field
-from sqla_shard import ObjectMixin
+from sqla_shard import blob_field, ObjectMixin
 from sqla_shard.exc import BlobError
-from tests.models.objects_harness import stored
-from tests.models.objects_harness import Suite
+from tests.models.objects_harness import stored, Suite
 
 _FIELDS = ("title", "note", "tags")
 _COLUMNS = ("label", "place")
@@ -74,9 +64,7 @@ class PlainSheet(PlainBase):
 class Side:
     """A session at the objects, or at their twins."""
 
-    def __init__(
-        self, opened: Callable[[], Any], cls: Any, keys: list[int]
-    ) -> None:
+    def __init__(self, opened: Callable[[], Any], cls: Any, keys: list[int]) -> None:
         self.opened = opened
         self.session: Any = opened()
         self.cls = cls
@@ -119,9 +107,7 @@ class Side:
         assert found is self.held[which]
 
     def get(self, which: int) -> None:
-        found = self.session.get(
-            self.cls, self.keys[which], populate_existing=True
-        )
+        found = self.session.get(self.cls, self.keys[which], populate_existing=True)
         assert found is self.held[which]
 
     def lock(self, which: int) -> None:
@@ -169,18 +155,14 @@ class Side:
         cls = self.cls
         columns = cls.id, cls.title, cls.note, cls.label, cls.place
         with self.session.no_autoflush:
-            found = self.session.execute(
-                select(*columns).where(cls.id.in_(self.keys))
-            )
+            found = self.session.execute(select(*columns).where(cls.id.in_(self.keys)))
             by_key = {row[0]: tuple(row[1:]) for row in found}
         return [by_key[key] for key in self.keys]
 
     def shown(self) -> Any:
         with self.session.no_autoflush:
             values = [[getattr(o, n) for n in _NAMES] for o in self.held]
-        return [
-            [[*v] if isinstance(v, list) else v for v in o] for o in values
-        ]
+        return [[[*v] if isinstance(v, list) else v for v in o] for o in values]
 
 
 def _step(rng: random.Random) -> tuple[str, tuple[Any, ...]]:

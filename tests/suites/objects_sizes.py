@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import insert
-from sqlalchemy import select
+from sqlalchemy import insert, select
 
 from sqla_shard.exc import BlobTooLargeError
 from tests.models.objects import Small
-from tests.models.objects_harness import raw
-from tests.models.objects_harness import stored
-from tests.models.objects_harness import Suite
+from tests.models.objects_harness import raw, stored, Suite
 
 
 class TooLargeSuite(Suite):
     def test_insert(self, cluster, log):
-        with (
-            pytest.raises(BlobTooLargeError) as caught,
-            cluster.begin() as session,
-        ):
+        with pytest.raises(BlobTooLargeError) as caught, cluster.begin() as session:
             session.add(Small(text="x" * 200))
         assert (caught.value.size, caught.value.limit) == (211, 200)
         assert not [s for s in log.statements if "small" in s]
@@ -52,10 +46,7 @@ class TooLargeSuite(Suite):
 
     def test_bulk_insert(self, cluster, log):
         rows = [{"text": "x" * n} for n in (1, 500)]
-        with (
-            pytest.raises(BlobTooLargeError),
-            cluster.begin() as session,
-        ):
+        with pytest.raises(BlobTooLargeError), cluster.begin() as session:
             session.execute(insert(Small), rows)
         assert not [s for s in log.statements if "small" in s]
 
@@ -70,6 +61,6 @@ class TooLargeSuite(Suite):
             session.commit()
         session.rollback()
         assert raw(cluster, Small, small) == {"text": "x" * 150}
-        assert session.scalars(
-            select(Small.text).where(Small.id == small)
-        ).one() == ("x" * 150)
+        assert session.scalars(select(Small.text).where(Small.id == small)).one() == (
+            "x" * 150
+        )

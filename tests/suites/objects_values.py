@@ -5,33 +5,26 @@ from __future__ import annotations
 import dataclasses
 import math
 import uuid
-from datetime import date
-from datetime import datetime
-from datetime import timedelta
-from datetime import timezone
-from datetime import UTC
+from datetime import date, datetime, timedelta, timezone, UTC
 from decimal import Decimal
 
 import pytest
 from sqlalchemy import event
 
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import ColocationError
-from tests.models.objects import Board
-from tests.models.objects import Color
-from tests.models.objects import Level
-from tests.models.objects import Mixed
-from tests.models.objects import Part
-from tests.models.objects import Pin
-from tests.models.objects import Point
-from tests.models.objects import Shape
-from tests.models.objects import Size
-from tests.models.objects import Thing
-from tests.models.objects_harness import raw
-from tests.models.objects_harness import set_raw
-from tests.models.objects_harness import stored
-from tests.models.objects_harness import Suite
-from tests.models.objects_harness import thing
+from sqla_shard.exc import BlobValueError, ColocationError
+from tests.models.objects import (
+    Board,
+    Color,
+    Level,
+    Mixed,
+    Part,
+    Pin,
+    Point,
+    Shape,
+    Size,
+    Thing,
+)
+from tests.models.objects_harness import raw, set_raw, stored, Suite, thing
 
 UTC = UTC
 AWKWARD = (
@@ -80,12 +73,7 @@ ROUND_TRIPS = [
     ("point", Point(1.5, labels=["é", "'"])),
     (
         "shape",
-        Shape(
-            "s",
-            [Size(1), Size(2, 5)],
-            Point(0.1),
-            datetime(2024, 5, 6, tzinfo=UTC),
-        ),
+        Shape("s", [Size(1), Size(2, 5)], Point(0.1), datetime(2024, 5, 6, tzinfo=UTC)),
     ),
     ("tags", []),
     ("tags", list(AWKWARD[:-1])),
@@ -110,9 +98,7 @@ def identical(one, other) -> bool:
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(identical, one, other))
     if isinstance(one, float) and isinstance(other, float):
-        return math.copysign(1, one) == math.copysign(1, other) and (
-            one == other
-        )
+        return math.copysign(1, one) == math.copysign(1, other) and (one == other)
     if isinstance(one, Decimal) and isinstance(other, Decimal):
         return one.as_tuple() == other.as_tuple()
     if dataclasses.is_dataclass(one):
@@ -294,9 +280,7 @@ class ValueSuite(Suite):
             ({"color": "green"}, "color"),
         ],
     )
-    def test_stored_by_another_definition(
-        self, cluster, session, document, field
-    ):
+    def test_stored_by_another_definition(self, cluster, session, document, field):
         old = thing(cluster)
         set_raw(cluster, Thing, old, {"note": "n", **document})
         found = session.get(Thing, old)

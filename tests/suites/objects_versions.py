@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
-from sqlalchemy import FetchedValue
-from sqlalchemy import String
-from sqlalchemy import text
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy import FetchedValue, String, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.orm.exc import StaleDataError as OrmStaleDataError
 
-from sqla_shard import blob_field
-from sqla_shard import ObjectMixin
+from sqla_shard import blob_field, ObjectMixin
 from sqla_shard.exc import StaleDataError
-from tests.models.objects_harness import raw
-from tests.models.objects_harness import set_raw
-from tests.models.objects_harness import stored
-from tests.models.objects_harness import Suite
-from tests.models.objects_harness import updates
+from tests.models.objects_harness import raw, set_raw, stored, Suite, updates
 
 
 class VersionBase(DeclarativeBase):
@@ -95,8 +85,7 @@ def change(instance: Any, how: str) -> None:
 
 
 ways = pytest.mark.parametrize(
-    "how",
-    ["column", "field", "in place", "free key", "hidden", "whole", "both"],
+    "how", ["column", "field", "in place", "free key", "hidden", "whole", "both"]
 )
 
 
@@ -234,10 +223,7 @@ class VersionSuite(Suite):
         with cluster.begin() as second:
             second.get(cls, key).note = "b"
         detached.title = "c"
-        with (
-            cluster.session() as session,
-            pytest.raises(OrmStaleDataError),
-        ):
+        with cluster.session() as session, pytest.raises(OrmStaleDataError):
             session.merge(detached)
 
     @counting
@@ -257,8 +243,7 @@ class VersionSuite(Suite):
                     one.label = "y"
             session.commit()
             counted = [
-                one.version != old
-                for one, old in zip(many, before, strict=True)
+                one.version != old for one, old in zip(many, before, strict=True)
             ]
             assert counted == [False, True, False, True, True]
 

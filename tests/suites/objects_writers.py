@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import json
 import threading
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 from typing import Any
 
 import pytest
 from sqlalchemy import select
 
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import StaleDataError
-from tests.models.objects import Board
-from tests.models.objects import Renamed
-from tests.models.objects import Size
-from tests.models.objects import Thing
-from tests.models.objects_harness import on_servers
-from tests.models.objects_harness import raw
-from tests.models.objects_harness import set_raw
-from tests.models.objects_harness import stored
-from tests.models.objects_harness import Suite
-from tests.models.objects_harness import thing
-from tests.models.objects_harness import updates
+from sqla_shard.exc import BlobValueError, StaleDataError
+from tests.models.objects import Board, Renamed, Size, Thing
+from tests.models.objects_harness import (
+    on_servers,
+    raw,
+    set_raw,
+    stored,
+    Suite,
+    thing,
+    updates,
+)
 
 UTC = UTC
 T0 = datetime(2024, 1, 1, tzinfo=UTC)
@@ -88,11 +85,7 @@ class WriterSuite(Suite):
             session.add(Thing(text="new", shard_id=1))
             with pytest.raises(StaleDataError):
                 session.commit()
-        assert [raw(cluster, Thing, i)["text"] for i in ids] == [
-            "x",
-            "theirs",
-            "x",
-        ]
+        assert [raw(cluster, Thing, i)["text"] for i in ids] == ["x", "theirs", "x"]
 
     def test_the_same_value_of_both_is_a_conflict(self, cluster, two):
         # Each may have counted one further: both would be right to expect 2.
@@ -134,9 +127,7 @@ class WriterSuite(Suite):
         assert raw(cluster, Thing, new) is None
 
     def test_changes_in_place(self, cluster, two):
-        one, a, other, b = two(
-            tags=["t"], times=[T0], size=Size(1), scores={"a": 1}
-        )
+        one, a, other, b = two(tags=["t"], times=[T0], size=Size(1), scores={"a": 1})
         a.tags.append("one")
         a.size.w = 2
         b.times.append(T1)
@@ -299,11 +290,7 @@ class WriterSuite(Suite):
         )
         b.text = "two"
         other.commit()
-        assert raw(cluster, Thing, b.id) == {
-            **document,
-            "new": [1],
-            "text": "two",
-        }
+        assert raw(cluster, Thing, b.id) == {**document, "new": [1], "text": "two"}
 
     def test_not_json_any_more(self, cluster, two):
         _, _, other, b = two(text="x")
@@ -393,9 +380,7 @@ class WriterSuite(Suite):
         found.text = "y"
         with session.no_autoflush:
             session.scalars(
-                select(Thing.id).where(
-                    Thing.id == new, Thing.data == found.data
-                )
+                select(Thing.id).where(Thing.id == new, Thing.data == found.data)
             ).all()
         session.commit()
         assert raw(cluster, Thing, new)["text"] == "y"

@@ -16,24 +16,21 @@ from sqlalchemy.schema import DropTable
 
 from sqla_shard import Cluster
 from sqla_shard.exc import OperationDefinitionError
-from sqla_shard.outbox import apply
-from sqla_shard.outbox import discard
+from sqla_shard.outbox import apply, discard
 from sqla_shard.outbox.apply import PendingOperation
 from sqla_shard.outbox.tables import INTENTS
-from tests.models.operation_models import add
-from tests.models.operation_models import after_crash
-from tests.models.operation_models import Base
-from tests.models.operation_models import count_applied
-from tests.models.operation_models import first_of_each
-from tests.models.operation_models import forget_all
-from tests.models.operation_models import make_due
-from tests.models.operation_models import note
-from tests.models.operation_models import points
-from tests.suites.operations import FAR
-from tests.suites.operations import NEAR
-from tests.suites.operations import Suite
-
-__all__ = ["Autocommit", "Outcomes"]
+from tests.models.operation_models import (
+    add,
+    after_crash,
+    Base,
+    count_applied,
+    first_of_each,
+    forget_all,
+    make_due,
+    note,
+    points,
+)
+from tests.suites.operations import FAR, NEAR, Suite
 
 
 class Outcomes(Suite):
@@ -45,9 +42,7 @@ class Outcomes(Suite):
         """Catching the error and committing does not enqueue the operation."""
         with cluster.session() as session:
             place = session.place_for(shard_id=NEAR)
-            session.execute(
-                DropTable(INTENTS), bind_arguments={"place": place}
-            )
+            session.execute(DropTable(INTENTS), bind_arguments={"place": place})
             session.commit()
         try:
             with cluster.begin(cross_shard="logged") as session:
@@ -79,17 +74,13 @@ class Outcomes(Suite):
         assert (report.applied, len(report.failed)) == (0, 1)
         assert self.only(cluster, mark) == {(ids[FAR], mark): 1}
 
-    def test_a_listener_that_does_not_know_our_sessions(
-        self, cluster, ids, mark
-    ):
+    def test_a_listener_that_does_not_know_our_sessions(self, cluster, ids, mark):
         """The COMMIT has succeeded, and must not look as if it had not."""
 
         def audit(session):
             assert session.info["user"]
 
-        with cluster.session(
-            cross_shard="logged", info={"user": "ada"}
-        ) as session:
+        with cluster.session(cross_shard="logged", info={"user": "ada"}) as session:
             add(session, ids[NEAR], 1)
             note.intend(session, ids[FAR], text=mark)
             event.listen(Session, "before_commit", audit)
@@ -113,9 +104,7 @@ class Outcomes(Suite):
         assert {one.token for one in discard(cluster, left)} == {*left}
         assert cluster.pending() == []
 
-    def test_a_chain_is_no_recursion(
-        self, cluster, ids, defined, mark, caplog
-    ):
+    def test_a_chain_is_no_recursion(self, cluster, ids, defined, mark, caplog):
         depths = []
 
         def step(session, account_id, n):
@@ -172,9 +161,7 @@ class Autocommit(Suite):
         forget_all(autocommitting)
         return first_of_each(autocommitting)
 
-    def test_failed_operations_are_not_done(
-        self, autocommitting, ids, defined, mark
-    ):
+    def test_failed_operations_are_not_done(self, autocommitting, ids, defined, mark):
         def fails_once(session, account_id):
             raise ZeroDivisionError
 

@@ -10,8 +10,7 @@ import importlib
 import json
 import random
 import sys
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from enum import IntEnum
 from pathlib import Path
@@ -19,41 +18,38 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from sqla_shard import Cluster
-from sqla_shard import Operation
-from sqla_shard import operation
-from sqla_shard import ShardSession
-from sqla_shard.exc import CrossShardWriteError
-from sqla_shard.exc import OperationArgumentError
-from sqla_shard.exc import OperationDefinitionError
-from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.exc import UnknownOperationError
-from sqla_shard.outbox import apply
-from sqla_shard.outbox import discard
+from sqla_shard import Cluster, Operation, operation, ShardSession
+from sqla_shard.exc import (
+    CrossShardWriteError,
+    OperationArgumentError,
+    OperationDefinitionError,
+    ServerUnreachableError,
+    UnknownOperationError,
+)
+from sqla_shard.outbox import apply, discard
 from sqla_shard.outbox.apply import function_named
 from sqla_shard.testing import StatementLog
-from tests.models.operation_models import Account
-from tests.models.operation_models import add
-from tests.models.operation_models import after_crash
-from tests.models.operation_models import count_applied
-from tests.models.operation_models import Email
-from tests.models.operation_models import entries
-from tests.models.operation_models import first_of_each
-from tests.models.operation_models import forget_all
-from tests.models.operation_models import hop
-from tests.models.operation_models import intend
-from tests.models.operation_models import make_due
-from tests.models.operation_models import note
-from tests.models.operation_models import OPERATIONS
-from tests.models.operation_models import points
-from tests.models.operation_models import register
-from tests.models.operation_models import set_to
-from tests.models.operation_models import Setting
-
-__all__ = ["Arguments", "Awaited", "Failing", "Intending", "Suite"]
+from tests.models.operation_models import (
+    Account,
+    add,
+    after_crash,
+    count_applied,
+    Email,
+    entries,
+    first_of_each,
+    forget_all,
+    hop,
+    intend,
+    make_due,
+    note,
+    OPERATIONS,
+    points,
+    register,
+    set_to,
+    Setting,
+)
 
 NEAR, FAR = 1, 6  # shards on two servers
 
@@ -176,10 +172,7 @@ class Intending(Suite):
 
     def test_a_chain_that_has_stopped(self, cluster, ids, mark):
         chain = [ids[6], ids[1], ids[3]]
-        with (
-            after_crash(),
-            cluster.begin(cross_shard="logged") as session,
-        ):
+        with after_crash(), cluster.begin(cross_shard="logged") as session:
             add(session, ids[NEAR], 1)
             hop.intend(session, chain, mark)
         steps = 0
@@ -263,10 +256,7 @@ class Intending(Suite):
         And one that deletes them.
         """
         for count in (1, 3):
-            with (
-                StatementLog() as log,
-                cluster.begin(cross_shard="logged") as session,
-            ):
+            with StatementLog() as log, cluster.begin(cross_shard="logged") as session:
                 add(session, ids[NEAR], 1)
                 for _ in range(count):
                     note.intend(session, ids[FAR], text=mark)
@@ -278,10 +268,7 @@ class Intending(Suite):
             assert log.count("commit") == 1 + count + 1
 
     def test_intending_to_the_own_shard_costs_nothing(self, cluster, ids):
-        with (
-            StatementLog() as log,
-            cluster.begin(cross_shard="logged") as session,
-        ):
+        with StatementLog() as log, cluster.begin(cross_shard="logged") as session:
             add(session, ids[NEAR], 1)
             add.intend(session, ids[NEAR], 1)
         assert (log.count(), log.count("commit")) == (2, 1)
@@ -321,14 +308,7 @@ def random_json(rng: random.Random, depth: int = 0) -> Any:
         return rng.choice([0, -1, 1]) * rng.getrandbits(rng.randrange(1, 90))
     if kind == "float":
         return rng.choice(
-            [
-                0.0,
-                -0.0,
-                0.1,
-                1e308,
-                5e-324,
-                rng.random() * 10 ** rng.randrange(30),
-            ]
+            [0.0, -0.0, 0.1, 1e308, 5e-324, rng.random() * 10 ** rng.randrange(30)]
         )
     if kind == "str":
         letters = "ab\"'\\\0\n%{}:é€𝄞\ud800\u202e"
@@ -351,10 +331,7 @@ class Arguments(Suite):
         hear = defined(hear)
         given = [random_json(rng) for _ in range(60)]
         for number, value in enumerate(given):
-            with (
-                after_crash(),
-                cluster.begin(cross_shard="logged") as session,
-            ):
+            with after_crash(), cluster.begin(cross_shard="logged") as session:
                 add(session, ids[NEAR], 1)
                 hear.intend(session, ids[FAR], value, more=[number, value])
         make_due(cluster)
@@ -437,10 +414,7 @@ class Arguments(Suite):
             heard.append(value)
 
         take = defined(take)
-        with (
-            after_crash(),
-            cluster.begin(cross_shard="logged") as session,
-        ):
+        with after_crash(), cluster.begin(cross_shard="logged") as session:
             add(session, ids[NEAR], 1)
             take.intend(session, ids[FAR], "x" * 999_900)
         make_due(cluster)
@@ -524,9 +498,7 @@ class Arguments(Suite):
 class Failing(Suite):
     """Operations that cannot be done."""
 
-    def left(
-        self, cluster: Cluster, ids: list[int], op: Any, *args: Any
-    ) -> Any:
+    def left(self, cluster: Cluster, ids: list[int], op: Any, *args: Any) -> Any:
         """Enqueue one, and return the pending operation."""
         with cluster.begin(cross_shard="logged") as session:
             add(session, ids[NEAR], 1)
@@ -573,9 +545,7 @@ class Failing(Suite):
         assert self.only(cluster, mark) == {(ids[FAR], mark): 1}
         assert cluster.pending() == []
 
-    def test_one_fails_and_the_others_are_done(
-        self, cluster, ids, defined, mark
-    ):
+    def test_one_fails_and_the_others_are_done(self, cluster, ids, defined, mark):
         def fails(session, account_id):
             raise ZeroDivisionError
 
@@ -635,9 +605,7 @@ class Failing(Suite):
         assert count_applied(cluster) == 0
 
     @pytest.mark.parametrize("how", ["rollback", "close"])
-    def test_one_that_ends_its_transaction(
-        self, cluster, ids, defined, mark, how
-    ):
+    def test_one_that_ends_its_transaction(self, cluster, ids, defined, mark, how):
         """Its writes after that lack the token, and might be repeated."""
 
         def ending(session, account_id):
@@ -695,9 +663,7 @@ class Failing(Suite):
         assert cluster.repair().applied == 1
         assert self.only(cluster, mark) == {(ids[FAR], mark): 1}
 
-    def test_a_commit_does_not_go_on_for_ever(
-        self, cluster, ids, mark, monkeypatch
-    ):
+    def test_a_commit_does_not_go_on_for_ever(self, cluster, ids, mark, monkeypatch):
         monkeypatch.setattr(apply, "_PATIENCE", 0.0)
         with cluster.begin(cross_shard="logged") as session:
             add(session, ids[NEAR], 1)
@@ -708,17 +674,12 @@ class Failing(Suite):
         assert (report.applied, report.ok) == (3, True)
         assert session.pending[0].operation == note.name
 
-    def test_many_unknown_ones_do_not_delay_others(
-        self, cluster, ids, defined, mark
-    ):
+    def test_many_unknown_ones_do_not_delay_others(self, cluster, ids, defined, mark):
         def gone(session, account_id):
             raise AssertionError("never called")
 
         gone = defined(gone)
-        with (
-            after_crash(),
-            cluster.begin(cross_shard="logged") as session,
-        ):
+        with after_crash(), cluster.begin(cross_shard="logged") as session:
             add(session, ids[NEAR], 1)
             for _ in range(250):
                 gone.intend(session, ids[FAR])
@@ -754,9 +715,7 @@ class Awaited(Suite):
         async def write() -> Any:
             async with cluster.async_begin(cross_shard="logged") as session:
                 await session.run_sync(intend, ids[NEAR], ids[FAR], mark)
-                await session.run_sync(
-                    hop.intend, [ids[0], ids[5]], f"{mark} hop"
-                )
+                await session.run_sync(hop.intend, [ids[0], ids[5]], f"{mark} hop")
             return session.sync_session.pending
 
         assert asyncio.run(write()) == ()
@@ -800,9 +759,7 @@ class Awaited(Suite):
             await session.run_sync(intend, ids[NEAR], ids[FAR], mark)
 
         async def run() -> None:
-            await cluster.async_run(
-                write, key=f"awaited {mark}", cross_shard="logged"
-            )
+            await cluster.async_run(write, key=f"awaited {mark}", cross_shard="logged")
 
         asyncio.run(run())
         assert self.only(cluster, mark) == {(ids[FAR], mark): 1}
@@ -811,9 +768,7 @@ class Awaited(Suite):
         async def write(number: int) -> None:
             home, target = ids[number % 4], ids[4 + number % 4]
             async with cluster.async_begin(cross_shard="logged") as session:
-                await session.run_sync(
-                    intend, home, target, f"{mark} {number}"
-                )
+                await session.run_sync(intend, home, target, f"{mark} {number}")
 
         async def main() -> None:
             await asyncio.gather(*map(write, range(20)))

@@ -6,39 +6,23 @@ Each class is a suite; a test module has a fixture ``cluster``.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import delete
-from sqlalchemy import event
-from sqlalchemy import select
+from sqlalchemy import delete, event, select
 
-from sqla_shard import Cluster
-from sqla_shard import exc
-from sqla_shard import ShardSession
+from sqla_shard import Cluster, exc, ShardSession
 from sqla_shard.cache.stores import State
 from sqla_shard.cache.stores.memory import MemoryStore
-from sqla_shard.outbox.invalidations import drain
-from sqla_shard.outbox.invalidations import outbox_size
-from sqla_shard.outbox.invalidations import write_pending
+from sqla_shard.outbox.invalidations import drain, outbox_size, write_pending
 from sqla_shard.outbox.tables import OUTBOX
 from sqla_shard.session.commit import Commits
-from tests.models.operation_models import Account
-from tests.models.operation_models import points
-from tests.models.operation_models import SHARDS
-from tests.suites.cache_store import leased
-from tests.suites.cache_store import put
-from tests.suites.cache_store import state
-from tests.suites.cache_store import token
+from tests.models.operation_models import Account, points, SHARDS
+from tests.suites.cache_store import leased, put, state, token
 from tests.suites.operations import Suite
-
-__all__ = ["Failing", "Outbox", "at_commit", "forget_all", "leave", "rows"]
 
 SECONDS = 60
 Entries = Iterable[tuple[str, str]]
@@ -99,9 +83,7 @@ def forget_all(cluster: Cluster) -> None:
     for places in _everywhere(cluster):
         for place in places:
             with cluster.begin() as session:
-                session.execute(
-                    delete(OUTBOX), bind_arguments={"place": place}
-                )
+                session.execute(delete(OUTBOX), bind_arguments={"place": place})
 
 
 def _everywhere(cluster: Cluster) -> list[Sequence[Any]]:
@@ -207,9 +189,7 @@ class Outbox(Suite):
         ],
         ids=["blank", "long key", "no region", "long region"],
     )
-    def test_values_that_cannot_be_written(
-        self, cluster, ids, region, key, error
-    ):
+    def test_values_that_cannot_be_written(self, cluster, ids, region, key, error):
         with pytest.raises(error):
             leave(cluster, ids[3], [("r", "fine"), (region, key)])
         assert rows(cluster) == []
@@ -347,9 +327,7 @@ class Outbox(Suite):
         class Busy(Failing):
             def unblock(self, keys: Any, token: bytes) -> set[str]:
                 count = len(self.asked)
-                leave(
-                    cluster, ids[6], [("r", f"new{count}{n}") for n in "abc"]
-                )
+                leave(cluster, ids[6], [("r", f"new{count}{n}") for n in "abc"])
                 return super().unblock(keys, token)
 
         leave(cluster, ids[6], [("r", "a"), ("r", "b"), ("r", "c")])
@@ -359,9 +337,7 @@ class Outbox(Suite):
     def test_a_key_that_cannot_be_one(self, cluster, ids):
         """Written by another program; the others are deleted."""
         leave(cluster, ids[6], [("r", "a"), ("r", "bad"), ("r", "c")])
-        place = cluster.places.place(
-            cluster.places.keyspace(None, "objects"), 6
-        )
+        place = cluster.places.place(cluster.places.keyspace(None, "objects"), 6)
         with cluster.begin() as session:
             session.execute(
                 OUTBOX.update()

@@ -14,24 +14,14 @@ from typing import Any
 
 import pytest
 
-from examples.pinboard import boards
-from examples.pinboard import relations
-from examples.pinboard.errors import ConflictError
-from examples.pinboard.errors import ForbiddenError
-from examples.pinboard.errors import NotFoundError
-from examples.pinboard.inputs import read_board
-from examples.pinboard.inputs import read_pin
-from examples.pinboard.models import Board
-from examples.pinboard.models import graph
-from examples.pinboard.models import Pin
-from examples.pinboard.models import PinInBoards
-from examples.pinboard.models import UserFollowsBoards
+from examples.pinboard import boards, relations
+from examples.pinboard.errors import ConflictError, ForbiddenError, NotFoundError
+from examples.pinboard.inputs import read_board, read_pin
+from examples.pinboard.models import Board, graph, Pin, PinInBoards, UserFollowsBoards
 from examples.pinboard.samples import add_user
 from examples.pinboard.tables import move_follows
 from sqla_shard import Cluster
 from sqla_shard.contrib import BoardChoice
-
-__all__ = ["Relations"]
 
 _numbers = itertools.count(1)
 
@@ -125,10 +115,7 @@ class Relations:
         old = new_pin(cluster, owner, one)
         change(cluster, relations.follow_user, reader, owner)
         change(cluster, relations.follow, reader, theirs)
-        new = [
-            new_pin(cluster, owner, two),
-            new_pin(cluster, friend, theirs),
-        ]
+        new = [new_pin(cluster, owner, two), new_pin(cluster, friend, theirs)]
         page = read(cluster, relations.home_page, reader)
         found = page.pins
         assert [each.pin.id for each in found] == [*new[::-1], old]

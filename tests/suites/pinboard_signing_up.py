@@ -22,22 +22,16 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from sqlalchemy import func
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from examples.pinboard import signing_up
 from examples.pinboard.accounts import sign_in
 from examples.pinboard.errors import TakenError
 from examples.pinboard.inputs import read_user
-from examples.pinboard.models import User
-from examples.pinboard.models import UserEmail
-from examples.pinboard.models import UserName
+from examples.pinboard.models import User, UserEmail, UserName
 from examples.pinboard.signing_up import sign_up
-from sqla_shard import Cluster
-from sqla_shard import scatter
+from sqla_shard import Cluster, scatter
 from tests.workers.pinboard_process import STEPS
-
-__all__ = ["SigningUp"]
 
 ROOT = Path(__file__).parents[2]
 AT_ONCE = 20
@@ -118,9 +112,7 @@ def killed_after(step: str, document: Any, email: str, name: str) -> None:
 
 
 class SigningUp:
-    def test_of_many_who_want_an_address_one_gets_it(
-        self, cluster: Cluster
-    ) -> None:
+    def test_of_many_who_want_an_address_one_gets_it(self, cluster: Cluster) -> None:
         email, name = new_names()
         before = users(cluster)
         emails, names = keys(cluster, UserEmail), keys(cluster, UserName)
@@ -137,9 +129,7 @@ class SigningUp:
         assert keys(cluster, UserEmail) == emails
         assert keys(cluster, UserName) == names
 
-    def test_of_many_who_want_a_name_one_gets_it(
-        self, cluster: Cluster
-    ) -> None:
+    def test_of_many_who_want_a_name_one_gets_it(self, cluster: Cluster) -> None:
         email, name = new_names()
         before, emails = users(cluster), keys(cluster, UserEmail)
         forms = itertools.cycle([name, name.upper(), f"  {name} "])

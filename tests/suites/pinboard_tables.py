@@ -14,17 +14,11 @@ from collections.abc import Callable
 import pytest
 from alembic import command
 
-from examples.pinboard.models import Base
-from examples.pinboard.models import Pin
-from examples.pinboard.models import User
-from examples.pinboard.tables import bring_up_to_date
-from examples.pinboard.tables import configs
-from sqla_shard import Cluster
-from sqla_shard import schema
+from examples.pinboard.models import Base, Pin, User
+from examples.pinboard.tables import bring_up_to_date, configs
+from sqla_shard import Cluster, schema
 from sqla_shard.exc import ProvisionError
 from sqla_shard.schema.selection import shards_of
-
-__all__ = ["MakeCluster", "Tables", "create_tables", "definitions", "is_new"]
 
 MakeCluster = Callable[[], Cluster]
 
@@ -57,13 +51,9 @@ def definitions(cluster: Cluster) -> dict[str, dict[str, str]]:
             catalogue = shard.place.backend.catalogue
             engine = cluster.places.engines.new_engine(shard.place.engine)
             with engine.connect() as connection:
-                (tables,) = catalogue.digests(
-                    connection, [shard.schema]
-                ).values()
+                (tables,) = catalogue.digests(connection, [shard.schema]).values()
                 found[f"{keyspace.name} {shard.shard_id}"] = {
-                    table: catalogue.definition(
-                        connection, shard.schema, table
-                    )
+                    table: catalogue.definition(connection, shard.schema, table)
                     for table in tables
                     if table in Base.metadata.tables
                 }

@@ -10,22 +10,12 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from sqla_shard import Cluster
-from sqla_shard import exc
+from sqla_shard import Cluster, exc
 from sqla_shard.session import RandomPlacement
-from tests.models.clusters import at
-from tests.models.clusters import PINS
-from tests.models.clusters import ShardLog
-from tests.models.clusters import SHARDS
-from tests.models.layouts import pack
-from tests.models.layouts import unpack
-from tests.models.models import Board
-from tests.models.models import Note
-from tests.models.models import PIN
-from tests.models.models import Pin
+from tests.models.clusters import at, PINS, ShardLog, SHARDS
+from tests.models.layouts import pack, unpack
+from tests.models.models import Board, Note, PIN, Pin
 from tests.suites.writing import pair
-
-__all__ = ["Placement"]
 
 
 def shard_of(instance: Any) -> int:
@@ -125,15 +115,11 @@ class Placement:
     def test_the_shard_of_an_object(self, cluster):
         for shard_id in (0, 31):
             with cluster.session(shard_id=1) as session:
-                note = Note(
-                    pin_id=pack(shard_id, PIN, 1), text="t", shard_id=shard_id
-                )
+                note = Note(pin_id=pack(shard_id, PIN, 1), text="t", shard_id=shard_id)
                 session.add(note)
                 session.flush()
                 assert note.shard_id == shard_id
-                with pytest.raises(
-                    exc.PlacementError, match="cannot be moved"
-                ):
+                with pytest.raises(exc.PlacementError, match="cannot be moved"):
                     note.shard_id = 5
 
     def test_weights(self, cluster, rng):

@@ -9,35 +9,33 @@ import random
 from typing import Any
 
 import pytest
-from sqlalchemy import bindparam
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import not_
-from sqlalchemy import or_
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import tuple_
-from sqlalchemy import union_all
-from sqlalchemy import update
+from sqlalchemy import (
+    bindparam,
+    func,
+    insert,
+    not_,
+    or_,
+    select,
+    text,
+    tuple_,
+    union_all,
+    update,
+)
 from sqlalchemy.orm import aliased
 
 from sqla_shard import SCHEMA
-from sqla_shard.exc import CrossShardWriteError
-from sqla_shard.exc import ForkedSessionError
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import NoShardKeyError
-from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.exc import ShardError
+from sqla_shard.exc import (
+    CrossShardWriteError,
+    ForkedSessionError,
+    InvalidIdError,
+    NoShardKeyError,
+    ScatterUnsupportedError,
+    ShardError,
+)
 from sqla_shard.testing import StatementLog
-from tests.models.clusters import at
-from tests.models.clusters import PINS
-from tests.models.clusters import SHARDS
-from tests.models.layouts import pack
-from tests.models.layouts import unpack
-from tests.models.models import Comment
-from tests.models.models import PIN
-from tests.models.models import Pin
-from tests.models.models import Setting
+from tests.models.clusters import at, PINS, SHARDS
+from tests.models.layouts import pack, unpack
+from tests.models.models import Comment, PIN, Pin, Setting
 
 #: Shards of the rows below: the first, two neighbours, the other server, the
 #: last.
@@ -56,8 +54,7 @@ class Proofs:
                 for n in range(3):
                     pin = at(shard_id, Pin(title=f"p{shard_id}_{n}", n=n))
                     pin.comments = [
-                        at(shard_id, Comment(body=body, n=n))
-                        for body in ("x", "y")
+                        at(shard_id, Comment(body=body, n=n)) for body in ("x", "y")
                     ]
                     session.add(pin)
                     session.flush()
@@ -105,9 +102,7 @@ class Proofs:
             assert found(Pin.id.in_(same)) == ids
 
     @pytest.mark.parametrize("which", [0, 4, 14])
-    def test_forms_on_one_shard(
-        self, cluster: Any, ids: list[int], which: int
-    ) -> None:
+    def test_forms_on_one_shard(self, cluster: Any, ids: list[int], which: int) -> None:
         mine = ids[which]
         here = {"shard_id": unpack(mine).shard_id}
         siblings = [i for i in ids if i >> 46 == mine >> 46]
@@ -118,17 +113,14 @@ class Proofs:
 
             other = aliased(Pin)
             assert one(select(other.id).where(other.id == mine)) == [mine]
-            assert one(
-                select(Comment.pin_id).where(Comment.pin_id == mine)
-            ) == [mine, mine]
+            assert one(select(Comment.pin_id).where(Comment.pin_id == mine)) == [
+                mine,
+                mine,
+            ]
             assert one(select(func.count(Pin.id)), bind_arguments=here) == [3]
-            assert (
-                one(select(func.max(Pin.id)), bind_arguments=here)
-                == siblings[-1:]
-            )
+            assert one(select(func.max(Pin.id)), bind_arguments=here) == siblings[-1:]
             both = union_all(
-                select(Pin.id).where(Pin.n == 0),
-                select(Pin.id).where(Pin.n == 1),
+                select(Pin.id).where(Pin.n == 0), select(Pin.id).where(Pin.n == 1)
             )
             assert one(both, bind_arguments=here) == siblings[:2]
             inner = select(Pin.id, Pin.n).subquery()
@@ -141,21 +133,14 @@ class Proofs:
             assert one(named, params={"q": mine}) == [mine]
             ordered = select(Pin.id).order_by(Pin.id.desc()).limit(2)
             assert (
-                session.scalars(ordered, bind_arguments=here).all()
-                == siblings[:0:-1]
+                session.scalars(ordered, bind_arguments=here).all() == siblings[:0:-1]
             )
-            frozen = session.execute(
-                select(Pin.id).where(Pin.id == mine)
-            ).freeze()
+            frozen = session.execute(select(Pin.id).where(Pin.id == mine)).freeze()
             assert frozen().scalars().all() == [mine]
 
-    def test_forms_on_several_shards(
-        self, cluster: Any, ids: list[int]
-    ) -> None:
+    def test_forms_on_several_shards(self, cluster: Any, ids: list[int]) -> None:
         with cluster.session() as session:
-            named = select(Pin.id).where(
-                Pin.id.in_(bindparam("q", expanding=True))
-            )
+            named = select(Pin.id).where(Pin.id.in_(bindparam("q", expanding=True)))
             assert sorted(session.scalars(named, {"q": ids})) == ids
             pairs = [(ids[0], "p0_0"), (ids[3], "p1_0"), (ids[4], "no")]
             tuples = select(Pin.id).where(tuple_(Pin.id, Pin.title).in_(pairs))
@@ -176,9 +161,7 @@ class Proofs:
         columns = "title, n, board_id, home_id, root_id"
         bare = text(f"SELECT local_id, {columns} FROM pins")
         prefix = ids[0] >> 36 << 36
-        whole = text(
-            f"SELECT local_id + {prefix} AS local_id, {columns} FROM pins"
-        )
+        whole = text(f"SELECT local_id + {prefix} AS local_id, {columns} FROM pins")
         with cluster.session() as session:
             with pytest.raises(InvalidIdError, match="local id"):
                 session.scalars(
@@ -194,9 +177,7 @@ class Proofs:
     def test_one_connection_and_transaction_per_server(
         self, cluster: Any, ids: list[int]
     ) -> None:
-        places = cluster.places.all_places(
-            cluster.topology.keyspace("objects")
-        )
+        places = cluster.places.all_places(cluster.topology.keyspace("objects"))
         used = {i >> 46 for i in ids}
         engines = {places[i].engine for i in used}
         with StatementLog() as log:
@@ -271,9 +252,7 @@ class Proofs:
             session.execute(insert(Comment), rows)
 
         def by_connection(session: Any) -> None:
-            connection = session.connection(
-                {"shard_id": unpack(last).shard_id}
-            )
+            connection = session.connection({"shard_id": unpack(last).shard_id})
             connection.execute(insert(Pin.__table__).values(title="new"))
 
         def in_global(session: Any) -> None:
@@ -301,9 +280,7 @@ class Proofs:
                 assert str(first) in str(caught.value)
                 assert caught.value.first[0] == unpack(first).shard_id
 
-    def test_several_shards_on_request(
-        self, cluster: Any, ids: list[int]
-    ) -> None:
+    def test_several_shards_on_request(self, cluster: Any, ids: list[int]) -> None:
         with cluster.begin(cross_shard="unordered") as session:
             done = session.execute(
                 update(Pin).where(Pin.id.in_(ids)).values(n=Pin.n + 100)
@@ -326,9 +303,7 @@ class Proofs:
             session.flush()
             assert unpack(kept.id).shard_id == 4
 
-    def test_roots_of_one_transaction_share_a_shard(
-        self, cluster: Any
-    ) -> None:
+    def test_roots_of_one_transaction_share_a_shard(self, cluster: Any) -> None:
         seen = set()
         for _ in range(20):
             with cluster.session() as session:
@@ -355,9 +330,7 @@ class Proofs:
 
     # -- processes
 
-    def test_fork_with_connections_out(
-        self, cluster: Any, ids: list[int]
-    ) -> None:
+    def test_fork_with_connections_out(self, cluster: Any, ids: list[int]) -> None:
         """As under gunicorn --preload, and with a transaction open."""
         session = cluster.session()
         first = session.get(Pin, ids[0])

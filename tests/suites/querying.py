@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import bindparam
-from sqlalchemy import ColumnDefault
-from sqlalchemy import DDL
-from sqlalchemy import exists
-from sqlalchemy import func
-from sqlalchemy import literal
-from sqlalchemy import null
-from sqlalchemy import or_
-from sqlalchemy import select
-from sqlalchemy import Sequence
-from sqlalchemy import text
-from sqlalchemy.orm import aliased
-from sqlalchemy.orm import with_parent
+from sqlalchemy import (
+    bindparam,
+    ColumnDefault,
+    DDL,
+    exists,
+    func,
+    literal,
+    null,
+    or_,
+    select,
+    Sequence,
+    text,
+)
+from sqlalchemy.orm import aliased, with_parent
 from sqlalchemy.schema import CreateTable
 
-from sqla_shard import exc
-from sqla_shard import scatter
-from sqla_shard import ShardSession
+from sqla_shard import exc, scatter, ShardSession
 from tests.models.clusters import PINS
 from tests.models.layouts import pack
-from tests.models.models import BOARD
-from tests.models.models import Board
-from tests.models.models import Comment
-from tests.models.models import PIN
-from tests.models.models import Pin
-from tests.models.models import Setting
-from tests.models.models import Tag
+from tests.models.models import BOARD, Board, Comment, PIN, Pin, Setting, Tag
 from tests.suites.reading import Reading
 from tests.suites.semantics import sample
-
-__all__ = ["ByStatement"]
 
 MISSING = pack(5, PIN, 12345)
 
@@ -73,9 +64,7 @@ class ByStatement(Reading):
             found = session.scalars(objects.order_by(Pin.id)).all()
             assert [pin.id for pin in found] == sorted(ids)
             made = select(alias.id, alias.title).where(alias.id.in_(ids))
-            rows = session.execute(
-                made.distinct().order_by(alias.title, alias.id)
-            )
+            rows = session.execute(made.distinct().order_by(alias.title, alias.id))
             wanted = sorted((data.titles[i], i) for i in ids)
             assert [(title, i) for i, title in rows] == wanted
 
@@ -113,9 +102,7 @@ class ByStatement(Reading):
     def test_textual_sql_needs_a_shard(self, session, log):
         made = text("SELECT count(*) FROM pins")
         with pytest.raises(exc.ShardError):
-            session.execute(
-                select(Pin).from_statement(text("SELECT * FROM pins"))
-            )
+            session.execute(select(Pin).from_statement(text("SELECT * FROM pins")))
         assert log.executions == ()
         found = session.scalar(made, bind_arguments={"shard_id": 17})
         assert found == 3
@@ -138,10 +125,7 @@ class ByStatement(Reading):
         assert session.scalar(ping) == 1
         assert session.execute(text(" select 1;\n")).scalar_one() == 1
         assert session.scalar(select(1)) == 1
-        assert session.execute(select(literal("up"), null())).one() == (
-            "up",
-            None,
-        )
+        assert session.execute(select(literal("up"), null())).one() == ("up", None)
         assert session.scalar(func.upper("up")) == "UP"
         # One server is asked, once for each of them.
         assert len(log.executions) == 5
@@ -241,9 +225,7 @@ class ByStatement(Reading):
         made = select(Pin.id, count).where(
             Pin.id.in_(data.ids), exists().where(Comment.pin_id == Pin.id)
         )
-        assert sorted(map(tuple, session.execute(made))) == [
-            (i, 2) for i in data.ids
-        ]
+        assert sorted(map(tuple, session.execute(made))) == [(i, 2) for i in data.ids]
         assert log.take() == {0: 1, 1: 1, 2: 1, 17: 1}
 
     def test_streaming(self, session, log, data):
@@ -307,9 +289,7 @@ class ByStatement(Reading):
         # Ids of pins are no ids of boards, whichever list is read last.
         for first, last in ((own, board), (board, own)):
             with pytest.raises(exc.WrongTypeError):
-                session.execute(
-                    select(Pin.id).where(first, last), {"ids": data.ids}
-                )
+                session.execute(select(Pin.id).where(first, last), {"ids": data.ids})
         twice = select(Pin.id).where(or_(own, Pin.id.in_(ids)))
         found = session.scalars(twice, {"ids": data.ids}).all()
         assert sorted(found) == sorted(data.ids)

@@ -9,34 +9,25 @@ from collections import deque
 
 import pytest
 from sqlalchemy import select
-from sqlalchemy.orm import aliased
-from sqlalchemy.orm import contains_eager
-from sqlalchemy.orm import defer
-from sqlalchemy.orm import immediateload
-from sqlalchemy.orm import joinedload
-from sqlalchemy.orm import lazyload
-from sqlalchemy.orm import load_only
-from sqlalchemy.orm import raiseload
-from sqlalchemy.orm import selectinload
-from sqlalchemy.orm import subqueryload
-from sqlalchemy.orm import undefer
+from sqlalchemy.orm import (
+    aliased,
+    contains_eager,
+    defer,
+    immediateload,
+    joinedload,
+    lazyload,
+    load_only,
+    raiseload,
+    selectinload,
+    subqueryload,
+    undefer,
+)
 
 from sqla_shard import exc
-from tests.models.clusters import PINS
-from tests.models.clusters import ShardLog
-from tests.models.layouts import LAYOUT
-from tests.models.layouts import pack
-from tests.models.layouts import unpack
-from tests.models.models import BOARD
-from tests.models.models import COMMENT
-from tests.models.models import Comment
-from tests.models.models import PIN
-from tests.models.models import Pin
-from tests.models.models import Setting
-from tests.models.models import Tag
+from tests.models.clusters import PINS, ShardLog
+from tests.models.layouts import LAYOUT, pack, unpack
+from tests.models.models import BOARD, COMMENT, Comment, PIN, Pin, Setting, Tag
 from tests.suites.semantics import sample
-
-__all__ = ["Get", "GetMany", "Loading", "Reading"]
 
 MISSING = pack(5, PIN, 12345)
 
@@ -56,9 +47,7 @@ class Reading:
 
 
 class Get(Reading):
-    def test_one_statement_on_one_shard_and_then_none(
-        self, session, log, data
-    ):
+    def test_one_statement_on_one_shard_and_then_none(self, session, log, data):
         for object_id in data.ids:
             pin = session.get(Pin, object_id)
             assert (pin.id, pin.title) == (object_id, data.titles[object_id])
@@ -195,10 +184,7 @@ class GetMany(Reading):
         found = session.get_many(Pin, iter([data.ids[0], data.ids[5]]))
         assert found[0] is held
         assert log.take() == {1: 1}
-        assert session.get_many(Pin, [data.ids[5], data.ids[0]]) == [
-            found[1],
-            held,
-        ]
+        assert session.get_many(Pin, [data.ids[5], data.ids[0]]) == [found[1], held]
         assert log.take() == {}
 
     def test_expired_objects_are_read_again(self, session, log, data):
@@ -216,18 +202,14 @@ class GetMany(Reading):
         log.take()
         with session.no_autoflush:
             session.get_many(
-                Pin,
-                data.ids[:2],
-                execution_options={"populate_existing": True},
+                Pin, data.ids[:2], execution_options={"populate_existing": True}
             )
         assert held.title == data.titles[data.ids[0]]
         assert log.take() == {0: 1}
 
     def test_options(self, session, log, data):
         ids = [data.ids[0], data.ids[11]]
-        found = session.get_many(
-            Pin, ids, options=[selectinload(Pin.comments)]
-        )
+        found = session.get_many(Pin, ids, options=[selectinload(Pin.comments)])
         assert log.take() == {0: 2, 17: 2}
         assert [len(pin.comments) for pin in found] == [2, 2]
         assert log.take() == {}
@@ -246,9 +228,7 @@ class GetMany(Reading):
             (pack(32, PIN, 1), exc.UnknownShardError),
         ],
     )
-    def test_one_bad_id_and_nothing_is_sent(
-        self, session, log, data, bad, error
-    ):
+    def test_one_bad_id_and_nothing_is_sent(self, session, log, data, bad, error):
         with pytest.raises(error):
             session.get_many(Pin, [data.ids[0], bad])
         assert log.executions == ()
@@ -279,15 +259,11 @@ class Loading(Reading):
             assert pin.n is None
             assert log.take() == {shard_id: 1}
 
-    def test_expire_all_reads_each_object_from_its_shard(
-        self, session, log, data
-    ):
+    def test_expire_all_reads_each_object_from_its_shard(self, session, log, data):
         pins = session.get_many(Pin, data.ids[::3])
         session.expire_all()
         log.take()
-        assert [p.title for p in pins] == [
-            data.titles[i] for i in data.ids[::3]
-        ]
+        assert [p.title for p in pins] == [data.titles[i] for i in data.ids[::3]]
         assert log.take() == {0: 1, 1: 1, 2: 1, 17: 1}
 
     def test_refresh_with_for_update(self, session, log, data):
@@ -419,9 +395,7 @@ class Loading(Reading):
         assert log.take() == {}
 
     @pytest.mark.parametrize("option", [joinedload, subqueryload])
-    def test_a_join_to_other_shards_is_refused(
-        self, session, log, data, option
-    ):
+    def test_a_join_to_other_shards_is_refused(self, session, log, data, option):
         made = select(Pin).where(Pin.id == data.ids[0])
         with pytest.raises(exc.UnsupportedStatementError, match="full_id"):
             session.scalars(made.options(option(Pin.board))).all()
@@ -430,8 +404,7 @@ class Loading(Reading):
     def test_two_levels(self, session, log, data):
         made = select(Pin).where(Pin.id.in_(data.ids[:6]))
         made = made.options(
-            selectinload(Pin.comments).joinedload(Comment.pin),
-            selectinload(Pin.board),
+            selectinload(Pin.comments).joinedload(Comment.pin), selectinload(Pin.board)
         )
         pins = session.scalars(made).all()
         assert log.take() == {0: 2, 1: 2, 3: 1, 18: 1}
@@ -456,9 +429,7 @@ class Loading(Reading):
         for form in (*reversed(forms), *forms):
             made = select(Pin).where(Pin.id.in_(form(ids)))
             assert {pin.id for pin in session.scalars(made)} == set(ids), form
-            made = select(Pin).where(
-                Pin.id.in_(ids), Pin.id.not_in(form(ids[1:]))
-            )
+            made = select(Pin).where(Pin.id.in_(ids), Pin.id.not_in(form(ids[1:])))
             assert [pin.id for pin in session.scalars(made)] == ids[:1], form
 
     def test_options_of_the_mapper_for_many_rows(self, session, log, data):

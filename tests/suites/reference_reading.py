@@ -5,29 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import delete
-from sqlalchemy import exists
-from sqlalchemy import func
-from sqlalchemy import inspect
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import update
-from sqlalchemy.orm import joinedload
-from sqlalchemy.orm import selectinload
+from sqlalchemy import delete, exists, func, inspect, select, text, update
+from sqlalchemy.orm import joinedload, selectinload
 
-from sqla_shard import Cluster
-from sqla_shard import scatter
-from sqla_shard import ShardSession
-from sqla_shard.exc import NoShardKeyError
-from sqla_shard.exc import ReferenceWriteError
-from sqla_shard.exc import ScatterUnsupportedError
-from tests.models.reference_models import COUNTRIES
-from tests.models.reference_models import Country
-from tests.models.reference_models import SHARDS
-from tests.models.reference_models import Suite
-from tests.models.reference_models import User
-
-__all__ = ["Alone", "WithObjects"]
+from sqla_shard import Cluster, scatter, ShardSession
+from sqla_shard.exc import NoShardKeyError, ReferenceWriteError, ScatterUnsupportedError
+from tests.models.reference_models import COUNTRIES, Country, SHARDS, Suite, User
 
 
 class Alone(Suite):
@@ -60,9 +43,7 @@ class Alone(Suite):
 
     def test_joined_to_itself(self, session: ShardSession) -> None:
         other = Country.__table__.alias()
-        pairs = select(Country.code, other.c.code).where(
-            Country.code < other.c.code
-        )
+        pairs = select(Country.code, other.c.code).where(Country.code < other.c.code)
         assert len(session.execute(pairs).all()) == 3
 
     def test_the_shard_that_is_named(
@@ -79,9 +60,7 @@ class Alone(Suite):
         connection = session.connection({"mapper": Country, "shard_id": 2})
         assert len(connection.execute(select(Country)).all()) == 3
 
-    def test_no_other_server_than_the_one_in_use(
-        self, cluster: Cluster
-    ) -> None:
+    def test_no_other_server_than_the_one_in_use(self, cluster: Cluster) -> None:
         for shard_id in range(SHARDS):
             user = self.new_user(cluster, shard_id, "fr")
             with cluster.session() as session:
@@ -154,9 +133,7 @@ class WithObjects(Suite):
     def users(self, cluster: Cluster) -> list[int]:
         """Two Germans, two French, one of nowhere, on five shards."""
         codes = ["de", "fr", "de", None, "fr"]
-        return [
-            self.new_user(cluster, i, code) for i, code in enumerate(codes)
-        ]
+        return [self.new_user(cluster, i, code) for i, code in enumerate(codes)]
 
     def test_joined(self, session: ShardSession, users: list[int]) -> None:
         joined = select(User.id, Country.name).join(User.country)
@@ -164,16 +141,10 @@ class WithObjects(Suite):
         assert [tuple(row) for row in one] == [(users[1], "France")]
         some = joined.where(User.id.in_(users[:4]))
         assert sorted(map(tuple, session.execute(some))) == sorted(
-            [
-                (users[0], "Germany"),
-                (users[1], "France"),
-                (users[2], "Germany"),
-            ]
+            [(users[0], "Germany"), (users[1], "France"), (users[2], "Germany")]
         )
 
-    def test_it_names_no_shard(
-        self, session: ShardSession, users: list[int]
-    ) -> None:
+    def test_it_names_no_shard(self, session: ShardSession, users: list[int]) -> None:
         joined = select(User).join(User.country).where(Country.code == "de")
         with pytest.raises(NoShardKeyError) as caught:
             session.scalars(joined)
@@ -216,9 +187,7 @@ class WithObjects(Suite):
         )
         assert {row[1] for row in session.execute(numbered)} == {1}
 
-    def test_in_a_subquery(
-        self, session: ShardSession, users: list[int]
-    ) -> None:
+    def test_in_a_subquery(self, session: ShardSession, users: list[int]) -> None:
         # Each shard has all of it, so what looks at many rows is right.
         largest = select(func.max(Country.code)).where(Country.code != "no")
         found = session.scalars(
@@ -264,9 +233,7 @@ class WithObjects(Suite):
     ) -> None:
         mine = (User.country_code == Country.code) & (User.id == users[0])
         found = session.execute(
-            select(Country.code, User.id)
-            .outerjoin(User, mine)
-            .order_by(Country.code)
+            select(Country.code, User.id).outerjoin(User, mine).order_by(Country.code)
         ).all()
         assert [tuple(row) for row in found] == [
             ("de", users[0]),
@@ -275,13 +242,9 @@ class WithObjects(Suite):
         ]
         both = (User.country_code == Country.code) & User.id.in_(users[:2])
         with pytest.raises(ScatterUnsupportedError):
-            session.execute(
-                select(Country.code, User.id).outerjoin(User, both)
-            )
+            session.execute(select(Country.code, User.id).outerjoin(User, both))
 
-    def test_loaded_by_a_relationship(
-        self, cluster: Cluster, users: list[int]
-    ) -> None:
+    def test_loaded_by_a_relationship(self, cluster: Cluster, users: list[int]) -> None:
         names = ["Germany", "France", "Germany", None, "France"]
 
         def shown(found: Any) -> list[Any]:
@@ -291,9 +254,7 @@ class WithObjects(Suite):
             assert shown(session.get_many(User, users)) == names
         for load in (selectinload, joinedload):
             with cluster.session() as session:
-                found = session.get_many(
-                    User, users, options=[load(User.country)]
-                )
+                found = session.get_many(User, users, options=[load(User.country)])
                 assert not any("country" in inspect(u).unloaded for u in found)
                 assert shown(found) == names
                 german, _, other, *_ = found
@@ -301,17 +262,12 @@ class WithObjects(Suite):
                 assert other is not None
                 assert german.country is other.country
 
-    def test_updates_look_at_it(
-        self, cluster: Cluster, users: list[int]
-    ) -> None:
+    def test_updates_look_at_it(self, cluster: Cluster, users: list[int]) -> None:
         german = select(Country.code).where(Country.name == "Germany")
         with cluster.begin() as session:
             session.execute(
                 User.__table__.update()
-                .where(
-                    User.id == users[0],
-                    User.country_code.in_(german),
-                )
+                .where(User.id == users[0], User.country_code.in_(german))
                 .values(country_code="no")
             )
         with cluster.session() as session:

@@ -9,14 +9,8 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.schema import verify
-from tests.models.reference_models import Base
-from tests.models.reference_models import spoil
-from tests.models.reference_models import Suite
-from tests.models.revisions import Revisions
-from tests.models.revisions import shown
-from tests.models.revisions import topology_of
-
-__all__ = ["Drifting", "Generating"]
+from tests.models.reference_models import Base, spoil, Suite
+from tests.models.revisions import Revisions, shown, topology_of
 
 
 class Generating:

@@ -8,19 +8,18 @@ from collections.abc import Iterator
 import pytest
 
 from sqla_shard import Cluster
-from sqla_shard.exc import ReferenceIncompleteError
-from sqla_shard.exc import ShardMissingError
+from sqla_shard.exc import ReferenceIncompleteError, ShardMissingError
 from sqla_shard.models.reference import verify_references
-from tests.models.reference_models import Base
-from tests.models.reference_models import contents
-from tests.models.reference_models import COUNTRIES
-from tests.models.reference_models import Country
-from tests.models.reference_models import Rate
-from tests.models.reference_models import SHARDS
-from tests.models.reference_models import spoil
-from tests.models.reference_models import Suite
-
-__all__ = ["Grown", "Verified"]
+from tests.models.reference_models import (
+    Base,
+    contents,
+    COUNTRIES,
+    Country,
+    Rate,
+    SHARDS,
+    spoil,
+    Suite,
+)
 
 
 class Verified(Suite):
@@ -47,8 +46,7 @@ class Verified(Suite):
         spoil(
             cluster,
             6,
-            "INSERT INTO country (code, name, labels) "
-            "VALUES ('zz', 'Z', '[]')",
+            "INSERT INTO country (code, name, labels) VALUES ('zz', 'Z', '[]')",
         )
         spoil(cluster, 7, "UPDATE country SET code = 'nn' WHERE code = 'no'")
         spoil(cluster, 2, "INSERT INTO rates VALUES (1, '2026-01-01')")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from decimal import Decimal
@@ -14,29 +13,28 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import delete
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy import update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from sqla_shard import Cluster
-from sqla_shard.exc import ReferenceIncompleteError
-from sqla_shard.exc import ReferenceRowsError
-from sqla_shard.exc import ReferenceSizeError
-from sqla_shard.exc import ReferenceWriteError
+from sqla_shard.exc import (
+    ReferenceIncompleteError,
+    ReferenceRowsError,
+    ReferenceSizeError,
+    ReferenceWriteError,
+)
 from tests.models.layouts import pack
-from tests.models.reference_models import contents
-from tests.models.reference_models import COUNTRIES
-from tests.models.reference_models import Country
-from tests.models.reference_models import Rate
-from tests.models.reference_models import SHARDS
-from tests.models.reference_models import Shop
-from tests.models.reference_models import spoil
-from tests.models.reference_models import Suite
-from tests.models.reference_models import User
-
-__all__ = ["Racing", "Refused", "Written"]
+from tests.models.reference_models import (
+    contents,
+    COUNTRIES,
+    Country,
+    Rate,
+    SHARDS,
+    Shop,
+    spoil,
+    Suite,
+    User,
+)
 
 
 def same(cluster: Cluster, cls: Any) -> list[tuple[Any, ...]]:
@@ -67,9 +65,7 @@ class Written(Suite):
         Country.replace(cluster, [])
         assert same(cluster, Country) == []
 
-    def test_rows_that_were_read_are_written_again(
-        self, cluster: Cluster
-    ) -> None:
+    def test_rows_that_were_read_are_written_again(self, cluster: Cluster) -> None:
         before = same(cluster, Country)
         with cluster.session() as session:
             every = session.scalars(select(Country)).all()
@@ -95,8 +91,7 @@ class Written(Suite):
     def test_keys_of_two_columns(self, cluster: Cluster) -> None:
         days = [date(2026, month, 1) for month in range(1, 13)]
         Rate.replace(
-            cluster,
-            [{"level": i, "since": day} for i in range(99) for day in days],
+            cluster, [{"level": i, "since": day} for i in range(99) for day in days]
         )
         assert len(same(cluster, Rate)) == 99 * 12
         Rate.delete(cluster, [(i, day) for i in range(1, 99) for day in days])
@@ -143,9 +138,7 @@ class Written(Suite):
                 assert one.name == "X"
             await asyncio.gather(
                 *(
-                    Country.async_replace(
-                        cluster, [{"code": code, "name": code}]
-                    )
+                    Country.async_replace(cluster, [{"code": code, "name": code}])
                     for code in "abc"
                 )
             )
@@ -213,10 +206,7 @@ class Refused(Suite):
             (delete(Country),),
             (delete(table).where(table.c.code == "de"),),
         ):
-            with (
-                cluster.begin() as session,
-                pytest.raises(ReferenceWriteError),
-            ):
+            with cluster.begin() as session, pytest.raises(ReferenceWriteError):
                 session.execute(some, *rows, bind_arguments=dict(arguments))
         assert len(same(cluster, Country)) == 3
 

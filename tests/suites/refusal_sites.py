@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ELSEWHERE", "Site", "sites"]
-
 PACKAGE = Path(__file__).parents[2] / "sqla_shard"
 
 #: Where statements, flushes and definitions of classes are refused.
@@ -83,9 +81,7 @@ class Site:
 def sites() -> list[Site]:
     """Return all of them, in the order of the source."""
     found: dict[Site, None] = {}
-    for path in (
-        p for f in FOLDERS for p in sorted((PACKAGE / f).rglob("*.py"))
-    ):
+    for path in (p for f in FOLDERS for p in sorted((PACKAGE / f).rglob("*.py"))):
         module = str(path.relative_to(PACKAGE))
         tree = ast.parse(path.read_text("utf-8"))
         for text in _texts(module, tree):
@@ -108,18 +104,14 @@ def _texts(module: str, tree: ast.Module) -> Iterator[str]:
 
 def _of_class(node: ast.ClassDef) -> Iterator[str]:
     for part in ast.walk(node):
-        if isinstance(part, ast.Assign) and ast.unparse(part).startswith(
-            "_text ="
-        ):
+        if isinstance(part, ast.Assign) and ast.unparse(part).startswith("_text ="):
             for text in _shown(part.value):
                 yield re.sub(r"\{[^}]*\}", "{}", text)
         if isinstance(part, ast.Return) and part.value is not None:
             yield from _shown(part.value)
 
 
-def _of_function(
-    function: ast.FunctionDef | ast.AsyncFunctionDef,
-) -> Iterator[str]:
+def _of_function(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
     names = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Yield) and function.name == "_faults":
@@ -127,9 +119,7 @@ def _of_function(
             yield from _shown(node.value)
         if not isinstance(node, ast.Call):
             continue
-        name = getattr(node.func, "id", None) or getattr(
-            node.func, "attr", None
-        )
+        name = getattr(node.func, "id", None) or getattr(node.func, "attr", None)
         for number in _CALLS.get(str(name), ()):
             if number < len(node.args):
                 argument = node.args[number]
@@ -139,9 +129,7 @@ def _of_function(
                     yield from _shown(argument)
     for node in ast.walk(function):
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.For)):
-            targets = (
-                node.targets if isinstance(node, ast.Assign) else [node.target]
-            )
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if any(isinstance(t, ast.Name) and t.id in names for t in targets):
                 value = node.iter if isinstance(node, ast.For) else node.value
                 yield from _shown(value)

@@ -5,29 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import union
-from sqlalchemy import update
-from sqlalchemy.orm import selectinload
-from sqlalchemy.orm import subqueryload
+from sqlalchemy import func, select, union, update
+from sqlalchemy.orm import selectinload, subqueryload
 
-from sqla_shard import Cluster
-from sqla_shard import exc
-from sqla_shard import scatter
-from sqla_shard import ShardSession
-from tests.models.remedy_models import Case
-from tests.models.remedy_models import Data
-from tests.models.remedy_models import filled
-from tests.models.remedy_models import Post
-from tests.models.remedy_models import REMEDIES
-from tests.models.remedy_models import User
-from tests.models.remedy_models import UserLikesPosts
+from sqla_shard import Cluster, exc, scatter, ShardSession
+from tests.models.remedy_models import (
+    Case,
+    Data,
+    filled,
+    Post,
+    REMEDIES,
+    User,
+    UserLikesPosts,
+)
 from tests.suites.remedy_classes import in_order
 from tests.suites.remedy_reads import READS
 from tests.suites.remedy_writes import WRITES
-
-__all__ = ["ALL", "Remedies", "refusal"]
 
 cluster = REMEDIES.on_backend()
 data = filled()
@@ -63,10 +56,7 @@ CASES: dict[str, Case] = {
     ),
     "sorted subqueryload": Case(
         refused=lambda s, d: s.scalars(
-            _everyone()
-            .order_by(User.age)
-            .limit(2)
-            .options(subqueryload(User.posts))
+            _everyone().order_by(User.age).limit(2).options(subqueryload(User.posts))
         ).all(),
         names=("subqueryload()", "selectinload()"),
         remedy=lambda s, d: [
@@ -102,9 +92,7 @@ CASES: dict[str, Case] = {
         names=("cannot be combined", "read the rows"),
         remedy=lambda s, d: ",".join(
             str(age)
-            for age in s.scalars(
-                select(User.age).order_by(User.age).options(scatter())
-            )
+            for age in s.scalars(select(User.age).order_by(User.age).options(scatter()))
         ),
         answer=lambda s, d: "0,1,2,3",
     ),
@@ -116,8 +104,7 @@ CASES: dict[str, Case] = {
         ).all(),
         names=("cannot be compared", "page(session, source_id, targets=True)"),
         remedy=lambda s, d: [
-            row.target.id
-            for row in UserLikesPosts.page(s, d.users[0], targets=True)
+            row.target.id for row in UserLikesPosts.page(s, d.users[0], targets=True)
         ],
         answer=lambda s, d: d.posts[-2:][::-1],
     ),

@@ -16,8 +16,6 @@ from sqlalchemy.orm import configure_mappers
 from sqla_shard import exc
 from sqla_shard.models.mapping_definition import link
 
-__all__ = ["CLASSES", "Definitions", "define", "refusal"]
-
 PRELUDE = """
 import dataclasses
 import enum
@@ -145,8 +143,7 @@ CLASSES: dict[str, Definition] = {
         "with a __tablename__",
     ),
     "a second primary key": changed(
-        USER + "    code: Mapped[str] = mapped_column("
-        "String(9), primary_key=True)",
+        USER + "    code: Mapped[str] = mapped_column(String(9), primary_key=True)",
         "String(9), primary_key=True",
         "String(9)",
         "its primary key is (local_id, code)",
@@ -200,8 +197,7 @@ class Admin(Person, type_id=4):
         + USER.replace("ObjectMixin, Base", "ObjectMixin, Named"),
         "    __tablename__ = 'named'\n"
         "    nick: Mapped[str] = mapped_column(String(9), primary_key=True)",
-        "    __abstract__ = True\n"
-        "    nick: Mapped[str] = mapped_column(String(9))",
+        "    __abstract__ = True\n    nick: Mapped[str] = mapped_column(String(9))",
         "its base Named is mapped to a table of its own",
         "__abstract__ = True",
         "give each class a table",
@@ -215,9 +211,7 @@ class Admin(Person, type_id=4):
         "make it an ordinary class",
     ),
     "a dataclass after the base": changed(
-        USER.replace(
-            "ObjectMixin, Base", "ObjectMixin, Base, MappedAsDataclass"
-        ),
+        USER.replace("ObjectMixin, Base", "ObjectMixin, Base, MappedAsDataclass"),
         "ObjectMixin, Base, MappedAsDataclass",
         "MappedAsDataclass, ObjectMixin, Base",
         "MappedAsDataclass must precede the declarative base",
@@ -337,8 +331,7 @@ class Admin(Person, type_id=4):
         "default_factory=list",
     ),
     "two defaults": changed(
-        USER + "    age: Mapped[int] = blob_field("
-        "default=1, default_factory=int)",
+        USER + "    age: Mapped[int] = blob_field(default=1, default_factory=int)",
         "default=1, ",
         "",
         "has default and default_factory",
@@ -483,8 +476,7 @@ class Admin(Person, type_id=4):
     "a mapping of a class to itself": changed(
         LIKES.replace("target=Post", "target=User"),
         "target=User)",
-        "target=User, source_column='follower_id', "
-        "target_column='followee_id')",
+        "target=User, source_column='follower_id', target_column='followee_id')",
         "would both be in a column 'user_id'",
         "source_column='follower_id', target_column='followee_id'",
     ),
@@ -574,8 +566,7 @@ class Admin(Person, type_id=4):
         "leave it out",
     ),
     "an inverse that is none": changed(
-        LIKES
-        + "class PostLikers(MappingMixin, Base, source=User, target=Post):\n"
+        LIKES + "class PostLikers(MappingMixin, Base, source=User, target=Post):\n"
         "    pass\n"
         "class Again(MappingMixin, Base, source=User, target=Post,"
         " inverse=PostLikers):\n    pass",
@@ -713,8 +704,7 @@ class Admin(Person, type_id=4):
         "use default=",
     ),
     "a reference class with a reference": changed(
-        USER + COUNTRY + "    king_id: Mapped[int] = mapped_column("
-        "ShardedId(3))",
+        USER + COUNTRY + "    king_id: Mapped[int] = mapped_column(ShardedId(3))",
         "ShardedId(3)",
         "ObjectRef()",
         "its column 'king_id' refers to an object of the row's own shard",
@@ -729,8 +719,7 @@ class Admin(Person, type_id=4):
         "leave it out",
     ),
     "a reference class that is unique": changed(
-        COUNTRY + "    name: Mapped[str] = mapped_column("
-        "String(9), unique=True)",
+        COUNTRY + "    name: Mapped[str] = mapped_column(String(9), unique=True)",
         ", unique=True",
         "",
         "it has a unique constraint",
@@ -769,9 +758,7 @@ class Admin(Person, type_id=4):
         + "Table('links', Base.metadata,\n"
         "    Column('u', ForeignKey('users.local_id'), primary_key=True),\n"
         "    Column('p', ForeignKey('posts.local_id'), primary_key=True))",
-        POST
-        + "class UserHasPosts(MappingMixin, Base, source=User, target=Post):"
-        " ...",
+        POST + "class UserHasPosts(MappingMixin, Base, source=User, target=Post): ...",
         "objects of User and Post may be on different shards",
         "class UserHasPosts(MappingMixin, Base, source=User, target=Post): ..",
     ),

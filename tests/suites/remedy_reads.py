@@ -4,41 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger
-from sqlalchemy import bindparam
-from sqlalchemy import case
-from sqlalchemy import cast
-from sqlalchemy import column
-from sqlalchemy import DDL
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import literal
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import text
-from sqlalchemy import union_all
-from sqlalchemy import update
-from sqlalchemy.orm import aliased
-from sqlalchemy.orm import joinedload
-from sqlalchemy.orm import selectinload
+from sqlalchemy import (
+    BigInteger,
+    bindparam,
+    case,
+    cast,
+    column,
+    DDL,
+    func,
+    insert,
+    literal,
+    select,
+    String,
+    text,
+    union_all,
+    update,
+)
+from sqlalchemy.orm import aliased, joinedload, selectinload
 
-from sqla_shard import full_id
-from sqla_shard import scatter
-from sqla_shard import SCHEMA
-from sqla_shard import ShardSession
-from tests.models.layouts import pack
-from tests.models.layouts import unpack
-from tests.models.remedy_models import Case
-from tests.models.remedy_models import Label
-from tests.models.remedy_models import Post
-from tests.models.remedy_models import rows
-from tests.models.remedy_models import Setting
-from tests.models.remedy_models import User
-from tests.models.remedy_models import UserLikesPosts
-from tests.models.remedy_models import UserName
+from sqla_shard import full_id, scatter, SCHEMA, ShardSession
+from tests.models.layouts import pack, unpack
+from tests.models.remedy_models import (
+    Case,
+    Label,
+    Post,
+    rows,
+    Setting,
+    User,
+    UserLikesPosts,
+    UserName,
+)
 from tests.models.returning import inserted
-
-__all__ = ["READS"]
 
 _TEXT = text(f"SELECT age FROM {SCHEMA}.users").columns(column("age"))
 _WHERE = text(f"age IN (SELECT max(age) FROM {SCHEMA}.users)")
@@ -79,9 +75,9 @@ READS: dict[str, Case] = {
     ),
     "a count in a subquery": Case(
         refused=lambda s, d: s.scalar(
-            select(
-                select(func.count(Post.id)).scalar_subquery() + User.age
-            ).where(User.id == d.users[3])
+            select(select(func.count(Post.id)).scalar_subquery() + User.age).where(
+                User.id == d.users[3]
+            )
         ),
         names=("count() in a subquery over 'posts'", "name ids inside it"),
         remedy=lambda s, d: s.scalar(
@@ -113,9 +109,7 @@ READS: dict[str, Case] = {
     "HAVING of a field in a subquery": Case(
         refused=lambda s, d: s.scalars(_with_name(d, User.name != "x")),
         names=("in a subquery or UNION", "use func.min(field)"),
-        remedy=lambda s, d: s.scalars(
-            _with_name(d, func.min(User.name) != "x")
-        ).all(),
+        remedy=lambda s, d: s.scalars(_with_name(d, func.min(User.name) != "x")).all(),
         answer=lambda s, d: [1],
     ),
     "DDL": Case(
@@ -155,26 +149,19 @@ READS: dict[str, Case] = {
             "returning(Class)",
         ),
         remedy=lambda s, d: (
-            inserted(s, insert(User), [{"id": pack(1, 3, 99), "name": "x"}])[
-                0
-            ].name
+            inserted(s, insert(User), [{"id": pack(1, 3, 99), "name": "x"}])[0].name
         ),
         answer=lambda s, d: "x",
     ),
     "an UPDATE that returns objects": Case(
         refused=lambda s, d: s.scalars(
             select(User).from_statement(
-                update(User)
-                .where(User.id == d.users[0])
-                .values(age=9)
-                .returning(User)
+                update(User).where(User.id == d.users[0]).values(age=9).returning(User)
             )
         ),
         names=("from_statement() of an INSERT", "execute the statement"),
         remedy=lambda s, d: (
-            s.execute(
-                update(User).where(User.id == d.users[0]).values(age=9)
-            ).rowcount
+            s.execute(update(User).where(User.id == d.users[0]).values(age=9)).rowcount
         ),
         answer=lambda s, d: 1,
     ),
@@ -211,9 +198,7 @@ READS: dict[str, Case] = {
         answer=lambda s, d: [d.users[0]],
     ),
     "a shard of a table that no class has": Case(
-        refused=lambda s, d: s.execute(
-            select(Setting), bind_arguments={"shard_id": 1}
-        ),
+        refused=lambda s, d: s.execute(select(Setting), bind_arguments={"shard_id": 1}),
         names=("keyspace of 'settings' cannot be determined", "leave out"),
         remedy=lambda s, d: s.scalars(select(Setting)).all(),
         answer=lambda s, d: [],
@@ -222,9 +207,7 @@ READS: dict[str, Case] = {
         refused=lambda s, d: s.connection({"keyspace": "objects"}),
         names=("the shard of objects cannot be determined", '{"shard_id": n}'),
         remedy=lambda s, d: (
-            s.connection({"shard_id": 2})
-            .execute(text("SELECT age FROM users"))
-            .all()
+            s.connection({"shard_id": 2}).execute(text("SELECT age FROM users")).all()
         ),
         answer=lambda s, d: [(2,)],
     ),
@@ -251,9 +234,7 @@ READS: dict[str, Case] = {
     ),
     # -- limits
     "too many rows": Case(
-        refused=lambda s, d: s.execute(
-            _BY_AGE.options(scatter(max_rows=2))
-        ).all(),
+        refused=lambda s, d: s.execute(_BY_AGE.options(scatter(max_rows=2))).all(),
         names=("more than 2 rows", "add a LIMIT, or raise the limit"),
         remedy=lambda s, d: s.scalars(
             _BY_AGE.limit(2).options(scatter(max_rows=2))
@@ -272,26 +253,20 @@ READS: dict[str, Case] = {
     ),
     # -- statements that one shard cannot answer
     "a window function": Case(
-        refused=lambda s, d: rows(
-            s, select(func.row_number().over(order_by=User.age))
-        ),
+        refused=lambda s, d: rows(s, select(func.row_number().over(order_by=User.age))),
         names=("a window function over several shards", "PARTITION BY"),
         remedy=lambda s, d: sorted(
             rows(
                 s,
                 select(
-                    func.row_number().over(
-                        partition_by=Post.user_id, order_by=Post.id
-                    )
+                    func.row_number().over(partition_by=Post.user_id, order_by=Post.id)
                 ),
             )
         ),
         answer=lambda s, d: [1, 1, 1, 2, 2, 3],
     ),
     "FILTER": Case(
-        refused=lambda s, d: rows(
-            s, select(func.count().filter(User.age >= 0))
-        ),
+        refused=lambda s, d: rows(s, select(func.count().filter(User.age >= 0))),
         names=("FILTER (use func.sum(case(", "instead)"),
         remedy=lambda s, d: rows(
             s, select(func.sum(case((User.age >= 0, 1), else_=0)))
@@ -310,9 +285,7 @@ READS: dict[str, Case] = {
         ),
         names=("that no id ties together", "name the ids of one shard"),
         remedy=lambda s, d: s.execute(
-            select(User.age, Post.title)
-            .join(User.posts)
-            .where(User.id == d.users[1])
+            select(User.age, Post.title).join(User.posts).where(User.id == d.users[1])
         ).all(),
         answer=lambda s, d: [(1, "0")],
     ),
@@ -341,9 +314,7 @@ READS: dict[str, Case] = {
     ),
     # -- counts and groups
     "DISTINCT of counts": Case(
-        refused=lambda s, d: rows(
-            s, select(_COUNT).group_by(User.nick).distinct()
-        ),
+        refused=lambda s, d: rows(s, select(_COUNT).group_by(User.nick).distinct()),
         names=("DISTINCT of counts", "make them distinct in Python"),
         remedy=lambda s, d: set(rows(s, select(_COUNT).group_by(User.nick))),
         answer=lambda s, d: {1, 3},
@@ -356,9 +327,7 @@ READS: dict[str, Case] = {
             ),
         ),
         names=("DISTINCT of counts", "count them in Python"),
-        remedy=lambda s, d: len(
-            set(rows(s, select(_COUNT).group_by(User.nick)))
-        ),
+        remedy=lambda s, d: len(set(rows(s, select(_COUNT).group_by(User.nick)))),
         answer=lambda s, d: 2,
     ),
     "a class beside a count": Case(
@@ -368,9 +337,7 @@ READS: dict[str, Case] = {
         answer=lambda s, d: [("nick", 3), (None, 1)],
     ),
     "a column that is not grouped": Case(
-        refused=lambda s, d: rows(
-            s, select(User.age, _COUNT).group_by(User.nick)
-        ),
+        refused=lambda s, d: rows(s, select(User.age, _COUNT).group_by(User.nick)),
         names=("users.age", "neither grouped nor", "min(), max()"),
         remedy=lambda s, d: sorted(
             rows(s, select(func.max(User.age), _COUNT).group_by(User.nick))
@@ -418,8 +385,7 @@ READS: dict[str, Case] = {
     ),
     "ORDER BY what is made of a count": Case(
         refused=lambda s, d: rows(
-            s,
-            _nicks().order_by(case((_COUNT > 1, "a"), else_="b")),
+            s, _nicks().order_by(case((_COUNT > 1, "a"), else_="b"))
         ),
         names=("how its values compare", "order by the aggregate itself"),
         remedy=lambda s, d: rows(s, _nicks().order_by(func.max(User.age))),
@@ -452,15 +418,12 @@ READS: dict[str, Case] = {
     "ORDER BY a name that is not there": Case(
         refused=lambda s, d: rows(s, select(User.age).order_by("nick")),
         names=("no column of the statement", "pass the column itself"),
-        remedy=lambda s, d: rows(
-            s, select(User.age).order_by(User.nick, User.age)
-        ),
+        remedy=lambda s, d: rows(s, select(User.age).order_by(User.nick, User.age)),
         answer=lambda s, d: [0, 1, 2, 3],
     ),
     "GROUP BY the name of another column": Case(
         refused=lambda s, d: rows(
-            s,
-            select(func.lower(User.nick).label("age"), _COUNT).group_by("age"),
+            s, select(func.lower(User.nick).label("age"), _COUNT).group_by("age")
         ),
         names=("has that name as well", "pass the expression itself"),
         remedy=lambda s, d: sorted(
@@ -475,9 +438,7 @@ READS: dict[str, Case] = {
         answer=lambda s, d: [("nick", 3), (None, 1)],
     ),
     "ORDER BY what DISTINCT does not show": Case(
-        refused=lambda s, d: rows(
-            s, select(User.nick).distinct().order_by(User.age)
-        ),
+        refused=lambda s, d: rows(s, select(User.nick).distinct().order_by(User.age)),
         names=("ORDER BY users.age with DISTINCT", "select it as well"),
         remedy=lambda s, d: rows(
             s, select(User.nick, User.age).distinct().order_by(User.age)
@@ -485,13 +446,9 @@ READS: dict[str, Case] = {
         answer=lambda s, d: (None, 0),
     ),
     "DISTINCT of a class": Case(
-        refused=lambda s, d: rows(
-            s, select(select(User.age).subquery()).distinct()
-        ),
+        refused=lambda s, d: rows(s, select(select(User.age).subquery()).distinct()),
         names=("single columns", "select its columns"),
-        remedy=lambda s, d: sorted(
-            rows(s, select(User.age, User.id).distinct())
-        )[0],
+        remedy=lambda s, d: sorted(rows(s, select(User.age, User.id).distinct()))[0],
         answer=lambda s, d: (0, d.users[0]),
     ),
     "LIMIT that is no number": Case(
@@ -515,17 +472,12 @@ READS: dict[str, Case] = {
             s, select(User.id).order_by(cast(func.random(), String(40)))
         ),
         names=("would generate its random values twice", "rand() itself"),
-        remedy=lambda s, d: set(
-            rows(s, select(User.id).order_by(func.random()))
-        ),
+        remedy=lambda s, d: set(rows(s, select(User.id).order_by(func.random()))),
         answer=lambda s, d: set(d.users),
     ),
     "from_statement() with LIMIT": Case(
         refused=lambda s, d: rows(
-            s,
-            select(User).from_statement(
-                select(User).order_by(User.age).limit(1)
-            ),
+            s, select(User).from_statement(select(User).order_by(User.age).limit(1))
         ),
         names=("from_statement() with ORDER BY", "select() the class itself"),
         remedy=lambda s, d: [
@@ -570,9 +522,7 @@ READS: dict[str, Case] = {
     ),
     "case() of an id": Case(
         refused=lambda s, d: s.execute(
-            select(case((User.age > 0, User.id), else_=0)).where(
-                User.id == d.users[1]
-            )
+            select(case((User.age > 0, User.id), else_=0)).where(User.id == d.users[1])
         ),
         names=("case() returns", "write full_id()"),
         remedy=lambda s, d: s.scalar(
@@ -584,15 +534,11 @@ READS: dict[str, Case] = {
     ),
     "an id as a value": Case(
         refused=lambda s, d: s.execute(
-            select(literal(d.users[1], User.id.type)).where(
-                User.id == d.users[0]
-            )
+            select(literal(d.users[1], User.id.type)).where(User.id == d.users[0])
         ),
         names=("cannot be shown", "literal(value, BigInteger())"),
         remedy=lambda s, d: s.scalar(
-            select(literal(d.users[1], BigInteger())).where(
-                User.id == d.users[0]
-            )
+            select(literal(d.users[1], BigInteger())).where(User.id == d.users[0])
         ),
         answer=lambda s, d: d.users[1],
     ),
@@ -624,8 +570,7 @@ READS: dict[str, Case] = {
         ),
         names=("in FROM cannot be routed", '{"shard_id": n}'),
         remedy=lambda s, d: s.scalar(
-            select(func.count()).select_from(User),
-            bind_arguments={"shard_id": 1},
+            select(func.count()).select_from(User), bind_arguments={"shard_id": 1}
         ),
         answer=lambda s, d: 1,
     ),
@@ -661,9 +606,7 @@ READS: dict[str, Case] = {
     ),
     # -- fields
     "a comparison of a list": Case(
-        refused=lambda s, d: rows(
-            s, select(User.age).where(User.tags == ["t"])
-        ),
+        refused=lambda s, d: rows(s, select(User.age).where(User.tags == ["t"])),
         names=("is structured JSON", "compare in Python"),
         remedy=lambda s, d: sorted(
             user.age for user in rows(s, select(User)) if user.tags == ["t"]
@@ -693,9 +636,7 @@ READS: dict[str, Case] = {
             union_all(select(User.id), select(User.id)), limit=9
         ),
         names=("not of anything but select()", "use select()"),
-        remedy=lambda s, d: set(
-            s.scatter_page(select(User.id), limit=9).items
-        ),
+        remedy=lambda s, d: set(s.scatter_page(select(User.id), limit=9).items),
         answer=lambda s, d: set(d.users),
     ),
     "pages with LIMIT": Case(
@@ -706,15 +647,12 @@ READS: dict[str, Case] = {
     ),
     "pages with NULLS LAST": Case(
         refused=lambda s, d: s.scatter_page(
-            select(User.age).order_by(User.nick.nulls_last(), User.age),
-            limit=9,
+            select(User.age).order_by(User.nick.nulls_last(), User.age), limit=9
         ),
         names=("NULLS FIRST or LAST", "column.is_(None)"),
         remedy=lambda s, d: list(
             s.scatter_page(
-                select(User.age).order_by(
-                    User.nick.is_(None), User.nick, User.age
-                ),
+                select(User.age).order_by(User.nick.is_(None), User.nick, User.age),
                 limit=9,
             )
         ),
@@ -748,9 +686,7 @@ READS: dict[str, Case] = {
             select(select(User.age).subquery()), limit=9
         ),
         names=("a subquery in FROM", "in the statement itself"),
-        remedy=lambda s, d: set(
-            s.scatter_page(select(User.age), limit=9).items
-        ),
+        remedy=lambda s, d: set(s.scatter_page(select(User.age), limit=9).items),
         answer=lambda s, d: {0, 1, 2, 3},
     ),
     "pages that may be incomplete": Case(
@@ -783,15 +719,11 @@ READS: dict[str, Case] = {
     "get() of a column": Case(
         refused=lambda s, d: s.get(User.age, d.users[1]),
         names=("takes a mapped class", "select(Class.column)"),
-        remedy=lambda s, d: s.scalar(
-            select(User.age).where(User.id == d.users[1])
-        ),
+        remedy=lambda s, d: s.scalar(select(User.age).where(User.id == d.users[1])),
         answer=lambda s, d: 1,
     ),
     "another shard than that of the id": Case(
-        refused=lambda s, d: s.get(
-            User, d.users[1], bind_arguments={"shard_id": 0}
-        ),
+        refused=lambda s, d: s.get(User, d.users[1], bind_arguments={"shard_id": 0}),
         names=("which its id names", "leave out shard_id"),
         remedy=lambda s, d: s.get_one(User, d.users[1]).age,
         answer=lambda s, d: 1,

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 from typing import Any
 
-from sqlalchemy import bindparam
-from sqlalchemy import delete
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy import Sequence
-from sqlalchemy import update
+from sqlalchemy import bindparam, delete, insert, select, Sequence, update
 from sqlalchemy.orm.attributes import set_committed_value
 
-from sqla_shard import full_id
-from sqla_shard import scatter
-from sqla_shard import ShardSession
-from tests.models.layouts import pack
-from tests.models.layouts import unpack
-from tests.models.remedy_models import Case
-from tests.models.remedy_models import Country
-from tests.models.remedy_models import Data
-from tests.models.remedy_models import Label
-from tests.models.remedy_models import LabelledPost
-from tests.models.remedy_models import Likes
-from tests.models.remedy_models import Post
-from tests.models.remedy_models import PostHasReaders
-from tests.models.remedy_models import Reply
-from tests.models.remedy_models import User
-from tests.models.remedy_models import UserLikesPosts
-from tests.models.remedy_models import UserName
-from tests.models.remedy_models import UserReadsPosts
+from sqla_shard import full_id, scatter, ShardSession
+from tests.models.layouts import pack, unpack
+from tests.models.remedy_models import (
+    Case,
+    Country,
+    Data,
+    Label,
+    LabelledPost,
+    Likes,
+    Post,
+    PostHasReaders,
+    Reply,
+    User,
+    UserLikesPosts,
+    UserName,
+    UserReadsPosts,
+)
 from tests.models.returning import inserted
-
-__all__ = ["WRITES"]
 
 
 def add(session: ShardSession, *objects: Any) -> Any:
@@ -122,19 +113,13 @@ WRITES: dict[str, Case] = {
     "a parent of another class": Case(
         refused=lambda s, d: add(s, Post(user_id=d.posts[0], title="x")),
         names=("is an id of type 2", "a parent has type 3"),
-        remedy=lambda s, d: (
-            add(s, Post(user_id=d.users[1], title="x")).shard_id
-        ),
+        remedy=lambda s, d: add(s, Post(user_id=d.users[1], title="x")).shard_id,
         answer=lambda s, d: 1,
     ),
     "a shard beside a parent": Case(
-        refused=lambda s, d: add(
-            s, Post(user_id=d.users[1], title="x", shard_id=3)
-        ),
+        refused=lambda s, d: add(s, Post(user_id=d.users[1], title="x", shard_id=3)),
         names=("the parent is on shard 1", "leave out shard_id"),
-        remedy=lambda s, d: (
-            add(s, Post(user_id=d.users[1], title="x")).shard_id
-        ),
+        remedy=lambda s, d: add(s, Post(user_id=d.users[1], title="x")).shard_id,
         answer=lambda s, d: 1,
     ),
     "a row beside nothing": Case(
@@ -156,23 +141,17 @@ WRITES: dict[str, Case] = {
         answer=lambda s, d: [1],
     ),
     "another shard": Case(
-        refused=lambda s, d: setattr(
-            s.get_one(User, d.users[1]), "shard_id", 2
-        ),
+        refused=lambda s, d: setattr(s.get_one(User, d.users[1]), "shard_id", 2),
         names=("cannot be moved", "add a copy of it with shard_id="),
         remedy=lambda s, d: (
-            add(
-                s, User(name=s.get_one(User, d.users[1]).name, shard_id=2)
-            ).shard_id
+            add(s, User(name=s.get_one(User, d.users[1]).name, shard_id=2)).shard_id
         ),
         answer=lambda s, d: 2,
     ),
     "links between shards": Case(
         refused=lambda s, d: _linked(s, d.posts[0], d.posts[1]),
         names=("link objects of one shard", "class PostHasLinks("),
-        remedy=lambda s, d: UserLikesPosts.append_many(
-            s, d.users[1], [d.posts[1]]
-        ),
+        remedy=lambda s, d: UserLikesPosts.append_many(s, d.users[1], [d.posts[1]]),
         answer=lambda s, d: [d.posts[1]],
     ),
     "a row of a reference class": Case(
@@ -219,8 +198,7 @@ WRITES: dict[str, Case] = {
         names=("is None", "session.add(parent); session.flush()"),
         remedy=lambda s, d: (
             add(
-                s,
-                Reply(post_id=add(s, Post(user_id=d.users[1], title="x")).id),
+                s, Reply(post_id=add(s, Post(user_id=d.users[1], title="x")).id)
             ).shard_id
         ),
         answer=lambda s, d: 1,
@@ -228,30 +206,20 @@ WRITES: dict[str, Case] = {
     "an id of another class": Case(
         refused=lambda s, d: changed(s, User, d.users[1], best_id=d.users[2]),
         names=("is an id of type 3, not of 2",),
-        remedy=lambda s, d: (
-            changed(s, User, d.users[1], best_id=d.posts[0]).best_id
-        ),
+        remedy=lambda s, d: changed(s, User, d.users[1], best_id=d.posts[0]).best_id,
         answer=lambda s, d: d.posts[0],
     ),
     "a reference to a class that is not there": Case(
         refused=lambda s, d: changed(s, User, d.users[1], boss_id=d.users[2]),
         names=("boss_id refers to 'Boss'", "there are", "User"),
-        remedy=lambda s, d: (
-            changed(s, User, d.users[1], best_id=d.posts[0]).best_id
-        ),
+        remedy=lambda s, d: changed(s, User, d.users[1], best_id=d.posts[0]).best_id,
         answer=lambda s, d: d.posts[0],
     ),
     "a moment without a time zone": Case(
-        refused=lambda s, d: changed(
-            s, User, d.users[1], seen=datetime(2024, 1, 1)
-        ),
-        names=(
-            "is not a datetime with a time zone",
-            "datetime.now(timezone.utc)",
-        ),
+        refused=lambda s, d: changed(s, User, d.users[1], seen=datetime(2024, 1, 1)),
+        names=("is not a datetime with a time zone", "datetime.now(timezone.utc)"),
         remedy=lambda s, d: (
-            changed(s, User, d.users[1], seen=datetime.now(UTC)).seen
-            is not None
+            changed(s, User, d.users[1], seen=datetime.now(UTC)).seen is not None
         ),
         answer=lambda s, d: True,
     ),
@@ -276,9 +244,7 @@ WRITES: dict[str, Case] = {
     "a document that is a text": Case(
         refused=lambda s, d: changed(s, User, d.users[1], data="x"),
         names=("must be a dict", "not 'x'"),
-        remedy=lambda s, d: (
-            changed(s, User, d.users[1], data={"name": "x"}).name
-        ),
+        remedy=lambda s, d: changed(s, User, d.users[1], data={"name": "x"}).name,
         answer=lambda s, d: "x",
     ),
     "active that is no bool": Case(
@@ -335,9 +301,7 @@ WRITES: dict[str, Case] = {
     ),
     "ids of two forms": Case(
         refused=lambda s, d: s.execute(
-            insert(User).from_select(
-                ["data", "friend_id"], select(User.data, User.id)
-            ),
+            insert(User).from_select(["data", "friend_id"], select(User.data, User.id)),
             bind_arguments={"shard_id": 1},
         ),
         names=("hold ids in different forms", "full_id()"),
@@ -382,9 +346,7 @@ WRITES: dict[str, Case] = {
         answer=lambda s, d: [1, 1],
     ),
     "a shard that is no number": Case(
-        refused=lambda s, d: s.execute(
-            insert(User), [{"name": "x", "shard_id": "1"}]
-        ),
+        refused=lambda s, d: s.execute(insert(User), [{"name": "x", "shard_id": "1"}]),
         names=("shard_id='1'", "the number of a shard"),
         remedy=lambda s, d: (
             s.scalars(
@@ -396,19 +358,15 @@ WRITES: dict[str, Case] = {
     ),
     "a row that asks for another shard": Case(
         refused=lambda s, d: s.execute(
-            insert(Post),
-            [{"user_id": d.users[1], "title": "x", "shard_id": 2}],
+            insert(Post), [{"user_id": d.users[1], "title": "x", "shard_id": 2}]
         ),
         names=("requests shard 2", "leave out shard_id"),
-        remedy=lambda s, d: _inserted(
-            s, [{"user_id": d.users[1], "title": "x"}]
-        ),
+        remedy=lambda s, d: _inserted(s, [{"user_id": d.users[1], "title": "x"}]),
         answer=lambda s, d: ["x"],
     ),
     "a row whose id and parent are apart": Case(
         refused=lambda s, d: s.execute(
-            insert(Post),
-            [{"id": pack(2, 2, 88), "user_id": d.users[1], "title": "x"}],
+            insert(Post), [{"id": pack(2, 2, 88), "user_id": d.users[1], "title": "x"}]
         ),
         names=("its own shard only", "on the shard of the object"),
         remedy=lambda s, d: _inserted(
@@ -470,28 +428,20 @@ WRITES: dict[str, Case] = {
     ),
     "an UPDATE that moves rows": Case(
         refused=lambda s, d: s.execute(
-            update(Post)
-            .where(Post.id == d.posts[0])
-            .values(user_id=d.users[2])
+            update(Post).where(Post.id == d.posts[0]).values(user_id=d.users[2])
         ),
         names=("an object never leaves its shard", "Insert a copy there"),
-        remedy=lambda s, d: _inserted(
-            s, [{"user_id": d.users[2], "title": "copy"}]
-        ),
+        remedy=lambda s, d: _inserted(s, [{"user_id": d.users[2], "title": "copy"}]),
         answer=lambda s, d: ["copy"],
     ),
     "an UPDATE of a reference by SQL": Case(
         refused=lambda s, d: s.execute(
-            update(Post)
-            .where(Post.id == d.posts[0])
-            .values(user_id=Post.user_id)
+            update(Post).where(Post.id == d.posts[0]).values(user_id=Post.user_id)
         ),
         names=("names the row's shard", "the id of an object of that shard"),
         remedy=lambda s, d: (
             s.execute(
-                update(Post)
-                .where(Post.id == d.posts[0])
-                .values(user_id=d.users[1])
+                update(Post).where(Post.id == d.posts[0]).values(user_id=d.users[1])
             ).rowcount
         ),
         answer=lambda s, d: 1,
@@ -535,9 +485,7 @@ def _replaced(session: ShardSession) -> list[str]:
     cluster = session.cluster
     session.rollback()
     Country.replace(cluster, [{"code": "de"}])
-    found = session.scalars(
-        select(Country.code), bind_arguments={"shard_id": 3}
-    ).all()
+    found = session.scalars(select(Country.code), bind_arguments={"shard_id": 3}).all()
     session.rollback()
     Country.replace(cluster, [])
     return list(found)
@@ -579,9 +527,7 @@ def _fresh_list(session: ShardSession, data: Data) -> list[str]:
     return list(user.tags)
 
 
-def _written_by_another(
-    session: ShardSession, data: Data, lock: bool | None
-) -> str:
+def _written_by_another(session: ShardSession, data: Data, lock: bool | None) -> str:
     """Change a user; without a lock another transaction has done so, too."""
     user = session.get_one(User, data.users[1], with_for_update=lock)
     if not lock:
@@ -611,9 +557,7 @@ def _ids_of(session: ShardSession, users: list[User]) -> list[int]:
 
 def _inserted_label(session: ShardSession, data: Data) -> list[str]:
     session.execute(insert(Label), [{"post_id": data.posts[0], "name": "x"}])
-    found = session.scalars(
-        select(Label.name).where(Label.post_id == data.posts[0])
-    )
+    found = session.scalars(select(Label.name).where(Label.post_id == data.posts[0]))
     return list(found)
 
 

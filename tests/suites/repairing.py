@@ -12,8 +12,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextlib import ExitStack
+from contextlib import contextmanager, ExitStack
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
@@ -28,23 +27,21 @@ from sqla_shard.exc import ShardError
 from sqla_shard.outbox import apply
 from sqla_shard.outbox.tables import INTENTS
 from sqla_shard.testing.local_server import wait_until
-from tests.models.operation_models import account
-from tests.models.operation_models import add
-from tests.models.operation_models import after_crash
-from tests.models.operation_models import count_applied
-from tests.models.operation_models import forget_all
-from tests.models.operation_models import intend
-from tests.models.operation_models import make_due
-from tests.models.operation_models import note
-from tests.models.operation_models import OPERATIONS
-from tests.models.operation_models import points
-from tests.models.operation_models import SHARDS
+from tests.models.operation_models import (
+    account,
+    add,
+    after_crash,
+    count_applied,
+    forget_all,
+    intend,
+    make_due,
+    note,
+    OPERATIONS,
+    points,
+    SHARDS,
+)
 from tests.servers.command_line import environment
-from tests.suites.operations import FAR
-from tests.suites.operations import NEAR
-from tests.suites.operations import Suite
-
-__all__ = ["Repairing", "leave_many", "started"]
+from tests.suites.operations import FAR, NEAR, Suite
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60
@@ -68,10 +65,7 @@ def leave_many(
     for number in range(count):
         home = number % SHARDS
         target = ids[(home + 1 + number // SHARDS % (SHARDS - 1)) % SHARDS]
-        with (
-            after_crash(),
-            cluster.begin(cross_shard="logged") as session,
-        ):
+        with after_crash(), cluster.begin(cross_shard="logged") as session:
             intend(session, ids[home], target, f"{mark} {number}")
         expected[target, f"{mark} {number}"] += 1
     return expected
@@ -140,9 +134,7 @@ def _fails(session: Any, **arguments: Any) -> None:
 class Repairing(Suite):
     """The cluster has a fixture ``topology``: a file that names it."""
 
-    def test_pending_entries_are_counted(
-        self, cluster, ids, mark, monkeypatch
-    ):
+    def test_pending_entries_are_counted(self, cluster, ids, mark, monkeypatch):
         assert cluster.count_pending() == []
         leave_many(cluster, ids, 30, mark)
         (found,) = cluster.count_pending()
@@ -157,10 +149,7 @@ class Repairing(Suite):
         assert cluster.count_pending() == []
 
     def test_entries_after_a_crash(self, cluster, ids, mark):
-        with (
-            after_crash(),
-            cluster.begin(cross_shard="logged") as session,
-        ):
+        with after_crash(), cluster.begin(cross_shard="logged") as session:
             intend(session, ids[NEAR], ids[FAR], mark)
         assert self.only(cluster, mark) == {}
         # The process that wrote it is given its time.
@@ -188,8 +177,7 @@ class Repairing(Suite):
         """A crash after it was applied; again, that does nothing."""
         with monkeypatch.context() as patch:
             patch.setattr(
-                "sqla_shard.outbox.apply._write_outcomes",
-                lambda *given: None,
+                "sqla_shard.outbox.apply._write_outcomes", lambda *given: None
             )
             with cluster.begin(cross_shard="logged") as session:
                 intend(session, ids[NEAR], ids[FAR], mark)
@@ -227,13 +215,10 @@ class Repairing(Suite):
         assert cluster.repair(keep=NEVER).forgotten == 3
         assert count_applied(cluster) == 0
 
-    def test_not_those_whose_intents_are_there(
-        self, cluster, ids, mark, monkeypatch
-    ):
+    def test_not_those_whose_intents_are_there(self, cluster, ids, mark, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(
-                "sqla_shard.outbox.apply._write_outcomes",
-                lambda *given: None,
+                "sqla_shard.outbox.apply._write_outcomes", lambda *given: None
             )
             with cluster.begin(cross_shard="logged") as session:
                 intend(session, ids[NEAR], ids[FAR], mark)
@@ -293,9 +278,7 @@ class Repairing(Suite):
         make_due(cluster)
         counts = []
         with ExitStack() as stack:
-            workers = [
-                stack.enter_context(started(topology)) for _ in range(4)
-            ]
+            workers = [stack.enter_context(started(topology)) for _ in range(4)]
             begin(workers)
             for worker in workers:
                 counts.append(int(worker.stdout.readline()))
@@ -306,9 +289,7 @@ class Repairing(Suite):
 
     @pytest.mark.thorough
     @pytest.mark.parametrize("stop", ["taken", "applied"])
-    def test_a_worker_that_was_killed(
-        self, cluster, ids, mark, topology, stop
-    ):
+    def test_a_worker_that_was_killed(self, cluster, ids, mark, topology, stop):
         expected = leave_many(cluster, ids, 20, mark)
         make_due(cluster)
         begun = monotonic()
@@ -337,9 +318,7 @@ class Repairing(Suite):
     def test_one_connection_is_enough(self, cluster, ids, mark, topology):
         """No thread waits for a connection that it has itself."""
         options = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 5}
-        with Cluster.from_file(
-            topology, watch=False, engine_options=options
-        ) as small:
+        with Cluster.from_file(topology, watch=False, engine_options=options) as small:
             home = account(small, 0)
             with small.begin(cross_shard="logged") as session:
                 # On its own server, and on another one.

@@ -11,8 +11,6 @@ from sqlalchemy import Connection
 from sqla_shard import Cluster
 from tests.models.clusters import PINS
 
-__all__ = ["Resetting"]
-
 ROW = "INSERT INTO {}.boards (name) VALUES ('left over')"
 
 
@@ -49,13 +47,7 @@ class Resetting:
 
     @pytest.mark.parametrize(
         "leave",
-        [
-            _after_commit,
-            _after_rollback,
-            _at_once,
-            _in_a_savepoint,
-            _after_an_error,
-        ],
+        [_after_commit, _after_rollback, _at_once, _in_a_savepoint, _after_an_error],
     )
     def test_it_is_rolled_back(
         self, cluster: Cluster, leave: Callable[[Connection, str], None]

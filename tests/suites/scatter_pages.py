@@ -11,36 +11,20 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from sqlalchemy import bindparam
-from sqlalchemy import func
-from sqlalchemy import literal
-from sqlalchemy import Numeric
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import text
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import with_loader_criteria
+from sqlalchemy import bindparam, func, literal, Numeric, select, String, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, with_loader_criteria
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import full_id
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import scatter
-from sqla_shard.exc import InvalidBookmarkError
-from sqla_shard.exc import NoShardKeyError
-from sqla_shard.exc import ScatterLimitError
-from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.session.scatter_pages import _keys
-from sqla_shard.session.scatter_pages import StatementBookmarks
+from sqla_shard import blob_field, Cluster, full_id, MappingMixin, ObjectMixin, scatter
+from sqla_shard.exc import (
+    InvalidBookmarkError,
+    NoShardKeyError,
+    ScatterLimitError,
+    ScatterUnsupportedError,
+    UnsupportedStatementError,
+)
+from sqla_shard.session.scatter_pages import _keys, StatementBookmarks
 from tests.models.backends import Clusters
-from tests.models.layouts import LAYOUT
-from tests.models.layouts import pack
-
-__all__ = ["PagesBase", "ScatterPages", "things"]
+from tests.models.layouts import LAYOUT, pack
 
 _SHARDS = 8
 _COUNT = 240
@@ -229,17 +213,11 @@ class ScatterPages:
                     select(*some, Thing.id).order_by(*order).options(scatter())
                 )
                 keys = [tuple(row[:-1]) for row in want]
-                shown = [
-                    tuple(getattr(thing, f.key) for f in some) for thing in got
-                ]
+                shown = [tuple(getattr(thing, f.key) for f in some) for thing in got]
                 assert _folded(shown) == _folded(keys), order
 
     def test_conditions_limits_and_columns(self, filled):
-        made = (
-            select(Thing.name, Thing.n)
-            .where(Thing.n > 1)
-            .order_by(Thing.n.desc())
-        )
+        made = select(Thing.name, Thing.n).where(Thing.n > 1).order_by(Thing.n.desc())
         with filled.session() as session:
             page = session.scatter_page(made, 5)
             assert [row.n for row in page] == [3] * 5
@@ -375,10 +353,7 @@ class ScatterPages:
             (select(func.count(Thing.id)), "an aggregate"),
             (select(Thing).with_for_update(), "FOR UPDATE"),
             (select(select(Thing).subquery()), "a subquery in FROM"),
-            (
-                select(Thing).order_by(Thing.n.nulls_last()),
-                "NULLS FIRST or LAST",
-            ),
+            (select(Thing).order_by(Thing.n.nulls_last()), "NULLS FIRST or LAST"),
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
@@ -418,16 +393,12 @@ class ScatterPages:
             made.where(Thing.price > text("0")),
             made.where(Thing.price > text("0.00")),
             made.options(with_loader_criteria(Thing, Thing.n > 0)),
-            made.join(
-                ThingHasThings, ThingHasThings.whole_id == full_id(Thing.id)
-            ),
+            made.join(ThingHasThings, ThingHasThings.whole_id == full_id(Thing.id)),
         ]
         with filled.session() as session:
             ids = [
                 thing.id
-                for thing in session.scalars(
-                    select(Thing).options(scatter()).limit(4)
-                )
+                for thing in session.scalars(select(Thing).options(scatter()).limit(4))
             ]
             alike += [
                 made.where(Thing.id.in_(ids[:2])),
@@ -457,14 +428,10 @@ class ScatterPages:
         assert sum(page.next is not None for page in pages) > 8
 
     def test_a_bookmark_is_of_one_set_of_parameters(self, filled):
-        made = (
-            select(Thing).where(Thing.n > bindparam("low")).order_by(Thing.n)
-        )
+        made = select(Thing).where(Thing.n > bindparam("low")).order_by(Thing.n)
         with filled.session() as session:
             page = session.scatter_page(made, 3, parameters={"low": 1})
-            more = session.scatter_page(
-                made, 3, page.next, parameters={"low": 1}
-            )
+            more = session.scatter_page(made, 3, page.next, parameters={"low": 1})
             assert len(more) == 3
             with pytest.raises(InvalidBookmarkError):
                 session.scatter_page(made, 3, page.next, parameters={"low": 2})
@@ -474,9 +441,7 @@ class ScatterPages:
             for fields, values in _FORGED:
                 made = select(Thing).order_by(*fields)
                 with pytest.raises(InvalidBookmarkError, match="no position"):
-                    session.scatter_page(
-                        made, 5, forged(session, made, values)
-                    )
+                    session.scatter_page(made, 5, forged(session, made, values))
             # Valid values are accepted.
             made = select(Thing).order_by(Thing.n)
             some = forged(session, made, [("i", "2"), _GOOD])
@@ -582,8 +547,7 @@ class ScatterPages:
 def _folded(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Make alike what MariaDB's order takes for equal."""
     return [
-        tuple(v.rstrip(" ") if isinstance(v, str) else v for v in row)
-        for row in rows
+        tuple(v.rstrip(" ") if isinstance(v, str) else v for v in row) for row in rows
     ]
 
 

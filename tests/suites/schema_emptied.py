@@ -10,13 +10,9 @@ from typing import Any
 import pytest
 
 from sqla_shard import schema
-from sqla_shard.exc import MigrationFailedError
-from sqla_shard.exc import UnknownShardError
+from sqla_shard.exc import MigrationFailedError, UnknownShardError
 from sqla_shard.schema import RunOptions
-from tests.models.schema import Project
-from tests.models.schema import until
-
-__all__ = ["Emptied"]
+from tests.models.schema import Project, until
 
 PINS = """
 op.execute(
@@ -31,9 +27,7 @@ def conditions(project: Project) -> dict[int, str]:
 
 
 def upgraded(project: Project, revision: str = "head", **more: Any) -> Any:
-    return schema.upgrade(
-        project.config(), revision, options=RunOptions(**more)
-    )
+    return schema.upgrade(project.config(), revision, options=RunOptions(**more))
 
 
 def refused(project: Project, **more: Any) -> Any:
@@ -84,9 +78,7 @@ class Emptied:
             for shard_id in project.shards:
                 self.made_anew(project, shard_id)
             error = refused(project)
-            assert set(states(error).values()) == {
-                "no revision, where others have one"
-            }
+            assert set(states(error).values()) == {"no revision, where others have one"}
             assert re.search(
                 "servers have databases with one that this topology places "
                 r"elsewhere: shard 0 \(\w+ on server1\), shard 1 .*--new",
@@ -103,9 +95,7 @@ class Emptied:
         project.write_topology(newest)
         assert upgraded(project).ok
 
-    def test_a_database_that_was_made_anew_is_refused(
-        self, project: Project
-    ) -> None:
+    def test_a_database_that_was_made_anew_is_refused(self, project: Project) -> None:
         filled(project)
         self.made_anew(project, 2)
         project.add("0002", 'op.execute("CREATE TABLE boards (n INT)")')
@@ -114,9 +104,7 @@ class Emptied:
             2: "no revision, where others have one",
             **dict.fromkeys((0, 1, 3), "not attempted"),
         }
-        assert re.search(
-            "no revision, and others have one: 0001.*--new", str(error)
-        )
+        assert re.search("no revision, and others have one: 0001.*--new", str(error))
         assert conditions(project) == {
             2: "no revision, where others have one",
             **dict.fromkeys((0, 1, 3), "behind"),
@@ -125,18 +113,14 @@ class Emptied:
         assert states(refused(project, shards=(2,))) == {
             2: "no revision, where others have one"
         }
-        report = schema.status(
-            project.config(), options=RunOptions(shards=(2,))
-        )
+        report = schema.status(project.config(), options=RunOptions(shards=(2,)))
         assert not report.ok
         assert "schema provision" in str(report.shards[0].detail)
         error = refused(project, continue_on_error=True)
         assert states(error)[3] == "changed"
         assert "pins" not in self.names(project, 2)
 
-    def test_one_whose_tables_were_set_aside_is_refused(
-        self, project: Project
-    ) -> None:
+    def test_one_whose_tables_were_set_aside_is_refused(self, project: Project) -> None:
         filled(project)
         self.set_aside(project, 1)
         before = self.names(project, 1)
@@ -150,10 +134,7 @@ class Emptied:
         self.made_anew(project, 3)
         assert states(refused(project, new=(3,)))[2] != "changed"
         report = upgraded(project, new=(2, 3))
-        assert [one.shard_id for one in report.of(schema.State.CHANGED)] == [
-            2,
-            3,
-        ]
+        assert [one.shard_id for one in report.of(schema.State.CHANGED)] == [2, 3]
         # Those that have a revision by now do no harm, when it is repeated.
         upgraded(project, new=(2, 3))
         assert set(conditions(project).values()) == {"current"}
@@ -178,19 +159,13 @@ class Emptied:
         }
         upgraded(project, shards=(1, 2))
         # One that was brought back to no revision may get one again.
-        schema.downgrade(
-            project.config(), "base", options=RunOptions(shards=(1,))
-        )
+        schema.downgrade(project.config(), "base", options=RunOptions(shards=(1,)))
         upgraded(project)
         assert set(conditions(project).values()) == {"current"}
         self.made_anew(project, 0)
-        assert (
-            states(refused(project))[0] == "no revision, where others have one"
-        )
+        assert states(refused(project))[0] == "no revision, where others have one"
 
-    def test_only_tables_that_are_there_can_be_stamped(
-        self, project: Project
-    ) -> None:
+    def test_only_tables_that_are_there_can_be_stamped(self, project: Project) -> None:
         filled(project)
         self.made_anew(project, 2)
         done = project.alembic("stamp", "head", status=1)
@@ -222,9 +197,7 @@ class Emptied:
         )
         path = project.directory / "report.json"
         goes_on = ("-x", "continue_on_error=true")
-        run = project.start(
-            *goes_on, "-x", f"report={path}", "upgrade", "head"
-        )
+        run = project.start(*goes_on, "-x", f"report={path}", "upgrade", "head")
         until(flag.exists, "the first shard")
         self.made_anew(project, 2)
         for name in ("alembic_version", "pins"):

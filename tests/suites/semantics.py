@@ -16,18 +16,10 @@ from sqlalchemy.orm import aliased
 
 from sqla_shard import Cluster
 from sqla_shard.exc import NoShardKeyError
-from tests.models.clusters import at
-from tests.models.clusters import PINS
+from tests.models.clusters import at, PINS
 from tests.models.layouts import pack
-from tests.models.models import Board
-from tests.models.models import Comment
-from tests.models.models import PIN
-from tests.models.models import Pin
-from tests.suites.id_checks import CHECKS
-from tests.suites.id_checks import on
-from tests.suites.id_checks import REFUSED
-
-__all__ = ["Semantics", "sample"]
+from tests.models.models import Board, Comment, PIN, Pin
+from tests.suites.id_checks import CHECKS, on, REFUSED
 
 #: Shard 0 works like any other.
 _SHARDS = (0, 1, 2, 17)
@@ -89,9 +81,7 @@ class Semantics:
         assert len(CHECKS) >= 49
 
     @pytest.mark.parametrize("symbol", _OPERATORS)
-    def test_operator_means_what_it_means_for_ints(
-        self, cluster, data, symbol
-    ):
+    def test_operator_means_what_it_means_for_ints(self, cluster, data, symbol):
         compare, ids = _OPERATORS[symbol], data.ids
         others = [pack(0, PIN, 0), pack(5, PIN, 1), pack(31, PIN, 999)]
         with cluster.session() as session:
@@ -105,9 +95,7 @@ class Semantics:
                 assert sorted(session.scalars(named)) == want
 
     @pytest.mark.parametrize("symbol", sorted(set(_OPERATORS) - {"=="}))
-    def test_operator_that_names_no_shard_is_refused(
-        self, cluster, data, symbol
-    ):
+    def test_operator_that_names_no_shard_is_refused(self, cluster, data, symbol):
         made = select(Pin.id).where(_OPERATORS[symbol](Pin.id, data.ids[0]))
         with cluster.session() as session:
             with pytest.raises(NoShardKeyError) as caught:

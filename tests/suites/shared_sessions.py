@@ -7,24 +7,17 @@ import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from time import monotonic
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from sqlalchemy import inspect
-from sqlalchemy import select
-from sqlalchemy.exc import IllegalStateChangeError
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import inspect, select
+from sqlalchemy.exc import IllegalStateChangeError, SQLAlchemyError
 
-from sqla_shard import Cluster
-from sqla_shard import ShardSession
+from sqla_shard import Cluster, ShardSession
 from sqla_shard.exc import ConcurrentUseError
-from tests.models.clusters import at
-from tests.models.clusters import PINS
+from tests.models.clusters import at, PINS
 from tests.models.models import Pin
-
-__all__ = ["Held", "SharedByTasks", "SharedByThreads", "fill"]
 
 PATIENCE = 60
 THREADS = 4
@@ -63,9 +56,7 @@ class SharedByThreads:
         held = Held(cluster, ids[0])
         session = cluster.session()
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(
-                session.get, Pin, ids[0], with_for_update=True
-            )
+            waiting = pool.submit(session.get, Pin, ids[0], with_for_update=True)
             try:
                 _until_waiting(session)
                 yield session
@@ -79,18 +70,13 @@ class SharedByThreads:
         [
             lambda session, ids: session.get(Pin, ids[1]),
             lambda session, ids: session.get_many(Pin, ids[1:]),
-            lambda session, ids: session.scalars(
-                select(Pin).where(Pin.id == ids[1])
-            ),
+            lambda session, ids: session.scalars(select(Pin).where(Pin.id == ids[1])),
             lambda session, ids: session.flush(),
             lambda session, ids: session.commit(),
             lambda session, ids: session.rollback(),
             lambda session, ids: session.close(),
         ],
-        ids=[
-            *("get", "get_many", "select", "flush"),
-            *("commit", "rollback", "close"),
-        ],
+        ids=[*("get", "get_many", "select", "flush"), *("commit", "rollback", "close")],
     )
     def test_a_second_thread_is_refused(self, busy, ids, use):
         with pytest.raises(ConcurrentUseError, match="open one for each"):

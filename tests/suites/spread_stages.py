@@ -5,23 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import delete
-from sqlalchemy import update
+from sqlalchemy import delete, update
 
-from sqla_shard import exc
-from sqla_shard import pack
-from sqla_shard import scatter
+from sqla_shard import exc, pack, scatter
 from sqla_shard.models.deletion import delete_object
 from sqla_shard.session.execute import OUR_OWN
-from sqla_shard.verify import spread_rows
-from sqla_shard.verify import verify_relations
+from sqla_shard.verify import spread_rows, verify_relations
 from tests.models.backends import Clusters
 from tests.models.list_clock import list_clock
-from tests.models.spread_stages import SHARDS
-from tests.models.spread_stages import stage
-from tests.models.spread_stages import STAGES
-
-__all__ = ["Deleted", "History", "Inverse", "Refusals"]
+from tests.models.spread_stages import SHARDS, stage, STAGES
 
 ACROSS = {"cross_shard": "ordered"}
 TABLES = stage(2, 0).base.metadata
@@ -131,9 +123,7 @@ class Model:
             with self.cluster.session() as session:
                 found = fans.iterate(session, owner, batch=3)
                 assert [row.fan_id for row in found] == now[::-1]
-                found = fans.iterate(
-                    session, owner, batch=4, newest_first=False
-                )
+                found = fans.iterate(session, owner, batch=4, newest_first=False)
                 assert [row.fan_id for row in found] == now
                 assert fans.count(session, owner) == len(now)
                 assert fans.contains(session, owner, self.pool) == set(now)
@@ -178,10 +168,7 @@ class History:
             for cls in both:
                 model.compare(cls)
         last = stages[3].fans
-        assert (
-            verify_relations(cluster, [last], grace=0.0).found("misplaced")
-            == 0
-        )
+        assert verify_relations(cluster, [last], grace=0.0).found("misplaced") == 0
         for owner, now in model.lists.items():
             with cluster.begin(**ACROSS) as session:
                 assert last.recount(session, owner) == len(now)
@@ -194,10 +181,7 @@ class History:
             cluster.run(before.fans.append, ada, fan)
         with pytest.raises(Interrupted):
             spread_rows(
-                cluster,
-                moving.fans,
-                grace=3600.0,
-                on_progress=self._stop_at_the_end,
+                cluster, moving.fans, grace=3600.0, on_progress=self._stop_at_the_end
             )
         with cluster.begin(**ACROSS) as session:
             assert moving.fans.count(session, ada) == 24
@@ -338,9 +322,7 @@ class Refusals:
             with pytest.raises(exc.ClassDefinitionError, match="spread_from"):
                 spread_rows(cluster, stage(before, number).fans)
 
-    @pytest.mark.parametrize(
-        "arguments", [{"rate": 0}, {"batch": 0}, {"grace": -1.0}]
-    )
+    @pytest.mark.parametrize("arguments", [{"rate": 0}, {"batch": 0}, {"grace": -1.0}])
     def test_arguments(self, cluster, arguments):
         with pytest.raises(ValueError, match=f"{next(iter(arguments))}="):
             spread_rows(cluster, stage(2, 2).fans, **arguments)

@@ -6,25 +6,16 @@ import random
 from typing import Any
 
 import pytest
-from sqlalchemy import cast
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import Text
+from sqlalchemy import cast, func, select, String, Text
 from sqlalchemy.dialects import mysql
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqla_shard import scatter
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.types import ShardedId
 from tests.models.clusters import PINS
 from tests.models.collations import ServerText
-from tests.models.layouts import LAYOUT
-from tests.models.layouts import pack
-
-__all__ = ["SCRIPTS", "Texts", "TextsBase", "Title", "planted", "random_text"]
+from tests.models.layouts import LAYOUT, pack
 
 #: Letters with accents and of several weights, contractions, and of several
 #: scripts; combining marks; invisible characters; digits.
@@ -67,9 +58,7 @@ class Title(TextsBase):
 
     __tablename__ = "titles"
 
-    id: Mapped[int] = mapped_column(
-        "local_id", ShardedId(31), primary_key=True
-    )
+    id: Mapped[int] = mapped_column("local_id", ShardedId(31), primary_key=True)
     number: Mapped[int | None]
     unicode: Mapped[str | None] = _of(mysql.VARCHAR(8), "utf8mb4_unicode_ci")
     german: Mapped[str | None] = _of(mysql.VARCHAR(8), "utf8mb4_german2_ci")
@@ -166,9 +155,7 @@ class Texts:
             assert titles.scalars(made) == names[::-1]
             most = select(func.max(source.c.shown))
             assert titles.scalars(most) == [names[0]]
-            groups = select(func.count(source.c.shown)).group_by(
-                source.c.shown
-            )
+            groups = select(func.count(source.c.shown)).group_by(source.c.shown)
             assert titles.scalars(groups) == [1] * 12
 
     def test_texts_made_of_two_collations(self, titles, backend):

@@ -3,48 +3,36 @@
 from __future__ import annotations
 
 import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
-from datetime import UTC
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from datetime import datetime, UTC
 from itertools import count
 from threading import Barrier
 from typing import Any
 
 import pytest
-from sqlalchemy import event
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import update
+from sqlalchemy import event, insert, select, text, update
 
-from sqla_shard import Cluster
-from sqla_shard import exc
-from sqla_shard import operation
-from sqla_shard import scatter
-from sqla_shard import ShardSession
+from sqla_shard import Cluster, exc, operation, scatter, ShardSession
 from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.jobs import task
-from sqla_shard.jobs import Worker
+from sqla_shard.jobs import task, Worker
 from sqla_shard.lookup import sign_up
 from sqla_shard.models.deletion import delete_object
 from sqla_shard.outbox.tables import CLOCKS
 from sqla_shard.topology import find_object
 from sqla_shard.verify import verify_relations
-from tests.models.backends import Clusters
-from tests.models.backends import with_cache
-from tests.models.time_models import Base
-from tests.models.time_models import Crop
-from tests.models.time_models import insert_photos
-from tests.models.time_models import Photo
-from tests.models.time_models import PhotoOfUsers
-from tests.models.time_models import PhotoSlug
-from tests.models.time_models import Scan
-from tests.models.time_models import TIMES
-from tests.models.time_models import User
-from tests.models.time_models import UserHasPhotos
-
-__all__ = ["TimeClock", "TimeIds", "TimeInserts"]
+from tests.models.backends import Clusters, with_cache
+from tests.models.time_models import (
+    Base,
+    Crop,
+    insert_photos,
+    Photo,
+    PhotoOfUsers,
+    PhotoSlug,
+    Scan,
+    TIMES,
+    User,
+    UserHasPhotos,
+)
 
 #: Days at which the clocks of tests begin: the clock of a shard, which all
 #: tests share, never goes back.
@@ -118,16 +106,12 @@ class TimeClock:
             (0, clock.start + 5, n) for n in range(2)
         ]
 
-    def test_a_clock_that_goes_back(
-        self, cluster: Cluster, clock: Clock
-    ) -> None:
+    def test_a_clock_that_goes_back(self, cluster: Cluster, clock: Clock) -> None:
         ids = photos(cluster, 1, 2)
         for back in (1, 60_000, clock.start):
             clock.now_ms = clock.start - back
             ids += photos(cluster, 1, 2)
-        assert [parts(one) for one in ids] == [
-            (1, clock.start, n) for n in range(8)
-        ]
+        assert [parts(one) for one in ids] == [(1, clock.start, n) for n in range(8)]
         clock.now_ms = clock.start + 1
         assert parts(photos(cluster, 1, 1)[0]) == (1, clock.start + 1, 0)
 
@@ -166,26 +150,20 @@ class TimeClock:
         with cluster.session() as session:
             assert None not in session.get_many(Photo, sorted(ids))
 
-    def test_the_first_ids_of_a_shard(
-        self, cluster: Cluster, clock: Clock
-    ) -> None:
+    def test_the_first_ids_of_a_shard(self, cluster: Cluster, clock: Clock) -> None:
         place = cluster.places.place(cluster.topology.keyspace("photos"), 6)
         several = 1 if place.backend.one_writer else 3
         # All of them have missed the row before the first inserts it.
         missed = Barrier(several)
 
-        def wait(
-            connection: Any, cursor: Any, statement: str, *_: Any
-        ) -> None:
+        def wait(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
             if "INSERT" in statement and CLOCKS.name in statement:
                 missed.wait(60)
 
         event.listen(place.engine, "before_cursor_execute", wait)
         try:
             with ThreadPoolExecutor(several) as pool:
-                runs = [
-                    pool.submit(photos, cluster, 6, 2) for _ in range(several)
-                ]
+                runs = [pool.submit(photos, cluster, 6, 2) for _ in range(several)]
                 ids = [one for run in runs for one in run.result(120)]
         finally:
             event.remove(place.engine, "before_cursor_execute", wait)
@@ -193,9 +171,7 @@ class TimeClock:
             (6, clock.start, n) for n in range(2 * several)
         ]
 
-    def test_time_that_has_too_many_bits(
-        self, cluster: Cluster, clock: Clock
-    ) -> None:
+    def test_time_that_has_too_many_bits(self, cluster: Cluster, clock: Clock) -> None:
         before = photos(cluster, 4, 1)
         clock.now_ms = TIMES.epoch_ms + (1 << TIMES.time_bits)
         with pytest.raises(exc.LocalIdsExhaustedError):
@@ -232,9 +208,7 @@ class TimeInserts:
             ids = session.scalars(insert(Photo).returning(Photo.id), rows)
             made = [*ids]
             mixed = [{"title": "c", "id": given}, {"title": "d", "id": None}]
-            made += session.scalars(
-                insert(Photo).returning(Photo.id), mixed
-            ).all()
+            made += session.scalars(insert(Photo).returning(Photo.id), mixed).all()
             made += session.scalars(
                 insert(Photo).values(title="e").returning(Photo.id)
             ).all()
@@ -261,9 +235,7 @@ class TimeInserts:
                     bind_arguments={"shard_id": 6},
                 )
 
-    def test_an_object_that_is_added_during_the_flush(
-        self, cluster: Cluster
-    ) -> None:
+    def test_an_object_that_is_added_during_the_flush(self, cluster: Cluster) -> None:
         with cluster.begin(shard_id=2) as session:
 
             def add(*_: Any) -> None:
@@ -314,9 +286,7 @@ class TimeIds:
                 select(Photo).where(Photo.id >= ids[0]).order_by(Photo.id), 5
             )
             more = session.scatter_page(
-                select(Photo).where(Photo.id >= ids[0]).order_by(Photo.id),
-                5,
-                page.next,
+                select(Photo).where(Photo.id >= ids[0]).order_by(Photo.id), 5, page.next
             )
             assert [one.id for one in (*page.items, *more.items)] == ids
 
@@ -344,15 +314,11 @@ class TimeIds:
         with cluster.session() as session:
             page = UserHasPhotos.page(session, user_id, limit=5)
             more = UserHasPhotos.page(session, user_id, after=page.next)
-            assert [row.photo_id for row in (*page.items, *more.items)] == (
-                ids[::-1]
-            )
+            assert [row.photo_id for row in (*page.items, *more.items)] == (ids[::-1])
             for one in ids:
                 (row,) = PhotoOfUsers.page(session, one).items
                 assert row.user_id == user_id
-        report = verify_relations(
-            cluster, [UserHasPhotos, PhotoOfUsers], grace=0
-        )
+        report = verify_relations(cluster, [UserHasPhotos, PhotoOfUsers], grace=0)
         assert not report.findings
 
     def test_lookups(self, cluster: Cluster) -> None:
@@ -392,9 +358,7 @@ class TimeIds:
         assert found.shards == (6,)
         assert f"shard 6, {moment:%Y-%m-%dT%H:%M:%S}.000Z" in str(found)
         assert find_object(cluster.topology, photo_id, "photos").shard_id == 6
-        assert cluster.explain(
-            select(Photo).where(Photo.id == photo_id)
-        ).shards == (6,)
+        assert cluster.explain(select(Photo).where(Photo.id == photo_id)).shards == (6,)
         with pytest.raises(exc.UnknownKeyspaceError, match="'photos'"):
             cluster.explain(photo_id)
 
@@ -412,7 +376,7 @@ class TimeIds:
     def test_whole_ids_are_stored(self, cluster: Cluster) -> None:
         photo_id = stored(cluster, Photo(), 5)
         with cluster.session() as session:
-            found = session.connection(
-                {"mapper": Photo, "shard_id": 5}
-            ).scalar(text("SELECT MAX(id) FROM photos"))
+            found = session.connection({"mapper": Photo, "shard_id": 5}).scalar(
+                text("SELECT MAX(id) FROM photos")
+            )
         assert found == photo_id

@@ -9,20 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import and_
-from sqlalchemy import func
-from sqlalchemy import literal
-from sqlalchemy import or_
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import true
-from sqlalchemy import union
-from sqlalchemy import union_all
+from sqlalchemy import and_, func, literal, or_, select, text, true, union, union_all
 from sqlalchemy.orm import aliased
 
 from sqla_shard import exc
-
-__all__ = ["ACCEPTED", "REFUSED"]
 
 #: By name: a function of models and ids, and the error that refuses it.
 REFUSED: dict[str, tuple[Any, type[exc.ShardError]]] = {}
@@ -56,9 +46,7 @@ def accepted(shards: int) -> Any:
 
 @refused(NO_KEY)
 def not_exists_names_the_outer_row(m, i):
-    inner = select(m.Comment.id).where(
-        m.Comment.pin_id == m.Pin.id, m.Pin.id == i.a
-    )
+    inner = select(m.Comment.id).where(m.Comment.pin_id == m.Pin.id, m.Pin.id == i.a)
     return select(m.Pin.id).where(~inner.correlate(m.Pin).exists())
 
 
@@ -87,10 +75,7 @@ def on_ties_the_left_side(m, i):
     return (
         select(m.Pin.id, m.Comment.id)
         .join(m.Comment, true())
-        .outerjoin(
-            m.Tag,
-            and_(m.Tag.pin_id == m.Pin.id, m.Comment.pin_id == m.Pin.id),
-        )
+        .outerjoin(m.Tag, and_(m.Tag.pin_id == m.Pin.id, m.Comment.pin_id == m.Pin.id))
         .where(m.Pin.id == i.a)
     )
 
@@ -105,8 +90,7 @@ def on_names_the_left_side(m, i):
 @refused(NO_KEY)
 def on_names_the_right_side(m, i):
     return select(m.Pin.id, m.Comment.id).outerjoin(
-        m.Comment,
-        and_(m.Comment.pin_id == m.Pin.id, m.Comment.pin_id == i.a),
+        m.Comment, and_(m.Comment.pin_id == m.Pin.id, m.Comment.pin_id == i.a)
     )
 
 
@@ -118,9 +102,7 @@ def join_inside_an_outer_join(m, i):
     )
     del tag
     found = inner.with_only_columns(m.Comment.pin_id).subquery()
-    return select(m.Pin.id, found.c.pin_id).outerjoin(
-        found, found.c.pin_id == m.Pin.id
-    )
+    return select(m.Pin.id, found.c.pin_id).outerjoin(found, found.c.pin_id == m.Pin.id)
 
 
 @refused(NO_KEY)
@@ -164,9 +146,7 @@ def joined_by_other_ids(m, i):
 
 @refused(NO_KEY)
 def joined_by_a_number(m, i):
-    return select(m.Pin.id, m.Comment.id).where(
-        m.Pin.id == i.a, m.Comment.n == m.Pin.n
-    )
+    return select(m.Pin.id, m.Comment.id).where(m.Pin.id == i.a, m.Comment.n == m.Pin.n)
 
 
 @refused(NO_KEY)
@@ -213,17 +193,14 @@ def what_may_be_missing_is_not_in_a_subquery(m, i):
 @refused(NO_KEY)
 def less_than_a_subquery(m, i):
     return select(m.Pin.id).where(
-        m.Pin.id == i.a,
-        m.Pin.id < select(func.max(m.Comment.pin_id)).scalar_subquery(),
+        m.Pin.id == i.a, m.Pin.id < select(func.max(m.Comment.pin_id)).scalar_subquery()
     )
 
 
 @refused(NO_KEY)
 def equal_to_a_subquery(m, i):
     inner = select(m.Comment.pin_id).where(m.Comment.body == "c1")
-    return select(m.Pin.id).where(
-        m.Pin.id == i.a, m.Pin.id == inner.scalar_subquery()
-    )
+    return select(m.Pin.id).where(m.Pin.id == i.a, m.Pin.id == inner.scalar_subquery())
 
 
 @refused(NO_KEY)
@@ -245,9 +222,7 @@ def null_not_in_a_subquery(m, i):
 @refused(NO_KEY)
 def whether_in_a_subquery_is_null(m, i):
     other = aliased(m.Pin)
-    return select(m.Pin.id, m.Pin.id.in_(select(other.root_id))).where(
-        m.Pin.id == i.a
-    )
+    return select(m.Pin.id, m.Pin.id.in_(select(other.root_id))).where(m.Pin.id == i.a)
 
 
 @refused(NO_KEY)
@@ -270,9 +245,7 @@ def in_a_subquery_of_a_count(m, i):
 @refused(NO_KEY)
 def two_levels_down_sqlalchemy_does_not_correlate(m, i):
     innermost = select(m.Note.id).where(m.Note.n == m.Pin.n)
-    inner = select(m.Comment.id).where(
-        m.Comment.pin_id == m.Pin.id, innermost.exists()
-    )
+    inner = select(m.Comment.id).where(m.Comment.pin_id == m.Pin.id, innermost.exists())
     return select(m.Pin.id).where(m.Pin.id == i.a, inner.exists())
 
 
@@ -291,8 +264,7 @@ def an_aggregate_of_the_outer_row(m, i):
 @refused(NO_KEY)
 def an_untied_count_among_the_columns(m, i):
     return select(
-        m.Pin.id,
-        select(func.count()).select_from(m.Comment).scalar_subquery(),
+        m.Pin.id, select(func.count()).select_from(m.Comment).scalar_subquery()
     ).where(m.Pin.id == i.a)
 
 
@@ -321,20 +293,14 @@ def limit_in_from_is_not_about_the_outer_id(m, i):
 @refused(NO_KEY)
 def a_count_in_from_is_not_about_the_outer_id(m, i):
     found = (
-        select(m.Comment.n, func.count().label("k"))
-        .group_by(m.Comment.n)
-        .subquery()
+        select(m.Comment.n, func.count().label("k")).group_by(m.Comment.n).subquery()
     )
-    return select(m.Pin.id, found.c.k).where(
-        m.Pin.id == i.a, m.Pin.n == found.c.n
-    )
+    return select(m.Pin.id, found.c.k).where(m.Pin.id == i.a, m.Pin.n == found.c.n)
 
 
 @refused(SCATTER)
 def distinct_in_from_over_two_shards(m, i):
-    found = (
-        select(m.Pin.title).where(m.Pin.id.in_([i.a, i.b])).distinct()
-    ).subquery()
+    found = (select(m.Pin.title).where(m.Pin.id.in_([i.a, i.b])).distinct()).subquery()
     return select(found.c.title)
 
 

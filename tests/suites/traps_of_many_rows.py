@@ -5,23 +5,10 @@ Statements about many rows at once, and similar ones that are correct.
 
 from __future__ import annotations
 
-from sqlalchemy import exists
-from sqlalchemy import false
-from sqlalchemy import func
-from sqlalchemy import literal
-from sqlalchemy import or_
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import tuple_
-from sqlalchemy import update
+from sqlalchemy import exists, false, func, literal, or_, select, text, tuple_, update
 from sqlalchemy.orm import aliased
 
-from tests.suites.traps import ACCEPTED
-from tests.suites.traps import accepted
-from tests.suites.traps import NO_KEY
-from tests.suites.traps import REFUSED
-from tests.suites.traps import refused
-from tests.suites.traps import SCATTER
+from tests.suites.traps import ACCEPTED, accepted, NO_KEY, REFUSED, refused, SCATTER
 
 __all__ = ["ACCEPTED", "REFUSED"]
 
@@ -51,9 +38,7 @@ def a_window_over_two_shards(m, i):
 
 @accepted(2)
 def an_aggregate_inside_a_function(m, i):
-    return select(func.coalesce(func.max(m.Pin.n), 0)).where(
-        m.Pin.id.in_([i.a, i.b])
-    )
+    return select(func.coalesce(func.max(m.Pin.n), 0)).where(m.Pin.id.in_([i.a, i.b]))
 
 
 @refused(SCATTER)
@@ -63,18 +48,12 @@ def an_aggregate_as_text(m, i):
 
 @refused(SCATTER)
 def an_unknown_function(m, i):
-    return select(func.json_group_array(m.Pin.n)).where(
-        m.Pin.id.in_([i.a, i.b])
-    )
+    return select(func.json_group_array(m.Pin.n)).where(m.Pin.id.in_([i.a, i.b]))
 
 
 @refused(SCATTER)
 def distinct_as_a_prefix(m, i):
-    return (
-        select(m.Pin.title)
-        .where(m.Pin.id.in_([i.a, i.b]))
-        .prefix_with("DISTINCT")
-    )
+    return select(m.Pin.title).where(m.Pin.id.in_([i.a, i.b])).prefix_with("DISTINCT")
 
 
 @accepted(2)
@@ -101,11 +80,7 @@ def limit_of_an_update_over_two_shards(m, i):
 
 @refused(NO_KEY)
 def update_from_a_table_that_is_not_tied(m, i):
-    return (
-        update(m.Pin)
-        .where(m.Pin.id == i.a, m.Comment.body == "c1")
-        .values(n=1)
-    )
+    return update(m.Pin).where(m.Pin.id == i.a, m.Comment.body == "c1").values(n=1)
 
 
 @refused(NO_KEY)
@@ -151,9 +126,7 @@ def in_a_subquery_over_two_shards(m, i):
 def not_in_a_subquery_without_null(m, i):
     return select(m.Pin.id).where(
         m.Pin.id.in_([i.a, i.a2, i.b]),
-        m.Pin.id.not_in(
-            select(m.Comment.pin_id).where(m.Comment.pin_id == i.a)
-        ),
+        m.Pin.id.not_in(select(m.Comment.pin_id).where(m.Comment.pin_id == i.a)),
     )
 
 
@@ -178,9 +151,7 @@ def counted_by_an_id(m, i):
 
 @accepted(2)
 def counted_with_each_row(m, i):
-    return select(m.Pin.id, m.Pin.comment_count).where(
-        m.Pin.id.in_([i.a, i.a2, i.b])
-    )
+    return select(m.Pin.id, m.Pin.comment_count).where(m.Pin.id.in_([i.a, i.a2, i.b]))
 
 
 @accepted(2)
@@ -209,12 +180,8 @@ def distinct_with_an_id(m, i):
 
 @accepted(2)
 def a_window_for_each_id(m, i):
-    place = func.row_number().over(
-        partition_by=m.Comment.pin_id, order_by=m.Comment.id
-    )
-    return select(m.Comment.id, place).where(
-        m.Comment.pin_id.in_([i.a, i.a2, i.b])
-    )
+    place = func.row_number().over(partition_by=m.Comment.pin_id, order_by=m.Comment.id)
+    return select(m.Comment.id, place).where(m.Comment.pin_id.in_([i.a, i.a2, i.b]))
 
 
 @accepted(2)
@@ -240,9 +207,7 @@ def a_recursion_through_replies(m, i):
     found = select(m.Pin.id).where(m.Pin.id == i.a).cte(recursive=True)
     reply = aliased(m.Pin)
     found = found.union_all(
-        select(reply.id).where(
-            reply.root_id == found.c.id, reply.root_id == i.a
-        )
+        select(reply.id).where(reply.root_id == found.c.id, reply.root_id == i.a)
     )
     return select(found.c.id)
 

@@ -6,43 +6,29 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import update
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import foreign
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
+from sqlalchemy import func, insert, select, text, update
+from sqlalchemy.orm import DeclarativeBase, foreign, Mapped, mapped_column, relationship
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import exc
-from sqla_shard import LookupMixin
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import ObjectRef
-from sqla_shard import operation
-from sqla_shard import scatter
-from sqla_shard import ShardSession
-from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.ids import IdLayout
-from sqla_shard.jobs import respace_by_job
-from sqla_shard.jobs import task
-from sqla_shard.jobs import Worker
-from sqla_shard.lookup import normalization
-from sqla_shard.lookup import sign_up
+from sqla_shard import (
+    blob_field,
+    Cluster,
+    exc,
+    LookupMixin,
+    MappingMixin,
+    ObjectMixin,
+    ObjectRef,
+    operation,
+    scatter,
+    ShardSession,
+)
+from sqla_shard.ids import DEFAULT_LAYOUT, IdLayout
+from sqla_shard.jobs import respace_by_job, task, Worker
+from sqla_shard.lookup import normalization, sign_up
 from sqla_shard.models.deletion import delete_object
 from sqla_shard.testing import jobs_enqueued
-from sqla_shard.topology import find_object
-from sqla_shard.topology import Topology
+from sqla_shard.topology import find_object, Topology
 from sqla_shard.verify import verify_relations
-from tests.models.backends import Clusters
-from tests.models.backends import with_cache
-
-__all__ = ["TwoLayouts"]
+from tests.models.backends import Clusters, with_cache
 
 PHOTOS = IdLayout(shard_bits=10, type_bits=6, local_bits=44)
 #: An id of a user on shard 1, and of a photo on shard 0.
@@ -67,18 +53,14 @@ class User(ObjectMixin, Base, type_id=3, keyspace="objects"):
 class Photo(ObjectMixin, Photos, type_id=4, keyspace="photos"):
     __tablename__ = "photos"
     title: Mapped[str] = blob_field(default="")
-    user_id: Mapped[int | None] = mapped_column(
-        ObjectRef(3, layout=DEFAULT_LAYOUT)
-    )
+    user_id: Mapped[int | None] = mapped_column(ObjectRef(3, layout=DEFAULT_LAYOUT))
     n: Mapped[int] = mapped_column(default=0)
     user: Mapped[User | None] = relationship(
         primaryjoin=lambda: foreign(Photo.user_id) == User.id, viewonly=True
     )
 
 
-class Crop(
-    ObjectMixin, Photos, type_id=5, keyspace="photos", colocate_with="photo_id"
-):
+class Crop(ObjectMixin, Photos, type_id=5, keyspace="photos", colocate_with="photo_id"):
     __tablename__ = "crops"
     photo_id: Mapped[int] = blob_field(ref=Photo)
 
@@ -100,9 +82,7 @@ class PhotoHasRated(MappingMixin, Base, source=Photo, target=User):
 respace = respace_by_job(PhotoHasRated)
 
 
-class PhotoSlug(
-    LookupMixin, Base, target="Photo", normalize=normalization.casefold
-):
+class PhotoSlug(LookupMixin, Base, target="Photo", normalize=normalization.casefold):
     pass
 
 
@@ -212,11 +192,7 @@ class TwoLayouts:
         mixed = [*ids[::-1], PHOTOS.pack(3, 4, 10**13), ids[0]]
         with cluster.session() as session:
             found = session.get_many(Photo, mixed)
-            assert [one and one.id for one in found] == [
-                *ids[::-1],
-                None,
-                ids[0],
-            ]
+            assert [one and one.id for one in found] == [*ids[::-1], None, ids[0]]
             both = session.scalars(
                 select(Photo)
                 .where(Photo.id.in_(mixed), Photo.id < ids[5])
@@ -235,9 +211,7 @@ class TwoLayouts:
     def test_bulk_writes(self, cluster: Cluster) -> None:
         with cluster.begin(shard_id=6) as session:
             rows = [{"title": f"bulk {n}", "n": 0} for n in range(3)]
-            ids = list(
-                session.scalars(insert(Photo).returning(Photo.id), rows)
-            )
+            ids = list(session.scalars(insert(Photo).returning(Photo.id), rows))
             assert {PHOTOS.unpack(one)[:2] for one in ids} == {(6, 4)}
             session.execute(update(Photo).where(Photo.id.in_(ids)).values(n=7))
         with cluster.session() as session:
@@ -246,9 +220,7 @@ class TwoLayouts:
                 (f"bulk {n}", 7) for n in range(3)
             ]
 
-    def test_children_are_on_the_shard_of_their_parent(
-        self, cluster: Cluster
-    ) -> None:
+    def test_children_are_on_the_shard_of_their_parent(self, cluster: Cluster) -> None:
         photo_id = stored(cluster, Photo(), 7)
         with cluster.begin() as session:
             crop = Crop(photo_id=photo_id)
@@ -262,9 +234,7 @@ class TwoLayouts:
         with cluster.session() as session:
             assert session.get(Crop, crop_id) is None
 
-    def test_lists_of_targets_with_the_other_layout(
-        self, cluster: Cluster
-    ) -> None:
+    def test_lists_of_targets_with_the_other_layout(self, cluster: Cluster) -> None:
         user_id = stored(cluster, User(), 3)
         ids = photos(cluster)
         with cluster.begin(cross_shard="logged") as session:
@@ -275,9 +245,7 @@ class TwoLayouts:
         after = None
         with cluster.session() as session:
             while True:
-                page = UserHasPhotos.page(
-                    session, user_id, limit=3, after=after
-                )
+                page = UserHasPhotos.page(session, user_id, limit=3, after=after)
                 seen += [row.photo_id for row in page.items]
                 after = page.next
                 if after is None:
@@ -288,9 +256,7 @@ class TwoLayouts:
                 (row,) = PhotoOfUsers.page(session, one).items
                 assert row.user_id == user_id
                 assert row.source.id == one
-        report = verify_relations(
-            cluster, [UserHasPhotos, PhotoOfUsers], grace=0
-        )
+        report = verify_relations(cluster, [UserHasPhotos, PhotoOfUsers], grace=0)
         assert not report.findings
 
     def test_lookups(self, cluster: Cluster) -> None:
@@ -363,9 +329,7 @@ class TwoLayouts:
         assert (found.keyspace, found.shards) == ("photos", (6,))
         assert "shard 6, type 4, local id 1" in str(found)
         assert find_object(topology, photo_id, "photos").shard_id == 6
-        assert cluster.explain(
-            select(Photo).where(Photo.id == photo_id)
-        ).shards == (6,)
+        assert cluster.explain(select(Photo).where(Photo.id == photo_id)).shards == (6,)
 
     def test_a_class_with_another_layout_than_its_keyspace(
         self, cluster: Cluster
@@ -381,9 +345,7 @@ class TwoLayouts:
                     lambda: session.scalars(select(Photo)).all(),
                     lambda: session.execute(insert(Photo), [{"n": 1}]),
                     lambda: PhotoOfUsers.page(session, PHOTOS.pack(1, 4, 1)),
-                    lambda: session.connection(
-                        {"mapper": Photo, "shard_id": 1}
-                    ),
+                    lambda: session.connection({"mapper": Photo, "shard_id": 1}),
                     lambda: session.scalars(
                         select(func.count(Photo.id)),
                         bind_arguments={"keyspace": "photos", "shard_id": 1},
@@ -418,6 +380,4 @@ class TwoLayouts:
             found = session.scalars(
                 select(Crop).options(scatter()).order_by(Crop.id)
             ).all()
-            assert [one.id for one in found if one.photo_id == parent] == [
-                last
-            ]
+            assert [one.id for one in found if one.photo_id == parent] == [last]

@@ -8,37 +8,23 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
-from sqla_shard import Cluster
-from sqla_shard import schema
+from sqla_shard import Cluster, schema
 from sqla_shard.blobs import rewriting
-from sqla_shard.cli.output import FAILED
-from sqla_shard.cli.output import NOT_READ
+from sqla_shard.cli.output import FAILED, NOT_READ
 from sqla_shard.cli.program import program
-from sqla_shard.verify import run
-from sqla_shard.verify import spreading
+from sqla_shard.verify import run, spreading
 from tests.models import spread_stages
 from tests.models.schema import Project
-from tests.models.unread_models import Base
-from tests.models.unread_models import fill
+from tests.models.unread_models import Base, fill
 from tests.servers.cache_files import write_regions
-from tests.servers.command_line import commands
-from tests.servers.command_line import fleet_commands
-from tests.servers.command_line import invoke
-from tests.servers.command_line import MOVE_COMMANDS
-
-__all__ = ["CASES", "Case", "Scene", "Unread", "check", "prepared"]
+from tests.servers.command_line import commands, fleet_commands, invoke, MOVE_COMMANDS
 
 MODELS = ("--models", "tests.models.unread_models")
 NOTES = f"--class Note {' '.join(MODELS)}"
@@ -134,9 +120,7 @@ CASES: dict[str, list[Case]] = {
         ),
     ],
     "sqla-shard topology show": [_quiet("topology show", DOWN)],
-    "sqla-shard topology validate": [
-        _quiet("topology validate {dir}/topology.json")
-    ],
+    "sqla-shard topology validate": [_quiet("topology validate {dir}/topology.json")],
     "sqla-shard topology diff": [
         _quiet("topology diff {dir}/topology.json {dir}/same.json")
     ],
@@ -151,11 +135,7 @@ CASES: dict[str, list[Case]] = {
         _quiet(f"-t {_ZOOKEEPER} topology history", "127.0.0.1:1", FAILED)
     ],
     "sqla-shard topology rollback": [
-        _quiet(
-            f"-t {_ZOOKEEPER} topology rollback --to 1 --yes",
-            "127.0.0.1:1",
-            FAILED,
-        )
+        _quiet(f"-t {_ZOOKEEPER} topology rollback --to 1 --yes", "127.0.0.1:1", FAILED)
     ],
     "sqla-shard topology reset": [
         _quiet(
@@ -165,28 +145,20 @@ CASES: dict[str, list[Case]] = {
         )
     ],
     "sqla-shard topology protect": [
-        _quiet(
-            f"-t {_ZOOKEEPER} topology protect --dry-run",
-            "127.0.0.1:1",
-            FAILED,
-        )
+        _quiet(f"-t {_ZOOKEEPER} topology protect --dry-run", "127.0.0.1:1", FAILED)
     ],
     "sqla-shard topology watch": [
         _quiet(f"-t {_ZOOKEEPER} topology watch", "127.0.0.1:1", FAILED)
     ],
     # It goes on until SIGTERM, and asks ZooKeeper alone.
-    "sqla-shard topology agent": [
-        _quiet("topology agent --help", "ZooKeeper")
-    ],
+    "sqla-shard topology agent": [_quiet("topology agent --help", "ZooKeeper")],
     "sqla-shard schema": [_quiet("schema --help")],
     "sqla-shard schema template": [_quiet("schema template")],
     "sqla-shard schema init": [
         # It asks no server, and does not write over what is there.
         _quiet("schema -c {dir}/alembic.ini init {dir}/migrations", "", 1)
     ],
-    "sqla-shard schema upgrade": [
-        Case("schema -c {dir}/alembic.ini upgrade", most=3)
-    ],
+    "sqla-shard schema upgrade": [Case("schema -c {dir}/alembic.ini upgrade", most=3)],
     "sqla-shard schema downgrade": [
         Case("schema -c {dir}/alembic.ini downgrade base", most=3)
     ],
@@ -199,9 +171,7 @@ CASES: dict[str, list[Case]] = {
         Case(f"schema -c {{dir}}/alembic.ini status --servers {DOWN}", most=2),
     ],
     "sqla-shard schema resolve": [
-        Case(
-            "schema -c {dir}/alembic.ini resolve 7 statement-done",
-        )
+        Case("schema -c {dir}/alembic.ini resolve 7 statement-done")
     ],
     "sqla-shard schema verify": [Case("schema verify")],
     "sqla-shard repair": [
@@ -224,9 +194,7 @@ CASES: dict[str, list[Case]] = {
     "sqla-shard queue limit": [_quiet("queue limit titles 5", "5 jobs")],
     "sqla-shard queue show": [
         Case("queue show objects/7/1", says=""),
-        Case(
-            "queue show objects/0/1", status=FAILED, most=0, says="not found"
-        ),
+        Case("queue show objects/0/1", status=FAILED, most=0, says="not found"),
     ],
     "sqla-shard queue retry": [
         Case("queue retry --queue titles"),
@@ -240,12 +208,8 @@ CASES: dict[str, list[Case]] = {
         # Its pages are tested in the tests of the dashboard.
         _quiet("dashboard --host 192.0.2.1", "without a login", status=2)
     ],
-    "sqla-shard worker": [
-        Case(f"worker --once {' '.join(MODELS)}", most=6),
-    ],
-    "sqla-shard cache repair": [
-        Case("cache repair --once --cache {dir}/cache.toml")
-    ],
+    "sqla-shard worker": [Case(f"worker --once {' '.join(MODELS)}", most=6)],
+    "sqla-shard cache repair": [Case("cache repair --once --cache {dir}/cache.toml")],
     "sqla-shard cache stats": [Case("cache stats --cache {dir}/cache.toml")],
     "sqla-shard verify lookups": [
         Case(f"verify lookups --grace 0 {' '.join(MODELS)}"),
@@ -257,17 +221,13 @@ CASES: dict[str, list[Case]] = {
         Case(f"verify relations --grace 0 --repair {' '.join(MODELS)}"),
     ],
     "sqla-shard verify sizes": [Case(f"verify sizes {' '.join(MODELS)}")],
-    "sqla-shard spread": [
-        Case(f"spread --grace 0 {' '.join(spread_stages.MODELS)}")
-    ],
+    "sqla-shard spread": [Case(f"spread --grace 0 {' '.join(spread_stages.MODELS)}")],
     "sqla-shard verify references": [
         Case(f"verify references {' '.join(MODELS)}"),
         Case(f"verify references --repair {' '.join(MODELS)}"),
     ],
     "sqla-shard blobs train": [Case(f"blobs train {NOTES}", status=FAILED)],
-    "sqla-shard blobs activate": [
-        Case(f"blobs activate {NOTES}", status=FAILED)
-    ],
+    "sqla-shard blobs activate": [Case(f"blobs activate {NOTES}", status=FAILED)],
     "sqla-shard blobs deactivate": [Case(f"blobs deactivate {NOTES}")],
     "sqla-shard blobs rewrite": [Case(f"blobs rewrite {NOTES}")],
     "sqla-shard blobs check": [Case(f"blobs check {NOTES}")],
@@ -277,12 +237,10 @@ CASES: dict[str, list[Case]] = {
     ],
     "sqla-shard shell": [
         Case(
-            f"shell {{lost}} {' '.join(MODELS)} "
-            "-c 'print(session.get(User, {lost}))'"
+            f"shell {{lost}} {' '.join(MODELS)} -c 'print(session.get(User, {{lost}}))'"
         ),
         Case(
-            f"shell {{}} {' '.join(MODELS)} "
-            "-c 'print(session.get(User, {}))'",
+            f"shell {{}} {' '.join(MODELS)} -c 'print(session.get(User, {{}}))'",
             status=0,
             most=0,
             says="User",
@@ -302,20 +260,14 @@ CASES: dict[str, list[Case]] = {
         _quiet("fleet backup verify {dir}/none", "0 backups")
     ],
     "sqla-shard fleet restore": [
-        _quiet(
-            "fleet restore {dir}/none objects 7", "SQLA_SHARD_OPERATOR", FAILED
-        )
+        _quiet("fleet restore {dir}/none objects 7", "SQLA_SHARD_OPERATOR", FAILED)
     ],
     **{
         f"sqla-shard {path}": [_quiet(given, "SQLA_SHARD_OPERATOR", FAILED)]
         for path, given in fleet_commands().items()
     },
-    "sqla-shard fleet resume": [
-        _quiet("fleet resume", "SQLA_SHARD_OPERATOR", FAILED)
-    ],
-    "sqla-shard fleet undo": [
-        _quiet("fleet undo", "SQLA_SHARD_OPERATOR", FAILED)
-    ],
+    "sqla-shard fleet resume": [_quiet("fleet resume", "SQLA_SHARD_OPERATOR", FAILED)],
+    "sqla-shard fleet undo": [_quiet("fleet undo", "SQLA_SHARD_OPERATOR", FAILED)],
     # It has neither store nor server of its own.
     # It serves until SIGTERM: see tests/live/test_frozen_commands.py.
     "sqla-shard exporter": [_quiet("exporter --help", "--timeout")],
@@ -329,9 +281,7 @@ CASES: dict[str, list[Case]] = {
         _quiet("migrate shadow {dir}/same.json", "not a report", FAILED)
     ],
     "sqla-shard migrate suggest": [
-        _quiet(
-            "migrate suggest examples.microblog.single.models:Base", "users"
-        )
+        _quiet("migrate suggest examples.microblog.single.models:Base", "users")
     ],
     # Moves of clusters with a server that is down: test_moving_servers.py.
     **{
@@ -361,9 +311,7 @@ def check(scene: Scene, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     # And that for which a transaction is repeated.
     monkeypatch.setitem(Cluster.run.__kwdefaults__, "timeout", 1.0)
     arguments = [
-        part.format(
-            scene.ids[OBJECT], lost=scene.ids[LOST], dir=scene.directory
-        )
+        part.format(scene.ids[OBJECT], lost=scene.ids[LOST], dir=scene.directory)
         for part in shlex.split(case.arguments)
     ]
     done = invoke(

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import bindparam
-from sqlalchemy import delete
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import update
+from sqlalchemy import bindparam, delete, func, select, text, update
 from sqlalchemy.orm import Bundle
 
 from sqla_shard import exc
 from tests.models.clusters import PINS
 from tests.models.layouts import pack
-from tests.models.models import BOARD
-from tests.models.models import COMMENT
-from tests.models.models import Comment
-from tests.models.models import PIN
-from tests.models.models import Pin
-from tests.models.models import Setting
-from tests.suites.inserting import Changing
-from tests.suites.inserting import pins_of
-
-__all__ = ["Deleting", "Updating"]
+from tests.models.models import BOARD, COMMENT, Comment, PIN, Pin, Setting
+from tests.suites.inserting import Changing, pins_of
 
 
 class Updating(Changing):
@@ -90,9 +77,7 @@ class Updating(Changing):
         assert sorted(titles) == sorted(r["b_title"] for r in rows)
         gone = delete(table).where(table.c.local_id == bindparam("b_id"))
         many.execute(
-            delete(Comment.__table__).where(
-                Comment.__table__.c.pin_id.in_(pins)
-            )
+            delete(Comment.__table__).where(Comment.__table__.c.pin_id.in_(pins))
         )
         many.execute(gone, [{"b_id": i} for i in pins[1:5]])
         found = many.scalars(select(Pin.id).where(Pin.id.in_(pins)))
@@ -138,9 +123,7 @@ class Updating(Changing):
         [
             lambda c: update(Comment).values(pin_id=pack(5, PIN, 1)),
             lambda c: update(Comment).values({"pin_id": pack(5, PIN, 1)}),
-            lambda c: update(Comment).values(
-                {Comment.pin_id: pack(5, PIN, 1)}
-            ),
+            lambda c: update(Comment).values({Comment.pin_id: pack(5, PIN, 1)}),
             lambda c: update(c).values(pin_id=pack(5, PIN, 1)),
             lambda c: update(c).ordered_values((c.c.pin_id, pack(5, PIN, 1))),
             lambda c: update(Comment).values(pin_id=Comment.reply_to_id),
@@ -172,9 +155,7 @@ class Updating(Changing):
 
     def test_to_another_parent_of_the_same_shard(self, session, log, pins):
         done = session.execute(
-            update(Comment)
-            .where(Comment.pin_id == pins[0])
-            .values(pin_id=pins[1])
+            update(Comment).where(Comment.pin_id == pins[0]).values(pin_id=pins[1])
         )
         assert done.rowcount == 1
         made = select(Comment.pin_id).where(Comment.pin_id.in_(pins[:2]))
@@ -195,9 +176,7 @@ class Deleting(Changing):
         assert done.rowcount == 1
         assert set(log.take()) == {0}
         if how is not False:
-            assert [c in session for c in held] == [
-                c.pin_id != pins[0] for c in held
-            ]
+            assert [c in session for c in held] == [c.pin_id != pins[0] for c in held]
 
     def test_several_shards(self, many, log, pins):
         done = many.execute(delete(Comment).where(Comment.pin_id.in_(pins)))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from datetime import datetime
-from datetime import timedelta
-from datetime import UTC
+from datetime import datetime, timedelta, UTC
 from time import monotonic
 from typing import Any
 
@@ -14,34 +12,30 @@ import pytest
 from sqlalchemy.orm import DeclarativeBase
 
 from sqla_shard import LookupMixin
-from sqla_shard.exc import ClaimLostError
-from sqla_shard.exc import CommitUnknownError
-from sqla_shard.exc import VerifyPositionError
+from sqla_shard.exc import ClaimLostError, CommitUnknownError, VerifyPositionError
 from sqla_shard.models import normalization
 from sqla_shard.models.lookup_table import shard_of
 from sqla_shard.types.columns import LookupKey
-from sqla_shard.verify import delete_abandoned
-from sqla_shard.verify import open_claims
-from sqla_shard.verify import verify_lookups
+from sqla_shard.verify import delete_abandoned, open_claims, verify_lookups
 from tests.models.layouts import pack
-from tests.models.verify_models import Account
-from tests.models.verify_models import AccountEmail
-from tests.models.verify_models import AccountHandle
-from tests.models.verify_models import AccountLogin
-from tests.models.verify_models import AccountName
-from tests.models.verify_models import AccountTag
-from tests.models.verify_models import add_account
-from tests.models.verify_models import ALL
-from tests.models.verify_models import everything
-from tests.models.verify_models import home
-from tests.models.verify_models import LONG_AGO
-from tests.models.verify_models import missing_account
-from tests.models.verify_models import MODULUS
-from tests.models.verify_models import plant
-from tests.models.verify_models import remove
-from tests.models.verify_models import verified
-
-__all__ = ["Damage", "Rekeying", "Resuming", "Runs", "Together", "Uncommitted"]
+from tests.models.verify_models import (
+    Account,
+    AccountEmail,
+    AccountHandle,
+    AccountLogin,
+    AccountName,
+    AccountTag,
+    add_account,
+    ALL,
+    everything,
+    home,
+    LONG_AGO,
+    missing_account,
+    MODULUS,
+    plant,
+    remove,
+    verified,
+)
 
 tables, cluster = verified()
 
@@ -98,13 +92,7 @@ def dangling_share(cluster: Any) -> Any:
 
 def dangling_elsewhere(cluster: Any) -> Any:
     shard_id = (home("lost@x.org") + 1) % MODULUS
-    plant(
-        cluster,
-        AccountEmail,
-        "lost@x.org",
-        missing_account(),
-        shard_id=shard_id,
-    )
+    plant(cluster, AccountEmail, "lost@x.org", missing_account(), shard_id=shard_id)
     return "dangling", [(AccountEmail, "lost@x.org", None)]
 
 
@@ -296,18 +284,14 @@ class Damage:
         document = json.loads(json.dumps(report.as_dict()))
         assert not document["ok"]
         (shown,) = (
-            one
-            for tally in document["classes"].values()
-            for one in tally["findings"]
+            one for tally in document["classes"].values() for one in tally["findings"]
         )
         assert shown["kind"] == kind
         assert isinstance(shown["row"]["target_id"], str)
 
     @pytest.mark.parametrize("is_done", [False, True])
     @pytest.mark.parametrize("damage", _REPAIRED, ids=lambda d: d.__name__)
-    def test_a_commit_that_is_lost(
-        self, cluster, monkeypatch, damage, is_done
-    ):
+    def test_a_commit_that_is_lost(self, cluster, monkeypatch, damage, is_done):
         """Each first COMMIT of a repair: whether it was done is not known."""
         kind, expected = damage(cluster)
         lost: set[str] = set()
@@ -381,9 +365,7 @@ class Damage:
         assert owner(cluster, AccountEmail, "a@x.org") == user
 
     def test_rows_that_are_correct_at_the_second_check(self, cluster):
-        users = [
-            cluster.run(add_account, email=f"{i}@x.org") for i in range(3)
-        ]
+        users = [cluster.run(add_account, email=f"{i}@x.org") for i in range(3)]
         seen = []
 
         def claim_them(progress: Any) -> None:
@@ -394,9 +376,7 @@ class Damage:
 
         began = monotonic()
         # Time to find all three before the first is looked at again.
-        report = verify(
-            cluster, grace=1.5, repair=True, on_progress=claim_them
-        )
+        report = verify(cluster, grace=1.5, repair=True, on_progress=claim_them)
         assert monotonic() - began >= 1.5
         assert max(seen) == 3
         assert counts(report) == {}
@@ -484,9 +464,7 @@ class Damage:
 
     def test_findings_confirmed_too_late(self, cluster):
         claim = cluster.run(
-            AccountEmail.claim,
-            "a@x.org",
-            lifetime=timedelta(microseconds=1),
+            AccountEmail.claim, "a@x.org", lifetime=timedelta(microseconds=1)
         )
         user = cluster.run(add_account, email="a@x.org")
         deadline = monotonic() + 20
@@ -559,9 +537,7 @@ class Rekeying:
         assert everything(cluster) == before
 
     def test_keys_that_objects_share(self, cluster):
-        users = [
-            cluster.run(add_account, tags=["Sea", "Land"]) for _ in range(2)
-        ]
+        users = [cluster.run(add_account, tags=["Sea", "Land"]) for _ in range(2)]
         for user in users:
             for tag in ("Sea", "Land"):
                 plant(cluster, AccountTag, tag, user, policy="exact/1")
@@ -610,11 +586,7 @@ class Resuming:
             runs += 1
             try:
                 report = verify(
-                    damaged,
-                    batch=5,
-                    repair=repair,
-                    position=file,
-                    on_progress=stop,
+                    damaged, batch=5, repair=repair, position=file, on_progress=stop
                 )
             except KeyboardInterrupt:
                 assert file.stat().st_mode & 0o777 == 0o600

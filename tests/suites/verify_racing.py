@@ -11,17 +11,16 @@ from time import monotonic
 from typing import Any
 
 from sqla_shard import exc
-from sqla_shard.verify import delete_abandoned
-from sqla_shard.verify import verify_lookups
-from tests.models.verify_models import Account
-from tests.models.verify_models import AccountEmail
-from tests.models.verify_models import AccountLogin
-from tests.models.verify_models import AccountTag
-from tests.models.verify_models import add_account
-from tests.models.verify_models import plant
-from tests.models.verify_models import verified
-
-__all__ = ["Racing"]
+from sqla_shard.verify import delete_abandoned, verify_lookups
+from tests.models.verify_models import (
+    Account,
+    AccountEmail,
+    AccountLogin,
+    AccountTag,
+    add_account,
+    plant,
+    verified,
+)
 
 tables, cluster = verified()
 
@@ -56,17 +55,11 @@ class _Application:
         rng = random.Random(seed)
         serial = 0
         latest = until + _PATIENCE
-        while monotonic() < until or not (
-            self.has_done_all() or monotonic() > latest
-        ):
+        while monotonic() < until or not (self.has_done_all() or monotonic() > latest):
             serial += 1
             try:
                 how = self._one(f"{number}.{serial}@x.org", rng)
-            except (
-                _CrashError,
-                exc.KeyTakenError,
-                exc.ClaimLostError,
-            ) as error:
+            except (_CrashError, exc.KeyTakenError, exc.ClaimLostError) as error:
                 how = type(error).__name__
             with self._lock:
                 self.ended[how] += 1
@@ -143,9 +136,7 @@ class Racing:
         runs, found = 0, Counter()
         with ThreadPoolExecutor(THREADS) as executor:
             going = [
-                executor.submit(
-                    application.go_on, i, rng.randrange(10**9), until
-                )
+                executor.submit(application.go_on, i, rng.randrange(10**9), until)
                 for i in range(THREADS)
             ]
             while not runs or not all(one.done() for one in going):
@@ -186,9 +177,7 @@ class Racing:
             if kinds <= {"conflicting"} or monotonic() > deadline:
                 return report
 
-    def test_claims_that_are_confirmed_while_they_are_deleted(
-        self, cluster, rng, say
-    ):
+    def test_claims_that_are_confirmed_while_they_are_deleted(self, cluster, rng, say):
         until = monotonic() + 1.0
         # Lists, since threads that count at the same time lose some.
         lost: list[str] = []
@@ -200,9 +189,7 @@ class Racing:
                 serial += 1
                 key = f"{number}.{serial}@x.org"
                 claim = cluster.run(
-                    AccountEmail.claim,
-                    key,
-                    lifetime=timedelta(microseconds=1),
+                    AccountEmail.claim, key, lifetime=timedelta(microseconds=1)
                 )
                 user = cluster.run(add_account, email=key)
                 try:
@@ -226,9 +213,7 @@ class Racing:
         with cluster.session() as session:
             assert AccountEmail.resolve_many(session, kept) == kept
 
-    def test_keys_that_are_released_while_they_are_rewritten(
-        self, cluster, rng, say
-    ):
+    def test_keys_that_are_released_while_they_are_rewritten(self, cluster, rng, say):
         users = [cluster.run(add_account) for _ in range(40)]
         keys = [f"User{i}" for i in range(40)]
         for key, user in zip(keys, users, strict=True):
@@ -242,9 +227,7 @@ class Racing:
                 deadline = monotonic() + _PATIENCE
                 while monotonic() < deadline:
                     try:
-                        done = cluster.run(
-                            AccountLogin.release, keys[i], users[i]
-                        )
+                        done = cluster.run(AccountLogin.release, keys[i], users[i])
                     except exc.CrossShardWriteError:
                         # Just now it is there in both forms.
                         released.append("again")

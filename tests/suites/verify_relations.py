@@ -9,31 +9,14 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from sqlalchemy import delete
-from sqlalchemy import insert
+from sqlalchemy import delete, insert
 from sqlalchemy.orm import DeclarativeBase
 
-from sqla_shard import Cluster
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
+from sqla_shard import Cluster, MappingMixin, ObjectMixin
 from sqla_shard.exc import VerifyPositionError
 from sqla_shard.verify import verify_relations
 from tests.models.backends import Clusters
-from tests.models.layouts import LAYOUT
-from tests.models.layouts import pack
-from tests.models.layouts import unpack
-
-__all__ = [
-    "SHARDS",
-    "Base",
-    "BoardHasPins",
-    "BoardLikesBoard",
-    "ConcurrentWriters",
-    "Damage",
-    "PinInBoards",
-    "Uncommitted",
-    "no_reverse",
-]
+from tests.models.layouts import LAYOUT, pack, unpack
 
 PIN, BOARD, USER = 1, 2, 3
 SHARDS = 4
@@ -53,9 +36,7 @@ class Pin(ObjectMixin, Base, type_id=PIN):
     __tablename__ = "pins"
 
 
-class BoardHasPins(
-    MappingMixin, Base, source=Board, target=Pin, inverse="PinInBoards"
-):
+class BoardHasPins(MappingMixin, Base, source=Board, target=Pin, inverse="PinInBoards"):
     pass
 
 

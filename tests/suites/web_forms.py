@@ -15,24 +15,16 @@ from typing import Any
 
 import pytest
 import sqlalchemy
-from sqlalchemy import orm
-from sqlalchemy import text
+from sqlalchemy import orm, text
 from sqlalchemy.dialects import mysql
 from sqlalchemy.sql.base import Executable
 
 from sqla_shard import scatter
 from sqla_shard.exc import ShardError
-from tests.models.clusters import PINS
-from tests.models.clusters import plain_engine
+from tests.models.clusters import PINS, plain_engine
 from tests.models.layouts import pack
-from tests.models.merged_models import Colour
-from tests.models.merged_models import PLAIN
-from tests.models.merged_models import SHARDED
-from tests.models.merged_models import SHOP
-from tests.suites.merged import compared_rows
-from tests.suites.merged import same_rows
-
-__all__ = ["WebForms"]
+from tests.models.merged_models import Colour, PLAIN, SHARDED, SHOP
+from tests.suites.merged import compared_rows, same_rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "forms.rst"
 
@@ -63,11 +55,7 @@ FORMS: dict[str, list[Form]] = {
     "One object, or one parent": [
         Form("session.get(Ware, ware_id)", S),
         Form("select(Ware).where(Ware.id == ware_id)", S),
-        Form(
-            "select(Ware).where(Ware.id.in_(ids))",
-            M,
-            "the ids determine the shards",
-        ),
+        Form("select(Ware).where(Ware.id.in_(ids))", M, "the ids determine the shards"),
         Form("session.get(Ware, ware_id).shop", S),
         Form(
             "select(Ware).where(Ware.shop_id == shop_id)"
@@ -100,10 +88,7 @@ FORMS: dict[str, list[Form]] = {
     "Filters and search": [
         Form("select(Shop).filter_by(number=1)", M),
         Form("select(Ware).where(Ware.number > 1, Ware.sold)", M),
-        Form(
-            "select(Ware).where(or_(Ware.number.is_(None), Ware.price > 1))",
-            M,
-        ),
+        Form("select(Ware).where(or_(Ware.number.is_(None), Ware.price > 1))", M),
         Form('select(Ware).where(Ware.exact.like("a%"))', M),
         Form('select(Ware).where(Ware.exact.icontains("B"))', M),
         Form("select(Ware).where(Ware.number.in_([1, 2]))", M),
@@ -143,8 +128,7 @@ FORMS: dict[str, list[Form]] = {
             M,
         ),
         Form(
-            "select(Ware.id).order_by(case((Ware.sold, 0), else_=1), Ware.id)"
-            ".limit(4)",
+            "select(Ware.id).order_by(case((Ware.sold, 0), else_=1), Ware.id).limit(4)",
             M,
         ),
     ],
@@ -160,9 +144,7 @@ FORMS: dict[str, list[Form]] = {
         Form("select(func.coalesce(func.sum(Ware.weight), 0))", M),
         Form("select(func.round(func.avg(Ware.weight), 2))", M),
         Form("select(func.sum(Ware.weight) / func.count(Ware.number))", M),
-        Form(
-            "select(func.sum(case((Ware.sold, 1), else_=0)), func.count())", M
-        ),
+        Form("select(func.sum(case((Ware.sold, 1), else_=0)), func.count())", M),
         Form("select(Ware.number, func.count()).group_by(Ware.number)", M),
         Form(
             "select(func.date(Ware.moment), func.count())"
@@ -207,9 +189,7 @@ FORMS: dict[str, list[Form]] = {
         Form("select(Shop).where(Shop.wares.any(Ware.sold))", M),
         Form("select(Ware).where(Ware.shop.has(Shop.number > 0))", M),
         Form(
-            "select(Shop).where(Shop.id.in_("
-            "select(Ware.shop_id).where(Ware.sold)))",
-            M,
+            "select(Shop).where(Shop.id.in_(select(Ware.shop_id).where(Ware.sold)))", M
         ),
         Form(
             "select(Shop.id, select(func.count(Ware.id))"
@@ -237,8 +217,7 @@ FORMS: dict[str, list[Form]] = {
         Form(
             "select(Ware.id, Shop.id).join(Shop, Ware.number == Shop.number)",
             R,
-            "one statement for each table, joined in Python; or a mapping "
-            "table",
+            "one statement for each table, joined in Python; or a mapping table",
         ),
         Form(
             "select(Ware.id, func.row_number().over(order_by=Ware.id))",
@@ -272,9 +251,7 @@ FORMS: dict[str, list[Form]] = {
             S,
         ),
         Form(
-            "session.execute(delete(Mark)"
-            ".where(Mark.ware_id == ware_id)).rowcount",
-            S,
+            "session.execute(delete(Mark).where(Mark.ware_id == ware_id)).rowcount", S
         ),
         Form(
             "session.execute(update(Ware).where(Ware.number == 1)"
@@ -310,8 +287,7 @@ FORMS: dict[str, list[Form]] = {
         ),
         Form("select(Ware).where(Ware.number == 1).with_for_update()", M),
         Form(
-            "select(Ware).order_by(Ware.id).limit(2)"
-            ".with_for_update(skip_locked=True)",
+            "select(Ware).order_by(Ware.id).limit(2).with_for_update(skip_locked=True)",
             R,
             "one shard at a time (:doc:`/howto/scatter`)",
         ),
@@ -325,8 +301,7 @@ FORMS: dict[str, list[Form]] = {
         Form(
             'session.execute(text("SELECT count(*) FROM wares")).scalar()',
             R,
-            "session.scalar(select(func.count()).select_from(Ware)"
-            ".options(scatter()))",
+            "session.scalar(select(func.count()).select_from(Ware).options(scatter()))",
         ),
     ],
 }
@@ -377,8 +352,7 @@ class WebForms:
     """``compared`` comes from the test module."""
 
     @pytest.mark.parametrize(
-        "form",
-        [pytest.param(f, id=f.code[:70]) for fs in FORMS.values() for f in fs],
+        "form", [pytest.param(f, id=f.code[:70]) for fs in FORMS.values() for f in fs]
     )
     def test_is_as_the_table_says(self, compared, form):
         if form.only and form.only != compared.dialect:
@@ -390,9 +364,7 @@ class WebForms:
         given = None if form.verdict == S else limits
         with compared.cluster.session(cross_shard="unordered") as session:
             if form.verdict != R:
-                got = self._answer(
-                    compared, session, SHARDED, form.code, given
-                )
+                got = self._answer(compared, session, SHARDED, form.code, given)
             else:
                 with pytest.raises(ShardError):
                     self._answer(compared, session, SHARDED, form.code, given)

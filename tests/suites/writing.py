@@ -8,27 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import delete
-from sqlalchemy import Engine
-from sqlalchemy import event
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import update
+from sqlalchemy import delete, Engine, event, insert, select, text, update
 
 from sqla_shard import exc
-from tests.models.clusters import at
-from tests.models.clusters import PINS
-from tests.models.clusters import ShardLog
-from tests.models.layouts import pack
-from tests.models.layouts import unpack
-from tests.models.models import Comment
-from tests.models.models import Note
-from tests.models.models import PIN
-from tests.models.models import Pin
-from tests.models.models import Setting
-
-__all__ = ["Savepoints", "SecondShard", "pair"]
+from tests.models.clusters import at, PINS, ShardLog
+from tests.models.layouts import pack, unpack
+from tests.models.models import Comment, Note, PIN, Pin, Setting
 
 
 def pair() -> Any:
@@ -115,15 +100,11 @@ def _by_core(session, pins):
 
 
 def _by_named_shard(session, pins):
-    session.execute(
-        insert(Pin).values(title="b"), bind_arguments={"shard_id": 20}
-    )
+    session.execute(insert(Pin).values(title="b"), bind_arguments={"shard_id": 20})
 
 
 def _by_text(session, pins):
-    session.execute(
-        text("DELETE FROM comments"), bind_arguments={"shard_id": 20}
-    )
+    session.execute(text("DELETE FROM comments"), bind_arguments={"shard_id": 20})
 
 
 def _by_connection(session, pins):
@@ -185,10 +166,7 @@ class SecondShard:
         with cluster.session() as session:
             session.get(Pin, pins[0]).title = "first"
             session.flush()
-            with (
-                sent() as changes,
-                pytest.raises(exc.CrossShardWriteError) as caught,
-            ):
+            with sent() as changes, pytest.raises(exc.CrossShardWriteError) as caught:
                 way(session, pins)
             assert changes == []
         first, second = caught.value.first, caught.value.second
@@ -253,9 +231,7 @@ class SecondShard:
             assert session.get(Pin, pins[1]).title == "a"
             found = session.connection({"shard_id": 20})
             assert found.scalar(text("SELECT count(*) FROM pins")) > 0
-            session.scalars(
-                select(Pin).where(Pin.id.in_(pins)).with_for_update()
-            ).all()
+            session.scalars(select(Pin).where(Pin.id.in_(pins)).with_for_update()).all()
             session.commit()
 
     @pytest.mark.parametrize("how", ["session", "begin", "session.begin"])
@@ -287,19 +263,14 @@ class SecondShard:
         session.close()
 
     def test_one_transaction_per_server(self, cluster, pins):
-        with (
-            ShardLog() as log,
-            cluster.begin(cross_shard="unordered") as session,
-        ):
+        with ShardLog() as log, cluster.begin(cross_shard="unordered") as session:
             session.add_all([at(i, Pin(title="a")) for i in (3, 4, 20)])
             session.flush()
             rows = [{"pin_id": i, "body": "2"} for i in pins]
             session.execute(insert(Comment), rows)
             session.commit()
         engines = {
-            cluster.places.place(
-                cluster.topology.keyspace("objects"), i
-            ).engine
+            cluster.places.place(cluster.topology.keyspace("objects"), i).engine
             for i in (3, 4, 20)
         }
         for kind in ("checkout", "begin", "commit"):
@@ -345,18 +316,14 @@ class Savepoints:
             inner.rollback()
             # Statements before the savepoint still bind.
             with pytest.raises(exc.CrossShardWriteError):
-                session.execute(
-                    update(Pin).where(Pin.id == pins[0]).values(n=1)
-                )
+                session.execute(update(Pin).where(Pin.id == pins[0]).values(n=1))
 
     def test_an_error_inside(self, cluster, pins):
         with cluster.begin() as session:
             nested = session.begin_nested()
             _by_update(session, pins)
             with pytest.raises(exc.CrossShardWriteError):
-                session.execute(
-                    update(Pin).where(Pin.id == pins[0]).values(n=1)
-                )
+                session.execute(update(Pin).where(Pin.id == pins[0]).values(n=1))
             nested.rollback()
             session.get(Pin, pins[0]).title = "after"
         with cluster.session() as session:

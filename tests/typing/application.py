@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import assert_type
 
 from sqlalchemy import select
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import AsyncShardSession
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import full_id
-from sqla_shard import KeyspaceMixin
-from sqla_shard import LookupMixin
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectId
-from sqla_shard import ObjectMixin
-from sqla_shard import ShardSession
-from sqla_shard import unpack
-from sqla_shard.models import Claim
-from sqla_shard.models import normalization
+from sqla_shard import (
+    AsyncShardSession,
+    blob_field,
+    Cluster,
+    full_id,
+    KeyspaceMixin,
+    LookupMixin,
+    MappingMixin,
+    ObjectId,
+    ObjectMixin,
+    ShardSession,
+    unpack,
+)
+from sqla_shard.models import Claim, normalization
 
 
 class Base(KeyspaceMixin, DeclarativeBase):
@@ -65,9 +63,7 @@ def reading(cluster: Cluster, object_id: int) -> None:
         assert_type(session.get(User, object_id), User | None)
         assert_type(session.get_one(User, object_id), User)
         assert_type(session.get_many(User, [object_id]), list[User | None])
-        statement = select(User).where(
-            User.id == object_id, User.name.like("a%")
-        )
+        statement = select(User).where(User.id == object_id, User.name.like("a%"))
         assert_type(session.scalars(statement).one(), User)
         session.execute(select(full_id(User.id), User.name))
 
@@ -83,9 +79,7 @@ async def awaiting(cluster: Cluster, object_id: int) -> None:
         statement = select(User).where(User.id == object_id)
         assert_type((await session.scalars(statement)).one(), User)
 
-    async def rename(
-        session: AsyncShardSession, user_id: int, name: str
-    ) -> bool:
+    async def rename(session: AsyncShardSession, user_id: int, name: str) -> bool:
         user = await session.get(User, user_id, with_for_update=True)
         return user is not None
 
@@ -110,9 +104,7 @@ class UserFollowsUser(
 
 def listing(session: ShardSession, user_id: int) -> None:
     UserFollowsUser.append(session, user_id, user_id)
-    followed = select(UserFollowsUser.followee_id).order_by(
-        UserFollowsUser.sequence
-    )
+    followed = select(UserFollowsUser.followee_id).order_by(UserFollowsUser.sequence)
     assert_type(session.scalars(followed).all(), Sequence[int])
 
 

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from sqlalchemy import String
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import MappedAsDataclass
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, MappedAsDataclass
 
-from sqla_shard import blob_field
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
+from sqla_shard import blob_field, MappingMixin, ObjectMixin
 
 
 class Base(MappedAsDataclass, DeclarativeBase):

@@ -5,13 +5,9 @@ from __future__ import annotations
 from typing import assert_type
 
 from flask import Flask
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from sqla_shard import blob_field
-from sqla_shard import Cluster
-from sqla_shard import ObjectMixin
-from sqla_shard import ShardSession
+from sqla_shard import blob_field, Cluster, ObjectMixin, ShardSession
 from sqla_shard.ext.flask import FlaskCluster
 
 

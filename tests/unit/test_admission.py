@@ -19,16 +19,8 @@ OLD: dict[str, Any] = {
             "shards": 8,
             "database": "db{shard:05d}",
             "servers": [
-                {
-                    "name": "server1",
-                    "primary": "mysql://127.0.0.1:1",
-                    "shards": [0, 3],
-                },
-                {
-                    "name": "server2",
-                    "primary": "mysql://127.0.0.1:2",
-                    "shards": [4, 7],
-                },
+                {"name": "server1", "primary": "mysql://127.0.0.1:1", "shards": [0, 3]},
+                {"name": "server2", "primary": "mysql://127.0.0.1:2", "shards": [4, 7]},
             ],
         },
         "lookup": {
@@ -36,11 +28,7 @@ OLD: dict[str, Any] = {
             "shards": 4,
             "database": "lookup{shard:05d}",
             "servers": [
-                {
-                    "name": "server1",
-                    "primary": "mysql://127.0.0.1:1",
-                    "shards": [0, 3],
-                }
+                {"name": "server1", "primary": "mysql://127.0.0.1:1", "shards": [0, 3]}
             ],
         },
         "main": {
@@ -88,11 +76,7 @@ def remove_server(spaces: dict[str, Any]) -> None:
 def add_server(spaces: dict[str, Any]) -> None:
     servers_of(spaces, "objects")[1]["shards"] = [4, 5]
     servers_of(spaces, "objects").append(
-        {
-            "name": "server3",
-            "primary": "mysql://127.0.0.1:3",
-            "shards": [6, 7],
-        }
+        {"name": "server3", "primary": "mysql://127.0.0.1:3", "shards": [6, 7]}
     )
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy.exc import MissingGreenlet
-from sqlalchemy.util import await_only
-from sqlalchemy.util import greenlet_spawn
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqla_shard.engine import AwaitedLanes
 
@@ -36,9 +35,7 @@ def test_all_run_at_the_same_time_and_answer_in_order() -> None:
         waits(events[(number + 1) % 4])
         return number, threading.get_ident()
 
-    found = in_loop(
-        lambda: AwaitedLanes().run([lambda n=n: job(n) for n in range(4)])
-    )
+    found = in_loop(lambda: AwaitedLanes().run([lambda n=n: job(n) for n in range(4)]))
     assert found == [(n, threading.get_ident()) for n in range(4)]
 
 

@@ -6,35 +6,19 @@ import gc
 import json
 import pickle
 import sys
-from datetime import datetime
-from datetime import timedelta
-from datetime import timezone
-from datetime import UTC
+from datetime import datetime, timedelta, timezone, UTC
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from sqlalchemy import create_engine
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy.dialects import mysql
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import Session
+from hypothesis import given, strategies as st
+from sqlalchemy import create_engine, func, select, text
+from sqlalchemy.dialects import mysql, sqlite
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, Session
 from sqlalchemy.schema import CreateColumn
 
-from sqla_shard.exc import BlobError
-from sqla_shard.exc import BlobTooLargeError
-from sqla_shard.exc import BlobValueError
-from sqla_shard.types import Blob
-from sqla_shard.types import JSONBlob
-from sqla_shard.types import UTCTimestamp
-from sqla_shard.types.blob import decode_blob
-from sqla_shard.types.blob import encode_blob
+from sqla_shard.exc import BlobError, BlobTooLargeError, BlobValueError
+from sqla_shard.types import Blob, JSONBlob, UTCTimestamp
+from sqla_shard.types.blob import decode_blob, encode_blob
 
 UTC = UTC
 JSON_VALUES = st.recursive(
@@ -46,9 +30,7 @@ JSON_VALUES = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
-            st.text(st.characters(exclude_categories=["Cs"])),
-            inner,
-            max_size=4,
+            st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=4
         )
     ),
     max_leaves=15,
@@ -153,10 +135,7 @@ def test_integers_that_mysql_does_not_parse():
 )
 def test_type_by_size(size, expected):
     kind = JSONBlob(size)
-    for name, collation in (
-        ("mysql", "utf8mb4_bin"),
-        ("mariadb", "utf8mb4_nopad_bin"),
-    ):
+    for name, collation in (("mysql", "utf8mb4_bin"), ("mariadb", "utf8mb4_nopad_bin")):
         dialect = mysql.dialect(is_mariadb=name == "mariadb")
         assert kind.compile(dialect=dialect) == (
             f"{expected} CHARACTER SET utf8mb4 COLLATE {collation}"
@@ -366,7 +345,5 @@ def test_timestamp_round_trip(session, moment):
 
 @pytest.mark.parametrize("value", [datetime(2024, 1, 1), "2024-01-01", 5])
 def test_no_timestamp(session, value):
-    with pytest.raises(
-        BlobValueError, match="is not a datetime with a time zone"
-    ):
+    with pytest.raises(BlobValueError, match="is not a datetime with a time zone"):
         session.scalars(select(Row).where(Row.at == value)).all()

@@ -5,20 +5,19 @@ from __future__ import annotations
 import html
 import io
 import pickle
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 from typing import Any
 
 import pytest
-from hypothesis import example
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
-from examples.quickstart.bookmarks import BookmarkError
-from examples.quickstart.bookmarks import Folder
-from examples.quickstart.bookmarks import MAX_DEPTH
-from examples.quickstart.bookmarks import MAX_TEXT
-from examples.quickstart.bookmarks import read_folders
+from examples.quickstart.bookmarks import (
+    BookmarkError,
+    Folder,
+    MAX_DEPTH,
+    MAX_TEXT,
+    read_folders,
+)
 
 DOCTYPE = "<!DOCTYPE NETSCAPE-Bookmark-file-1>\n"
 
@@ -153,9 +152,7 @@ def test_chrome(count: int) -> None:
 def test_firefox(count: int) -> None:
     other, root = read(FIREFOX, count)
     assert (root.links, root.details) == ([], "")
-    assert [(s.line, s.reason) for s in root.skipped] == [
-        (9, "place: is no web page")
-    ]
+    assert [(s.line, s.reason) for s in root.skipped] == [(9, "place: is no web page")]
     assert other.path == ("Other",)
     assert other.details == "Add bookmarks\nto this folder"
     first, second = other.links
@@ -291,9 +288,7 @@ def test_refused(text: str, line: int, reason: str, count: int) -> None:
     with pytest.raises(BookmarkError, match=reason) as caught:
         read(text, count)
     assert caught.value.line == line
-    assert str(caught.value) == f"line {caught.value.line}: " + (
-        caught.value.reason
-    )
+    assert str(caught.value) == f"line {caught.value.line}: " + (caught.value.reason)
 
 
 @pytest.mark.parametrize("text", ["<![foo[ x", "<![ [", "<![CDATA[", "<!foo"])
@@ -317,9 +312,7 @@ def test_broken_declarations_are_refused(text: str) -> None:
     ],
 )
 @pytest.mark.parametrize("count", [1, 1 << 30])
-def test_refused_bytes(
-    data: bytes, line: int, reason: str, count: int
-) -> None:
+def test_refused_bytes(data: bytes, line: int, reason: str, count: int) -> None:
     # By its first line, where that comes before the bytes.
     with pytest.raises(BookmarkError) as caught:
         read(data, count)
@@ -388,9 +381,7 @@ LINKS = st.tuples(URLS, TITLES, DETAILS, TAGS.map(tuple), TIMES)
 # (title, details, content).
 ENTRIES = st.recursive(
     LINKS,
-    lambda entries: st.tuples(
-        TITLES, DETAILS, st.lists(entries | LINKS, max_size=4)
-    ),
+    lambda entries: st.tuples(TITLES, DETAILS, st.lists(entries | LINKS, max_size=4)),
     max_leaves=12,
 )
 
@@ -461,17 +452,13 @@ class Style:
 
 
 @given(st.lists(ENTRIES, max_size=5), st.data(), st.integers(1, 100))
-def test_any_tree_is_read_back(
-    content: list[Any], data: Any, count: int
-) -> None:
+def test_any_tree_is_read_back(content: list[Any], data: Any, count: int) -> None:
     text = Style(data.draw).file(content)
     assert shapes(read(text, count)) == flat(content)
 
 
 @given(st.lists(ENTRIES, max_size=3), st.data())
-def test_a_file_that_was_cut_off_is_refused(
-    content: list[Any], data: Any
-) -> None:
+def test_a_file_that_was_cut_off_is_refused(content: list[Any], data: Any) -> None:
     whole = Style(data.draw).file(content).encode()
     end = whole.lower().rindex(b"</dl>") + 4
     cut = whole[: data.draw(st.integers(0, end))]

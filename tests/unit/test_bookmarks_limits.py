@@ -14,14 +14,14 @@ import pytest
 from examples.pinboard.errors import InvalidInputError
 from examples.pinboard.importing import read_upload
 from examples.pinboard.security import MAX_UPLOAD
-from examples.quickstart.bookmarks import BookmarkError
-from examples.quickstart.bookmarks import Folder
-from examples.quickstart.bookmarks import MAX_ENTRIES
-from examples.quickstart.bookmarks import read_folders
+from examples.quickstart.bookmarks import (
+    BookmarkError,
+    Folder,
+    MAX_ENTRIES,
+    read_folders,
+)
 from examples.quickstart.tags import MAX_TAG
-from tests.workers.bookmark_files import attack
-from tests.workers.bookmark_files import ATTACKS
-from tests.workers.bookmark_files import DOCTYPE
+from tests.workers.bookmark_files import attack, ATTACKS, DOCTYPE
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 #: Seconds of a processor for a byte: ten times what a slow one takes.

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.servers.cache_checking import check
-from tests.servers.cache_events import Event
-from tests.servers.cache_events import events_of
-from tests.servers.cache_events import line_of
+from tests.servers.cache_events import Event, events_of, line_of
 
 
 def event(kind, start, end, version=0, key="a", **more):
@@ -52,9 +50,7 @@ def test_reads_that_are_stale(events, stale):
 
 def test_counts():
     events = [event("write", 1, 2, 5), event("read", 3, 4, 5)]
-    cached = Event(
-        kind="read", key="a", start=1, end=2, version=5, cached=True
-    )
+    cached = Event(kind="read", key="a", start=1, end=2, version=5, cached=True)
     report = check([*events, cached, event("exempt", 5, 5, key="b")])
     assert report.counts == {"write": 1, "read": 2, "exempt": 1, "cached": 1}
     assert report.exempt == {"b"}

@@ -56,16 +56,8 @@ def test_valid_settings(path):
         ("[regions.a", "file", "correct the syntax"),
         ("a = " + "[" * 100_000, "file", "it is nested too deeply"),
         ("[regions]\na = 3", "regions.a", "is a number; write a table"),
-        (
-            '[regions."a b"]\n' + MEMORY,
-            "regions.a b",
-            "is not a valid region name",
-        ),
-        (
-            f"[regions.{'a' * 65}]\n" + MEMORY,
-            "regions." + "a" * 65,
-            "region name",
-        ),
+        ('[regions."a b"]\n' + MEMORY, "regions.a b", "is not a valid region name"),
+        (f"[regions.{'a' * 65}]\n" + MEMORY, "regions." + "a" * 65, "region name"),
         ("[regions.a]", "regions.a.backend", "is missing"),
         ("[regions.a]\nbackend = 3", "regions.a.backend", "or not a string"),
         ('[regions.a]\nbackend = ""', "regions.a.backend", "is missing"),

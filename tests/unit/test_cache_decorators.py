@@ -8,11 +8,8 @@ import inspect
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.cache import cached_list
-from sqla_shard.cache import cached_objects
-from tests.models.mapping_models import BoardHasPins
-from tests.models.mapping_models import User
-from tests.models.mapping_models import UserFollowsUser
+from sqla_shard.cache import cached_list, cached_objects
+from tests.models.mapping_models import BoardHasPins, User, UserFollowsUser
 
 
 def many(session, ids):
@@ -66,9 +63,7 @@ def test_it_looks_like_the_function():
 )
 @pytest.mark.parametrize("decorate", [objects, a_list])
 def test_invalid_formats(decorate, format_):
-    with pytest.raises(
-        exc.CacheOptionError, match="is not a valid format of keys"
-    ):
+    with pytest.raises(exc.CacheOptionError, match="is not a valid format of keys"):
         decorate(format=format_)
 
 
@@ -110,9 +105,7 @@ def test_options():
     ):
         with pytest.raises(exc.CacheOptionError, match=f"^{option}="):
             a_list(**{option: value})
-    with pytest.raises(
-        exc.CacheOptionError, match="must be the name of a region"
-    ):
+    with pytest.raises(exc.CacheOptionError, match="must be the name of a region"):
         cached_objects(many, format="d:%d")(many)
 
 

@@ -15,8 +15,7 @@ from weakref import ref
 
 import pytest
 
-from sqla_shard import Cluster
-from sqla_shard import Topology
+from sqla_shard import Cluster, Topology
 from sqla_shard.cache import rows
 from sqla_shard.cache.rows import generation_of
 from sqla_shard.engine import Places
@@ -32,11 +31,7 @@ def document(
     kind: str = "objects",
 ) -> dict[str, Any]:
     server: dict[str, Any] = {"name": name, "primary": primary}
-    space: dict[str, Any] = {
-        "kind": kind,
-        "database": database,
-        "servers": [server],
-    }
+    space: dict[str, Any] = {"kind": kind, "database": database, "servers": [server]}
     if kind != "global":
         space["shards"] = 65_536
         server["shards"] = [0, 65_535]
@@ -148,11 +143,7 @@ def test_files():
     ("driver", "primary", "more"),
     [
         ("asyncmy", "mysql://app:x@one", {}),
-        (
-            "asyncmy",
-            "mysql://app:x@one",
-            {"database": "select", "kind": "global"},
-        ),
+        ("asyncmy", "mysql://app:x@one", {"database": "select", "kind": "global"}),
         ("asyncmy", "mysql://app:x@one", {"database": "DB{shard}"}),
         ("aiosqlite", "sqlite:///data", {}),
     ],
@@ -226,14 +217,10 @@ def test_the_number_of_entries_is_limited(cluster, monkeypatch):
     monkeypatch.setattr(rows, "_MOST", 10)
     places = Places(cluster.topology, cluster.places.engines)
     keyspace = cluster.topology.keyspace("objects")
-    found = [
-        generation_of(places, places.place(keyspace, i)) for i in range(25)
-    ]
+    found = [generation_of(places, places.place(keyspace, i)) for i in range(25)]
     assert len(set(found)) == 25
     assert len(places.generations) <= 10
-    again = [
-        generation_of(places, places.place(keyspace, i)) for i in range(25)
-    ]
+    again = [generation_of(places, places.place(keyspace, i)) for i in range(25)]
     assert again == found
 
 
@@ -244,9 +231,7 @@ def test_threads_at_once(cluster):
 
     def read(_):
         start.wait(60)
-        return [
-            generation_of(places, places.place(keyspace, i)) for i in range(99)
-        ]
+        return [generation_of(places, places.place(keyspace, i)) for i in range(99)]
 
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(read, range(8)))

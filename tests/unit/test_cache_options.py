@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.cache import Cache
-from sqla_shard.cache import Cached
-from tests.models.cached_models import BoardHasPins
-from tests.models.cached_models import User
+from sqla_shard.cache import Cache, Cached
+from tests.models.cached_models import BoardHasPins, User
 
 MEMORY = {"backend": "dogpile.cache.memory"}
 

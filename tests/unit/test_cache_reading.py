@@ -9,9 +9,7 @@ from time import monotonic
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.cache.protocol import read_through as through
-from sqla_shard.cache.protocol import Times
-from sqla_shard.cache.protocol import Tombstones
+from sqla_shard.cache.protocol import read_through as through, Times, Tombstones
 from sqla_shard.cache.stores import State
 from sqla_shard.cache.stores.memcached import MemcachedStore
 from sqla_shard.cache.stores.memory import MemoryStore
@@ -69,10 +67,7 @@ def test_the_database_is_queried_once(store):
         assert found == {"a": b"1", "b": b"2"}
     assert rows.asked == [["a", "b"]]
     rows.rows["c"] = b"3"
-    assert read_through(store, ["a", "c"], rows.load, TIMES) == {
-        "a": b"1",
-        "c": b"3",
-    }
+    assert read_through(store, ["a", "c"], rows.load, TIMES) == {"a": b"1", "c": b"3"}
     assert rows.asked[1:] == [["c"]]
 
 

@@ -9,21 +9,17 @@ from datetime import timedelta
 from time import monotonic
 
 import pytest
-from dogpile.cache import CacheRegion
-from dogpile.cache import make_region
+from dogpile.cache import CacheRegion, make_region
 from dogpile.cache.api import NO_VALUE
 from dogpile.cache.proxy import ProxyBackend
 
 from sqla_shard import exc
 from sqla_shard.cache.protocol import Times
-from sqla_shard.cache.regions import BACKEND
-from sqla_shard.cache.regions import open_region
-from sqla_shard.cache.regions import store_of
+from sqla_shard.cache.regions import BACKEND, open_region, store_of
 from sqla_shard.cache.stores import State
 from sqla_shard.cache.stores.memcached import MemcachedStore
 from tests.suites import cache_store
-from tests.suites.cache_store import put
-from tests.suites.cache_store import state
+from tests.suites.cache_store import put, state
 
 MEMORY = "dogpile.cache.memory"
 ON_NODES = {"backend": BACKEND, "arguments": {"servers": ["127.0.0.1:1"]}}
@@ -363,9 +359,7 @@ def test_rows_are_stored_below_proxies(caplog):
         ("redis", "dogpile.cache.redis", "redis", "redis"),
     ],
 )
-def test_a_package_that_is_missing(
-    monkeypatch, module, backend, package, extra
-):
+def test_a_package_that_is_missing(monkeypatch, module, backend, package, extra):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(exc.MissingExtraError) as caught:
         open_region("objects", {"backend": backend})

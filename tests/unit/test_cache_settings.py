@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.cache import Cached
-from sqla_shard.cache import load_cache
-from sqla_shard.cache import load_regions
+from sqla_shard.cache import Cached, load_cache, load_regions
 from sqla_shard.cache.config import read_cache
-from tests.models.models import Board
-from tests.models.models import Pin
+from tests.models.models import Board, Pin
 
 PREFIX = 'prefix = "shop"\n'
 REGION = '[regions.a]\nbackend = "dogpile.cache.memory"\n'
@@ -43,9 +40,7 @@ def test_valid_settings(path):
 
 
 def test_regions_are_read_without_the_rest(path):
-    path.write_text(
-        f"prefix = 3\n{REGION}[classes]\n'no.such:Class' = 7", "utf-8"
-    )
+    path.write_text(f"prefix = 3\n{REGION}[classes]\n'no.such:Class' = 7", "utf-8")
     assert list(load_regions(path)) == ["a"]
 
 
@@ -56,10 +51,7 @@ def test_functions_alone_need_no_classes(path):
 
 @pytest.mark.parametrize(
     ("text", "key"),
-    [
-        (f"{REGION}[classes]", "prefix"),
-        (f"{PREFIX}{REGION}", "classes"),
-    ],
+    [(f"{REGION}[classes]", "prefix"), (f"{PREFIX}{REGION}", "classes")],
     ids=["prefix", "classes"],
 )
 def test_all_of_it_is_needed(path, text, key):
@@ -75,11 +67,7 @@ def test_all_of_it_is_needed(path, text, key):
     ("entry", "key", "said"),
     [
         (f"{PIN} = 3", KEY, "is a number; write the name of a region"),
-        (
-            f"{PIN} = 'b'",
-            f"{KEY}.region",
-            "'b' is not a region; the file has 'a'",
-        ),
+        (f"{PIN} = 'b'", f"{KEY}.region", "'b' is not a region; the file has 'a'"),
         (f"{PIN} = {{}}", f"{KEY}.region", "is missing; the file has 'a'"),
         (f"{PIN} = {{region = 3}}", f"{KEY}.region", "3 is not a region"),
         (
@@ -92,11 +80,7 @@ def test_all_of_it_is_needed(path, text, key):
             f"{KEY}.version",
             "is a string; write an integer",
         ),
-        (
-            f'{PIN} = {{region = "a", rows = true}}',
-            f"{KEY}.rows",
-            "is a boolean",
-        ),
+        (f'{PIN} = {{region = "a", rows = true}}', f"{KEY}.rows", "is a boolean"),
         (
             f'{PIN} = {{region = "a", rows = 0}}',
             f"{KEY}.rows",
@@ -145,11 +129,7 @@ def test_invalid_settings_of_classes(path, entry, key, said):
 @pytest.mark.parametrize(
     ("text", "key", "said"),
     [
-        (
-            f"{PREFIX}classes = 3\n{REGION}",
-            "classes",
-            "write a table [classes]",
-        ),
+        (f"{PREFIX}classes = 3\n{REGION}", "classes", "write a table [classes]"),
         (f"prefix = 3\n{REGION}", "prefix", "prefix=3 is not a valid prefix"),
         (f"prefix = 'a b'\n{REGION}", "prefix", "without spaces"),
         (f"{PREFIX}[classes]", "regions", "is missing; write"),

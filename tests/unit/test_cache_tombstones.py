@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from sqla_shard.cache.stores import memcached
-from sqla_shard.cache.stores.memcached import SLACK
-from sqla_shard.cache.stores.memcached import with_token
-from sqla_shard.cache.stores.memcached import without_token
+from sqla_shard.cache.stores.memcached import SLACK, with_token, without_token
 
 ONE, TWO = b"1" * 16, b"2" * 16
 

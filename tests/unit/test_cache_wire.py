@@ -10,11 +10,9 @@ from time import monotonic
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.cache.stores import Found
-from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores import Found, State
 from sqla_shard.cache.stores.memcached import MemcachedStore
-from sqla_shard.cache.stores.memcached_node import parse_server
-from sqla_shard.cache.stores.memcached_node import Stream
+from sqla_shard.cache.stores.memcached_node import parse_server, Stream
 
 A, B = Found(State.VALUE, b"hello"), Found(State.VALUE, b"world")
 GOOD = b"VALUE a 1 5\r\nhello\r\nVALUE b 1 5\r\nworld\r\nEND\r\n"
@@ -285,8 +283,7 @@ def test_names_of_nodes(server, address):
 
 
 @pytest.mark.parametrize(
-    "server",
-    ["", ":", ":11211", "a:", "a:0", "a:65536", "a:b", "a:-1", "a:1٣"],
+    "server", ["", ":", ":11211", "a:", "a:0", "a:65536", "a:b", "a:-1", "a:1٣"]
 )
 def test_invalid_names(server):
     with pytest.raises(exc.CacheOptionError, match="write host:port"):
@@ -333,9 +330,7 @@ def test_all_processes_find_a_key_on_the_same_node():
     # An additional node takes its share of the keys; the rest do not move.
     more = MemcachedStore([*servers, "10.0.0.4"])
     moved = [
-        key
-        for key, node in zip(keys, nodes, strict=True)
-        if more.node_of(key) != node
+        key for key, node in zip(keys, nodes, strict=True) if more.node_of(key) != node
     ]
     assert {more.node_of(key) for key in moved} == {"10.0.0.4"}
     assert 600 < len(moved) < 900

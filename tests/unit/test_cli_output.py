@@ -6,10 +6,8 @@ import json
 
 import pytest
 
-from sqla_shard.cli.output import coloured
-from sqla_shard.cli.output import yaml_lines
-from tests.servers.command_line import invoke
-from tests.servers.command_line import on_a_terminal
+from sqla_shard.cli.output import coloured, yaml_lines
+from tests.servers.command_line import invoke, on_a_terminal
 
 RED, YELLOW, GREEN = "\x1b[31m", "\x1b[33m", "\x1b[32m"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import make_url
 
-from sqla_shard.dialects.client_options import client_of
-from sqla_shard.dialects.client_options import client_options
+from sqla_shard.dialects.client_options import client_of, client_options
 
 #: What the programs say; only one option names MariaDB everywhere.
 SAYS = {
@@ -36,13 +35,9 @@ def install(tmp_path, monkeypatch):
 
 
 def test_each_kind_of_server_has_its_own_client(install):
-    folder = install(
-        mariadb_binlog="mariadb-binlog", mysqlbinlog="mysqlbinlog"
-    )
+    folder = install(mariadb_binlog="mariadb-binlog", mysqlbinlog="mysqlbinlog")
     for is_mariadb, name in ((True, "mariadb-binlog"), (False, "mysqlbinlog")):
-        path = client_of(
-            "mariadb-binlog", "mysqlbinlog", is_mariadb=is_mariadb
-        )
+        path = client_of("mariadb-binlog", "mysqlbinlog", is_mariadb=is_mariadb)
         assert path == str(folder / name)
 
 
@@ -54,9 +49,7 @@ def test_a_client_of_mariadb_under_the_name_of_mysql(install):
 
 
 def test_tls_options_are_those_of_the_client(install):
-    folder = install(
-        mariadb_binlog="mariadb-binlog", mysqlbinlog="mysqlbinlog"
-    )
+    folder = install(mariadb_binlog="mariadb-binlog", mysqlbinlog="mysqlbinlog")
     url = make_url("mysql://a:b@h/?ssl_ca=/ca.pem")
     texts = {
         name: client_options(url, {}, str(folder / name), has_texts=False)

@@ -8,23 +8,15 @@ import json
 import typing
 import uuid
 from decimal import Decimal
-from typing import Annotated
-from typing import Any
-from typing import Literal
-from typing import NewType
-from typing import Optional
+from typing import Annotated, Any, Literal, NewType, Optional
 
 import pytest
 import typing_extensions
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tracked import repickled
 
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.models.field_types import Codec
-from sqla_shard.models.field_types import codec_for
-from sqla_shard.models.field_types import ValueKind
+from sqla_shard.exc import BlobValueError, ClassDefinitionError
+from sqla_shard.models.field_types import Codec, codec_for, ValueKind
 
 UTC = dt.UTC
 EAST = dt.timezone(dt.timedelta(hours=5, minutes=45))
@@ -207,10 +199,7 @@ def test_the_json_value(annotation, kind):
     [
         (tuple, "tuple cannot be stored in a JSON blob; JSON has no tuples"),
         (tuple[int, ...], "tuple[int, ...] cannot be stored"),
-        (
-            set[str],
-            "set[str] cannot be stored in a JSON blob; JSON has no",
-        ),
+        (set[str], "set[str] cannot be stored in a JSON blob; JSON has no"),
         (frozenset, "frozenset cannot be stored"),
         (bytes, "bytes cannot be stored in a JSON blob; JSON has no bytes"),
         (dt.time, "time cannot be stored in a JSON blob; use str"),
@@ -221,33 +210,21 @@ def test_the_json_value(annotation, kind):
         (typing.Union[int, str], "int"),  # noqa: UP007 - as users may
         (None, "None cannot be stored"),
         (type(None), "NoneType cannot be stored"),
-        (
-            Slug,
-            "Slug cannot be stored in a JSON blob; it would be read as a",
-        ),
+        (Slug, "Slug cannot be stored in a JSON blob; it would be read as a"),
         (Pair, "Pair cannot be stored in a JSON blob; JSON has no tuples"),
         (Typed, "Typed cannot be stored in a JSON blob; use a dataclass"),
         (collections.OrderedDict, "OrderedDict cannot be stored"),
         (collections.abc.Sequence, "Sequence cannot be stored"),
         (collections.abc.Sequence[str], "Sequence[str] cannot be stored"),
         (collections.abc.Mapping[str, int], "use dict[str, ...]"),
-        (
-            dict[int, str],
-            "dict[int, str] cannot be stored in a JSON blob; the",
-        ),
+        (dict[int, str], "dict[int, str] cannot be stored in a JSON blob; the"),
         (list[bytes], "bytes cannot be stored"),
         (list[int | str], "int | str cannot be stored"),
-        (
-            "Pin",
-            "'Pin' cannot be stored in a JSON blob; it is the name of a",
-        ),
+        ("Pin", "'Pin' cannot be stored in a JSON blob; it is the name of a"),
         (list["Pin"], "'Pin' cannot be stored"),  # noqa: F821 - the point
         (typing.TypeVar("T"), "~T cannot be stored"),
         (type[int], "type[int] cannot be stored"),
-        (
-            Literal[b"a"],
-            "Literal[b'a'] cannot be stored in a JSON blob; b'a'",
-        ),
+        (Literal[b"a"], "Literal[b'a'] cannot be stored in a JSON blob; b'a'"),
         (Literal[Colour.RED], "<Colour.RED: 'red'> is not a str, int or boo"),
         (Literal[None], "Literal[None] cannot be stored"),
         (Empty, "Empty cannot be stored in a JSON blob; it has no members"),
@@ -300,16 +277,8 @@ class Tagged(str):
         (Decimal, Decimal("-0.00"), "-0.00"),
         (Decimal, 10**30, "1" + "0" * 30),
         (dt.datetime, NOW, "2024-05-06T07:08:09.001000+00:00"),
-        (
-            dt.datetime,
-            NOW.astimezone(EAST),
-            "2024-05-06T07:08:09.001000+00:00",
-        ),
-        (
-            dt.datetime,
-            Stamp(33, 1, 1, tzinfo=UTC),
-            "0033-01-01T00:00:00.000000+00:00",
-        ),
+        (dt.datetime, NOW.astimezone(EAST), "2024-05-06T07:08:09.001000+00:00"),
+        (dt.datetime, Stamp(33, 1, 1, tzinfo=UTC), "0033-01-01T00:00:00.000000+00:00"),
         (dt.date, dt.date(33, 1, 2), "0033-01-02"),
         (uuid.UUID, ID, "ab7f0a1c-0000-4000-8000-000000000001"),
         (Colour, Colour.RED, "red"),
@@ -359,9 +328,7 @@ def test_encoding(annotation, value, stored):
         (dt.datetime, "2024-05-06", "(str) is not a datetime"),
         (
             dt.datetime,
-            dt.datetime.max.replace(
-                tzinfo=dt.timezone(-dt.timedelta(hours=1))
-            ),
+            dt.datetime.max.replace(tzinfo=dt.timezone(-dt.timedelta(hours=1))),
             "is outside the years 1 to 9999 in UTC",
         ),
         (dt.date, NOW, "(datetime) is not a date (a datetime is not"),
@@ -483,10 +450,7 @@ def test_stored_values_that_do_not_fit(annotation, stored):
     ("text", "moment"),
     [
         ("2024-05-06T07:08:09Z", dt.datetime(2024, 5, 6, 7, 8, 9, 0, UTC)),
-        (
-            "2024-05-06t07:08:09.12z",
-            dt.datetime(2024, 5, 6, 7, 8, 9, 120_000, UTC),
-        ),
+        ("2024-05-06t07:08:09.12z", dt.datetime(2024, 5, 6, 7, 8, 9, 120_000, UTC)),
         (
             "2024-05-06 07:08:09.1+05:45",
             dt.datetime(2024, 5, 6, 1, 23, 9, 100_000, UTC),
@@ -504,9 +468,7 @@ naive = st.datetimes(dt.datetime(1, 1, 3), dt.datetime(9999, 12, 29))
 offsets = st.integers(-1439, 1439).map(
     lambda minutes: dt.timezone(dt.timedelta(minutes=minutes))
 )
-moments = st.builds(
-    lambda value, zone: value.replace(tzinfo=zone), naive, offsets
-)
+moments = st.builds(lambda value, zone: value.replace(tzinfo=zone), naive, offsets)
 texts = st.text(st.characters(codec="utf-8"))
 VALUES = {
     str: texts,

@@ -6,27 +6,22 @@ import copy
 import datetime as dt
 import json
 from decimal import Decimal
-from typing import Any
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from tracked import check_links
-from tracked import heard
-from tracked import Listener
-from tracked import nest
-from tracked import nodes
-from tracked import repickled
+from hypothesis import given, strategies as st
+from tracked import check_links, heard, Listener, nest, nodes, repickled
 
 from sqla_shard.exc import BlobValueError
 from sqla_shard.models.field_types import codec_for
-from sqla_shard.types.tracking import detach
-from sqla_shard.types.tracking import MAX_DEPTH
-from sqla_shard.types.tracking import TrackedDict
-from sqla_shard.types.tracking import TrackedList
-from sqla_shard.types.tracking import ValueDict
-from sqla_shard.types.tracking import ValueList
+from sqla_shard.types.tracking import (
+    detach,
+    MAX_DEPTH,
+    TrackedDict,
+    TrackedList,
+    ValueDict,
+    ValueList,
+)
 
 ONE = dt.date(2024, 1, 1)
 TWO = dt.date(2024, 1, 2)
@@ -85,9 +80,7 @@ def test_native_containers_learn_what_they_may_hold():
         lambda: tags.__setitem__(0, b"x"),
         lambda: blob["tags"].insert(0, 2.0),
     ):
-        with pytest.raises(
-            BlobValueError, match=r"^Pin\.tags\[\d\]: .* a str"
-        ):
+        with pytest.raises(BlobValueError, match=r"^Pin\.tags\[\d\]: .* a str"):
             act()
     assert listener.calls == 0
     tags += ["b"]
@@ -386,12 +379,7 @@ def test_depth_counts_the_blob_around_a_field():
         (dict[str, int], [], "Pin.field", "[] (list) is not a dict"),
         (dict[str, int], {1: 1}, "Pin.field", "the key 1 is of type int"),
         (dict[str, int], {"a": None}, 'Pin.field["a"]', "None is not an int"),
-        (
-            dict[str, dt.date],
-            {"a b": 1},
-            'Pin.field["a b"]',
-            "1 (int) is not a date",
-        ),
+        (dict[str, dt.date], {"a b": 1}, 'Pin.field["a b"]', "1 (int) is not a date"),
         (list[list[Any]], [[b""]], "Pin.field[0][0]", "b'' (bytes) is not a"),
         (list[dict], [[]], "Pin.field[0]", "[] (list) is not a dict"),
     ],

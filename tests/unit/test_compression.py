@@ -8,15 +8,15 @@ import sys
 import pytest
 
 from sqla_shard.exc import MissingExtraError
-from sqla_shard.types.compression import Dictionary
-from sqla_shard.types.compression import MARKER
-from sqla_shard.types.compression import PREFIX_BYTES
-from sqla_shard.types.compression import require_zstd
-from sqla_shard.types.compression import train_dictionary
-
-TEXT = (
-    '{"title":"Boats 5","link":"https://example.com/98765","tags":["é","3"]}'
+from sqla_shard.types.compression import (
+    Dictionary,
+    MARKER,
+    PREFIX_BYTES,
+    require_zstd,
+    train_dictionary,
 )
+
+TEXT = '{"title":"Boats 5","link":"https://example.com/98765","tags":["é","3"]}'
 
 # By the package zstandard 0.25, with which versions before wrote them.
 OLD_DICTIONARY = base64.b64decode(
@@ -29,8 +29,7 @@ OLD_DICTIONARY = base64.b64decode(
     "fXsidGk="
 )
 OLD_TEXT = (
-    '{"title":"Boats 5","link":"https://example.com/98765",'
-    '"tags":["sea","é","3"]}'
+    '{"title":"Boats 5","link":"https://example.com/98765","tags":["sea","é","3"]}'
 )
 OLD_BLOB = bytes.fromhex(
     "fd04c126244ea50100640235222c226c696e6b223a2268747470733a2f2f6578616d70"
@@ -66,9 +65,7 @@ def test_the_form_is_that_of_older_versions(dictionary: Dictionary) -> None:
     assert old[: PREFIX_BYTES + 2] == OLD_BLOB[: PREFIX_BYTES + 2]
 
 
-@pytest.mark.parametrize(
-    "text", [TEXT, "0" * 1000, "é" * 40_000, TEXT * 30_000]
-)
+@pytest.mark.parametrize("text", [TEXT, "0" * 1000, "é" * 40_000, TEXT * 30_000])
 def test_texts_come_back(dictionary: Dictionary, text: str) -> None:
     size = len(text.encode())
     for _ in range(3):  # with the same compressor
@@ -114,9 +111,7 @@ def test_a_frame_with_more_than_it_says(dictionary: Dictionary) -> None:
         dictionary.unpack(lying, 100_000)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"x", b"x" * 1000, OLD_DICTIONARY[:100]]
-)
+@pytest.mark.parametrize("content", [b"", b"x", b"x" * 1000, OLD_DICTIONARY[:100]])
 def test_no_dictionary(content: bytes) -> None:
     with pytest.raises(ValueError, match="not a dictionary of zstd"):
         Dictionary(content)

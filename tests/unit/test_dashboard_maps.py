@@ -11,10 +11,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Topology
-from sqla_shard.dashboard.maps import by_value
-from sqla_shard.dashboard.maps import bytes_text
-from sqla_shard.dashboard.maps import Colours
-from sqla_shard.dashboard.maps import map_of
+from sqla_shard.dashboard.maps import by_value, bytes_text, Colours, map_of
 from sqla_shard.dashboard.readings import CachedReading
 
 
@@ -90,9 +87,7 @@ def test_levels_grow_with_the_value(rng: random.Random):
 
 
 def test_sizes_as_text():
-    assert [
-        bytes_text(2**power) for power in (0, 9, 10, 20, 29, 30, 40, 50)
-    ] == [
+    assert [bytes_text(2**power) for power in (0, 9, 10, 20, 29, 30, 40, 50)] == [
         *("1 B", "512 B", "1 KiB", "1 MiB", "512 MiB", "1 GiB"),
         *("1.00 TiB", "1,024.00 TiB"),
     ]

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import pytest
 import sqlalchemy
-from sqlalchemy import func
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 import sqla_shard
-from sqla_shard.dashboard.expressions import LONGEST
-from sqla_shard.dashboard.expressions import object_id_of
-from sqla_shard.dashboard.expressions import StatementReader
+from sqla_shard.dashboard.expressions import LONGEST, object_id_of, StatementReader
 from sqla_shard.dashboard.sql_text import is_sql
 from sqla_shard.engine import limits_of
 from sqla_shard.exc import StatementTextError
 from sqla_shard.fleet.binlog_statements import qualifiers
-from tests.servers.dashboard_scene import Base
-from tests.servers.dashboard_scene import Board
-from tests.servers.dashboard_scene import Pin
+from tests.servers.dashboard_scene import Base, Board, Pin
 
 #: Statements that are read as Python reads them.
 VALID = [

@@ -5,42 +5,42 @@ from __future__ import annotations
 import dataclasses
 import gc
 from collections.abc import Callable
-from typing import Any
-from typing import Optional
-from typing import TYPE_CHECKING
+from typing import Any, Optional, TYPE_CHECKING
 
 import pytest
-from sqlalchemy import Column
-from sqlalchemy import create_engine
-from sqlalchemy import ForeignKey
-from sqlalchemy import inspect
-from sqlalchemy import Integer
-from sqlalchemy import JSON
-from sqlalchemy import MetaData
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import Table
-from sqlalchemy.exc import ArgumentError
-from sqlalchemy.exc import InvalidRequestError
-from sqlalchemy.orm import configure_mappers
-from sqlalchemy.orm import declarative_base
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import DeclarativeBaseNoMeta
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import MappedAsDataclass
-from sqlalchemy.orm import registry
-from sqlalchemy.orm import relationship
+from sqlalchemy import (
+    Column,
+    create_engine,
+    ForeignKey,
+    inspect,
+    Integer,
+    JSON,
+    MetaData,
+    select,
+    String,
+    Table,
+)
+from sqlalchemy.exc import ArgumentError, InvalidRequestError
+from sqlalchemy.orm import (
+    configure_mappers,
+    declarative_base,
+    DeclarativeBase,
+    DeclarativeBaseNoMeta,
+    Mapped,
+    mapped_column,
+    MappedAsDataclass,
+    registry,
+    relationship,
+)
 
-from sqla_shard import blob_field
-from sqla_shard import KeyspaceMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import pack
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.exc import ColocationError
-from sqla_shard.exc import DuplicateTypeError
-from sqla_shard.exc import InvalidIdError
+from sqla_shard import blob_field, KeyspaceMixin, ObjectMixin, pack
+from sqla_shard.exc import (
+    BlobValueError,
+    ClassDefinitionError,
+    ColocationError,
+    DuplicateTypeError,
+    InvalidIdError,
+)
 from sqla_shard.routing import spec_of
 from sqla_shard.types import ShardedId
 
@@ -61,15 +61,9 @@ BASES: dict[str, Callable[[], Any]] = {
     "DeclarativeBaseNoMeta": no_meta_base,
     "declarative_base()": declarative_base,
     "generate_base()": lambda: registry().generate_base(),
-    "with KeyspaceMixin": lambda: type(
-        "Base", (KeyspaceMixin, DeclarativeBase), {}
-    ),
+    "with KeyspaceMixin": lambda: type("Base", (KeyspaceMixin, DeclarativeBase), {}),
     "with a type map": lambda: make_base(
-        type_annotation_map={
-            str: String(7),
-            dict[str, Any]: JSON,
-            int: Integer,
-        }
+        type_annotation_map={str: String(7), dict[str, Any]: JSON, int: Integer}
     ),
 }
 
@@ -91,9 +85,7 @@ def is_clean(base: Any) -> bool:
         not base.metadata.tables
         and not list(base.registry.mappers)
         and not [
-            name
-            for name in base.registry._class_registry
-            if not name.startswith("_sa")
+            name for name in base.registry._class_registry if not name.startswith("_sa")
         ]
     )
 
@@ -217,12 +209,7 @@ def test_abstract_base_with_fields(base):
 
 @pytest.mark.parametrize(
     "keywords",
-    [
-        {"type_id": 1},
-        {"colocate_with": "x"},
-        {"keyspace": "x"},
-        {"max_bytes": 5},
-    ],
+    [{"type_id": 1}, {"colocate_with": "x"}, {"keyspace": "x"}, {"max_bytes": 5}],
 )
 def test_abstract_base_with_keywords(base, keywords):
     with pytest.raises(ClassDefinitionError, match="to its subclasses"):
@@ -254,9 +241,7 @@ def test_plain_mixins(base):
     assert (new.title, new.note, new.count) == ("t", "n", 5)
     with pytest.raises(BlobValueError, match=r"Two\.title"):
         Two(title=5)
-    with pytest.raises(
-        ClassDefinitionError, match="note has no type annotation"
-    ):
+    with pytest.raises(ClassDefinitionError, match="note has no type annotation"):
 
         class Three(Bare, ObjectMixin, base, type_id=3):
             __tablename__ = "three"
@@ -292,10 +277,7 @@ def test_dataclass_bases(base):
         x: int = 0
 
     for bases in ((Data, ObjectMixin, base), (ObjectMixin, Data, base)):
-        with pytest.raises(
-            ClassDefinitionError,
-            match=r"Data is .*MappedAsDataclass",
-        ):
+        with pytest.raises(ClassDefinitionError, match=r"Data is .*MappedAsDataclass"):
 
             class Pin(*bases, type_id=1):
                 __tablename__ = "pins"
@@ -335,10 +317,7 @@ def test_a_dataclass(where):
 def test_where_a_dataclass_is_not_made():
     base = type("Base", (DeclarativeBase, MappedAsDataclass), {})
     plain = type("Base", (DeclarativeBase,), {})
-    for bases in (
-        (ObjectMixin, base),
-        (ObjectMixin, plain, MappedAsDataclass),
-    ):
+    for bases in ((ObjectMixin, base), (ObjectMixin, plain, MappedAsDataclass)):
         with pytest.raises(ClassDefinitionError, match="must precede"):
 
             class Pin(*bases, type_id=1):
@@ -412,9 +391,7 @@ def test_missing_type_id(base):
             __tablename__ = "pins"
 
 
-@pytest.mark.parametrize(
-    "type_id", [0, -1, 1024, 2**40, True, "1", 1.0, object()]
-)
+@pytest.mark.parametrize("type_id", [0, -1, 1024, 2**40, True, "1", 1.0, object()])
 def test_impossible_type_id(base, type_id):
     with pytest.raises(InvalidIdError, match="type_id") as caught:
 
@@ -581,12 +558,7 @@ def test_a_corrected_class_can_be_defined(any_base):
             "link": blob_field(type_=str),
         }
         with pytest.raises((ClassDefinitionError, InvalidIdError)) as caught:
-            type(
-                "Pin",
-                (ObjectMixin, any_base),
-                {**fields, **namespace},
-                **keywords,
-            )
+            type("Pin", (ObjectMixin, any_base), {**fields, **namespace}, **keywords)
         # Although the tracebacks still hold the classes.
         kept.append(caught)
         assert not any_base.metadata.tables

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import gc
 from datetime import date
-from typing import Any
-from typing import Optional
-from typing import TYPE_CHECKING
+from typing import Any, Optional, TYPE_CHECKING
 
 import pytest
-from sqlalchemy import BigInteger
-from sqlalchemy import create_engine
-from sqlalchemy import ForeignKey
+from sqlalchemy import BigInteger, create_engine, ForeignKey
 from sqlalchemy.dialects import mysql
-from sqlalchemy.orm import configure_mappers
-from sqlalchemy.orm import declarative_base
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
+from sqlalchemy.orm import (
+    configure_mappers,
+    declarative_base,
+    DeclarativeBase,
+    Mapped,
+    mapped_column,
+    relationship,
+)
 from sqlalchemy.schema import CreateTable
 
-from sqla_shard import blob_field
-from sqla_shard import KeyspaceMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import pack
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.exc import ColocationError
+from sqla_shard import blob_field, KeyspaceMixin, ObjectMixin, pack
+from sqla_shard.exc import BlobValueError, ClassDefinitionError, ColocationError
 from sqla_shard.routing import spec_of
-from sqla_shard.types import ObjectRef
-from sqla_shard.types import ShardedId
+from sqla_shard.types import ObjectRef, ShardedId
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -108,9 +100,7 @@ def test_annotations_that_cannot_be_resolved(base):
             __tablename__ = "four"
             tags: Mapped[set[str]] = blob_field()
 
-    with pytest.raises(
-        ClassDefinitionError, match="tags has no type annotation"
-    ):
+    with pytest.raises(ClassDefinitionError, match="tags has no type annotation"):
 
         class Five(ObjectMixin, base, type_id=1):
             __tablename__ = "five"
@@ -368,9 +358,7 @@ def test_keyspace_of_plain_models():
 
     class Island(Country):
         __tablename__ = "islands"
-        key: Mapped[int] = mapped_column(
-            ForeignKey("countries.key"), primary_key=True
-        )
+        key: Mapped[int] = mapped_column(ForeignKey("countries.key"), primary_key=True)
 
     class Bucket(Base, keyspace="lookup", kind="mod"):
         __tablename__ = "buckets"
@@ -381,10 +369,7 @@ def test_keyspace_of_plain_models():
         key: Mapped[int] = mapped_column(primary_key=True)
 
     found = {
-        cls.__name__: (
-            spec_of(cls.__table__).keyspace,
-            spec_of(cls.__table__).kind,
-        )
+        cls.__name__: (spec_of(cls.__table__).keyspace, spec_of(cls.__table__).kind)
         for cls in (Country, Island, Bucket, Free)
     }
     assert found == {

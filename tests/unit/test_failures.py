@@ -10,12 +10,9 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
 
 from sqla_shard.cluster import retries
-from sqla_shard.cluster.retries import repeat
-from sqla_shard.cluster.retries import Retries
-from sqla_shard.dialects import backend_for
-from sqla_shard.dialects import Failure
-from sqla_shard.exc import RetriesExhaustedError
-from sqla_shard.exc import StaleDataError
+from sqla_shard.cluster.retries import repeat, Retries
+from sqla_shard.dialects import backend_for, Failure
+from sqla_shard.exc import RetriesExhaustedError, StaleDataError
 
 BACKEND = backend_for("mysql", driver="pymysql", asynchronous=False)
 READ_ONLY = (
@@ -93,9 +90,7 @@ class MySQLConnection:
         ("/* SELECT ( */ SELECT", " 1"),
     ],
 )
-def test_a_time_limit_is_in_the_outermost_select(
-    before: str, after: str
-) -> None:
+def test_a_time_limit_is_in_the_outermost_select(before: str, after: str) -> None:
     connection: Any = MySQLConnection()
     limited = BACKEND.limited(connection, before + after, 0.0305)
     assert limited == f"{before} /*+ MAX_EXECUTION_TIME(31) */{after}"
@@ -113,18 +108,11 @@ def test_missing_tables_and_databases() -> None:
         number: BACKEND.lacks(pymysql.err.OperationalError(number, "it"))
         for number in (1146, 1049, 1142, 1044)
     }
-    assert found == {
-        1146: "table",
-        1049: "database",
-        1142: "grant",
-        1044: "grant",
-    }
+    assert found == {1146: "table", 1049: "database", 1142: "grant", 1044: "grant"}
 
 
 def fenced() -> OperationalError:
-    original = pymysql.err.OperationalError(
-        1290, READ_ONLY.format("read-only")
-    )
+    original = pymysql.err.OperationalError(1290, READ_ONLY.format("read-only"))
     return OperationalError("UPDATE pins", {"title": "secret"}, original)
 
 

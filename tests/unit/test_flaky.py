@@ -147,9 +147,7 @@ def test_a_flaky_test_is_printed_and_counted(project, processes):
 
 @pytest.mark.parametrize("processes", ["0", "2"])
 def test_one_that_fails_twice_fails_the_run(project, processes):
-    code, lines = run(
-        project, "-n", processes, test_a=FLAKY, test_b=FAILS_TWICE
-    )
+    code, lines = run(project, "-n", processes, test_a=FLAKY, test_b=FAILS_TWICE)
     assert code == 1
     assert " 1 failed, 1 passed, 1 flaky in " in lines[-1]
     assert "FAILED test_b.py::test_fails - AssertionError: always" in lines
@@ -246,7 +244,5 @@ def test_a_deadline_in_the_second_run_leaves_the_failures(project):
         running.wait()
     lines = output.read_text().splitlines()
     assert code == 1
-    assert "FAILED test_a.py::test_hangs_later - AssertionError: at first" in (
-        lines
-    )
+    assert "FAILED test_a.py::test_hangs_later - AssertionError: at first" in (lines)
     assert " 1 failed in " in lines[-1]

@@ -6,11 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sqla_shard.fleet.app_access import Access
-from sqla_shard.fleet.app_access import Attempt
-from sqla_shard.fleet.app_access import attempt
-from sqla_shard.fleet.app_access import gaps
-from sqla_shard.fleet.app_access import gaps_alone
+from sqla_shard.fleet.app_access import Access, Attempt, attempt, gaps, gaps_alone
 from sqla_shard.fleet.fences import GrantRow
 from sqla_shard.fleet.logins import Login
 
@@ -19,9 +15,7 @@ NATIVE = "mysql_native_password:"
 
 
 def login(user="app", host="%", privileges=(), **changes):
-    return Login(
-        user=user, host=host, privileges=frozenset(privileges), **changes
-    )
+    return Login(user=user, host=host, privileges=frozenset(privileges), **changes)
 
 
 def grant(*names, user="app", host="%", pattern="%"):
@@ -51,10 +45,7 @@ def access(logins=(APP,), grants=(MAY,), known="app", **changes):
 
 
 def found(primary, standby):
-    return [
-        one.what
-        for one in gaps(primary, standby, DATABASES, exempt=["operator"])
-    ]
+    return [one.what for one in gaps(primary, standby, DATABASES, exempt=["operator"])]
 
 
 #: Accounts that need not be on the standby.
@@ -66,8 +57,7 @@ FENCED = access(grants=[MAY, grant(pattern="db1")])
 LOCAL = access([login(host="localhost")], [may(host="localhost")])
 NEAR = access([login(host="10.1.%")], [may(host="10.1.%")])
 BY_A_ROLE = access(
-    [login(roles=frozenset(["writer"])), login("writer", "")],
-    [may("writer", "")],
+    [login(roles=frozenset(["writer"])), login("writer", "")], [may("writer", "")]
 )
 REFUSED = access(is_tried=True, error=1045)
 
@@ -83,12 +73,8 @@ REFUSED = access(is_tried=True, error=1045)
             id="other patterns",
         ),
         pytest.param(access(), BY_A_ROLE, id="by a role"),
-        pytest.param(
-            access(), access([login(privileges=ALL)], []), id="globally"
-        ),
-        pytest.param(
-            access([login(privileges=["PROCESS"])]), access(), id="PROCESS"
-        ),
+        pytest.param(access(), access([login(privileges=ALL)], []), id="globally"),
+        pytest.param(access([login(privileges=["PROCESS"])]), access(), id="PROCESS"),
         pytest.param(FENCED, FENCED, id="fenced on both"),
         pytest.param(OTHERS, access(), id="others"),
         pytest.param(LOCAL, access([], []), id="on the server itself"),
@@ -120,9 +106,7 @@ def test_nothing_is_missing(primary, standby):
         ),
         (access(), NEAR, "has no account 'app'@'%'"),
         (
-            access(
-                [APP, login("reader")], [MAY, grant("Select", user="reader")]
-            ),
+            access([APP, login("reader")], [MAY, grant("Select", user="reader")]),
             access(),
             "has no account 'reader'@'%'",
         ),
@@ -175,9 +159,7 @@ def test_what_is_missing_is_named(primary, standby, text):
     ],
 )
 def test_a_standby_whose_primary_is_lost(standby, text):
-    lacking = gaps_alone(
-        standby, DATABASES, exempt=["operator"], here="192.0.2.1"
-    )
+    lacking = gaps_alone(standby, DATABASES, exempt=["operator"], here="192.0.2.1")
     if text is None:
         assert lacking == []
     else:
@@ -189,11 +171,7 @@ def test_a_standby_whose_primary_is_lost(standby, text):
     ("url", "environ", "user"),
     [
         ("mysql://${MYSQL_USER}:${MYSQL_PASSWORD}@host", {}, None),
-        (
-            "mysql://${MYSQL_USER}:${MYSQL_PASSWORD}@host",
-            {"MYSQL_USER": "app"},
-            "app",
-        ),
+        ("mysql://${MYSQL_USER}:${MYSQL_PASSWORD}@host", {"MYSQL_USER": "app"}, "app"),
         ("mysql://app@host", {}, "app"),
         ("mysql://host", {}, None),
     ],

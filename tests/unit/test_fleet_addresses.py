@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sqla_shard.fleet.addresses import is_address
-from sqla_shard.fleet.addresses import roles_in
-from sqla_shard.fleet.addresses import url_at
-from sqla_shard.fleet.addresses import with_port
+from sqla_shard.fleet.addresses import is_address, roles_in, url_at, with_port
 from sqla_shard.topology import Topology
 
 

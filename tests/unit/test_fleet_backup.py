@@ -7,14 +7,10 @@ import gzip
 import pytest
 
 from sqla_shard.exc import BackupDamagedError
-from sqla_shard.fleet.binlog_events import first_state
-from sqla_shard.fleet.binlog_events import LogReader
-from sqla_shard.fleet.binlog_events import Statement
-from sqla_shard.fleet.binlog_statements import NotReplayableError
-from sqla_shard.fleet.binlog_statements import rewritten
+from sqla_shard.fleet.binlog_events import first_state, LogReader, Statement
+from sqla_shard.fleet.binlog_statements import NotReplayableError, rewritten
 from sqla_shard.fleet.dumps import read_statements
-from sqla_shard.fleet.files import File
-from sqla_shard.fleet.files import files_at
+from sqla_shard.fleet.files import File, files_at
 
 
 def rewrite(sql, default="", sql_mode=0):
@@ -32,10 +28,7 @@ def rewrite(sql, default="", sql_mode=0):
             "CREATE TABLE db7.a (b TEXT DEFAULT 'db7.x' COMMENT \"db8.y\")",
             "CREATE TABLE `new`.a (b TEXT DEFAULT 'db7.x' COMMENT \"db8.y\")",
         ),
-        (
-            "RENAME TABLE db7.a TO db7.b /* db8.c */",
-            "RENAME TABLE `new`.a TO `new`.b ",
-        ),
+        ("RENAME TABLE db7.a TO db7.b /* db8.c */", "RENAME TABLE `new`.a TO `new`.b "),
         ("TRUNCATE db7.a", "TRUNCATE `new`.a"),
         (
             "ALTER TABLE db7.a ADD CHECK (db7.a.b > 1.5)",
@@ -50,10 +43,7 @@ def test_names_are_replaced(sql, expected):
 
 def test_a_default_database_is_replaced():
     found = rewrite("ALTER TABLE pins ADD a INT", default="db7")
-    assert (found.text, found.has_default) == (
-        "ALTER TABLE pins ADD a INT",
-        True,
-    )
+    assert (found.text, found.has_default) == ("ALTER TABLE pins ADD a INT", True)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +96,7 @@ def test_other_character_sets_are_refused():
         (b"", "not a binary log"),
         (b"\xfebin" + b"x" * 5, "within an event"),
         (b"\xfebin" + bytes(9) + b"\xff\x00\x00\x00" + bytes(6), "within"),
-        (
-            b"\xfebin" + bytes(4) + b"\xa4" + bytes(4) + b"\x13" + bytes(9),
-            "encrypted",
-        ),
+        (b"\xfebin" + bytes(4) + b"\xa4" + bytes(4) + b"\x13" + bytes(9), "encrypted"),
     ],
 )
 def test_damaged_logs_are_refused(tmp_path, data, message):

@@ -10,9 +10,7 @@ from dataclasses import replace
 import pytest
 
 from sqla_shard.exc import FleetSetupError
-from sqla_shard.fleet.capacity import CapacityReport
-from sqla_shard.fleet.capacity import ShardSize
-from sqla_shard.fleet.capacity import suggest
+from sqla_shard.fleet.capacity import CapacityReport, ShardSize, suggest
 
 MIB = 2**20
 
@@ -31,8 +29,7 @@ def shard(number, server="server1", size=MIB, **more):
 
 def report(*shards, **changes):
     return replace(
-        CapacityReport(epoch=1, taken=1e9, shards=shards, unread={}),
-        **changes,
+        CapacityReport(epoch=1, taken=1e9, shards=shards, unread={}), **changes
     )
 
 
@@ -61,10 +58,7 @@ def test_equal_shards_are_divided_by_their_number():
 def test_empty_shards_are_divided_by_their_number():
     shards = [shard(number, size=0) for number in range(9)]
     lines = suggest(report(*shards), "objects", servers=3)
-    assert parts(lines) == [
-        ("server1", [(3, 5)]),
-        ("server1", [(6, 8)]),
-    ]
+    assert parts(lines) == [("server1", [(3, 5)]), ("server1", [(6, 8)])]
 
 
 def test_a_large_shard_is_alone():
@@ -123,9 +117,7 @@ def test_random_splits(request):
             assert shards[number].server == server, seed
         # Every server of now has a shard afterwards.
         staying = {
-            one.server
-            for one in shards
-            if (one.server, one.shard) not in set(moved)
+            one.server for one in shards if (one.server, one.shard) not in set(moved)
         }
         assert staying == {one.server for one in shards}, seed
 
@@ -135,14 +127,10 @@ def test_growth_since_an_earlier_report():
     document = json.loads(json.dumps(earlier.as_dict()))
     day = 86_400
     later = report(
-        shard(0, size=3 * MIB),
-        shard(1, size=MIB // 2),
-        taken=1e9 + 2 * day,
+        shard(0, size=3 * MIB), shard(1, size=MIB // 2), taken=1e9 + 2 * day
     ).since(document)
     assert [one.growth for one in later.shards] == [MIB, -MIB / 4]
-    assert "server server1: 2 shards, 3.5 MiB, 20 rows, +0.8 MiB a day" in (
-        str(later)
-    )
+    assert "server server1: 2 shards, 3.5 MiB, 20 rows, +0.8 MiB a day" in (str(later))
     new = report(shard(0), shard(2), taken=1e9 + day).since(document)
     assert new.shards[1].growth is None
     # Of a server with a shard whose growth is unknown, it is unknown.
@@ -150,8 +138,7 @@ def test_growth_since_an_earlier_report():
 
 
 @pytest.mark.parametrize(
-    "document",
-    [None, [], {}, {"capacity": 2}, {"capacity": 1, "taken": 1}],
+    "document", [None, [], {}, {"capacity": 2}, {"capacity": 1, "taken": 1}]
 )
 def test_documents_that_are_no_report(document):
     with pytest.raises(FleetSetupError, match="make one with"):

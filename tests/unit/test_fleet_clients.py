@@ -6,14 +6,15 @@ import json
 
 import pytest
 
-from sqla_shard.fleet.clients import Client
-from sqla_shard.fleet.clients import late_lines
-from sqla_shard.fleet.sessions import AppSession
-from sqla_shard.fleet.sessions import described
-from sqla_shard.fleet.sessions import ended_lines
-from sqla_shard.fleet.sessions import ended_note
-from sqla_shard.fleet.sessions import host_of
-from sqla_shard.fleet.sessions import Program
+from sqla_shard.fleet.clients import Client, late_lines
+from sqla_shard.fleet.sessions import (
+    AppSession,
+    described,
+    ended_lines,
+    ended_note,
+    host_of,
+    Program,
+)
 
 
 def session(number, address="10.0.0.7:51000", user="app", database=None):

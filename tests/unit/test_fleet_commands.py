@@ -11,16 +11,12 @@ import pytest
 
 from sqla_shard.cli import fleet_plans
 from sqla_shard.cli.output import FAILED
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import FleetSetupError
-from sqla_shard.exc import OperationFailedError
+from sqla_shard.exc import FleetServerError, FleetSetupError, OperationFailedError
 from sqla_shard.fleet import apply
 from sqla_shard.fleet.runner import KINDS
 from sqla_shard.testing.topology_documents import topology_document
-from tests.servers.command_line import invoke
-from tests.servers.command_line import write
-from tests.servers.toy_operation import Toy
-from tests.servers.toy_operation import toy_fleet
+from tests.servers.command_line import invoke, write
+from tests.servers.toy_operation import Toy, toy_fleet
 
 ACCOUNTS = {
     "SQLA_SHARD_OPERATOR_USER": "operator",
@@ -185,9 +181,7 @@ def test_drain_timeout_is_for_dead_primaries(run):
 def test_a_plan_with_problems_is_refused(run, fleet, tmp_path):
     plan = Toy.plan(fleet, tmp_path, problems=["this", "that"])
     problems = tuple(Toy(fleet, plan).check())
-    path = write(
-        tmp_path, replace(plan, problems=problems).as_dict(), "plan.json"
-    )
+    path = write(tmp_path, replace(plan, problems=problems).as_dict(), "plan.json")
     for options in (["--yes"], ["--plan-only"], ["--yes", "--json"]):
         done = run("apply", path, *options)
         assert done.exit_code == FAILED
@@ -210,16 +204,11 @@ def test_another_file_is_not_a_plan(run, tmp_path, text):
     ("missing", "named"),
     [
         ("SQLA_SHARD_OPERATOR_USER", "SQLA_SHARD_OPERATOR_USER is not set"),
-        (
-            "SQLA_SHARD_OPERATOR_PASSWORD",
-            "SQLA_SHARD_OPERATOR_PASSWORD is not",
-        ),
+        ("SQLA_SHARD_OPERATOR_PASSWORD", "SQLA_SHARD_OPERATOR_PASSWORD is not"),
     ],
 )
 def test_a_missing_account_is_named(location, missing, named):
-    done = invoke(
-        "-t", location, "fleet", "undo", env={**ACCOUNTS, missing: None}
-    )
+    done = invoke("-t", location, "fleet", "undo", env={**ACCOUNTS, missing: None})
     assert done.exit_code == FAILED
     assert named in done.output
     assert "secret" not in done.output

@@ -6,14 +6,9 @@ import pytest
 
 from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.catalogue import _counter
-from sqla_shard.fleet.checksums import ComparedColumn
-from sqla_shard.fleet.checksums import ComparedColumns
-from sqla_shard.fleet.checksums import key_of
-from sqla_shard.fleet.differences import DataReport
-from sqla_shard.fleet.differences import Difference
-from sqla_shard.fleet.differences import Unread
-from sqla_shard.fleet.replication import MariaDBReplication
-from sqla_shard.fleet.replication import MySQLReplication
+from sqla_shard.fleet.checksums import ComparedColumn, ComparedColumns, key_of
+from sqla_shard.fleet.differences import DataReport, Difference, Unread
+from sqla_shard.fleet.replication import MariaDBReplication, MySQLReplication
 from tests.models.scripted_admin import ScriptedAdmin
 
 
@@ -64,10 +59,7 @@ class TestPoints:
         ],
     )
     def test_mariadb_is_at(self, applied, is_at):
-        assert (
-            MariaDBReplication(ScriptedAdmin()).is_at(applied, "1-1-5")
-            == is_at
-        )
+        assert MariaDBReplication(ScriptedAdmin()).is_at(applied, "1-1-5") == is_at
 
     @pytest.mark.parametrize(
         ("left", "is_at"), [("", True), ("b:1", True), ("a:6,\nb:1", False)]
@@ -90,9 +82,7 @@ class TestPoints:
 
 class TestStatements:
     def test_bounds_use_the_collation_of_the_column(self):
-        name = column(
-            "n", "varchar", charset="latin1", collation="latin1_german2_ci"
-        )
+        name = column("n", "varchar", charset="latin1", collation="latin1_german2_ci")
         columns = ComparedColumns("d", "t", [name], "PRIMARY", ["n"])
         bound = columns.bound_of(["FC"])
         assert bound == ("_latin1 x'FC' COLLATE latin1_german2_ci",)
@@ -175,8 +165,7 @@ class TestReports:
             database="d", table="t", kind="extra_row", key=(1,), lasts=False
         )
         assert str(one) == (
-            "d.t 1: exists on the second server only; equal when compared "
-            "again"
+            "d.t 1: exists on the second server only; equal when compared again"
         )
 
 
@@ -191,8 +180,6 @@ class TestReports:
         (5, 5, None, False),
     ],
 )
-def test_a_counter_without_rows_is_unset_or_one(
-    before, after, second, is_equal
-):
+def test_a_counter_without_rows_is_unset_or_one(before, after, second, is_equal):
     found = list(_counter("db00001", "pins", before, after, second))
     assert (not found) is is_equal

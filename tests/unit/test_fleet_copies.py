@@ -7,13 +7,14 @@ import pytest
 from sqla_shard.exc import FleetSetupError
 from sqla_shard.fleet import Account
 from sqla_shard.fleet.admin import quoted
-from sqla_shard.fleet.definitions import _AUTO_INCREMENT
-from sqla_shard.fleet.definitions import definition_of
-from sqla_shard.fleet.definitions import differences
-from sqla_shard.fleet.definitions import ServerTable
-from sqla_shard.fleet.definitions import StoredColumn
-from sqla_shard.fleet.replication import MariaDBReplication
-from sqla_shard.fleet.replication import MySQLReplication
+from sqla_shard.fleet.definitions import (
+    _AUTO_INCREMENT,
+    definition_of,
+    differences,
+    ServerTable,
+    StoredColumn,
+)
+from sqla_shard.fleet.replication import MariaDBReplication, MySQLReplication
 from sqla_shard.fleet.row_copy import literal
 from tests.models.scripted_admin import ScriptedAdmin
 
@@ -24,12 +25,7 @@ def test_mysql_clones_with_the_account_as_parameters():
     MySQLReplication(admin).clone_from("a", 3307, account)
     assert admin.sent == [
         ("SET GLOBAL clone_valid_donor_list = %s", "a:3307"),
-        (
-            "CLONE INSTANCE FROM %s@%s:3307 IDENTIFIED BY %s",
-            "operator",
-            "a",
-            "secret",
-        ),
+        ("CLONE INSTANCE FROM %s@%s:3307 IDENTIFIED BY %s", "operator", "a", "secret"),
     ]
 
 
@@ -75,10 +71,7 @@ def test_the_later_position_of_each_domain_counts(applied, position, expected):
         ("bit", "IFNULL(`a``b` + 0, 'NULL')"),
         ("float", "IFNULL(`a``b` + 0E0, 'NULL')"),
         ("json", "CONVERT(QUOTE(`a``b`) USING utf8mb4)"),
-        (
-            "blob",
-            "IF(`a``b` IS NULL, 'NULL', CONCAT('x''', HEX(`a``b`), ''''))",
-        ),
+        ("blob", "IF(`a``b` IS NULL, 'NULL', CONCAT('x''', HEX(`a``b`), ''''))"),
     ],
 )
 def test_literals(kind, sql):

@@ -10,18 +10,17 @@ import pytest
 
 pytest.importorskip("kazoo")
 
-from sqla_shard.exc import FleetLockedError
-from sqla_shard.exc import FleetLockLostError
-from sqla_shard.exc import FleetSetupError
-from sqla_shard.exc import TopologyUnavailableError
-from sqla_shard.fleet import Plan
-from sqla_shard.fleet import resume
-from sqla_shard.fleet import status
+from sqla_shard.exc import (
+    FleetLockedError,
+    FleetLockLostError,
+    FleetSetupError,
+    TopologyUnavailableError,
+)
+from sqla_shard.fleet import Plan, resume, status
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.topology_documents import topology_document
 from tests.servers.command_line import write
-from tests.servers.toy_operation import Toy
-from tests.servers.toy_operation import toy_fleet
+from tests.servers.toy_operation import Toy, toy_fleet
 from tests.suites import fleet_journal
 
 
@@ -35,9 +34,7 @@ def forks():
 def scene(tmp_path, forks):
     document = topology_document({"server1": "mysql+pymysql://127.0.0.1:1"}, 8)
     path = write(tmp_path, document)
-    return fleet_journal.Scene(
-        location=str(path), folder=tmp_path, forks=forks
-    )
+    return fleet_journal.Scene(location=str(path), folder=tmp_path, forks=forks)
 
 
 class TestApplying(fleet_journal.Applying):

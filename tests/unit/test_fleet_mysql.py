@@ -10,11 +10,8 @@ import pytest
 
 from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet import Account
-from sqla_shard.fleet.events import disable_events
-from sqla_shard.fleet.events import enable_events
-from sqla_shard.fleet.events import replicated_events_of
-from sqla_shard.fleet.replication import MySQLReplication
-from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.events import disable_events, enable_events, replicated_events_of
+from sqla_shard.fleet.replication import MySQLReplication, replication_of
 from tests.models.scripted_admin import ScriptedAdmin
 
 ACCOUNT = Account(user="replication", password="se'cret")
@@ -96,9 +93,7 @@ def test_no_time_at_all_is_a_short_one():
 def test_an_applied_set_covers_its_subsets():
     admin = ScriptedAdmin({"SELECT GTID_SUBSET": [(1,)]})
     assert MySQLReplication(admin).covers("applied", "position")
-    assert admin.asked == [
-        ("SELECT GTID_SUBSET(%s, %s)", "position", "applied")
-    ]
+    assert admin.asked == [("SELECT GTID_SUBSET(%s, %s)", "position", "applied")]
 
 
 @pytest.mark.parametrize(
@@ -113,10 +108,7 @@ def test_an_applied_set_covers_its_subsets():
 )
 def test_errant_transactions_are_counted_by_origin(left, expected):
     admin = ScriptedAdmin(
-        {
-            "SELECT GTID_SUBTRACT": [(left,)],
-            "SELECT WAIT_FOR_EXECUTED_GTID_SET": [(1,)],
-        }
+        {"SELECT GTID_SUBTRACT": [(left,)], "SELECT WAIT_FOR_EXECUTED_GTID_SET": [(1,)]}
     )
     assert MySQLReplication(admin).errant("history") == expected
 
@@ -175,10 +167,7 @@ def test_what_was_received_is_applied_before_another_attachment():
     )
     with pytest.raises(FleetServerError, match=f"received {UUID}:1-9"):
         MySQLReplication(admin).attach("a", 3307, ACCOUNT)
-    assert admin.texts == [
-        "STOP REPLICA IO_THREAD",
-        "START REPLICA SQL_THREAD",
-    ]
+    assert admin.texts == ["STOP REPLICA IO_THREAD", "START REPLICA SQL_THREAD"]
 
 
 def test_it_is_stopped_and_detached():
@@ -223,10 +212,7 @@ def test_errors_of_applier_and_receiver_are_separate():
     status = MySQLReplication(admin).status()
     assert status is not None
     assert not status.runs
-    assert (status.error, status.applier_error) == (
-        "error connecting to source",
-        "",
-    )
+    assert (status.error, status.applier_error) == ("error connecting to source", "")
 
 
 def test_the_thread_that_receives_is_identified():

@@ -8,14 +8,10 @@ import uuid
 import pytest
 
 from sqla_shard.fleet.mysql_replay import MySQLReplay
-from sqla_shard.fleet.replay import best_replay
-from sqla_shard.fleet.replay import Moment
-from sqla_shard.fleet.storage import MANIFEST
-from sqla_shard.fleet.storage import Storage
+from sqla_shard.fleet.replay import best_replay, Moment
+from sqla_shard.fleet.storage import MANIFEST, Storage
 from sqla_shard.types.compression import require_zstd
-from tests.unit.test_fleet_replay import archive
-from tests.unit.test_fleet_replay import event
-from tests.unit.test_fleet_replay import query
+from tests.unit.test_fleet_replay import archive, event, query
 
 A = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 B = "5b8f9d2e-0c1a-11ee-be56-0242ac120002"
@@ -88,10 +84,7 @@ def test_what_follows_the_backup_is_taken(tmp_path):
         ([begin() + truncates(B, 1, 5)], "of another history"),
         ([begin((A, 1, 9))], f"begin after {A}:3-9"),
         (
-            [
-                begin() + truncates(A, 1, 3),
-                begin((A, 1, 5)) + truncates(A, 6, 7),
-            ],
+            [begin() + truncates(A, 1, 3), begin((A, 1, 5)) + truncates(A, 6, 7)],
             f"lack {A}:4-5",
         ),
         ([begin((A, 1, 2)) + truncates(A, 5, 6)], f"lack {A}:3-4"),
@@ -105,11 +98,7 @@ def test_what_follows_the_backup_is_taken(tmp_path):
         ([begin() + gtid_event(A, 1, kind=42)], "with a tag in it"),
         ([begin() + gtid_event(A, 1, kind=34)], "without a GTID"),
         (
-            [
-                begin((A, 1, 2))
-                + gtid_event(A, 3)
-                + event(40, b"\2\1\0\1\1\4\0none")
-            ],
+            [begin((A, 1, 2)) + gtid_event(A, 3) + event(40, b"\2\1\0\1\1\4\0none")],
             "a transaction that cannot be decompressed",
         ),
         (
@@ -125,11 +114,7 @@ def test_logs_that_do_not_fit_are_refused(tmp_path, logs, reason):
 @pytest.mark.parametrize("is_compressed", [True, False])
 def test_compressed_transactions_are_read(tmp_path, is_compressed):
     data = b"".join(
-        [
-            query(b"BEGIN"),
-            query(b"TRUNCATE a" + b" " * 999),
-            event(16, b""),
-        ]
+        [query(b"BEGIN"), query(b"TRUNCATE a" + b" " * 999), event(16, b"")]
     )
     payload = require_zstd().compress(data) if is_compressed else data
     # Numbers of more than 250 have a byte before them.
@@ -167,9 +152,7 @@ def test_a_standby_was_rebuilt_before_the_backup(tmp_path):
 
 def test_histories_that_part_are_not_mixed(tmp_path):
     lost = archive(tmp_path, "a", begin() + truncates(A, 1, 5))
-    kept = archive(
-        tmp_path, "b", begin() + truncates(A, 1, 3) + truncates(B, 1, 2)
-    )
+    kept = archive(tmp_path, "b", begin() + truncates(A, 1, 3) + truncates(B, 1, 2))
     found = replay([lost, kept], f"{A}:1-2")
     assert f"{A}:4-5 and {B}:1-2" in found
     expected = ["b", f"{A}:3", f"{B}:1"]
@@ -188,10 +171,5 @@ def test_the_time_is_that_of_the_commit_at_the_origin(tmp_path):
     (when,) = struct.unpack("<Q", bytes(body[42:49]) + b"\0")
     body[42:49] = struct.pack("<Q", when | 1 << 55)[:7]
     body += struct.pack("<Q", 1003 * 1_000_000)[:7]
-    log = (
-        begin((A, 1, 2)) + event(33, bytes(body)) + query(b"TRUNCATE a", "db7")
-    )
-    assert replay([archive(tmp_path, "a", log)], f"{A}:1-2") == [
-        "a",
-        f"{A}:3",
-    ]
+    log = begin((A, 1, 2)) + event(33, bytes(body)) + query(b"TRUNCATE a", "db7")
+    assert replay([archive(tmp_path, "a", log)], f"{A}:1-2") == ["a", f"{A}:3"]

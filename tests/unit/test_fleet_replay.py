@@ -8,16 +8,11 @@ import zlib
 
 import pytest
 
-from sqla_shard.fleet.binlog_archive import BinlogArchive
-from sqla_shard.fleet.binlog_archive import LogFile
+from sqla_shard.fleet.binlog_archive import BinlogArchive, LogFile
 from sqla_shard.fleet.binlog_events import Statement
-from sqla_shard.fleet.binlog_statements import NotReplayableError
-from sqla_shard.fleet.binlog_statements import rewritten
-from sqla_shard.fleet.replay import best_replay
-from sqla_shard.fleet.replay import MariaDBReplay
-from sqla_shard.fleet.replay import Moment
-from sqla_shard.fleet.storage import MANIFEST
-from sqla_shard.fleet.storage import Storage
+from sqla_shard.fleet.binlog_statements import NotReplayableError, rewritten
+from sqla_shard.fleet.replay import best_replay, MariaDBReplay, Moment
+from sqla_shard.fleet.storage import MANIFEST, Storage
 
 LATER = Moment(time=1500.0)
 
@@ -34,9 +29,7 @@ def begin(*state):
     for gtid in state:
         domain, server, number = gtid
         found += struct.pack("<IIQ", domain, server, number)
-    return (b"\xfebin" + event(15, b"\0" * 60 + b"\0" + bytes(4))) + event(
-        163, found
-    )
+    return (b"\xfebin" + event(15, b"\0" * 60 + b"\0" + bytes(4))) + event(163, found)
 
 
 def gtid_event(domain, server, number, flags=1, more=bytes(6)):
@@ -139,23 +132,17 @@ def test_domains_that_ended_before_a_rebuild_need_not_be_logged(tmp_path):
 def test_a_gtid_means_its_server(tmp_path):
     lost = archive(tmp_path, "a", begin() + truncates(1, 1, 1, 5))
     kept = archive(
-        tmp_path,
-        "b",
-        begin() + truncates(1, 1, 1, 2) + truncates(1, 2, 3, 5),
+        tmp_path, "b", begin() + truncates(1, 1, 1, 2) + truncates(1, 2, 3, 5)
     )
     found = replay([lost, kept], "1-1-2", Moment(gtid="1-2-4"))
     assert found == ["b", "1-2-3", "1-2-4"]
-    assert "do not contain 1-9-2" in replay(
-        [lost], "1-1-2", Moment(gtid="1-9-2")
-    )
+    assert "do not contain 1-9-2" in replay([lost], "1-1-2", Moment(gtid="1-9-2"))
 
 
 def test_a_time_in_two_histories_is_refused(tmp_path):
     lost = archive(tmp_path, "a", begin() + truncates(1, 1, 1, 5))
     kept = archive(
-        tmp_path,
-        "b",
-        begin() + truncates(1, 1, 1, 2) + truncates(1, 2, 3, 5),
+        tmp_path, "b", begin() + truncates(1, 1, 1, 2) + truncates(1, 2, 3, 5)
     )
     found = replay([lost, kept], "1-1-2")
     assert "1-1-3 and 1-2-3" in found
@@ -188,9 +175,7 @@ def test_unknown_events_of_a_transaction_are_refused(tmp_path):
         begin((1, 1, 1)) + gtid_event(1, 1, 2, 0) + event(kind, b"") + commit
         for kind in (18, 160)
     ]
-    assert "unknown kind (18)" in replay(
-        [archive(tmp_path, "a", logs[0])], "1-1-1"
-    )
+    assert "unknown kind (18)" in replay([archive(tmp_path, "a", logs[0])], "1-1-1")
     assert replay([archive(tmp_path, "b", logs[1])], "1-1-1") == ["b", "1-1-2"]
 
 
@@ -200,14 +185,10 @@ def rows_of(database):
     return event(19, named + b"\0\1a\0") + event(23, b"\7\0\0\0\0\0\1\0\1")
 
 
-@pytest.mark.parametrize(
-    ("database", "is_good"), [("db900", True), ("db7", False)]
-)
+@pytest.mark.parametrize(("database", "is_good"), [("db900", True), ("db7", False)])
 def test_only_own_xa_transactions_are_refused(tmp_path, database, is_good):
     xid = struct.pack("<IBB", 1, 1, 0) + b"a"
-    prepared = (
-        gtid_event(1, 1, 2, 64, xid) + rows_of(database) + event(38, bytes(9))
-    )
+    prepared = gtid_event(1, 1, 2, 64, xid) + rows_of(database) + event(38, bytes(9))
     committed = gtid_event(1, 1, 3, 128 | 1, xid) + query(b"XA COMMIT X'61'")
     one = archive(tmp_path, "a", begin((1, 1, 1)) + prepared + committed)
     found = replay([one], "1-1-1")
@@ -237,9 +218,7 @@ def test_statements_have_their_mode_time_and_zone(tmp_path):
     one = archive(tmp_path, "a", begin((1, 1, 1)) + log)
     one.write()
     storage = Storage(tmp_path)
-    found, _ = best_replay(
-        MariaDBReplay, storage, "1-1-1", "db7", "new", LATER
-    )
+    found, _ = best_replay(MariaDBReplay, storage, "1-1-1", "db7", "new", LATER)
     parts = [
         part
         for transaction in found._transactions(found._reader())

@@ -13,23 +13,23 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from sqla_shard.exc import BackupDamagedError
-from sqla_shard.exc import BackupNotFoundError
-from sqla_shard.exc import FleetSetupError
-from sqla_shard.exc import MissingExtraError
-from sqla_shard.fleet.binlog_archive import archives_of
-from sqla_shard.fleet.binlog_archive import BinlogArchive
-from sqla_shard.fleet.binlog_archive import LogFile
+from sqla_shard.exc import (
+    BackupDamagedError,
+    BackupNotFoundError,
+    FleetSetupError,
+    MissingExtraError,
+)
+from sqla_shard.fleet.binlog_archive import archives_of, BinlogArchive, LogFile
 from sqla_shard.fleet.dumps import TableContent
-from sqla_shard.fleet.files import File
-from sqla_shard.fleet.files import files_at
-from sqla_shard.fleet.files import HashingWriter
-from sqla_shard.fleet.storage import Backup
-from sqla_shard.fleet.storage import DatabaseFile
-from sqla_shard.fleet.storage import dump_name
-from sqla_shard.fleet.storage import read_manifest
-from sqla_shard.fleet.storage import Storage
-from sqla_shard.fleet.storage import write_manifest
+from sqla_shard.fleet.files import File, files_at, HashingWriter
+from sqla_shard.fleet.storage import (
+    Backup,
+    DatabaseFile,
+    dump_name,
+    read_manifest,
+    Storage,
+    write_manifest,
+)
 from tests.servers.command_line import invoke
 
 DAY = 86_400.0
@@ -147,10 +147,7 @@ TAMPERED = {
         "is not a character set",
     ),
     "a flag": (lambda d: d["databases"][0].update(size=True), "size is True"),
-    "rows": (
-        lambda d: d["databases"][0]["tables"][0].update(rows="1"),
-        "rows is '1'",
-    ),
+    "rows": (lambda d: d["databases"][0]["tables"][0].update(rows="1"), "rows is '1'"),
     "another version": (lambda d: d.update(format=2), "not of format 1"),
     "no time": (lambda d: d.update(created=1e308), "created is 1e"),
     "not a number": (lambda d: d.update(created=float("nan")), "is nan"),
@@ -284,9 +281,7 @@ def test_the_commands_name_what_is_damaged(tmp_path):
         found = invoke("fleet", "backup", command, tmp_path, *options)
         assert found.exit_code == status, found.output
         assert "manifest of 'x'" in found.output
-    assert "whole: 1 databases" in (
-        invoke("fleet", "backup", "list", tmp_path).stdout
-    )
+    assert "whole: 1 databases" in (invoke("fleet", "backup", "list", tmp_path).stdout)
 
 
 def test_an_interrupted_prune_is_finished_by_the_next(storage, monkeypatch):

@@ -7,27 +7,19 @@ import random
 import stat
 import sys
 import threading
-from dataclasses import asdict
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("kazoo")
 
-from sqla_shard.exc import FleetServerError
-from sqla_shard.exc import FleetSetupError
+from sqla_shard.exc import FleetServerError, FleetSetupError
 from sqla_shard.fleet import former
-from sqla_shard.fleet.fleet import all_pairs
-from sqla_shard.fleet.fleet import pair_named
-from sqla_shard.fleet.loss import Acknowledgements
-from sqla_shard.fleet.loss import loss_of
-from sqla_shard.fleet.loss import SemiSyncProbe
+from sqla_shard.fleet.fleet import all_pairs, pair_named
+from sqla_shard.fleet.loss import Acknowledgements, loss_of, SemiSyncProbe
 from sqla_shard.fleet.watch_hook import Hook
-from sqla_shard.fleet.watch_votes import doubt
-from sqla_shard.fleet.watch_votes import probe_of
-from sqla_shard.fleet.watch_votes import Sight
-from sqla_shard.fleet.watch_votes import vote_of
+from sqla_shard.fleet.watch_votes import doubt, probe_of, Sight, vote_of
 from sqla_shard.fleet.watcher import WatchReport
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.topology import Topology
@@ -331,8 +323,7 @@ def test_a_hook_gets_the_line_and_no_password(tmp_path, monkeypatch):
     monkeypatch.setenv("SQLA_SHARD_OPERATOR_PASSWORD", "secret")
     output = tmp_path / "output"
     hook = Hook(
-        ["sh", "-c", f"env > {output}.new; mv {output}.new {output}"],
-        seconds=LONG,
+        ["sh", "-c", f"env > {output}.new; mv {output}.new {output}"], seconds=LONG
     )
     hook.run("server1: the primary is lost")
     assert wait_until(output.exists, seconds=LONG)

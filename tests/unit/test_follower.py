@@ -9,35 +9,31 @@ import os
 import resource
 import threading
 import weakref
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
 
 import pytest
 
-from sqla_shard import FileSource
-from sqla_shard import Topology
-from sqla_shard.exc import Problem
-from sqla_shard.exc import StaleTopologyError
-from sqla_shard.exc import TopologyError
-from sqla_shard.exc import TopologyRefusedError
-from sqla_shard.exc import TopologyUnavailableError
-from sqla_shard.topology import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology import to_json
-from sqla_shard.topology.follow import check_newer
-from sqla_shard.topology.follow import Fixed
-from sqla_shard.topology.follow import followed
-from sqla_shard.topology.follow import Follower
-from sqla_shard.topology.follow import open_follower
-from sqla_shard.topology.follow import Snapshot
-from tests.servers.following import Feed
-from tests.servers.following import in_child
-from tests.servers.following import TIMEOUT
-from tests.servers.following import topology
-from tests.servers.following import until
-from tests.servers.processes import running
-from tests.servers.processes import started_since
+from sqla_shard import FileSource, Topology
+from sqla_shard.exc import (
+    Problem,
+    StaleTopologyError,
+    TopologyError,
+    TopologyRefusedError,
+    TopologyUnavailableError,
+)
+from sqla_shard.topology import DEFAULT_PLACEHOLDERS, to_json
+from sqla_shard.topology.follow import (
+    check_newer,
+    Fixed,
+    followed,
+    Follower,
+    open_follower,
+    Snapshot,
+)
+from tests.servers.following import Feed, in_child, TIMEOUT, topology, until
+from tests.servers.processes import running, started_since
 
 DOWN = TopologyUnavailableError(source="feed", reason="it is down")
 INVALID = TopologyError([Problem("epoch", "is none")], source="feed")
@@ -81,15 +77,11 @@ def levels(caplog: pytest.LogCaptureFixture) -> list[str]:
 # -- accepted topologies
 
 
-def test_newer_topologies_are_taken_in_order(
-    begun: Callable[..., Follower],
-) -> None:
+def test_newer_topologies_are_taken_in_order(begun: Callable[..., Follower]) -> None:
     feed = Feed(topology(3))
     follower = begun(feed)
     notified: list[tuple[int, int]] = []
-    follower.add_callback(
-        lambda old, new: notified.append((old.epoch, new.epoch))
-    )
+    follower.add_callback(lambda old, new: notified.append((old.epoch, new.epoch)))
     for before, epoch in ((3, 4), (4, 9), (9, 10)):
         feed.tell(topology(epoch, first=epoch % 5 + 1))
         assert follower.wait(before, TIMEOUT)
@@ -346,9 +338,7 @@ def test_many_who_ask_are_answered_by_few_questions(
     assert feed.asked - asked <= (monotonic() - start) / gap + 2
 
 
-def test_it_is_read_again_without_an_event(
-    begun: Callable[..., Follower],
-) -> None:
+def test_it_is_read_again_without_an_event(begun: Callable[..., Follower]) -> None:
     feed = Feed(topology(1))
     follower = begun(feed, reread=0.05)
     feed.say(topology(2))
@@ -374,9 +364,7 @@ def test_a_look_that_fails_ends_nothing(
     assert follower.epoch == 2
 
 
-def test_its_age_grows_until_it_is_confirmed(
-    begun: Callable[..., Follower],
-) -> None:
+def test_its_age_grows_until_it_is_confirmed(begun: Callable[..., Follower]) -> None:
     feed = Feed(topology(1))
     follower = begun(feed)
     feed.answer(DOWN)
@@ -508,9 +496,7 @@ SPOILT = [
 
 @pytest.mark.parametrize("spoil", SPOILT)
 def test_begin_with_a_snapshot_that_cannot_be_used(
-    spoil: Callable[[Path], None],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    spoil: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     if spoil is spoil_owner and os.geteuid() != 0:
         pytest.skip("only root can give a file away")
@@ -538,10 +524,7 @@ def test_begin_with_nothing(answer: BaseException) -> None:
     feed = Feed(answer)
     with pytest.raises(type(answer)) as caught:
         open_follower(
-            feed,
-            snapshot=False,
-            placeholders=DEFAULT_PLACEHOLDERS,
-            environ=None,
+            feed, snapshot=False, placeholders=DEFAULT_PLACEHOLDERS, environ=None
         )
     assert caught.value is answer
     # It closes the source.
@@ -566,9 +549,7 @@ def test_a_snapshot_is_written_for_each_new_topology(
 
 
 def test_a_snapshot_that_cannot_be_written_is_logged_once(
-    tmp_path: Path,
-    begun: Callable[..., Follower],
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, begun: Callable[..., Follower], caplog: pytest.LogCaptureFixture
 ) -> None:
     place = tmp_path / "file"
     place.write_text("no directory")
@@ -685,12 +666,7 @@ def test_a_child_process_begins_anew(
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize(
     ("saved", "used"),
-    [
-        (topology(3), 3),
-        (topology(1), 2),
-        (topology(9, shards=6), 2),
-        (None, 2),
-    ],
+    [(topology(3), 3), (topology(1), 2), (topology(9, shards=6), 2), (None, 2)],
 )
 def test_a_child_begins_with_a_snapshot_that_is_newer(
     tmp_path: Path, saved: Topology | None, used: int
@@ -839,9 +815,7 @@ def test_a_callback_that_blocks_is_logged(
     assert until(lambda: follower.report().state == "current")
 
 
-def test_a_slow_callback_is_not_reported(
-    begun: Callable[..., Follower],
-) -> None:
+def test_a_slow_callback_is_not_reported(begun: Callable[..., Follower]) -> None:
     feed = Feed(topology(3))
     follower = begun(feed)
     entered, leave = threading.Event(), threading.Event()

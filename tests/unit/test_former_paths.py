@@ -138,9 +138,7 @@ def test_documented_names_are_found(path: str) -> None:
 
 @pytest.mark.parametrize("path", FORMER)
 def test_present_modules_are_found_first(path: str) -> None:
-    assert (
-        importlib.util.find_spec(path).loader.__class__.__name__ == "_Finder"
-    )
+    assert importlib.util.find_spec(path).loader.__class__.__name__ == "_Finder"
     for present in FORMER[path]:
         assert importlib.import_module(present).__file__
 
@@ -170,9 +168,7 @@ def test_pickles_of_earlier_versions_are_read() -> None:
 def test_an_unknown_name_of_a_former_path_is_an_error() -> None:
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):
         exec("from sqla_shard.following import nothing")  # noqa: S102
-    assert not hasattr(
-        importlib.import_module("sqla_shard.following"), "nothing"
-    )
+    assert not hasattr(importlib.import_module("sqla_shard.following"), "nothing")
 
 
 def test_former_paths_load_nothing_before_they_are_used() -> None:
@@ -181,9 +177,6 @@ def test_former_paths_load_nothing_before_they_are_used() -> None:
         "print([name for name in FORMER if name in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"

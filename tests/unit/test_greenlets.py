@@ -7,34 +7,30 @@ that a child forked at this moment could never take.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 from greenlet import getcurrent
-from sqlalchemy import create_engine
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 
-from sqla_shard.dialects.polling import CAN_POLL
-from sqla_shard.dialects.polling import polled_call
-from sqla_shard.dialects.polling import PolledCall
-from sqla_shard.dialects.polling import PolledSocket
-from sqla_shard.dialects.polling import Poller
+from sqla_shard.dialects.polling import (
+    CAN_POLL,
+    polled_call,
+    PolledCall,
+    PolledSocket,
+    Poller,
+)
 from sqla_shard.engine.overlapping import watch_calls
-from tests.servers.greenlets import others
-from tests.servers.greenlets import thread_greenlets
+from tests.servers.greenlets import others, thread_greenlets
 
 
 @contextmanager
 def pair() -> Iterator[tuple[PolledSocket, socket.socket]]:
     """Yield the two ends of a connection."""
     left, right = socket.socketpair()
-    with (
-        PolledSocket(left.family, left.type, fileno=left.detach()) as polled,
-        right,
-    ):
+    with PolledSocket(left.family, left.type, fileno=left.detach()) as polled, right:
         polled.settimeout(60)
         right.settimeout(60)
         yield polled, right

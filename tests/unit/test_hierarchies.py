@@ -4,31 +4,21 @@ from __future__ import annotations
 
 from dataclasses import fields
 from inspect import signature
-from typing import Any
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
-from sqlalchemy import case
-from sqlalchemy import column
-from sqlalchemy import inspect
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import declared_attr
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import MappedAsDataclass
+from sqlalchemy import case, column, inspect, select, String
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    declared_attr,
+    Mapped,
+    mapped_column,
+    MappedAsDataclass,
+)
 
-from sqla_shard import blob_field
-from sqla_shard import LookupMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import ObjectRef
-from sqla_shard import pack
-from sqla_shard import ShardedId
+from sqla_shard import blob_field, LookupMixin, ObjectMixin, ObjectRef, pack, ShardedId
 from sqla_shard.cache.columns import Columns
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import CacheClassError
-from sqla_shard.exc import ClassDefinitionError
+from sqla_shard.exc import BlobValueError, CacheClassError, ClassDefinitionError
 from sqla_shard.models import normalization
 from sqla_shard.models.lookup_definition import link
 from sqla_shard.routing import spec_of
@@ -85,9 +75,7 @@ def test_references_to_it(base, item):
         with pytest.raises(BlobValueError, match="of type 2"):
             setattr(shelf, name, pack(1, 2, 5))
 
-    class BookByName(
-        LookupMixin, base, target="Book", normalize=normalization.exact
-    ):
+    class BookByName(LookupMixin, base, target="Book", normalize=normalization.exact):
         pass
 
     assert link(BookByName).type_id == 1
@@ -113,9 +101,7 @@ def test_dataclasses():
         __mapper_args__ = BOOK
 
     assert list(signature(Book).parameters) == ["name", "pages", "isbn"]
-    assert [f.name for f in fields(Book)] == [
-        *["id", "kind", "name", "pages", "isbn"]
-    ]
+    assert [f.name for f in fields(Book)] == [*["id", "kind", "name", "pages", "isbn"]]
     book = Book("a", isbn="x")
     assert repr(book).endswith(
         "Book(id=None, kind='book', name='a', pages=0, isbn='x')"
@@ -179,9 +165,7 @@ def test_a_table_of_its_own(base, item, where):
 
     bases = (Mixin, item) if where == "mixin" else (item,)
     named = {"__tablename__": "books"} if where == "class" else {}
-    with pytest.raises(
-        ClassDefinitionError, match="its own table in addition"
-    ):
+    with pytest.raises(ClassDefinitionError, match="its own table in addition"):
         type(item)("Book", bases, {**named, "__mapper_args__": BOOK})
     assert list(base.metadata.tables) == ["items"]
 

@@ -9,37 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from hypothesis import given, strategies as st
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import sqla_shard
-from sqla_shard import blob_field
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import ObjectRef
-from sqla_shard.contrib import Feed
-from sqla_shard.contrib import Follows
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.exc import IdLayoutError
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import TopologyError
-from sqla_shard.exc import WrongTypeError
-from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.ids import IdLayout
-from sqla_shard.ids import pack
-from sqla_shard.ids import unpack
+from sqla_shard import blob_field, MappingMixin, ObjectMixin, ObjectRef
+from sqla_shard.contrib import Feed, Follows
+from sqla_shard.exc import (
+    BlobValueError,
+    ClassDefinitionError,
+    IdLayoutError,
+    InvalidIdError,
+    TopologyError,
+    WrongTypeError,
+)
+from sqla_shard.ids import DEFAULT_LAYOUT, IdLayout, pack, unpack
 from sqla_shard.models.mapping_definition import link
 from sqla_shard.routing import spec_of
-from sqla_shard.topology import diff
-from sqla_shard.topology import refusals
-from sqla_shard.topology import Topology
-from sqla_shard.types.shard_bound import ComparedId
-from sqla_shard.types.shard_bound import IdSlot
-from sqla_shard.types.shard_bound import Prefix
+from sqla_shard.topology import diff, refusals, Topology
+from sqla_shard.types.shard_bound import ComparedId, IdSlot, Prefix
 
 PHOTOS = IdLayout(shard_bits=10, type_bits=6, local_bits=44)
 
@@ -73,15 +61,11 @@ def test_ids_of_every_layout(data: st.DataObject) -> None:
     assert layout.shard_of(packed, one[1], "Photo") == one[0]
     assert (packed < layout.pack(*other)) == (one < other)
     bits = f"{layout.max_id:b}"
-    assert len(bits) == layout.shard_bits + layout.type_bits + (
-        layout.local_bits
-    )
+    assert len(bits) == layout.shard_bits + layout.type_bits + (layout.local_bits)
 
 
 @given(st.data())
-def test_a_comparison_with_a_local_id_is_that_of_full_ids(
-    data: st.DataObject,
-) -> None:
+def test_a_comparison_with_a_local_id_is_that_of_full_ids(data: st.DataObject) -> None:
     layout = data.draw(layouts())
     shard, type_id, local = data.draw(parts(layout))
     other = layout.pack(*data.draw(parts(layout)))
@@ -89,9 +73,7 @@ def test_a_comparison_with_a_local_id_is_that_of_full_ids(
     address = ComparedId(other, type_id, layout)
     assert (local < address.at(shard)) == (own < other)
     assert (local == address.at(shard)) == (own == other)
-    assert address.is_at(shard) == (
-        layout.unpack(other)[:2] == (shard, type_id)
-    )
+    assert address.is_at(shard) == (layout.unpack(other)[:2] == (shard, type_id))
     assert Prefix(type_id, layout).at(shard) + local == own
     slot = IdSlot([own, other], type_id, layout, whole=False)
     assert str(local) in slot.text_at(shard).split(",")
@@ -121,9 +103,7 @@ def test_the_default_layout_is_that_of_pack() -> None:
         ({"type_bits": 12}, "64 bits, and a positive BIGINT has 63"),
     ],
 )
-def test_widths_that_ids_cannot_have(
-    widths: dict[str, Any], message: str
-) -> None:
+def test_widths_that_ids_cannot_have(widths: dict[str, Any], message: str) -> None:
     with pytest.raises(IdLayoutError, match=message) as caught:
         IdLayout(**widths)
     assert pickle.loads(pickle.dumps(caught.value)).args == caught.value.args
@@ -165,12 +145,7 @@ _NAMES = {
 #: The public names, also of statements that are entered; ``explain``, where
 #: ids of the default layout are the smallest numbers that become strings; and
 #: what refuses all other layouts.
-_MAY = (
-    "api.py",
-    "cluster/explain.py",
-    "contrib/",
-    "dashboard/expressions.py",
-)
+_MAY = ("api.py", "cluster/explain.py", "contrib/", "dashboard/expressions.py")
 
 
 def test_no_other_module_has_the_default_widths() -> None:
@@ -211,9 +186,7 @@ class Photo(ObjectMixin, Photos, type_id=7):
     __tablename__ = "photos"
     user_id: Mapped[int | None] = blob_field(ref=User, default=None)
     next_id: Mapped[int | None] = mapped_column(ObjectRef(7))
-    of_id: Mapped[int | None] = mapped_column(
-        ObjectRef(3, layout=DEFAULT_LAYOUT)
-    )
+    of_id: Mapped[int | None] = mapped_column(ObjectRef(3, layout=DEFAULT_LAYOUT))
 
 
 class UserHasPhotos(MappingMixin, Base, source=User, target="Photo"):
@@ -272,9 +245,7 @@ def test_a_parent_with_another_layout_is_refused() -> None:
 
         class Tag(ObjectMixin, Photos, type_id=9, colocate_with="user_id"):
             __tablename__ = "tags"
-            user_id: Mapped[int] = mapped_column(
-                ObjectRef(3, layout=DEFAULT_LAYOUT)
-            )
+            user_id: Mapped[int] = mapped_column(ObjectRef(3, layout=DEFAULT_LAYOUT))
 
 
 def test_types_are_limited_by_the_layout() -> None:
@@ -322,11 +293,7 @@ def test_follow_graphs_and_feeds_have_the_default_layout() -> None:
 
 
 def document(shards: int = 16, **keys: Any) -> dict[str, Any]:
-    server = {
-        "name": "a",
-        "primary": "mysql://app@a",
-        "shards": [0, shards - 1],
-    }
+    server = {"name": "a", "primary": "mysql://app@a", "shards": [0, shards - 1]}
     keyspace = {
         "kind": "objects",
         "shards": shards,
@@ -403,9 +370,7 @@ def test_layouts_that_are_not_valid(
 
 
 @pytest.mark.parametrize("widths", [None, {**WIDTHS, "local_bits": 45}])
-def test_the_layout_of_a_keyspace_never_changes(
-    widths: dict[str, int] | None,
-) -> None:
+def test_the_layout_of_a_keyspace_never_changes(widths: dict[str, int] | None) -> None:
     old = Topology.from_mapping(document(id_layout=WIDTHS))
     keys = {} if widths is None else {"id_layout": widths}
     new = Topology.from_mapping({**document(**keys), "epoch": 8})

@@ -6,18 +6,10 @@ import enum
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from sqla_shard.exc import DuplicateTypeError
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import WrongTypeError
-from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.ids import MAX_ID
-from sqla_shard.ids import ObjectId
-from sqla_shard.ids import pack
-from sqla_shard.ids import TypeRegistry
-from sqla_shard.ids import unpack
+from sqla_shard.exc import DuplicateTypeError, InvalidIdError, WrongTypeError
+from sqla_shard.ids import DEFAULT_LAYOUT, MAX_ID, ObjectId, pack, TypeRegistry, unpack
 
 SHARDS = st.integers(0, 2**16 - 1)
 TYPES = st.integers(0, 2**10 - 1)
@@ -42,10 +34,7 @@ def test_every_id_is_that_of_its_parts(object_id: int) -> None:
     assert pack(*unpack(object_id)) == object_id
 
 
-@given(
-    st.tuples(SHARDS, TYPES, LOCALS),
-    st.tuples(SHARDS, TYPES, LOCALS),
-)
+@given(st.tuples(SHARDS, TYPES, LOCALS), st.tuples(SHARDS, TYPES, LOCALS))
 def test_order_is_by_shard_type_and_row(
     one: tuple[int, int, int], other: tuple[int, int, int]
 ) -> None:
@@ -68,14 +57,7 @@ def test_parts_must_be_int(part: int, value: Any) -> None:
 
 @pytest.mark.parametrize(
     "parts",
-    [
-        (-1, 1, 1),
-        (2**16, 1, 1),
-        (1, -1, 1),
-        (1, 2**10, 1),
-        (1, 1, -1),
-        (1, 1, 2**36),
-    ],
+    [(-1, 1, 1), (2**16, 1, 1), (1, -1, 1), (1, 2**10, 1), (1, 1, -1), (1, 1, 2**36)],
 )
 def test_parts_out_of_range(parts: tuple[int, int, int]) -> None:
     with pytest.raises(InvalidIdError, match="must be from 0 to"):
@@ -116,9 +98,7 @@ def test_int_enums_are_ints() -> None:
 
 def test_ids_of_another_type() -> None:
     assert DEFAULT_LAYOUT.check_type(pack(1, 2, 3), 2, "Board") == (1, 2, 3)
-    assert (
-        DEFAULT_LAYOUT.check_type(pack(1, 2, 3), None, "anything").type_id == 2
-    )
+    assert DEFAULT_LAYOUT.check_type(pack(1, 2, 3), None, "anything").type_id == 2
     with pytest.raises(WrongTypeError, match="an id of type 2; Pin") as caught:
         DEFAULT_LAYOUT.check_type(pack(1, 2, 3), 1, "Pin")
     assert caught.value.expected == (1,)

@@ -45,18 +45,15 @@ def root(tmp_path: Path) -> Path:
             for name in ("encode", "A", "B", "C", "one", "User", "load")
         ),
         ("from sqla_shard import Clusters", "no Clusters of sqla_shard"),
-        (
-            "from sqla_shard.cluster import Lanes",
-            "no Lanes of sqla_shard.cluster",
-        ),
-        (
-            "from sqla_shard.moved.here import X",
-            "no X of sqla_shard.moved.here",
-        ),
+        ("from sqla_shard.cluster import Lanes", "no Lanes of sqla_shard.cluster"),
+        ("from sqla_shard.moved.here import X", "no X of sqla_shard.moved.here"),
         ("import sqla_shard.moved", "no sqla_shard.moved"),
         ("from tests.models import posts", "no posts of tests.models"),
         ("from tests.posts import Post", "no Post of tests.posts"),
         ("from .models.users import Post", "no Post of tests.models.users"),
+        ("from .models.users import User, A as a, load", None),
+        ("from .models.users import (\n  User,  # a, b\n  B as b,\n)", None),
+        ("from .models.users import User, Post", "no Post of tests.models.users"),
         *(
             (
                 f"from tests.models.users import {name}",
@@ -70,9 +67,7 @@ def test_a_name(root: Path, line: str, expected: str | None) -> None:
     path = root / "tests" / "test_users.py"
     path.write_text(f"def test():\n    {line}\n")
     found = list(missing(root, path))
-    assert found == (
-        [] if expected is None else [f"tests/test_users.py:2: {expected}"]
-    )
+    assert found == ([] if expected is None else [f"tests/test_users.py:2: {expected}"])
 
 
 def test_the_error_of_a_module_is_not_hidden(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -83,8 +82,7 @@ def _interrupt_each_line(
 
 
 def _enter(
-    made: Callable[[], AbstractContextManager[Any]],
-    stop: Callable[[], None],
+    made: Callable[[], AbstractContextManager[Any]], stop: Callable[[], None]
 ) -> None:
     with made():
         stop()
@@ -92,9 +90,7 @@ def _enter(
 
 @pytest.mark.parametrize(("module", "variable", "made"), _SETTINGS)
 def test_a_context_variable(
-    module: Any,
-    variable: Any,
-    made: Callable[[], AbstractContextManager[Any]],
+    module: Any, variable: Any, made: Callable[[], AbstractContextManager[Any]]
 ) -> None:
     """At each line until the block is entered."""
     for _ in _interrupt_each_line(module, partial(_enter, made)):
@@ -116,10 +112,7 @@ def _record(stop: Callable[[], None]) -> None:
     ],
 )
 def test_a_listener(
-    module: Any,
-    target: Any,
-    name: str,
-    act: Callable[[Callable[[], None]], None],
+    module: Any, target: Any, name: str, act: Callable[[Callable[[], None]], None]
 ) -> None:
     """At each line until the block is entered."""
     known = getattr(target.dispatch, name)._clslevel

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
 from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs import Crontab
-from sqla_shard.jobs.crontab import check_every
-from sqla_shard.jobs.crontab import next_due
+from sqla_shard.jobs.crontab import check_every, next_due
 
 NOW = datetime(2026, 2, 27, 23, 59, 30)  # a Friday
 

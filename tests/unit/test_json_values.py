@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import example
-from hypothesis import given
-from hypothesis import HealthCheck
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import example, given, HealthCheck, settings, strategies as st
 
-from sqla_shard.cache.columns import dump
-from sqla_shard.cache.columns import parse
-from sqla_shard.cache.columns import parse_many
+from sqla_shard.cache.columns import dump, parse, parse_many
 from sqla_shard.exc import BlobValueError
-from sqla_shard.types.blob import decode_blob
-from sqla_shard.types.blob import decode_json
+from sqla_shard.types.blob import decode_blob, decode_json
 from sqla_shard.util import json_values
 
 
@@ -29,11 +21,7 @@ def _installed() -> None:
     assert json_values._loads is not None
 
 
-SURROGATES = (
-    '{"a": "\\ud83d\\ude00"}',
-    '{"a": "\\ud800"}',
-    '["\\uDFFF\\ud800"]',
-)
+SURROGATES = ('{"a": "\\ud83d\\ude00"}', '{"a": "\\ud800"}', '["\\uDFFF\\ud800"]')
 
 TEXTS = (
     *SURROGATES,
@@ -111,8 +99,7 @@ def _texts() -> st.SearchStrategy[str]:
         lambda value, ascii_only, indent: json.dumps(
             value, ensure_ascii=ascii_only, indent=indent
         ),
-        st.dictionaries(st.text(max_size=5), _values(), max_size=5)
-        | _values(),
+        st.dictionaries(st.text(max_size=5), _values(), max_size=5) | _values(),
         st.booleans(),
         st.none() | st.just(1),
     )

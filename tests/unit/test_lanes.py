@@ -16,12 +16,10 @@ from typing import Any
 import pytest
 
 from sqla_shard.engine import Lanes
-from sqla_shard.engine.hub import Hub
-from sqla_shard.engine.hub import Lane
+from sqla_shard.engine.hub import Hub, Lane
 from sqla_shard.engine.lanes import Task
 from tests.servers.interrupting import interruptible
-from tests.servers.processes import running
-from tests.servers.processes import started_since
+from tests.servers.processes import running, started_since
 
 TIMEOUT = 60
 #: Threads of this name are none of a cluster that another test has left.
@@ -97,9 +95,7 @@ def test_the_first_error_in_order_is_raised() -> None:
         raise ValueError(name)
 
     with pytest.raises(ValueError, match="second"):
-        lanes.run(
-            [lambda: None, lambda: fails("second"), lambda: fails("third")]
-        )
+        lanes.run([lambda: None, lambda: fails("second"), lambda: fails("third")])
     lanes.close()
 
 
@@ -338,10 +334,7 @@ def test_attempts_wait_for_their_own_server_alone() -> None:
 def test_an_attempt_begins_when_another_has_ended() -> None:
     lanes = Lanes(4, per_server=1)
     threads: list[str] = []
-    jobs = [
-        lambda: threads.append(threading.current_thread().name)
-        for _ in range(20)
-    ]
+    jobs = [lambda: threads.append(threading.current_thread().name) for _ in range(20)]
     futures = lanes.attempt(jobs, TIMEOUT, ["one"] * 20)
     assert all(future.done() for future in futures)
     assert len(threads) == 20
@@ -356,10 +349,7 @@ def test_an_error_does_not_wait_for_a_thread_to_be_free() -> None:
     def fails() -> None:
         raise ValueError("this one")
 
-    with (
-        occupied(lanes, 2, "hangs"),
-        pytest.raises(ValueError, match="this one"),
-    ):
+    with occupied(lanes, 2, "hangs"), pytest.raises(ValueError, match="this one"):
         lanes.run([fails, lambda: ran.append(1)])
     lanes.close()
     assert not ran
@@ -386,12 +376,7 @@ def test_an_interrupt_in_what_the_own_thread_has_taken_over() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         lanes.run(
-            [
-                lambda: begun.wait(TIMEOUT),
-                hangs,
-                interrupted,
-                lambda: never.append(1),
-            ],
+            [lambda: begun.wait(TIMEOUT), hangs, interrupted, lambda: never.append(1)],
             abort,
             ["one", "one", "one", "one"],
         )
@@ -400,9 +385,7 @@ def test_an_interrupt_in_what_the_own_thread_has_taken_over() -> None:
     lanes.close()
 
 
-def test_an_interrupt_while_a_thread_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_interrupt_while_a_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The place that was taken for it is free again."""
     lanes = Lanes(2, per_server=1)
     start = threading.Thread.start

@@ -25,8 +25,7 @@ from sqla_shard.fleet.replication_base import _NAMED
 from sqla_shard.fleet.watcher import WatchReport
 from sqla_shard.models.codecs import _DECIMAL
 from sqla_shard.routing.aggregates import _CONSTANT_TEXT
-from sqla_shard.schema.effects import Effect
-from sqla_shard.schema.effects import read
+from sqla_shard.schema.effects import Effect, read
 from sqla_shard.schema.revisions.autogenerate import _bare
 from sqla_shard.schema.selection import parse_shards
 from sqla_shard.topology.urls import _URL
@@ -72,9 +71,7 @@ def state(line: str) -> tuple[str, ...]:
     ],
     ids=range(22),
 )
-def test_long_texts(
-    function: Callable[[str], Any], text: str, expected: Any
-) -> None:
+def test_long_texts(function: Callable[[str], Any], text: str, expected: Any) -> None:
     begun = process_time()
     assert function(text) == expected
     assert process_time() - begun < 20

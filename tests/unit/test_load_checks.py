@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.servers.load_checks import check
-from tests.servers.load_checks import only_old
-from tests.servers.load_checks import pauses
-from tests.servers.load_checks import Rows
-from tests.servers.load_log import Attempt
-from tests.servers.load_log import line_of
-from tests.servers.load_log import LogReader
+from tests.servers.load_checks import check, only_old, pauses, Rows
+from tests.servers.load_log import Attempt, line_of, LogReader
 
 
 def attempt(token, outcome, local_id=None, *, shard=1, t0=0.0, t1=1.0):
     return Attempt(
-        token=token,
-        shard=shard,
-        t0=t0,
-        t1=t1,
-        outcome=outcome,
-        local_id=local_id,
+        token=token, shard=shard, t0=t0, t1=t1, outcome=outcome, local_id=local_id
     )
 
 
@@ -54,18 +44,11 @@ def test_nothing_is_wrong(attempts, there):
     [
         ([], {1: rows()}, ["nothing was acknowledged"]),
         ([ACKED], {1: rows()}, ["a: acknowledged as 1/{7}, and lost"]),
-        (
-            [attempt("a", "already")],
-            {1: rows()},
-            ["a: acknowledged as 1/?, and lost"],
-        ),
+        ([attempt("a", "already")], {1: rows()}, ["a: acknowledged as 1/?, and lost"]),
         (
             [ACKED],
             {1: rows((7, "a"), (8, "a"))},
-            [
-                "a: is there 2 times: [",
-                "a: acknowledged as {7}, but found as [",
-            ],
+            ["a: is there 2 times: [", "a: acknowledged as {7}, but found as ["],
         ),
         (
             [ACKED],
@@ -99,11 +82,7 @@ def test_nothing_is_wrong(attempts, there):
             {1: rows((7, "a"), (8, "b"))},
             ["b: is there, but all attempts have failed"],
         ),
-        (
-            [ACKED],
-            {1: rows((7, "a"), (8, "b"))},
-            ["b: nobody wrote it"],
-        ),
+        ([ACKED], {1: rows((7, "a"), (8, "b"))}, ["b: nobody wrote it"]),
         (
             [ACKED, attempt("a", "acked", 8)],
             {1: HOME},
@@ -125,9 +104,7 @@ def test_only_the_old_home_has_it():
         "c: pin 1/7 only on the old",
         "c: note of 1/7 only there",
     ]
-    assert only_old({1: rows(notes=((8, "a"),))}, new) == [
-        "a: note of 1/8 only there"
-    ]
+    assert only_old({1: rows(notes=((8, "a"),))}, new) == ["a: note of 1/8 only there"]
 
 
 def test_pauses_are_measured():
@@ -173,10 +150,7 @@ def transfer(balance, *transfers, pins=((7, "a"),)):
     ("there", "problems"),
     [
         ([transfer(3, (3, "a")), transfer(-3, (-3, "a"), pins=())], []),
-        (
-            [transfer(3, (3, "a")), transfer(0, pins=())],
-            ["a: half a transfer: [3]"],
-        ),
+        ([transfer(3, (3, "a")), transfer(0, pins=())], ["a: half a transfer: [3]"]),
         (
             [transfer(0, (3, "a")), transfer(-3, (-3, "a"), pins=())],
             ["shard 1: transfers of 3, but a balance of 0"],

@@ -8,13 +8,13 @@ import pytest
 
 from sqla_shard import FileSource
 from sqla_shard.exc import TopologyError
-from sqla_shard.topology.follow import followed
-from sqla_shard.topology.follow import source_at
-from sqla_shard.topology.follow.locations import AUTH_VARIABLE
-from sqla_shard.topology.follow.locations import is_zookeeper
-from sqla_shard.topology.follow.locations import zookeeper_options
-from tests.servers.following import Feed
-from tests.servers.following import topology
+from sqla_shard.topology.follow import followed, source_at
+from sqla_shard.topology.follow.locations import (
+    AUTH_VARIABLE,
+    is_zookeeper,
+    zookeeper_options,
+)
+from tests.servers.following import Feed, topology
 
 
 @pytest.fixture(autouse=True)
@@ -34,12 +34,7 @@ def no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "zookeeper+tls://a:1?ca=/x/ca.pem&certfile=/c&keyfile=/k%20y",
             "a:1",
-            {
-                "use_ssl": True,
-                "ca": "/x/ca.pem",
-                "certfile": "/c",
-                "keyfile": "/k y",
-            },
+            {"use_ssl": True, "ca": "/x/ca.pem", "certfile": "/c", "keyfile": "/k y"},
         ),
     ],
 )
@@ -79,9 +74,7 @@ def test_urls_that_cannot_be_used(location: str, said: str | None) -> None:
     assert "ses/ame" not in str(caught.value)
 
 
-def test_credentials_come_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_credentials_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(AUTH_VARIABLE, "digest:me:sesame")
     _, options = zookeeper_options("zookeeper://a:1/prod")
     assert options == {"auth_data": [("digest", "me:sesame")]}

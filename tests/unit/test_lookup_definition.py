@@ -6,21 +6,13 @@ import gc
 from typing import Any
 
 import pytest
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy.dialects import mysql
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import MappedAsDataclass
+from sqlalchemy import select, String
+from sqlalchemy.dialects import mysql, sqlite
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, MappedAsDataclass
 from sqlalchemy.schema import CreateTable
 
-from sqla_shard import blob_field
-from sqla_shard import LookupMixin
-from sqla_shard import ObjectMixin
-from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.exc import InvalidKeyError
+from sqla_shard import blob_field, LookupMixin, ObjectMixin
+from sqla_shard.exc import ClassDefinitionError, InvalidKeyError
 from sqla_shard.models import normalization
 from sqla_shard.models.lookup_definition import link
 from sqla_shard.routing import spec_of
@@ -88,12 +80,7 @@ def test_a_table_of_unique_keys(base, user):
 
 def test_a_table_of_shared_keys(base, user):
     cls = make(
-        base,
-        "Tags",
-        target=user,
-        unique=False,
-        target_column="who",
-        keyspace="tags",
+        base, "Tags", target=user, unique=False, target_column="who", keyspace="tags"
     )
     assert created(cls, mysql.dialect(is_mariadb=True)) == (
         "CREATE TABLE tags ( `key` VARBINARY(255) NOT NULL, "
@@ -150,10 +137,7 @@ def test_an_abstract_base(base, user):
         ({"target": ""}, "object class or its name"),
         ({"target": "User", "normalize": None}, "not a Normalization"),
         ({"target": "User", "normalize": str.lower}, "not a Normalization"),
-        (
-            {"target": "User", "previous": [str.lower]},
-            "not a Normalization",
-        ),
+        ({"target": "User", "previous": [str.lower]}, "not a Normalization"),
         (
             {"target": "User", "previous": normalization.email},
             "the same label: email/1, email/1",
@@ -163,15 +147,9 @@ def test_an_abstract_base(base, user):
         ({"target": "User", "target_column": "__x"}, "use another"),
         ({"target": "User", "target_column": "claim"}, "target_column"),
         ({"target": "User", "namespace": {"key": 3}}, "every lookup class"),
+        ({"target": "User", "namespace": {"resolve": 3}}, "every lookup class"),
         (
-            {"target": "User", "namespace": {"resolve": 3}},
-            "every lookup class",
-        ),
-        (
-            {
-                "target": "User",
-                "namespace": {"__table_args__": {"schema": "x"}},
-            },
+            {"target": "User", "namespace": {"__table_args__": {"schema": "x"}}},
             "schema",
         ),
     ],
@@ -202,11 +180,7 @@ def test_a_base_that_is_mapped(base, user):
     cls = make(base, target=user)
     with pytest.raises(ClassDefinitionError, match="mapped to a table"):
         type(LookupMixin)(
-            "Other",
-            (cls,),
-            {},
-            target=user,
-            normalize=normalization.email,
+            "Other", (cls,), {}, target=user, normalize=normalization.email
         )
 
 
@@ -218,11 +192,7 @@ def test_a_dataclass():
         __tablename__ = "users"
 
     made = type(Base)(
-        "UserEmail",
-        (LookupMixin, Base),
-        {},
-        target=User,
-        normalize=normalization.email,
+        "UserEmail", (LookupMixin, Base), {}, target=User, normalize=normalization.email
     )
     row = made()
     row.key = "a"
@@ -242,9 +212,7 @@ def test_a_target_without_ids(base):
 
 
 def test_a_method_of_its_own(base, user):
-    class UserEmail(
-        LookupMixin, base, target=user, normalize=normalization.email
-    ):
+    class UserEmail(LookupMixin, base, target=user, normalize=normalization.email):
         @classmethod
         def resolve(cls, session: Any, key: str) -> int | None:
             """Do more."""
@@ -260,9 +228,7 @@ def test_a_key_that_is_printed(base, user):
     cls = make(base, target=user)
     wanted = select(cls.policy).where(cls.key == "é'")
     shown = str(
-        wanted.compile(
-            dialect=mysql.dialect(), compile_kwargs={"literal_binds": True}
-        )
+        wanted.compile(dialect=mysql.dialect(), compile_kwargs={"literal_binds": True})
     )
     assert shown.endswith("= X'c3a927'")
 

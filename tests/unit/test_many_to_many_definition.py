@@ -6,24 +6,24 @@ import pickle
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger
-from sqlalchemy import Column
-from sqlalchemy import ForeignKey
-from sqlalchemy import inspect
-from sqlalchemy import Table
-from sqlalchemy.orm import configure_mappers
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import registry
-from sqlalchemy.orm import relationship
+from sqlalchemy import BigInteger, Column, ForeignKey, inspect, Table
+from sqlalchemy.orm import (
+    configure_mappers,
+    DeclarativeBase,
+    Mapped,
+    mapped_column,
+    registry,
+    relationship,
+)
 
-from sqla_shard import blob_field
-from sqla_shard import KeyspaceMixin
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import ReferenceMixin
-from sqla_shard import ShardedId
+from sqla_shard import (
+    blob_field,
+    KeyspaceMixin,
+    MappingMixin,
+    ObjectMixin,
+    ReferenceMixin,
+    ShardedId,
+)
 from sqla_shard.exc import ManyToManyError
 from sqla_shard.routing import spec_of
 
@@ -79,12 +79,7 @@ def test_two_roots(base):
     # The code in the message is valid.
     exec(  # noqa: S102  # what the message says
         code_of(error),
-        {
-            "MappingMixin": MappingMixin,
-            "Base": base,
-            "User": user,
-            "Board": Board,
-        },
+        {"MappingMixin": MappingMixin, "Base": base, "User": user, "Board": Board},
     )
 
 
@@ -101,11 +96,7 @@ def test_a_root_and_itself(base):
     link(base, "users.local_id", "users.local_id")
     error = refused()
     assert "two objects of User" in str(error)
-    found: dict[str, Any] = {
-        "MappingMixin": MappingMixin,
-        "Base": base,
-        "User": User,
-    }
+    found: dict[str, Any] = {"MappingMixin": MappingMixin, "Base": base, "User": User}
     exec(code_of(error), found)  # noqa: S102  # what the message says
     names = inspect(found["UserHasFollowing"]).local_table.columns.keys()
     assert names == ["user_id", "other_user_id", "sequence"]
@@ -201,11 +192,7 @@ def test_two_keyspaces(base):
         boards = relationship("Board", secondary="links")
 
     class Board(
-        ObjectMixin,
-        base,
-        type_id=2,
-        keyspace="things",
-        colocate_with="user_id",
+        ObjectMixin, base, type_id=2, keyspace="things", colocate_with="user_id"
     ):
         __tablename__ = "boards"
         user_id: Mapped[int] = blob_field(ref=User)
@@ -220,11 +207,7 @@ def test_the_keyspace_of_link_rows(base):
         boards = relationship("Board", secondary="links")
 
     class Board(
-        ObjectMixin,
-        base,
-        type_id=2,
-        keyspace="people",
-        colocate_with="user_id",
+        ObjectMixin, base, type_id=2, keyspace="people", colocate_with="user_id"
     ):
         __tablename__ = "boards"
         user_id: Mapped[int] = blob_field(ref=User)
@@ -242,9 +225,8 @@ def test_a_column_of_another_type(base):
         user_id: Mapped[int] = blob_field(ref=user)
 
     link(base, "users.local_id", "boards.local_id", BigInteger)
-    assert (
-        'Column("one_id", ForeignKey("users.local_id"), primary_key=True)'
-        in str(refused())
+    assert 'Column("one_id", ForeignKey("users.local_id"), primary_key=True)' in str(
+        refused()
     )
 
 

@@ -7,27 +7,19 @@ from inspect import signature
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger
-from sqlalchemy import Column
-from sqlalchemy import Index
-from sqlalchemy import inspect
-from sqlalchemy import Integer
-from sqlalchemy import String
-from sqlalchemy import Table
-from sqlalchemy.orm import configure_mappers
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import DeclarativeBaseNoMeta
-from sqlalchemy.orm import declared_attr
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import MappedAsDataclass
+from sqlalchemy import BigInteger, Column, Index, inspect, Integer, String, Table
+from sqlalchemy.orm import (
+    configure_mappers,
+    DeclarativeBase,
+    DeclarativeBaseNoMeta,
+    declared_attr,
+    Mapped,
+    mapped_column,
+    MappedAsDataclass,
+)
 from sqlalchemy.schema import CreateTable
 
-from sqla_shard import blob_field
-from sqla_shard import KeyspaceMixin
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import pack
+from sqla_shard import blob_field, KeyspaceMixin, MappingMixin, ObjectMixin, pack
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.models.mapping_list import statements_of
 from sqla_shard.routing import spec_of
@@ -135,10 +127,7 @@ def test_columns_are_named_after_the_classes(base):
         __tablename__ = "links"
 
     cls = make(base, source=PinBoard, target=HTTPLink)
-    assert [c.name for c in cls.__table__.c][:2] == [
-        "pin_board_id",
-        "http_link_id",
-    ]
+    assert [c.name for c in cls.__table__.c][:2] == ["pin_board_id", "http_link_id"]
     other = make(
         base,
         "Others",
@@ -164,13 +153,7 @@ def test_columns_and_indexes_of_ones_own(base, board_and_pin):
             return super().append(session, source_id, target_id)
 
     table = BoardHasPins.__table__
-    assert set(table.c.keys()) == {
-        "board_id",
-        "pin_id",
-        "sequence",
-        "stars",
-        "note",
-    }
+    assert set(table.c.keys()) == {"board_id", "pin_id", "sequence", "stars", "note"}
     assert len(table.indexes) == 2
 
 
@@ -232,10 +215,7 @@ BODIES = [
     ({"count": mapped_column(Integer)}, "BoardHasPins.count"),
     ({"position": 5}, "BoardHasPins.position"),
     ({"__annotations__": {"page": Mapped[int]}}, "BoardHasPins.page"),
-    (
-        {"extra": mapped_column(Integer, primary_key=True)},
-        "its primary key is",
-    ),
+    ({"extra": mapped_column(Integer, primary_key=True)}, "its primary key is"),
     ({"__table_args__": {"schema": "other"}}, "schema 'other'"),
 ]
 
@@ -255,10 +235,7 @@ def test_refused(base, board_and_pin, keywords, message):
     assert caught.value.class_name == "BoardHasPins"
     # As though nothing had been tried, even while the error is held.
     assert set(base.metadata.tables) == tables
-    assert {m.class_.__name__ for m in base.registry.mappers} == {
-        "Board",
-        "Pin",
-    }
+    assert {m.class_.__name__ for m in base.registry.mappers} == {"Board", "Pin"}
     configure_mappers()
     assert make(base).__table__.name == "board_has_pins"
     configure_mappers()
@@ -347,8 +324,7 @@ def test_a_refused_class_is_not_registered(base, board_and_pin):
         make(base, namespace={"__table_args__": {"schema": "x"}})
     gc.collect()
     assert all(
-        mapper.class_.__name__ != "BoardHasPins"
-        for mapper in base.registry.mappers
+        mapper.class_.__name__ != "BoardHasPins" for mapper in base.registry.mappers
     )
     assert inspect(make(base)).local_table is not None
 
@@ -368,12 +344,7 @@ def test_dataclasses():
         pin_id: Mapped[int]
         why: Mapped[str] = mapped_column(String(9), default="")
 
-    assert list(signature(Held).parameters) == [
-        "board_id",
-        "pin_id",
-        "why",
-        "sequence",
-    ]
+    assert list(signature(Held).parameters) == ["board_id", "pin_id", "why", "sequence"]
     row = Held(pack(1, 2, 3), pack(1, 1, 4), sequence=5)
     assert (row.board_id, row.sequence) == (pack(1, 2, 3), 5)
     assert repr(row).endswith(

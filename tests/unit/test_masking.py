@@ -12,18 +12,11 @@ from typing import Any
 
 import pytest
 
-from sqla_shard import Cluster
-from sqla_shard import exc
-from sqla_shard import FileSource
-from sqla_shard import Topology
-from sqla_shard.topology import describe
-from sqla_shard.topology import diff
-from sqla_shard.topology import read_document
+from sqla_shard import Cluster, exc, FileSource, Topology
+from sqla_shard.topology import describe, diff, read_document
 from sqla_shard.topology.follow import load_location
 from sqla_shard.topology.urls import OPTIONS
-from sqla_shard.util.masking import HARMLESS
-from sqla_shard.util.masking import masked
-from sqla_shard.util.masking import redact
+from sqla_shard.util.masking import HARMLESS, masked, redact
 from tests.servers.command_line import invoke
 
 SECRET = "hunter2"
@@ -96,9 +89,7 @@ SURFACES: dict[str, Callable[[str], object]] = {
     "in a mapping": lambda text: masked({"url": text}),
     "primary": lambda text: read(document(text)),
     "standby": lambda text: read(
-        document(
-            servers=[{"name": "a", "primary": "mysql://h", "standby": text}]
-        )
+        document(servers=[{"name": "a", "primary": "mysql://h", "standby": text}])
     ),
     "server": lambda text: read(
         document(servers=2 * [{"name": text, "primary": "mysql://h"}])
@@ -114,9 +105,7 @@ SURFACES: dict[str, Callable[[str], object]] = {
     ),
     "kind": lambda text: read(document(kind=text)),
     "weight": lambda text: read(
-        document(
-            servers=[{"name": "a", "primary": "mysql://h", "weight": text}]
-        )
+        document(servers=[{"name": "a", "primary": "mysql://h", "weight": text}])
     ),
     "epoch": lambda text: read({**document(), "epoch": text}),
     "key": lambda text: read(document(**{text: 1})),
@@ -126,9 +115,7 @@ SURFACES: dict[str, Callable[[str], object]] = {
         "json",
         source="test",
     ),
-    "toml": lambda text: read_document(
-        f"x = {text}".encode(), "toml", source="test"
-    ),
+    "toml": lambda text: read_document(f"x = {text}".encode(), "toml", source="test"),
     "short": lambda text: read({"a": {"range": [0, 1], "master": text}}),
     "short name": lambda text: read({text: {"range": [0, 1], "master": "h"}}),
     "url": lambda text: Topology.from_mapping(document(), url=text),
@@ -208,10 +195,7 @@ def test_a_topology_shows_no_secret(
     ("value", "text"),
     [
         ("redis://:hunter2@h", "'redis://:***@h'"),
-        (
-            {"url": "redis://h", "password": "hunter2"},
-            "{'url': ***, 'password': ***}",
-        ),
+        ({"url": "redis://h", "password": "hunter2"}, "{'url': ***, 'password': ***}"),
         (["a:1", "me:hunter2@b"], "['a:1', 'me:***@b']"),
         ("x" * 200, f"'{'x' * 76}..."),
         (5, "5"),
@@ -221,9 +205,7 @@ def test_a_topology_shows_no_secret(
 )
 def test_values(value: object, text: str) -> None:
     assert masked(value) == text
-    assert text in str(
-        exc.CacheOptionError("is wrong", option="x", value=value)
-    )
+    assert text in str(exc.CacheOptionError("is wrong", option="x", value=value))
 
 
 @pytest.mark.parametrize(

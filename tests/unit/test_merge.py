@@ -11,25 +11,22 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from sqlalchemy import Column
-from sqlalchemy import Integer
-from sqlalchemy import MetaData
-from sqlalchemy import select
-from sqlalchemy import Table
+from sqlalchemy import Column, Integer, MetaData, select, Table
 
 from sqla_shard.engine import scatter
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.merging import plan
-from sqla_shard.merging.merge import Coalesce
-from sqla_shard.merging.merge import Extreme
-from sqla_shard.merging.merge import First
-from sqla_shard.merging.merge import GroupRule
-from sqla_shard.merging.merge import Mean
-from sqla_shard.merging.merge import Merge
-from sqla_shard.merging.merge import OrderKey
-from sqla_shard.merging.merge import Total
-from sqla_shard.merging.values import Fraction
-from sqla_shard.merging.values import Text
+from sqla_shard.merging.merge import (
+    Coalesce,
+    Extreme,
+    First,
+    GroupRule,
+    Mean,
+    Merge,
+    OrderKey,
+    Total,
+)
+from sqla_shard.merging.values import Fraction, Text
 from sqla_shard.routing import Spread
 
 
@@ -55,14 +52,8 @@ def test_one_run_is_sorted_already() -> None:
         (OrderKey(First(0), descending=True), [3, 2, 1, None, None]),
         (OrderKey(First(0), nulls_last=True), [1, 2, 3, None, None]),
         (OrderKey(First(0), nulls_last=False), [None, None, 1, 2, 3]),
-        (
-            OrderKey(First(0), descending=True, nulls_last=True),
-            [3, 2, 1, None, None],
-        ),
-        (
-            OrderKey(First(0), descending=True, nulls_last=False),
-            [None, None, 3, 2, 1],
-        ),
+        (OrderKey(First(0), descending=True, nulls_last=True), [3, 2, 1, None, None]),
+        (OrderKey(First(0), descending=True, nulls_last=False), [None, None, 3, 2, 1]),
     ],
 )
 def test_where_null_goes(key: OrderKey, want: list[Any]) -> None:
@@ -143,18 +134,13 @@ def test_the_largest_decimal_stands_for_larger_ones() -> None:
 def test_averages_are_rounded_as_servers_do(
     sums: str, counts: int, like: str, want: str
 ) -> None:
-    runs: list[Any] = [
-        [(None, None, 0)],
-        [(Decimal(like), Decimal(sums), counts)],
-    ]
+    runs: list[Any] = [[(None, None, 0)], [(Decimal(like), Decimal(sums), counts)]]
     rows = _combined(Mean(0, 1, 2)).rows(runs)
     assert rows == [(Decimal(want),)]
     assert str(rows[0][0]) == want
 
 
-@pytest.mark.parametrize(
-    ("places", "want"), [(30, "1.539681428"), (38, "1.539681429")]
-)
+@pytest.mark.parametrize(("places", "want"), [(30, "1.539681428"), (38, "1.539681429")])
 def test_averages_of_quotients_by_the_server(places: int, want: str) -> None:
     # MySQL, which returns 30 places, rounds each quotient: it cuts off the
     # digits after the ninth, and MariaDB those after the eighteenth.
@@ -225,10 +211,7 @@ def test_groups_of_several_shards() -> None:
 
 def test_distinct_rows_of_several_shards() -> None:
     merge = Merge(
-        hidden=1,
-        keys=(OrderKey(First(0)),),
-        limit=2,
-        combine=GroupRule((0,), ()),
+        hidden=1, keys=(OrderKey(First(0)),), limit=2, combine=GroupRule((0,), ())
     )
     runs: list[Any] = [[(b"a", "a"), (b"c", "c")], [(b"a", "A"), (b"b", "b")]]
     assert merge.rows(runs) == [("a",), ("b",)]

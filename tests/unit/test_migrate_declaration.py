@@ -5,24 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import Column
-from sqlalchemy import ForeignKey
-from sqlalchemy import Integer
-from sqlalchemy import MetaData
-from sqlalchemy import Table
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
+from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqla_shard.exc import DeclarationError
-from sqla_shard.migrate import Declaration
-from sqla_shard.migrate import Global
-from sqla_shard.migrate import Lookup
-from sqla_shard.migrate import MappingTable
-from sqla_shard.migrate import Owned
-from sqla_shard.migrate import Owner
-from sqla_shard.migrate import Reference
-from sqla_shard.migrate import Shadow
+from sqla_shard.migrate import (
+    Declaration,
+    Global,
+    Lookup,
+    MappingTable,
+    Owned,
+    Owner,
+    Reference,
+    Shadow,
+)
 
 WHOLE = Declaration(
     Owner("users.id", type_id=7),
@@ -35,9 +31,7 @@ WHOLE = Declaration(
         same_shard=["reply_to"],
         type_id=9,
     ),
-    MappingTable(
-        "likes", source="user_id", target="post_id", order_by="position"
-    ),
+    MappingTable("likes", source="user_id", target="post_id", order_by="position"),
     MappingTable("follows", source="a", target="b", inverse=True),
     Lookup("users.name"),
     Lookup('odd "name".x', normalize="email"),
@@ -75,17 +69,13 @@ class Post(Base):
 
 class Like(Base):
     __tablename__ = "likes"
-    user_id: Mapped[int] = mapped_column(
-        ForeignKey("users.id"), primary_key=True
-    )
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), primary_key=True)
     label: Mapped[str] = mapped_column(primary_key=True)
 
 
 def test_tables_classes_and_columns() -> None:
     assert Declaration(
-        Owner(User),
-        Owned(Post.__table__, colocate_with="user_id"),
-        Lookup(User.name),
+        Owner(User), Owned(Post.__table__, colocate_with="user_id"), Lookup(User.name)
     ).items == (
         Owner("users"),
         Owned("posts", colocate_with="user_id"),
@@ -116,10 +106,7 @@ def problems(*items: Any) -> str:
             [Owner("users"), Owned("likes", colocate_with="label")],
             "likes.label has no foreign key; name the table with parent=",
         ),
-        (
-            [Owned("posts", colocate_with="parent_id")],
-            "posts is colocated with itself",
-        ),
+        ([Owned("posts", colocate_with="parent_id")], "posts is colocated with itself"),
         (
             [
                 Owner("users", type_id=3),
@@ -129,10 +116,7 @@ def problems(*items: Any) -> str:
         ),
         ([Owner("users", type_id=1024)], "type_id must be from 1 to 1023"),
         (
-            [
-                Owner("users"),
-                MappingTable("likes", source="user_id", target="label"),
-            ],
+            [Owner("users"), MappingTable("likes", source="user_id", target="label")],
             "likes.label has no foreign key to an Owner",
         ),
         ([Lookup("users.name")], "needs objects"),

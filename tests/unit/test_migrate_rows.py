@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from datetime import timedelta
-from datetime import timezone
-from datetime import UTC
+from datetime import datetime, timedelta, timezone, UTC
 from decimal import Decimal
 from zoneinfo import ZoneInfo
 
 import pytest
-from sqlalchemy import Column
-from sqlalchemy import DateTime
-from sqlalchemy import ForeignKey
-from sqlalchemy import Integer
-from sqlalchemy import MetaData
-from sqlalchemy import Numeric
-from sqlalchemy import String
-from sqlalchemy import Table
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
+from sqlalchemy import (
+    Column,
+    DateTime,
+    ForeignKey,
+    Integer,
+    MetaData,
+    Numeric,
+    String,
+    Table,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from sqla_shard import blob_field
-from sqla_shard import ObjectMixin
-from sqla_shard import pack
+from sqla_shard import blob_field, ObjectMixin, pack
 from sqla_shard.exc import DeclarationError
-from sqla_shard.migrate import Declaration
-from sqla_shard.migrate import Owned
-from sqla_shard.migrate import Owner
+from sqla_shard.migrate import Declaration, Owned, Owner
 from sqla_shard.migrate.future import Future
-from sqla_shard.migrate.rows import AttributeDifference
-from sqla_shard.migrate.rows import Conversion
-from sqla_shard.migrate.rows import is_same
+from sqla_shard.migrate.rows import AttributeDifference, Conversion, is_same
 
 METADATA = MetaData()
 Table("users", METADATA, Column("id", Integer, primary_key=True))
@@ -48,8 +40,7 @@ Table(
 )
 FUTURE = Future(
     Declaration(
-        Owner("users.id", type_id=3),
-        Owned("posts", colocate_with="user_id", type_id=4),
+        Owner("users.id", type_id=3), Owned("posts", colocate_with="user_id", type_id=4)
     ),
     METADATA,
 )
@@ -113,12 +104,8 @@ def test_an_object_of_a_row_is_the_same(conversion):
     post.price = None
     found = conversion.attributes(post)
     assert list(conversion.differences(values, found)) == [
-        AttributeDifference(
-            attribute="title", expected="Boats ", found="Boats"
-        ),
-        AttributeDifference(
-            attribute="price", expected=Decimal("1.50"), found=None
-        ),
+        AttributeDifference(attribute="title", expected="Boats ", found="Boats"),
+        AttributeDifference(attribute="price", expected=Decimal("1.50"), found=None),
     ]
 
 
@@ -150,10 +137,7 @@ def test_values_are_converted_by_functions_and_zones():
 
 def test_the_hour_that_occurs_twice_is_the_same():
     conversion = Conversion(
-        FUTURE.tables["posts"],
-        Post,
-        names=NAMES,
-        zone=ZoneInfo("Europe/Berlin"),
+        FUTURE.tables["posts"], Post, names=NAMES, zone=ZoneInfo("Europe/Berlin")
     )
     written = datetime(2020, 10, 25, 2, 30)
     values = conversion.values({**ROW, "at": written}, IDS)

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from threading import Barrier
-from threading import Thread
+from threading import Barrier, Thread
 
 import pytest
 
-from sqla_shard.exc import StageConflictError
-from sqla_shard.exc import StageRefusedError
-from sqla_shard.exc import StageUnavailableError
-from sqla_shard.migrate.stage_stores import FileStageStore
-from sqla_shard.migrate.stage_stores import stage_store
-from sqla_shard.migrate.stages import advanced
-from sqla_shard.migrate.stages import Progress
-from sqla_shard.migrate.stages import STAGES
+from sqla_shard.exc import StageConflictError, StageRefusedError, StageUnavailableError
+from sqla_shard.migrate.stage_stores import FileStageStore, stage_store
+from sqla_shard.migrate.stages import advanced, Progress, STAGES
 
 SWITCHED = ("marking", "copying", "reading", "closing", "switched")
 
@@ -25,10 +19,7 @@ def after(*names):
     progress = Progress()
     for name in names:
         progress = advanced(
-            progress,
-            name,
-            fences=[progress.number],
-            met=progress.rules.needs,
+            progress, name, fences=[progress.number], met=progress.rules.needs
         )
     return progress
 
@@ -147,8 +138,7 @@ def test_a_change_of_an_old_stage_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "data",
-    [b"", b"[]", b'{"stage": "moving"}', b'{"number": 4}', b'{"x": 1}'],
+    "data", [b"", b"[]", b'{"stage": "moving"}', b'{"number": 4}', b'{"x": 1}']
 )
 def test_a_damaged_change_is_an_error(tmp_path, data):
     # Never the stage before: its writes would go to the wrong side.

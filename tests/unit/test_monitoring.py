@@ -27,9 +27,7 @@ RULES = (MONITORING / "alerts.yml").read_text("utf-8")
 ALERTS = re.findall(r"(?s)- alert: .*?(?=\n\n|\Z)", RULES)
 DASHBOARD = json.loads((MONITORING / "grafana.json").read_text("utf-8"))
 EXPRESSIONS = [
-    target["expr"]
-    for panel in DASHBOARD["panels"]
-    for target in panel["targets"]
+    target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]
 ]
 
 

@@ -6,13 +6,9 @@ import os
 
 import pytest
 
-from tests.models.moving_model import Model
-from tests.models.moving_model import Rules
-from tests.models.moving_model import ViolationError
+from tests.models.moving_model import Model, Rules, ViolationError
 
-FORWARD = (
-    *("marking", "copying", "reading", "closing", "switched", "detached"),
-)
+FORWARD = (*("marking", "copying", "reading", "closing", "switched", "detached"),)
 THERE_AND_BACK = (*FORWARD[:5], "returning", "reading")
 #: Back to the start, with writes without marks, and then all over again.
 TWICE = ("marking", "copying", "marking", "legacy", *FORWARD[:5])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sqla_shard.dialects.mysql.new_tables import creation_of
-from sqla_shard.dialects.mysql.new_tables import Index
-from sqla_shard.dialects.mysql.new_tables import index_of
+from sqla_shard.dialects.mysql.new_tables import creation_of, Index, index_of
 
 PINS = (
     "\nCREATE TABLE pins (\n\tid BIGINT NOT NULL AUTO_INCREMENT, \n\t"
@@ -42,8 +40,7 @@ def test_the_text_stays_as_it_is():
             "ON UPDATE CURRENT_TIMESTAMP(6)"
         ),
         with_column(
-            "data MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin "
-            "NOT NULL"
+            "data MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL"
         ),
         with_column("c INT, UNIQUE (c), CONSTRAINT other UNIQUE (a, c)"),
         with_tail("ENGINE=InnoDB DEFAULT CHARSET=utf8mb4"),
@@ -92,9 +89,7 @@ def test_joined_indexes(table):
         with_column("c VARCHAR(192), UNIQUE (c)"),
         with_column("c INT, FULLTEXT KEY (b)"),
         with_column("c INT, FOREIGN KEY(a) REFERENCES boards (id)"),
-        with_column(
-            "c INT, CONSTRAINT of FOREIGN KEY(a) REFERENCES boards (id)"
-        ),
+        with_column("c INT, CONSTRAINT of FOREIGN KEY(a) REFERENCES boards (id)"),
         with_column("c INT /* comment */"),
         with_column("c INT -- comment\n"),
         with_column("c INT # comment\n"),
@@ -160,20 +155,14 @@ def test_which_indexes_are_not_recognized(index):
 def test_the_parts_of_an_index():
     found = index_of("\nCREATE UNIQUE INDEX `By a` ON `Pins` (B, `group By`) ")
     assert found == Index(
-        table="`Pins`",
-        name="by a",
-        columns=("b", "group by"),
-        is_unique=True,
+        table="`Pins`", name="by a", columns=("b", "group by"), is_unique=True
     )
     found = index_of("CREATE INDEX by_a ON pins (a)")
-    assert found == Index(
-        table="pins", name="by_a", columns=("a",), is_unique=False
-    )
+    assert found == Index(table="pins", name="by_a", columns=("a",), is_unique=False)
 
 
 @pytest.mark.parametrize(
-    "statement",
-    ["CREATE INDEX by_a ON pins (a(5))", "CREATE TABLE pins (a INT)", ""],
+    "statement", ["CREATE INDEX by_a ON pins (a(5))", "CREATE TABLE pins (a INT)", ""]
 )
 def test_statements_that_are_no_index(statement):
     assert index_of(statement) is None

@@ -8,31 +8,17 @@ import unicodedata
 from typing import Any
 
 import pytest
-from hypothesis import assume
-from hypothesis import example
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, strategies as st
 
 from sqla_shard.exc import InvalidKeyError
-from sqla_shard.models import Normalization
-from sqla_shard.models import normalization
+from sqla_shard.models import Normalization, normalization
 from sqla_shard.models.lookup_table import shard_of
 
-POLICIES = [
-    normalization.exact,
-    normalization.casefold,
-    normalization.email,
-]
+POLICIES = [normalization.exact, normalization.casefold, normalization.email]
 # Characters that fold, compose and decompose in odd ways, more often.
-ODD = (
-    "Hhẖ\u0331ſsßẞıİi\u0307K\u212aÅ\u212b\u0345\u03b1ᾳᾼΣσςﬁǰ"
-    "\u030c \u2000\u00a0@"
-)
+ODD = "Hhẖ\u0331ſsßẞıİi\u0307K\u212aÅ\u212b\u0345\u03b1ᾳᾼΣσςﬁǰ\u030c \u2000\u00a0@"
 texts = st.text(
-    st.one_of(
-        st.sampled_from(ODD),
-        st.characters(exclude_categories=("Cs", "Cn")),
-    ),
+    st.one_of(st.sampled_from(ODD), st.characters(exclude_categories=("Cs", "Cn"))),
     min_size=1,
     max_size=40,
 )
@@ -56,16 +42,12 @@ def test_a_normalised_key_stays_as_it_is(policy: Any, key: str) -> None:
         key = f"{key}@{key[::-1]}"
     once = made(policy, key)
     assert policy(once) == once
-    assert unicodedata.is_normalized("NFC", once) or (
-        policy is normalization.exact
-    )
+    assert unicodedata.is_normalized("NFC", once) or (policy is normalization.exact)
 
 
 @pytest.mark.parametrize("policy", POLICIES[1:], ids=repr)
 @given(key=texts, modulus=st.integers(1, 65_536))
-def test_equal_keys_are_on_one_shard(
-    policy: Any, key: str, modulus: int
-) -> None:
+def test_equal_keys_are_on_one_shard(policy: Any, key: str, modulus: int) -> None:
     key = f"{key}@x.org"
     spellings = [
         unicodedata.normalize("NFC", key),
@@ -162,9 +144,7 @@ def test_characters_that_are_not_there_yet() -> None:
     ("key", "modulus", "expected"),
     [(b"a", 4096, 1633), (b"a", 1, 0), ("é".encode(), 4096, 1903)],
 )
-def test_shards_stay_where_they_are(
-    key: bytes, modulus: int, expected: int
-) -> None:
+def test_shards_stay_where_they_are(key: bytes, modulus: int, expected: int) -> None:
     # The last digits of what md5sum prints; another answer loses every key.
     assert shard_of(key, modulus) == expected
 

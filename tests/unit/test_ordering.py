@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
-from bisect import insort
+from bisect import bisect_left, insort
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sqla_shard.models import list_positions
-from sqla_shard.models.list_positions import middle
-from sqla_shard.models.list_positions import MOST_MOVES
-from sqla_shard.models.list_positions import moves_in
-from sqla_shard.models.list_positions import next_on_top
-from sqla_shard.models.list_positions import now
-from sqla_shard.models.list_positions import push_up
-from sqla_shard.models.list_positions import reach
-from sqla_shard.models.list_positions import STEP
-from sqla_shard.models.list_positions import windows
+from sqla_shard.models.list_positions import (
+    middle,
+    MOST_MOVES,
+    moves_in,
+    next_on_top,
+    now,
+    push_up,
+    reach,
+    STEP,
+    windows,
+)
 from sqla_shard.types.columns import MAX_SEQUENCE
 
 POSITIONS = st.integers(0, MAX_SEQUENCE) | st.integers(
@@ -124,10 +124,7 @@ def test_windows_at_the_ends_hold_rows():
             assert max(w.capacity for w in windows(center, moves)) > 1000
 
 
-@given(
-    positions=st.lists(st.integers(0, 2**20) | POSITIONS).map(sorted),
-    moves=MOVES,
-)
+@given(positions=st.lists(st.integers(0, 2**20) | POSITIONS).map(sorted), moves=MOVES)
 def test_push_up(positions, moves):
     found = list(push_up(positions, moves))
     assert len(found) == len(positions)

@@ -7,16 +7,10 @@ import pickle
 import string
 
 import pytest
-from hypothesis import assume
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
-from sqla_shard import exc
-from sqla_shard import Page
-from sqla_shard.session.paging import MOST_BYTES
-from sqla_shard.session.paging import Seal
-from sqla_shard.session.paging import seal_of
-from sqla_shard.session.paging import Subject
+from sqla_shard import exc, Page
+from sqla_shard.session.paging import MOST_BYTES, Seal, seal_of, Subject
 
 OLD_KEY = b"an old key of 32 bytes or more.."
 NEW_KEY = b"a new key of 32 bytes or more..."
@@ -81,9 +75,7 @@ def test_every_change_is_seen(seal, payload, data):
 
 
 @pytest.mark.parametrize("seal", SEALS)
-@given(
-    wrong=st.text() | st.binary() | st.none() | st.integers() | st.booleans()
-)
+@given(wrong=st.text() | st.binary() | st.none() | st.integers() | st.booleans())
 def test_anything_else(seal, wrong):
     with pytest.raises(exc.InvalidBookmarkError) as caught:
         seal.unseal(wrong, X)

@@ -7,15 +7,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql
-from sqlalchemy.dialects import sqlite
+from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.types import TypeDecorator
 
-from sqla_shard import JSONBlob
-from sqla_shard import ObjectRef
-from sqla_shard import Sequence38
-from sqla_shard import ShardedId
-from sqla_shard import types
+from sqla_shard import JSONBlob, ObjectRef, Sequence38, ShardedId, types
 from sqla_shard.dialects.sql import UpdatedAt
 from sqla_shard.schema.revisions.types import render_item
 

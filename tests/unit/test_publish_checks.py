@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-from typing import cast
+from typing import Any, cast
 
 from sqla_shard.fleet.publish_checks import _of_versions
 from sqla_shard.schema.selection import Shard
@@ -30,9 +29,7 @@ def test_a_command_about_one_of_several_keyspaces_names_its_section() -> None:
 
     ready = version("objects", heads=("1",))
     unreadable = version("main", error="denied")
-    found = dict(
-        _of_versions([ready, unprovisioned, unreadable], {"objects": ("1",)})
-    )
+    found = dict(_of_versions([ready, unprovisioned, unreadable], {"objects": ("1",)}))
     assert found.pop(what) == (
         f"{provision} (with schema --name, the section of lookup)"
     )

@@ -98,9 +98,7 @@ def described(name, kind, charset, database):
 
 
 def row_of(values):
-    return b"".join(
-        length_coded(None if v is None else v.encode()) for v in values
-    )
+    return b"".join(length_coded(None if v is None else v.encode()) for v in values)
 
 
 def packets(payloads, first=1):
@@ -163,9 +161,7 @@ def both(data, seed=0, most=5000, turns=1, **arguments):
     found = []
     for ours in (False, True):
         sizes = random.Random(seed)
-        made = connection(
-            ours, data, lambda r=sizes: r.randint(1, most), **arguments
-        )
+        made = connection(ours, data, lambda r=sizes: r.randint(1, most), **arguments)
         found.append([])
         for _ in range(turns):
             made._next_seq_id = 1
@@ -285,9 +281,7 @@ def test_rows_as_dictionaries_have_the_names_of_columns():
 
 def test_a_long_value_does_not_stay_in_the_buffer():
     made = connection(
-        True,
-        packets(answer(TWO[1:], [row_of(["g" * 1_000_000])])),
-        lambda: 1_000_000,
+        True, packets(answer(TWO[1:], [row_of(["g" * 1_000_000])])), lambda: 1_000_000
     )
     made._read_query_result()
     assert made._result.rows == (("g" * 1_000_000,),)
@@ -326,13 +320,8 @@ class Shouting:
     ("convert", "text", "value"),
     [(Shouting(), "a", "A"), (int, "١٢", 12), (float, "٣", 3.0)],
 )
-def test_converters_of_an_application_are_called_with_text(
-    convert, text, value
-):
-    conv = {
-        **pymysql.converters.conversions,
-        FIELD_TYPE.VAR_STRING: convert,
-    }
+def test_converters_of_an_application_are_called_with_text(convert, text, value):
+    conv = {**pymysql.converters.conversions, FIELD_TYPE.VAR_STRING: convert}
     data = packets(answer(TWO[1:], [row_of([text])])) * 2
     theirs, mine = both(data, turns=2, conv=conv)
     assert mine == theirs

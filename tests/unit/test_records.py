@@ -9,24 +9,15 @@ import datetime as dt
 import functools
 import json
 import pprint
-from dataclasses import dataclass
-from dataclasses import InitVar
+from dataclasses import dataclass, InitVar
 from decimal import Decimal
-from typing import Any
-from typing import ClassVar
-from typing import Generic
-from typing import TYPE_CHECKING
-from typing import TypeVar
+from typing import Any, ClassVar, Generic, TYPE_CHECKING, TypeVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from tracked import check_links
-from tracked import Listener
-from tracked import repickled
+from hypothesis import given, strategies as st
+from tracked import check_links, Listener, repickled
 
-from sqla_shard.exc import BlobValueError
-from sqla_shard.exc import ClassDefinitionError
+from sqla_shard.exc import BlobValueError, ClassDefinitionError
 from sqla_shard.models.field_types import codec_for
 from sqla_shard.types.tracking import TrackedDict
 
@@ -227,12 +218,7 @@ def test_records_in_records_notify_too():
         {"text": "b", "place": None, "replies": []},
         {
             "text": "d",
-            "place": {
-                "name": "again",
-                "opened": None,
-                "tags": ["x"],
-                "extra": {},
-            },
+            "place": {"name": "again", "opened": None, "tags": ["x"], "extra": {}},
             "replies": [],
         },
     ]
@@ -323,11 +309,7 @@ def test_a_value_assigned_to_its_place_stays_there():
             "Pin.field.replies[0].place.name",
             "5 (int) is not a str",
         ),
-        (
-            lambda x: x.replies.append(x),
-            "Pin.field.replies[0]",
-            "contains itself",
-        ),
+        (lambda x: x.replies.append(x), "Pin.field.replies[0]", "contains itself"),
         (
             lambda x: x.replies.append(Comment("a", replies=[x])),
             "Pin.field.replies[0].replies[0]",
@@ -738,9 +720,7 @@ places = st.builds(
     name=st.text(st.characters(codec="utf-8")),
     opened=st.none() | st.dates(),
     tags=st.lists(st.text(st.characters(codec="utf-8"), max_size=3)),
-    extra=st.dictionaries(
-        st.sampled_from("ab"), st.none() | st.lists(st.booleans())
-    ),
+    extra=st.dictionaries(st.sampled_from("ab"), st.none() | st.lists(st.booleans())),
 )
 comments = st.recursive(
     st.builds(Comment, st.just("a"), st.none() | places),

@@ -6,31 +6,24 @@ import gc
 from typing import Any
 
 import pytest
-from sqlalchemy import Computed
-from sqlalchemy import ForeignKey
-from sqlalchemy import func
-from sqlalchemy import Identity
-from sqlalchemy import Index
-from sqlalchemy import Integer
-from sqlalchemy import String
-from sqlalchemy import UniqueConstraint
-from sqlalchemy.dialects import mysql
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import MappedAsDataclass
+from sqlalchemy import (
+    Computed,
+    ForeignKey,
+    func,
+    Identity,
+    Index,
+    Integer,
+    String,
+    UniqueConstraint,
+)
+from sqlalchemy.dialects import mysql, sqlite
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, MappedAsDataclass
 
-from sqla_shard import blob_field
-from sqla_shard import ObjectMixin
-from sqla_shard import ObjectRef
-from sqla_shard import ReferenceMixin
-from sqla_shard import ShardedId
+from sqla_shard import blob_field, ObjectMixin, ObjectRef, ReferenceMixin, ShardedId
 from sqla_shard.dialects.sql import Upsert
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.models.reference_rows import rows_by_key
-from sqla_shard.routing import spec_of
-from sqla_shard.routing import TableSpec
+from sqla_shard.routing import spec_of, TableSpec
 
 
 @pytest.fixture
@@ -52,9 +45,7 @@ def make(base: Any, name: str = "BigCity", **keywords: Any) -> Any:
         "code": mapped_column(String(8), primary_key=True),
         **keywords.pop("namespace", {}),
     }
-    return type(ReferenceMixin)(
-        name, (ReferenceMixin, base), namespace, **keywords
-    )
+    return type(ReferenceMixin)(name, (ReferenceMixin, base), namespace, **keywords)
 
 
 def test_a_table(base):
@@ -68,9 +59,7 @@ def test_a_table(base):
 def test_a_name_and_columns_of_its_own(base):
     class City(ReferenceMixin, base):
         __tablename__ = "cities"
-        number: Mapped[int] = mapped_column(
-            primary_key=True, autoincrement=False
-        )
+        number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
         mayor_id: Mapped[int | None] = mapped_column(ObjectRef())
 
     assert City.__table__.name == "cities"
@@ -118,10 +107,7 @@ def test_defaults(base):
         },
     )
     rows = rows_by_key(cls, [cls(code="a"), {"code": "b", "one": 2}])
-    assert list(rows.values()) == [
-        ("a", 1, "two", None),
-        ("b", 2, "two", None),
-    ]
+    assert list(rows.values()) == [("a", 1, "two", None), ("b", 2, "two", None)]
 
 
 @pytest.mark.parametrize(
@@ -138,10 +124,7 @@ def test_defaults(base):
         ({"x": mapped_column(Integer, Identity())}, "values of its"),
         ({"x": mapped_column(String(9), unique=True)}, "a unique"),
         (
-            {
-                "x": mapped_column(String(9)),
-                "__table_args__": (UniqueConstraint("x"),),
-            },
+            {"x": mapped_column(String(9)), "__table_args__": (UniqueConstraint("x"),)},
             "a unique",
         ),
         (

@@ -6,16 +6,11 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.rendering import render
-from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.ids import pack
-from sqla_shard.types.shard_bound import ComparedId
-from sqla_shard.types.shard_bound import IdSlot
-from sqla_shard.types.shard_bound import Prefix
+from sqla_shard.engine.rendering import Place, render
+from sqla_shard.ids import DEFAULT_LAYOUT, pack
+from sqla_shard.types.shard_bound import ComparedId, IdSlot, Prefix
 
 
 def place(shard_id: int) -> Place:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from io import StringIO
 from typing import Any
 
@@ -12,10 +11,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from sqla_shard.schema.progress import LineProgress
-from sqla_shard.schema.progress import TerminalProgress
-from sqla_shard.schema.reports import Outcome
-from sqla_shard.schema.reports import State
+from sqla_shard.schema.progress import LineProgress, TerminalProgress
+from sqla_shard.schema.reports import Outcome, State
 
 #: Escape sequences of the colours of complete bars.
 COLOURS = {"31": "red", "32": "green", "33": "yellow", "36": "cyan"}
@@ -124,9 +121,7 @@ def test_each_server_has_a_bar_that_ends_green_or_red():
     terminal.progress.waiting()
     assert terminal.colours() == ["red", "green", "red", "cyan"]
     # The error is above the bars, once.
-    errors = [
-        line for one in terminal.frames() for line in one if "1050" in line
-    ]
+    errors = [line for one in terminal.frames() for line in one if "1050" in line]
     assert len(errors) == 1
     for one in (outcome(2, 6), outcome(2, 7)):
         terminal.progress.advance(one)
@@ -167,9 +162,7 @@ def test_of_many_servers_those_with_failures_and_work_have_bars():
             fails = (server, n) in ((20, 3), (30, 1))
             terminal.progress.advance(
                 outcome(
-                    server,
-                    4 * server + n,
-                    State.FAILED if fails else State.CHANGED,
+                    server, 4 * server + n, State.FAILED if fails else State.CHANGED
                 )
             )
         # So that each of them is drawn.
@@ -189,14 +182,7 @@ def test_of_many_servers_those_with_failures_and_work_have_bars():
 
 @pytest.mark.parametrize(
     ("servers", "height", "rows"),
-    [
-        (13, 24, 14),
-        (14, 24, 14),
-        (9, 10, 8),
-        (7, 10, 8),
-        (9, 5, 1),
-        (1, 24, 1),
-    ],
+    [(13, 24, 14), (14, 24, 14), (9, 10, 8), (7, 10, 8), (9, 5, 1), (1, 24, 1)],
 )
 def test_the_bars_fit_the_terminal(servers: int, height: int, rows: int):
     terminal = Terminal(height=height).run(servers, [outcome(1, 0)])
@@ -264,8 +250,4 @@ def test_errors_do_not_control_the_terminal(error: str):
 def test_names_are_no_markup():
     terminal = Terminal()
     terminal.progress.begin("upgrade", "[red]", {"[b]": 1, "c": 1}, [])
-    assert words(terminal.lines()) == [
-        "upgrade to [red] 0/2",
-        "[b] 0/1",
-        "c 0/1",
-    ]
+    assert words(terminal.lines()) == ["upgrade to [red] 0/2", "[b] 0/1", "c 0/1"]

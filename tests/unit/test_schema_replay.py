@@ -6,37 +6,29 @@ tests/live/test_schema_kill.py and its neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Generator
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
-from sqlalchemy import create_engine
-from sqlalchemy import event
-from sqlalchemy import inspect
-from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import Connection, create_engine, event, inspect, text
+from sqlalchemy.exc import DBAPIError, OperationalError
 
-from sqla_shard.dialects import backend_for
-from sqla_shard.dialects import Batch
+from sqla_shard.dialects import backend_for, Batch
 from sqla_shard.dialects.base import Statement
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import SchemaError
 from sqla_shard.outbox.tables import METADATA
 from sqla_shard.schema import ledger
-from sqla_shard.schema.journal import Interrupted
-from sqla_shard.schema.journal import Journal
-from sqla_shard.schema.replay import new_tables
-from sqla_shard.schema.replay import NewTable
-from sqla_shard.schema.replay import NotAsPlannedError
-from sqla_shard.schema.replay import Plan
-from sqla_shard.schema.replay import PlannedStep
-from sqla_shard.schema.replay import Replay
+from sqla_shard.schema.journal import Interrupted, Journal
+from sqla_shard.schema.replay import (
+    new_tables,
+    NewTable,
+    NotAsPlannedError,
+    Plan,
+    PlannedStep,
+    Replay,
+)
 from sqla_shard.schema.selection import Shard
 from sqla_shard.schema.versions import Version
 
@@ -262,10 +254,7 @@ def test_a_definition_is_read_right_before_the_entry_that_needs_it(
     given.packets.on_result = change
     given.run(NEXT, "a")
     position, likes, index, end = given.packets.sent
-    assert position[-2:] == [
-        f"SELECT version_num FROM {VERSIONS}",
-        "define pins",
-    ]
+    assert position[-2:] == [f"SELECT version_num FROM {VERSIONS}", "define pins"]
     assert likes == [
         f'entry 0 {LIKES} after {{"pins": "as created!"}}',
         LIKES,
@@ -294,9 +283,7 @@ def test_each_revision_is_committed_before_the_next(given: Given) -> None:
     assert given.applied == ["upgrade of b0", "upgrade of b"]
 
 
-def test_another_state_is_seen_before_a_version_is_written(
-    given: Given,
-) -> None:
+def test_another_state_is_seen_before_a_version_is_written(given: Given) -> None:
     given.packets.results["lock"] = 1, [(0, "10.11", "utf8mb4")]
     with pytest.raises(NotAsPlannedError):
         given.run(SEVERAL, "a")
@@ -419,14 +406,7 @@ def test_a_table_that_is_missing(given: Given) -> None:
         ("SELECT version_num", (2, [("a",), ("other",)])),
         ("SELECT version_num", (0, [])),
     ],
-    ids=[
-        "locked",
-        "other defaults",
-        "open entries",
-        "another",
-        "two",
-        "no revision",
-    ],
+    ids=["locked", "other defaults", "open entries", "another", "two", "no revision"],
 )
 def test_another_state_is_left_to_alembic(
     given: Given, beginning: str, result: Result
@@ -438,9 +418,7 @@ def test_another_state_is_left_to_alembic(
     assert not [one for one in _all(given) if one.startswith("entry")]
 
 
-def test_tables_where_none_were_expected_are_left_to_alembic(
-    given: Given,
-) -> None:
+def test_tables_where_none_were_expected_are_left_to_alembic(given: Given) -> None:
     given.packets.results["names"] = 1, [(VERSIONS,)]
     with pytest.raises(NotAsPlannedError):
         given.run(NEW)
@@ -512,9 +490,7 @@ class TestOwnTables:
         engine.dispose()
         return written
 
-    def test_the_version_is_written_once(
-        self, sent: None, tmp_path: Path
-    ) -> None:
+    def test_the_version_is_written_once(self, sent: None, tmp_path: Path) -> None:
         first = self._upgrade(tmp_path / "1.sqlite")
         assert len(first) > 1
         (version,) = self._upgrade(tmp_path / "2.sqlite")
@@ -522,8 +498,7 @@ class TestOwnTables:
 
     def test_after_a_killed_runner(self, sent: None, tmp_path: Path) -> None:
         killed = (
-            f"CREATE TABLE {ledger.VERSION_TABLE} "
-            "(version_num VARCHAR(32) NOT NULL)"
+            f"CREATE TABLE {ledger.VERSION_TABLE} (version_num VARCHAR(32) NOT NULL)"
         )
         # The first is no example for others: a table was there.
         self._upgrade(tmp_path / "1.sqlite", killed)

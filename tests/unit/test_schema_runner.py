@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.models.schema import until
-from tests.workers.schema_runner import Runner
-from tests.workers.schema_runner import RunnerError
+from tests.workers.schema_runner import Runner, RunnerError
 
 WAITS = """\
 import signal

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from sqla_shard.schema.effects import Effect
-from sqla_shard.schema.effects import read
+from sqla_shard.schema.effects import Effect, read
 
 READS = [
     "SELECT 1",
@@ -228,9 +226,7 @@ _KNOWN = {
     **dict.fromkeys(UNKNOWN, Effect.UNKNOWN),
 }
 _PLAIN = [
-    statement
-    for statement in _KNOWN
-    if not re.search(r"['\"`#]|--|/\*", statement)
+    statement for statement in _KNOWN if not re.search(r"['\"`#]|--|/\*", statement)
 ]
 
 

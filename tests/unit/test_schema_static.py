@@ -5,13 +5,11 @@ from __future__ import annotations
 import ast
 import sys
 from pathlib import Path
-from textwrap import dedent
-from textwrap import indent
+from textwrap import dedent, indent
 
 import pytest
 
-from sqla_shard.schema.revisions.types import BLOB_TEXT
-from sqla_shard.schema.revisions.types import UPDATED_AT
+from sqla_shard.schema.revisions.types import BLOB_TEXT, UPDATED_AT
 from sqla_shard.schema.static_revisions import is_static
 
 HEAD = """\
@@ -328,10 +326,7 @@ MODULES = [
 ]
 
 if sys.version_info >= (3, 12):
-    MODULES += [
-        "type x = op.get_bind()",
-        "def f[T: op.get_bind()]():\n    pass",
-    ]
+    MODULES += ["type x = op.get_bind()", "def f[T: op.get_bind()]():\n    pass"]
 
 HARMLESS = [
     "from collections.abc import Iterable as Things",
@@ -380,9 +375,7 @@ def test_not_proven(tmp_path: Path, body: str) -> None:
 
 
 @pytest.mark.parametrize("more", MODULES)
-def test_module_that_could_change_the_meaning(
-    tmp_path: Path, more: str
-) -> None:
+def test_module_that_could_change_the_meaning(tmp_path: Path, more: str) -> None:
     assert not proven(tmp_path, f"{module(ADD)}\n{more}\n")
     source = module(ADD, f"{HEAD}{more}\n")
     assert not proven(tmp_path, source)
@@ -411,9 +404,7 @@ def test_module_that_could_not(tmp_path: Path, more: str) -> None:
         ),
     ],
 )
-def test_other_ways_to_import(
-    tmp_path: Path, imported: str, column: str
-) -> None:
+def test_other_ways_to_import(tmp_path: Path, imported: str, column: str) -> None:
     body = f"op.add_column('t', {column})"
     head = f"from alembic import op\n{imported}\n"
     assert proven(tmp_path, module(body, head))
@@ -445,8 +436,7 @@ def test_each_direction_by_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "source",
-    [PORTABLE, BLOB, PORTABLE.replace("\n\ndef", f"{BLOB_TEXT}\n\ndef")],
+    "source", [PORTABLE, BLOB, PORTABLE.replace("\n\ndef", f"{BLOB_TEXT}\n\ndef")]
 )
 def test_portable_class(tmp_path: Path, source: str) -> None:
     assert proven(tmp_path, source)
@@ -471,9 +461,7 @@ def test_portable_class(tmp_path: Path, source: str) -> None:
         ("BlobText('TEXT')", "BlobText"),
     ],
 )
-def test_portable_type_that_was_changed(
-    tmp_path: Path, old: str, new: str
-) -> None:
+def test_portable_type_that_was_changed(tmp_path: Path, old: str, new: str) -> None:
     assert BLOB.count(old) == 1
     assert not proven(tmp_path, BLOB.replace(old, new))
 
@@ -496,20 +484,12 @@ def test_portable_type_that_was_changed(
         ("=UpdatedAt()", "=UpdatedAt(1)"),
         ("=UpdatedAt()", "=UpdatedAt"),
         ("=UpdatedAt()", "=UpdatedAt().label('x')"),
-        (
-            "import sqlalchemy as sa",
-            "from sqlalchemy.dialects import mysql as sa",
-        ),
+        ("import sqlalchemy as sa", "from sqlalchemy.dialects import mysql as sa"),
         ("import compiles", "import deregister as compiles"),
-        (
-            "import compiles",
-            "import compiles\nfrom typing import Any as UpdatedAt",
-        ),
+        ("import compiles", "import compiles\nfrom typing import Any as UpdatedAt"),
     ],
 )
-def test_portable_class_that_was_changed(
-    tmp_path: Path, old: str, new: str
-) -> None:
+def test_portable_class_that_was_changed(tmp_path: Path, old: str, new: str) -> None:
     assert PORTABLE.count(old) == 1
     assert not proven(tmp_path, PORTABLE.replace(old, new))
 

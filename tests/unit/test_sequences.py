@@ -6,23 +6,22 @@ from decimal import Decimal
 from enum import IntEnum
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from sqlalchemy import Column
-from sqlalchemy import create_engine
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import literal
-from sqlalchemy import MetaData
-from sqlalchemy import select
-from sqlalchemy import Table
-from sqlalchemy.dialects import mysql
-from sqlalchemy.dialects import sqlite
+from hypothesis import given, strategies as st
+from sqlalchemy import (
+    Column,
+    create_engine,
+    func,
+    insert,
+    literal,
+    MetaData,
+    select,
+    Table,
+)
+from sqlalchemy.dialects import mysql, sqlite
 
 from sqla_shard import exc
 from sqla_shard.dialects.coding import code_values
-from sqla_shard.types import LookupKey
-from sqla_shard.types import Sequence38
+from sqla_shard.types import LookupKey, Sequence38
 from sqla_shard.types.columns import MAX_SEQUENCE
 
 TABLE = Table("rows", MetaData(), Column("at", Sequence38()))
@@ -67,8 +66,7 @@ def test_text_has_the_order_of_the_numbers(one, other):
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [-1, 10**38, True, False, "5", b"5", 1.0, Decimal(5), Place.ONE, (), []],
+    "wrong", [-1, 10**38, True, False, "5", b"5", 1.0, Decimal(5), Place.ONE, (), []]
 )
 @pytest.mark.parametrize("dialect", [mysql.dialect(), sqlite.dialect()])
 def test_invalid_values(wrong, dialect):
@@ -90,9 +88,7 @@ def test_literals():
         (mysql.dialect(), "> 1" + "0" * 37),
         (sqlite.dialect(), "> '1" + "0" * 37 + "'"),
     ):
-        shown = query.compile(
-            dialect=dialect, compile_kwargs={"literal_binds": True}
-        )
+        shown = query.compile(dialect=dialect, compile_kwargs={"literal_binds": True})
         assert str(shown).endswith(expected)
 
 
@@ -102,9 +98,7 @@ def test_on_sqlite(values):
     TABLE.metadata.create_all(engine)
     with engine.begin() as connection:
         connection.execute(insert(TABLE), [{"at": value} for value in values])
-        order = list(
-            connection.scalars(select(TABLE.c.at).order_by(TABLE.c.at))
-        )
+        order = list(connection.scalars(select(TABLE.c.at).order_by(TABLE.c.at)))
         assert order == sorted(values)
         above = select(TABLE.c.at).where(TABLE.c.at > values[0])
         assert set(connection.scalars(above)) == {
@@ -133,9 +127,7 @@ def test_arithmetic_is_refused(make):
         make(TABLE.c.at)
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"), [(Sequence38, 5), (LookupKey, "key")]
-)
+@pytest.mark.parametrize(("kind", "value"), [(Sequence38, 5), (LookupKey, "key")])
 def test_values_beside_a_column(kind, value):
     """SQLite would not find a number or a text without its type."""
     engine = create_engine("sqlite://")

@@ -9,8 +9,7 @@ import threading
 
 import pytest
 
-from sqla_shard.cli.service_loop import log_to_stderr
-from sqla_shard.cli.service_loop import StopFlag
+from sqla_shard.cli.service_loop import log_to_stderr, StopFlag
 from sqla_shard.cli.worker_command import _logging
 
 
@@ -38,9 +37,7 @@ def test_a_signal_that_interrupts_no_system_call(number):
 
 def test_other_signals_do_not_end_it():
     seen = []
-    before = signal.signal(
-        signal.SIGUSR1, lambda number, frame: seen.append(number)
-    )
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
     try:
         with StopFlag() as end:
             os.kill(os.getpid(), signal.SIGUSR1)
@@ -52,10 +49,7 @@ def test_other_signals_do_not_end_it():
 
 
 def test_the_handlers_of_before_are_restored():
-    handlers = (
-        signal.getsignal(signal.SIGTERM),
-        signal.getsignal(signal.SIGINT),
-    )
+    handlers = (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
     with StopFlag():
         assert signal.getsignal(signal.SIGTERM) is not handlers[0]
     assert handlers == (

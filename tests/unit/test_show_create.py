@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from sqla_shard.dialects.mysql.batches import digest_of
-from sqla_shard.dialects.mysql.show_create import without_character_sets
-from sqla_shard.dialects.mysql.show_create import without_counter
+from sqla_shard.dialects.mysql.show_create import (
+    without_character_sets,
+    without_counter,
+)
 
 MYSQL = SimpleNamespace(is_mariadb=False)
 MARIADB = SimpleNamespace(is_mariadb=True)

@@ -8,18 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from sqla_shard import FileSource
-from sqla_shard import Topology
+from sqla_shard import FileSource, Topology
 from sqla_shard.exc import TopologyError
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology.follow import Snapshot
-from sqla_shard.topology.follow import snapshot as snapshots
+from sqla_shard.topology.follow import Snapshot, snapshot as snapshots
 from sqla_shard.topology.follow.snapshot import default_path
 from sqla_shard.util.files import replace_file
-from tests.servers.following import document
-from tests.servers.following import in_child
-from tests.servers.following import TIMEOUT
-from tests.servers.following import topology
+from tests.servers.following import document, in_child, TIMEOUT, topology
 
 
 def snapshot(path: Path, **options: int) -> Snapshot:
@@ -48,9 +43,7 @@ def test_a_pipe_or_a_device_is_not_replaced(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_mode_can_be_chosen_and_umask_does_not_matter(
-    tmp_path: Path,
-) -> None:
+def test_the_mode_can_be_chosen_and_umask_does_not_matter(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         snapshot(tmp_path / "one.json").save(topology(1))
@@ -70,9 +63,7 @@ def test_placeholders_stay_as_they_are(tmp_path: Path) -> None:
         mapping, placeholders={"MYSQL_PASSWORD"}, environ=environ
     )
     kept = Snapshot(
-        tmp_path / "last.json",
-        placeholders={"MYSQL_PASSWORD"},
-        environ=environ,
+        tmp_path / "last.json", placeholders={"MYSQL_PASSWORD"}, environ=environ
     )
     kept.save(found)
     text = (tmp_path / "last.json").read_text()
@@ -135,9 +126,7 @@ def test_invalid_snapshots_are_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o602, 0o620, 0o666])
-def test_a_file_that_others_may_write_is_refused(
-    tmp_path: Path, mode: int
-) -> None:
+def test_a_file_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "last.json"
     snapshot(path).save(topology(2))
     path.chmod(mode)
@@ -200,9 +189,7 @@ def test_its_name_says_its_format(tmp_path: Path) -> None:
         snapshot(tmp_path / "last.toml")
 
 
-def test_the_usual_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_usual_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     names = [
         "zookeeper://zk1:2181/prod",
@@ -255,9 +242,7 @@ def test_a_hanging_owner_of_the_lock_is_not_awaited(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes the user")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_user_without_a_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
 

@@ -7,13 +7,10 @@ from typing import Any
 
 import pymysql.err
 import pytest
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import StatementError
+from sqlalchemy.exc import DBAPIError, StatementError
 
-from sqla_shard.exc import ServerUnreachableError
-from sqla_shard.exc import UnknownShardError
-from sqla_shard.exc.base import code_of
-from sqla_shard.exc.base import summary
+from sqla_shard.exc import ServerUnreachableError, UnknownShardError
+from sqla_shard.exc.base import code_of, summary
 
 SECRET = "me@example.com"
 
@@ -71,8 +68,7 @@ def test_a_value_that_a_type_refuses() -> None:
 
 def test_errors_of_this_package_are_shown() -> None:
     error = ServerUnreachableError(
-        server="server1",
-        error=pymysql.err.OperationalError(2003, "Can't connect"),
+        server="server1", error=pymysql.err.OperationalError(2003, "Can't connect")
     )
     assert "server1" in summary(error)
     unknown = UnknownShardError(shard_id=9, keyspace="objects", opened=4)

@@ -6,16 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from sqlalchemy import make_url
 
 from sqla_shard.testing import sqlite_topology
-from sqla_shard.testing.programs import find_mariadb
-from sqla_shard.testing.programs import find_mysql
-from sqla_shard.testing.topology_documents import databases
-from sqla_shard.testing.topology_documents import divide
-from sqla_shard.testing.topology_documents import topology_document
+from sqla_shard.testing.programs import find_mariadb, find_mysql
+from sqla_shard.testing.topology_documents import databases, divide, topology_document
 from sqla_shard.topology import Topology
 
 
@@ -38,12 +34,7 @@ def test_refuses_to_divide_among_too_many_or_none(shards, servers):
 def test_document_of_mysql_servers():
     urls = {"a": "mysql://a", "b": "mysql://b", "c": "mysql://c"}
     document = topology_document(
-        urls,
-        4,
-        epoch=9,
-        main=True,
-        lookup=2,
-        weights=[1.0, 0, 2.5],
+        urls, 4, epoch=9, main=True, lookup=2, weights=[1.0, 0, 2.5]
     )
     assert document == {
         "epoch": 9,
@@ -124,9 +115,7 @@ def test_the_topology_takes_them(tmp_path, servers):
         topology_document(primaries, 11, **more),
         sqlite_topology(tmp_path, servers, 11, **more),
     ):
-        topology = Topology.from_mapping(
-            document, environ={"MYSQL_PASSWORD": "secret"}
-        )
+        topology = Topology.from_mapping(document, environ={"MYSQL_PASSWORD": "secret"})
         placed = [
             (keyspace.server_for(shard).name, keyspace.database_for(shard))
             for keyspace in topology.keyspaces.values()
@@ -198,9 +187,6 @@ def test_needs_neither_pymysql_nor_pytest():
         "print({'pymysql', 'pytest'} & set(sys.modules))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "set()"

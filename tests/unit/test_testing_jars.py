@@ -71,9 +71,6 @@ def test_the_servers_load_no_client():
         "print({'kazoo', 'pymysql', 'pytest'} & set(sys.modules))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "set()"

@@ -100,9 +100,7 @@ def test_fails_where_servers_are_promised(pytester, monkeypatch, name, value):
 
 
 @pytest.mark.parametrize("value", ["", "0", "false"])
-def test_a_variable_that_says_no_promises_nothing(
-    pytester, monkeypatch, value
-):
+def test_a_variable_that_says_no_promises_nothing(pytester, monkeypatch, value):
     monkeypatch.setenv("CI", value)
     monkeypatch.setenv("SQLA_SHARD_REQUIRE_SERVERS", value)
     run(pytester).assert_outcomes(passed=1, skipped=8)
@@ -138,9 +136,6 @@ def test_importing_it_imports_no_driver_and_no_sqlalchemy():
         "             if m.startswith(('sqlalchemy', 'pymysql', 'kazoo'))))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"

@@ -150,10 +150,7 @@ def test_many_bytes_come_through_in_order(proxy):
 
 def test_many_bytes_that_are_there_before_the_server(echo):
     data = os.urandom(20_000_000)
-    with (
-        Proxy("127.0.0.1", echo.port, delay=0.3) as proxy,
-        client(proxy) as connection,
-    ):
+    with Proxy("127.0.0.1", echo.port, delay=0.3) as proxy, client(proxy) as connection:
         thread = threading.Thread(target=connection.sendall, args=(data,))
         thread.start()
         assert receive(connection, len(data)) == data
@@ -304,9 +301,7 @@ def test_hanging_swallows_answers_that_are_under_way(proxy, echo):
         connection.sendall(b"asked")
         assert wait_until(lambda: len(echo.arrived) == 2, seconds=PATIENCE)
         proxy.hang()
-        assert wait_until(
-            lambda: proxy.counts.swallowed == 5, seconds=PATIENCE
-        )
+        assert wait_until(lambda: proxy.counts.swallowed == 5, seconds=PATIENCE)
         connection.settimeout(0.2)
         with pytest.raises(TimeoutError):
             connection.recv(1)
@@ -356,10 +351,7 @@ def test_server_that_is_down_resets_and_may_come_later():
         port = holder.getsockname()[1]
         with Proxy("127.0.0.1", port) as proxy:
             # As early as in connect(), if that is slow to return.
-            with (
-                pytest.raises(ConnectionResetError),
-                client(proxy) as connection,
-            ):
+            with pytest.raises(ConnectionResetError), client(proxy) as connection:
                 connection.recv(1)
             holder.listen()
             with client(proxy) as connection:

@@ -110,9 +110,7 @@ def test_after_the_server_has_it(
     assert server.all() == GREETED + PING + COMMIT
 
 
-def test_two_in_one_piece(
-    proxy: Proxy, server: Server, client: socket.socket
-) -> None:
+def test_two_in_one_piece(proxy: Proxy, server: Server, client: socket.socket) -> None:
     say(client, GREETED)
     proxy.cut_at_commit(3, when="before")
     say(client, COMMIT + COMMIT)
@@ -221,9 +219,7 @@ def test_the_offer_of_tls_is_removed_from_the_greeting(
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         Proxy("127.0.0.1", listener.getsockname()[1], tls=False) as proxy,
-        socket.create_connection(
-            (proxy.host, proxy.port), timeout=PATIENCE
-        ) as client,
+        socket.create_connection((proxy.host, proxy.port), timeout=PATIENCE) as client,
     ):
         listener.settimeout(PATIENCE)
         connection, _ = listener.accept()
@@ -238,9 +234,7 @@ def test_the_offer_of_tls_is_removed_from_the_greeting(
     assert found == received + later
 
 
-def test_only_once_and_on_any_connection(
-    proxy: Proxy, client: socket.socket
-) -> None:
+def test_only_once_and_on_any_connection(proxy: Proxy, client: socket.socket) -> None:
     say(client, GREETED)
     proxy.cut_at_commit(when="before")
     proxy.cut_at_commit(2, when="before")

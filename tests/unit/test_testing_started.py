@@ -7,9 +7,7 @@ import threading
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.testing.local_server import in_parallel
-from sqla_shard.testing.local_server import on_free_ports
-from sqla_shard.testing.local_server import Startable
+from sqla_shard.testing.local_server import in_parallel, on_free_ports, Startable
 
 TAKEN = "bind: Address already in use"
 

@@ -24,8 +24,7 @@ from sqla_shard.cluster.cluster import all_caches
 from sqla_shard.exc import DictionaryNotFoundError
 from sqla_shard.migrate.recorder import ShadowCounts
 from sqla_shard.types.compression import Dictionaries
-from tests.servers.following import TIMEOUT
-from tests.servers.following import topology
+from tests.servers.following import TIMEOUT, topology
 
 THREADS = 8
 
@@ -42,9 +41,7 @@ def together(work: Callable[[int], Any]) -> list[Any]:
         return list(executor.map(begin, range(THREADS)))
 
 
-def between_lines(
-    call: Callable[[], Any], meanwhile: Callable[[], None]
-) -> Any:
+def between_lines(call: Callable[[], Any], meanwhile: Callable[[], None]) -> Any:
     """Call a function, and another one before each line that it runs.
 
     A thread can be interrupted there by another one.

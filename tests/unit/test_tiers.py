@@ -12,9 +12,7 @@ from tests import tiers
 TESTS = Path(tiers.__file__).parent
 
 
-@pytest.mark.parametrize(
-    "name", sorted(tiers._TIMED.union(*tiers._LEFT_OUT.values()))
-)
+@pytest.mark.parametrize("name", sorted(tiers._TIMED.union(*tiers._LEFT_OUT.values())))
 def test_listed_tests_exist(name: str) -> None:
     stem, _, test = name.partition(".")
     paths = [*TESTS.rglob(f"{stem}.py")]

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.ids import IdLayout
-from sqla_shard.ids import TimeLayout
+from sqla_shard.ids import IdLayout, TimeLayout
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.topology import Topology
 
@@ -29,14 +28,8 @@ def test_the_positions_of_the_parts() -> None:
 @pytest.mark.parametrize("bits", [(13, 10), (1, 4), (8, 16), (16, 8)])
 def test_round_trips(bits: tuple[int, int], rng: random.Random) -> None:
     shard_bits, sequence_bits = bits
-    layout = TimeLayout(
-        epoch_ms=1, shard_bits=shard_bits, sequence_bits=sequence_bits
-    )
-    ids = [
-        0,
-        layout.max_id,
-        *(rng.randrange(layout.max_id) for _ in range(200)),
-    ]
+    layout = TimeLayout(epoch_ms=1, shard_bits=shard_bits, sequence_bits=sequence_bits)
+    ids = [0, layout.max_id, *(rng.randrange(layout.max_id) for _ in range(200))]
     for one in ids:
         parts = layout.unpack(one)
         assert int(parts) == layout.pack(*parts) == one

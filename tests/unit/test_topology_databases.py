@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sqla_shard.topology import ShardRange
-from sqla_shard.topology.databases import collisions
-from sqla_shard.topology.databases import shared_name
-from sqla_shard.topology.databases import Template
-from sqla_shard.topology.databases import Tenant
+from sqla_shard.topology.databases import collisions, shared_name, Template, Tenant
 
 # Few letters, and digits next to the field: most of these nearly collide.
 _EDGES = st.text(alphabet="dD01_", max_size=2)
 _SPECS = st.sampled_from(["", "d", "02d", "03d"])
 _FIELDS = st.builds(
-    Template,
-    prefix=_EDGES.map(lambda text: f"x{text}"),
-    spec=_SPECS,
-    suffix=_EDGES,
+    Template, prefix=_EDGES.map(lambda text: f"x{text}"), spec=_SPECS, suffix=_EDGES
 )
 _NAMES = st.text(alphabet="xdD01_", min_size=1, max_size=4).map(
     lambda text: Template(prefix=text, spec=None, suffix="")
@@ -39,10 +31,7 @@ def names(template: Template, ranges: list[ShardRange]) -> set[str]:
 
 @given(_FIELDS | _NAMES, _RANGES, _FIELDS | _NAMES, _RANGES)
 def test_shared_name(
-    one: Template,
-    ours: list[ShardRange],
-    two: Template,
-    theirs: list[ShardRange],
+    one: Template, ours: list[ShardRange], two: Template, theirs: list[ShardRange]
 ) -> None:
     ours = [ShardRange(0, 0)] if one.spec is None else ours
     theirs = [ShardRange(0, 0)] if two.spec is None else theirs
@@ -54,9 +43,7 @@ def test_shared_name(
 
 @given(st.lists(st.tuples(_FIELDS | _NAMES, _RANGES), max_size=8))
 @settings(max_examples=5 * settings().max_examples)
-def test_collisions(
-    given_: list[tuple[Template, list[ShardRange]]],
-) -> None:
+def test_collisions(given_: list[tuple[Template, list[ShardRange]]]) -> None:
     tenants = [
         Tenant(
             str(number),
@@ -91,9 +78,7 @@ def test_one_template_may_end_in_the_digits_of_the_other() -> None:
 
 
 @given(_FIELDS, st.integers(0, 65_535))
-def test_a_name_leads_back_to_its_shard(
-    template: Template, shard: int
-) -> None:
+def test_a_name_leads_back_to_its_shard(template: Template, shard: int) -> None:
     name = template.name(shard)
     assert template.shard_of(name) == shard
     assert template.shard_of(name.upper()) == shard

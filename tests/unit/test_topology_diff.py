@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 
-from sqla_shard.topology import CountChange
-from sqla_shard.topology import DatabaseChange
-from sqla_shard.topology import diff
-from sqla_shard.topology import GenerationChange
-from sqla_shard.topology import KindChange
-from sqla_shard.topology import MovedRange
-from sqla_shard.topology import ShardRange
-from sqla_shard.topology import Topology
-from sqla_shard.topology import TopologyDiff
-from sqla_shard.topology import UrlChange
-from sqla_shard.topology import WeightChange
+from sqla_shard.topology import (
+    CountChange,
+    DatabaseChange,
+    diff,
+    GenerationChange,
+    KindChange,
+    MovedRange,
+    ShardRange,
+    Topology,
+    TopologyDiff,
+    UrlChange,
+    WeightChange,
+)
 
 
 def server(name: str, *shards: list[int], **keys: object) -> dict[str, Any]:
@@ -45,9 +47,7 @@ def document() -> dict[str, Any]:
             "main": {
                 "kind": "global",
                 "database": "main",
-                "servers": [
-                    {"name": "main", "primary": "mysql://app:hunter2@main"}
-                ],
+                "servers": [{"name": "main", "primary": "mysql://app:hunter2@main"}],
             },
         },
     }
@@ -136,14 +136,10 @@ def test_shards_closed(change: Change) -> None:
     change.objects["shards"] = 1023
     change.servers[1]["shards"] = [512, 1022]
     found = change.diff()
-    assert found.closed == (
-        CountChange(keyspace="objects", old=1024, new=1023),
-    )
+    assert found.closed == (CountChange(keyspace="objects", old=1024, new=1023),)
     assert found.closed[0].shards == ShardRange(1023, 1023)
     assert (found.opened, found.moved) == ((), ())
-    assert change.lines() == [
-        "objects: 1024 -> 1023 shards (shard 1023 closed)"
-    ]
+    assert change.lines() == ["objects: 1024 -> 1023 shards (shard 1023 closed)"]
 
 
 def test_a_split(change: Change) -> None:
@@ -158,9 +154,7 @@ def test_a_split(change: Change) -> None:
             to_server="c",
         ),
     )
-    assert change.lines()[0] == (
-        "objects: shards 256-511 moved from 'a' to 'c'"
-    )
+    assert change.lines()[0] == ("objects: shards 256-511 moved from 'a' to 'c'")
 
 
 def test_moves_are_as_long_as_they_can_be(change: Change) -> None:
@@ -254,13 +248,9 @@ def test_generation(
 def test_database(change: Change) -> None:
     change.objects["database"] = "d{shard}"
     assert change.diff().databases == (
-        DatabaseChange(
-            keyspace="objects", old="db{shard:05d}", new="d{shard}"
-        ),
+        DatabaseChange(keyspace="objects", old="db{shard:05d}", new="d{shard}"),
     )
-    assert change.lines() == [
-        "objects: database 'db{shard:05d}' -> 'd{shard}'"
-    ]
+    assert change.lines() == ["objects: database 'db{shard:05d}' -> 'd{shard}'"]
 
 
 def test_kind(change: Change) -> None:
@@ -290,10 +280,7 @@ def test_opening_shards_leaves_every_id_where_it_is(change: Change) -> None:
     assert (found.moved, found.databases, found.urls) == ((), (), ())
     before, after = (one.keyspace("objects") for one in (change.old, new))
     for shard_id in before.shard_ids:
-        assert (
-            before.server_for(shard_id).primary
-            == after.server_for(shard_id).primary
-        )
+        assert before.server_for(shard_id).primary == after.server_for(shard_id).primary
         assert before.database_for(shard_id) == after.database_for(shard_id)
 
 
@@ -312,9 +299,7 @@ def test_the_largest_topology_in_milliseconds() -> None:
             first, after = 512 * number, 512 * ((number + 1) % 128)
             servers.append(
                 server(
-                    f"s{number}",
-                    [first, first + step - 1],
-                    [after + step, after + 511],
+                    f"s{number}", [first, first + step - 1], [after + step, after + 511]
                 )
             )
         keyspace = {
@@ -323,9 +308,7 @@ def test_the_largest_topology_in_milliseconds() -> None:
             "database": "db{shard:05d}",
             "servers": servers,
         }
-        return Topology.from_mapping(
-            {"epoch": 1, "keyspaces": {"objects": keyspace}}
-        )
+        return Topology.from_mapping({"epoch": 1, "keyspaces": {"objects": keyspace}})
 
     old, new = build(100), build(300)
     start = time.process_time()

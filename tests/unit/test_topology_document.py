@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from sqla_shard.exc import Problem
-from sqla_shard.exc import TopologyError
-from sqla_shard.topology import ShardRange
-from sqla_shard.topology import Topology
+from sqla_shard.exc import Problem, TopologyError
+from sqla_shard.topology import ShardRange, Topology
 
 ENVIRON = {"MYSQL_USER": "app", "MYSQL_PASSWORD": "hunter2"}
 
@@ -89,13 +87,7 @@ class TestDocument:
         check({**document(), "epoch": "seven"}, "epoch", "'seven'")
 
     def test_epoch_negative(self) -> None:
-        check(
-            {**document(), "epoch": -3},
-            "epoch",
-            "-3",
-            "negative",
-            "use 0 or more",
-        )
+        check({**document(), "epoch": -3}, "epoch", "-3", "negative", "use 0 or more")
 
     def test_the_limits_of_epoch(self) -> None:
         doc = {**document(), "epoch": 2**63 - 1}
@@ -172,11 +164,7 @@ class TestKeyspace:
         ("key", "value", "words"),
         [
             ("kind", 5, ("5 is not a string", "'mod'")),
-            (
-                "kind",
-                "Objects",
-                ("'Objects'", "not a valid kind", "'objects'"),
-            ),
+            ("kind", "Objects", ("'Objects'", "not a valid kind", "'objects'")),
             ("database", 5, ("5 is not a string", "'db{shard:05d}'")),
             ("servers", {}, ("a table is not a list", "[[keyspaces.")),
             ("servers", "a", ("'a' is not a list",)),
@@ -197,9 +185,7 @@ class TestKeyspace:
     @pytest.mark.parametrize("kind", ["objects", "mod"])
     @pytest.mark.parametrize("count", [1, 65_536])
     def test_the_limits_of_shards(self, kind: str, count: int) -> None:
-        doc = document(
-            kind=kind, shards=count, servers=[server("a", [0, count - 1])]
-        )
+        doc = document(kind=kind, shards=count, servers=[server("a", [0, count - 1])])
         topology = Topology.from_mapping(doc, environ=ENVIRON)
         assert topology.keyspace("objects").shards == count
 
@@ -244,22 +230,16 @@ class TestKeyspace:
         ],
     )
     def test_good_templates(self, database: str, last: str) -> None:
-        topology = Topology.from_mapping(
-            document(database=database), environ=ENVIRON
-        )
+        topology = Topology.from_mapping(document(database=database), environ=ENVIRON)
         assert topology.keyspace("objects").database_for(15) == last
 
     def test_the_longest_template(self) -> None:
         doc = document(
-            database="d" * 63 + "{shard}",
-            shards=10,
-            servers=[server("a", [0, 9])],
+            database="d" * 63 + "{shard}", shards=10, servers=[server("a", [0, 9])]
         )
         Topology.from_mapping(doc, environ=ENVIRON)
         doc = document(
-            database="d" * 63 + "{shard}",
-            shards=11,
-            servers=[server("a", [0, 10])],
+            database="d" * 63 + "{shard}", shards=11, servers=[server("a", [0, 10])]
         )
         check(doc, f"{OBJECTS}.database", "d10'", "1 to 64 letters")
 
@@ -409,9 +389,7 @@ class TestRanges:
         check(doc, f"{FIRST}.shards[1]", "shards 5-9 are twice on 'a'")
 
     def test_overlap_with_one_that_began_long_before(self) -> None:
-        doc = servers(
-            server("a", [0, 15]), server("b", [1, 2]), server("c", [9, 12])
-        )
+        doc = servers(server("a", [0, 15]), server("b", [1, 2]), server("c", [9, 12]))
         found = problems(doc)
         assert [one.place for one in found] == [
             f"{SECOND}.shards",
@@ -423,10 +401,7 @@ class TestRanges:
         doc = servers(server("a", [0, 15]), server("b", [3, 3]))
         del doc["keyspaces"]["objects"]["servers"][1]["name"]
         found = problems(doc)
-        assert [one.place for one in found] == [
-            f"{SECOND}.name",
-            f"{SECOND}.shards",
-        ]
+        assert [one.place for one in found] == [f"{SECOND}.name", f"{SECOND}.shards"]
         assert f"on 'a' and on {SECOND}" in found[1].message
 
     def test_a_range_that_cannot_be_read_makes_no_gap(self) -> None:
@@ -438,13 +413,7 @@ class TestServersTogether:
     def test_duplicate_names(self) -> None:
         doc = document()
         doc["keyspaces"]["objects"]["servers"][1]["name"] = "a"
-        check(
-            doc,
-            f"{SECOND}.name",
-            "'a' is already the name of",
-            FIRST,
-            "its own",
-        )
+        check(doc, f"{SECOND}.name", "'a' is already the name of", FIRST, "its own")
 
     def test_one_name_in_two_keyspaces_is_allowed(self) -> None:
         doc = document()
@@ -452,18 +421,11 @@ class TestServersTogether:
         Topology.from_mapping(doc, environ=ENVIRON)
 
     @pytest.mark.parametrize(
-        "url",
-        ["mysql://other:x@a:3306", "mysql://a", "mariadb+pymysql://x@A:3306"],
+        "url", ["mysql://other:x@a:3306", "mysql://a", "mariadb+pymysql://x@A:3306"]
     )
     def test_one_primary_twice(self, url: str) -> None:
         doc = servers(server("a", [0, 7]), server("b", [8, 15], primary=url))
-        check(
-            doc,
-            f"{SECOND}.primary",
-            "a:3306",
-            "already the primary of 'a'",
-            "one",
-        )
+        check(doc, f"{SECOND}.primary", "a:3306", "already the primary of 'a'", "one")
 
     @pytest.mark.parametrize(
         ("one", "two"),
@@ -490,13 +452,9 @@ class TestServersTogether:
         check(doc, f"{FIRST}.standby", "a:3306 is the primary itself")
 
     def test_sqlite_and_mysql_in_one_keyspace(self) -> None:
-        doc = servers(
-            server("a", [0, 7]), server("b", [8, 15], primary="sqlite:///x")
-        )
+        doc = servers(server("a", [0, 7]), server("b", [8, 15], primary="sqlite:///x"))
         check(
-            doc,
-            f"{SECOND}.primary",
-            "is on sqlite, but the primary of 'a' is on mysql",
+            doc, f"{SECOND}.primary", "is on sqlite, but the primary of 'a' is on mysql"
         )
 
     def test_sqlite_standby_of_mysql(self) -> None:
@@ -627,8 +585,7 @@ class TestCollisions:
     def test_a_standby_has_the_databases_too(self) -> None:
         doc = servers(server("a", [0, 15], standby="mysql://b"))
         doc["keyspaces"] |= global_document(
-            database="db00003",
-            servers=[{"name": "b", "primary": "mysql://b:3306"}],
+            database="db00003", servers=[{"name": "b", "primary": "mysql://b:3306"}]
         )["keyspaces"]
         check(doc, "keyspaces.main.database", "'db00003' on b:3306")
 
@@ -705,8 +662,7 @@ def test_no_message_shows_a_password() -> None:
         database=url,
         servers=[
             dict.fromkeys(
-                ("name", "primary", "standby", "shards", "weight"),
-                url + "/x",
+                ("name", "primary", "standby", "shards", "weight"), url + "/x"
             ),
             url,
             [url],

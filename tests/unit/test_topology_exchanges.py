@@ -25,11 +25,7 @@ def topology(**servers):
                             "name": name,
                             "primary": f"mysql://{primary}",
                             "shards": shards,
-                            **(
-                                {"standby": f"mysql://{more[0]}"}
-                                if more
-                                else {}
-                            ),
+                            **({"standby": f"mysql://{more[0]}"} if more else {}),
                         }
                         for name, (primary, shards, *more) in servers.items()
                     ],
@@ -110,8 +106,6 @@ def test_a_process_that_missed_a_version_gets_on():
 
 @pytest.mark.parametrize("host", ["h1", "H1", "h1:3306", "app:hush@h1"])
 def test_one_primary_for_two_servers_is_no_topology(host):
-    with pytest.raises(
-        TopologyError, match="is already the primary of"
-    ) as caught:
+    with pytest.raises(TopologyError, match="is already the primary of") as caught:
         topology(a=("h1", [0, 3]), b=(host, [4, 7]))
     assert "hush" not in str(caught.value)

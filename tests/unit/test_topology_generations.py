@@ -12,18 +12,22 @@ from typing import Any
 import pytest
 
 from sqla_shard.exc import TopologyError
-from sqla_shard.topology import describe
-from sqla_shard.topology import read_document
-from sqla_shard.topology import Server
-from sqla_shard.topology import ShardRange
-from sqla_shard.topology import to_json
-from sqla_shard.topology import Topology
-from sqla_shard.topology.generations import cautions
-from sqla_shard.topology.generations import inherited
-from sqla_shard.topology.generations import lowered_generations
-from sqla_shard.topology.generations import numbers
-from sqla_shard.topology.generations import with_raised_generations
-from sqla_shard.topology.generations import without_generations
+from sqla_shard.topology import (
+    describe,
+    read_document,
+    Server,
+    ShardRange,
+    to_json,
+    Topology,
+)
+from sqla_shard.topology.generations import (
+    cautions,
+    inherited,
+    lowered_generations,
+    numbers,
+    with_raised_generations,
+    without_generations,
+)
 
 Used = dict[tuple[str, str], int]
 
@@ -44,9 +48,7 @@ def document(**servers: tuple[str, int | None]) -> dict[str, Any]:
                         "shards": [4 * index, 4 * index + 3],
                         **({} if number is None else {"generation": number}),
                     }
-                    for index, (name, (host, number)) in enumerate(
-                        servers.items()
-                    )
+                    for index, (name, (host, number)) in enumerate(servers.items())
                 ],
             }
         },
@@ -137,9 +139,7 @@ class TestDocuments:
             Topology.from_mapping(short, environ=blank)
 
     def test_a_server_made_by_hand_has_none(self) -> None:
-        made = Server(
-            name="a", primary="mysql://a", shards=(ShardRange(0, 0),)
-        )
+        made = Server(name="a", primary="mysql://a", shards=(ShardRange(0, 0),))
         assert made.generation is None
 
 
@@ -173,29 +173,22 @@ class TestRaised:
             one["keyspaces"]["objects"]["servers"][0]["primary"] = url
         found = Topology.from_mapping(new)
         assert (
-            with_raised_generations(Topology.from_mapping(old), found, never)
-            is found
+            with_raised_generations(Topology.from_mapping(old), found, never) is found
         )
 
     def test_above_every_number_of_the_history(self) -> None:
         old, new = topology(a=("one", 3)), topology(a=("two", 3))
         used = {("objects", "a"): 9, ("objects", "b"): 50, ("x", "a"): 70}
-        assert given(with_raised_generations(old, new, lambda: used)) == {
-            "a": 10
-        }
+        assert given(with_raised_generations(old, new, lambda: used)) == {"a": 10}
         used = {("objects", "a"): 2}
-        assert given(with_raised_generations(old, new, lambda: used)) == {
-            "a": 4
-        }
+        assert given(with_raised_generations(old, new, lambda: used)) == {"a": 4}
 
     @pytest.mark.parametrize("host", ["one", "two"])
     @pytest.mark.parametrize(("number", "found"), [(5, 8), (7, 8), (9, 9)])
     def test_raised_by_hand(self, host: str, number: int, found: int) -> None:
         old, new = topology(a=("one", 3)), topology(a=(host, number))
         used = {("objects", "a"): 7}
-        assert given(with_raised_generations(old, new, lambda: used)) == {
-            "a": found
-        }
+        assert given(with_raised_generations(old, new, lambda: used)) == {"a": found}
 
     @pytest.mark.parametrize("host", ["one", "two"])
     def test_the_first_number(self, host: str) -> None:
@@ -220,9 +213,7 @@ class TestRaised:
     def test_a_number_after_none(self) -> None:
         old, new = topology(a=("one", None)), topology(a=("one", 2))
         used = {("objects", "a"): 2}
-        assert given(with_raised_generations(old, new, lambda: used)) == {
-            "a": 3
-        }
+        assert given(with_raised_generations(old, new, lambda: used)) == {"a": 3}
 
     def test_another_name_of_a_machine(self) -> None:
         old, new = topology(a=("one", 3)), topology(a=("uno", 3))
@@ -249,9 +240,7 @@ class TestRaised:
         assert "2 is lower than 3, which 'a' has now" in problem.message
         assert "write 3" in problem.message
         for number in (3, 4, None):
-            assert not list(
-                lowered_generations(old, topology(a=("two", number)))
-            )
+            assert not list(lowered_generations(old, topology(a=("two", number))))
         assert not list(lowered_generations(topology(b=("one", 3)), new))
 
 
@@ -308,11 +297,7 @@ def test_no_life_has_the_number_of_another(rng: random.Random) -> None:
         {"keyspaces": {"o": {"servers": [{"name": "a", "generation": "1"}]}}},
         {"keyspaces": {"o": {"servers": [{"name": "a", "generation": True}]}}},
         {"keyspaces": {"o": {"servers": [{"name": "a", "generation": -1}]}}},
-        {
-            "keyspaces": {
-                "o": {"servers": [{"name": "a", "generation": 2**63}]}
-            }
-        },
+        {"keyspaces": {"o": {"servers": [{"name": "a", "generation": 2**63}]}}},
     ],
     ids=json.dumps,
 )

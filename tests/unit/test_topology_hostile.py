@@ -9,23 +9,17 @@ from __future__ import annotations
 import json
 import random
 import tracemalloc
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from time import process_time
-from typing import Any
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from sqla_shard import FileSource
 from sqla_shard.exc import TopologyError
-from sqla_shard.topology import describe
-from sqla_shard.topology import diff
-from sqla_shard.topology import read_document
-from sqla_shard.topology import to_json
-from sqla_shard.topology import Topology
+from sqla_shard.topology import describe, diff, read_document, to_json, Topology
 from sqla_shard.topology.follow import Snapshot
 from sqla_shard.topology.source import MAX_BYTES
 from sqla_shard.topology.urls import MAX_LENGTH
@@ -115,9 +109,7 @@ class TestOptions:
     )
     def test_refused(self, option: str) -> None:
         name = option.partition("=")[0].replace("%5F", "_")
-        found = message(
-            read(document(m=keyspace(primary=f"mysql://h?{option}")))
-        )
+        found = message(read(document(m=keyspace(primary=f"mysql://h?{option}"))))
         assert "keyspaces.m.servers[0].primary" in found
         assert "which is not allowed in a URL" in found
         assert "engine_options={'connect_args'" in found
@@ -148,9 +140,7 @@ class TestOptions:
         found = message(read(document(m=keyspace(primary=url))))
         assert "the option 'ssl_ca' twice" in found
 
-    @pytest.mark.parametrize(
-        "driver", ["mariadbconnector", "mysqlconnector", "pyodbc"]
-    )
+    @pytest.mark.parametrize("driver", ["mariadbconnector", "mysqlconnector", "pyodbc"])
     def test_drivers_whose_options_are_not_known(self, driver: str) -> None:
         url = f"mysql+{driver}://h?ssl_ca=/ca"
         found = message(read(document(m=keyspace(primary=url))))
@@ -244,19 +234,12 @@ def encoded(values: object) -> bytes:
 
 
 def many(count: int, entry: Callable[[int], dict[str, Any]]) -> bytes:
-    return json.dumps(
-        document(**{f"k{n}": entry(n) for n in range(count)})
-    ).encode()
+    return json.dumps(document(**{f"k{n}": entry(n) for n in range(count)})).encode()
 
 
 def sharded(database: str, first: int = 0, last: int = 7) -> dict[str, Any]:
     one = {"name": "a", "primary": "mysql://h", "shards": [[0, 7]]}
-    return {
-        "kind": "mod",
-        "shards": 8,
-        "database": database,
-        "servers": [one],
-    }
+    return {"kind": "mod", "shards": 8, "database": database, "servers": [one]}
 
 
 def one_server_of(shards: object, **more: object) -> dict[str, Any]:
@@ -264,9 +247,7 @@ def one_server_of(shards: object, **more: object) -> dict[str, Any]:
         "kind": "objects",
         "shards": 65536,
         "database": "db{shard}",
-        "servers": [
-            {"name": "a", "primary": "mysql://h", "shards": shards, **more}
-        ],
+        "servers": [{"name": "a", "primary": "mysql://h", "shards": shards, **more}],
     }
 
 
@@ -294,9 +275,7 @@ JSON: dict[str, Callable[[], bytes]] = {
     "globals of one name": lambda: many(2000, lambda n: keyspace("main")),
     "mods": lambda: many(1500, lambda n: sharded(f"s{n}_{{shard}}")),
     "mods of one name": lambda: many(1500, lambda n: sharded("s{shard}")),
-    "digits": lambda: many(
-        300, lambda n: sharded(f"{'1' * (n % 59)}{{shard}}")
-    ),
+    "digits": lambda: many(300, lambda n: sharded(f"{'1' * (n % 59)}{{shard}}")),
     "widths": lambda: many(500, lambda n: sharded(f"s{{shard:0{n % 60}d}}")),
     "servers": lambda: encoded(document(k=many_servers(5000))),
     "ranges": lambda: encoded(

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from sqla_shard import pack
-from sqla_shard import Topology
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import UnknownKeyspaceError
-from sqla_shard.exc import UnknownShardError
+from sqla_shard import pack, Topology
+from sqla_shard.exc import InvalidIdError, UnknownKeyspaceError, UnknownShardError
 from sqla_shard.testing.topology_documents import topology_document
-from sqla_shard.topology import describe
-from sqla_shard.topology import find_object
-from sqla_shard.topology import find_shard
+from sqla_shard.topology import describe, find_object, find_shard
 
 URLS = {f"s{n}": f"mysql://app:hush@host{n}?ssl_ca=/ca" for n in (1, 2)}
 
 
 @pytest.fixture
 def topology():
-    return Topology.from_mapping(
-        topology_document(URLS, 8, main=True, lookup=2)
-    )
+    return Topology.from_mapping(topology_document(URLS, 8, main=True, lookup=2))
 
 
 def test_objects_and_shards_are_found(topology, rng):

@@ -11,13 +11,8 @@ from typing import Any
 
 import pytest
 
-from sqla_shard.exc import TopologyError
-from sqla_shard.exc import UnknownKeyspaceError
-from sqla_shard.exc import UnknownShardError
-from sqla_shard.topology import Keyspace
-from sqla_shard.topology import Server
-from sqla_shard.topology import ShardRange
-from sqla_shard.topology import Topology
+from sqla_shard.exc import TopologyError, UnknownKeyspaceError, UnknownShardError
+from sqla_shard.topology import Keyspace, Server, ShardRange, Topology
 
 
 def server(name: str, *ranges: tuple[int, int], **keys: Any) -> Server:
@@ -41,19 +36,13 @@ def keyspace(*servers: Server, **keys: Any) -> Keyspace:
 
 
 def topology(*keyspaces: Keyspace, epoch: int = 7) -> Topology:
-    return Topology(
-        epoch=epoch, keyspaces={one.name: one for one in keyspaces}
-    )
+    return Topology(epoch=epoch, keyspaces={one.name: one for one in keyspaces})
 
 
 A = server("a", (0, 3), (8, 15))
 B = server("b", (4, 7), weight=2.5)
 MAIN = keyspace(
-    server("main", (0, 0)),
-    name="main",
-    kind="global",
-    shards=1,
-    database="main",
+    server("main", (0, 0)), name="main", kind="global", shards=1, database="main"
 )
 
 
@@ -220,10 +209,7 @@ class TestTopology:
             whole.epoch = 2  # type: ignore[misc]
 
     def test_compares_by_value(self) -> None:
-        one, two = (
-            topology(keyspace(A, B), MAIN),
-            topology(keyspace(A, B), MAIN),
-        )
+        one, two = (topology(keyspace(A, B), MAIN), topology(keyspace(A, B), MAIN))
         assert one == two
         assert hash(one) == hash(two)
         assert one != topology(keyspace(A, B), MAIN, epoch=8)
@@ -349,9 +335,7 @@ class TestMadeByHand:
         )
 
     def test_name_and_key_differ(self) -> None:
-        with pytest.raises(
-            TopologyError, match="'main'; use one name for both"
-        ):
+        with pytest.raises(TopologyError, match="'main'; use one name for both"):
             Topology(epoch=1, keyspaces={"other": MAIN})
 
     @pytest.mark.parametrize(

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from sqlalchemy import make_url
 
 from sqla_shard.exc import TopologyError
-from sqla_shard.topology import fill
-from sqla_shard.topology import Topology
+from sqla_shard.topology import fill, Topology
 
 ENVIRON = {"USER_NAME": "app", "PW": "p@ss/w:rd", "NESTED": "${PW}$$"}
 SHORT = {"s": {"range": [0, 1], "master": "h"}}
@@ -70,10 +68,7 @@ def test_a_password_cannot_change_the_url() -> None:
 
 class TestPolicy:
     def test_names_are_the_applications_choice(self) -> None:
-        options: dict[str, Any] = {
-            "url": "mysql://x:${PW}@{host}",
-            "environ": ENVIRON,
-        }
+        options: dict[str, Any] = {"url": "mysql://x:${PW}@{host}", "environ": ENVIRON}
         Topology.from_mapping(SHORT, placeholders=["PW"], **options)
         with pytest.raises(TopologyError, match=r"allows \(none\)"):
             Topology.from_mapping(SHORT, placeholders=[], **options)
@@ -95,9 +90,6 @@ class TestPolicy:
     def test_nothing_is_filled_in(self) -> None:
         environ = {"MYSQL_USER": "joe", "MYSQL_PASSWORD": "hunter2"}
         topology = Topology.from_mapping(SHORT, environ=environ)
-        for text in (
-            repr(topology.keyspace("objects")),
-            str(topology.to_mapping()),
-        ):
+        for text in (repr(topology.keyspace("objects")), str(topology.to_mapping())):
             assert "mysql://${MYSQL_USER}:${MYSQL_PASSWORD}@h" in text
             assert "hunter2" not in text

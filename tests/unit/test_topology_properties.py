@@ -9,14 +9,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import assume
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from sqla_shard.exc import TopologyError
-from sqla_shard.topology import diff
-from sqla_shard.topology import Keyspace
-from sqla_shard.topology import Topology
+from sqla_shard.topology import diff, Keyspace, Topology
 
 _LOGINS = st.sampled_from(
     ["", "app@", "app:pa$$word@", "${MYSQL_USER}:${MYSQL_PASSWORD}@"]
@@ -29,9 +25,7 @@ ENVIRON = {"MYSQL_USER": "app", "MYSQL_PASSWORD": "hunter2"}
 def shares(draw: st.DrawFn, count: int) -> list[list[list[int]]]:
     """Ranges that share out ``count`` shards, for each server at least one."""
     cuts = (
-        draw(st.sets(st.integers(1, count - 1), max_size=12))
-        if (count > 1)
-        else set()
+        draw(st.sets(st.integers(1, count - 1), max_size=12)) if (count > 1) else set()
     )
     borders = [0, *sorted(cuts), count]
     ranges = [[first, after - 1] for first, after in pairwise(borders)]
@@ -45,11 +39,7 @@ def shares(draw: st.DrawFn, count: int) -> list[list[list[int]]]:
 
 @st.composite
 def keyspaces(draw: st.DrawFn, name: str, kind: str) -> dict[str, Any]:
-    count = (
-        1
-        if kind == "global"
-        else draw(st.integers(1, 40) | st.integers(1, 65_536))
-    )
+    count = 1 if kind == "global" else draw(st.integers(1, 40) | st.integers(1, 65_536))
     servers = []
     for number, ranges in enumerate(draw(shares(count))):
         # Hosts are the keyspace's own, lest database names collide.
@@ -70,9 +60,7 @@ def keyspaces(draw: st.DrawFn, name: str, kind: str) -> dict[str, Any]:
     document = {"kind": kind, "servers": servers}
     if kind == "global":
         return {**document, "database": "main"}
-    template = draw(
-        st.sampled_from(["db{shard:05d}", "{shard}_x", "d{shard:d}"])
-    )
+    template = draw(st.sampled_from(["db{shard:05d}", "{shard}_x", "d{shard:d}"]))
     return {**document, "shards": count, "database": template}
 
 
@@ -89,9 +77,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
     kinds = st.sampled_from(["objects", "mod", "global"])
     return {
         "epoch": draw(st.integers(0, 2**40)),
-        "keyspaces": {
-            name: draw(keyspaces(name, draw(kinds))) for name in names
-        },
+        "keyspaces": {name: draw(keyspaces(name, draw(kinds))) for name in names},
     }
 
 
@@ -154,19 +140,12 @@ def test_valid_documents_load_and_come_back(document: dict[str, Any]) -> None:
 @given(documents())
 def test_each_shard_is_on_one_server(document: dict[str, Any]) -> None:
     for keyspace in load(document).keyspaces.values():
-        held = [
-            shard
-            for one in keyspace.servers
-            for r in one.shards
-            for shard in r
-        ]
+        held = [shard for one in keyspace.servers for r in one.shards for shard in r]
         assert len(held) == keyspace.shards
         assert set(held) == set(keyspace.shard_ids)
         databases = set()
         for shard_id in sample(keyspace):
-            assert keyspace.server_for(shard_id).name == scan(
-                keyspace, shard_id
-            )
+            assert keyspace.server_for(shard_id).name == scan(keyspace, shard_id)
             databases.add(keyspace.database_for(shard_id))
         assert len(databases) == len(sample(keyspace))
 
@@ -220,9 +199,7 @@ def test_a_range_lost_or_held_twice_is_refused(data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-def test_moves_are_those_of_a_shard_by_shard_comparison(
-    data: st.DataObject,
-) -> None:
+def test_moves_are_those_of_a_shard_by_shard_comparison(data: st.DataObject) -> None:
     old, new = (
         load({"epoch": 1, "keyspaces": {"x": data.draw(keyspaces("x", kind))}})
         for kind in ("objects", "objects")
@@ -247,8 +224,7 @@ def test_moves_are_those_of_a_shard_by_shard_comparison(
         # Neither in the wrong order, nor in two pieces without need.
         assert one.shards.last < two.shards.first
         assert one.shards.last + 1 < two.shards.first or (
-            (one.from_server, one.to_server)
-            != (two.from_server, two.to_server)
+            (one.from_server, one.to_server) != (two.from_server, two.to_server)
         )
     counts = [*found.opened, *found.closed]
     assert bool(counts) == (before.shards != after.shards)

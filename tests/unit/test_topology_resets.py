@@ -8,25 +8,15 @@ from typing import Any
 
 import pytest
 
-from sqla_shard import Cluster
-from sqla_shard import FileSource
-from sqla_shard import Topology
-from sqla_shard.exc import StaleTopologyError
-from sqla_shard.exc import TopologyError
-from sqla_shard.exc import TopologyRefusedError
-from sqla_shard.topology import describe
-from sqla_shard.topology import read_document
-from sqla_shard.topology import to_json
-from sqla_shard.topology.follow import check_newer
-from sqla_shard.topology.follow import Snapshot
-from sqla_shard.topology.parse import MAX_EPOCH
-from sqla_shard.topology.parse import MAX_STEP
+from sqla_shard import Cluster, FileSource, Topology
+from sqla_shard.exc import StaleTopologyError, TopologyError, TopologyRefusedError
+from sqla_shard.topology import describe, read_document, to_json
+from sqla_shard.topology.follow import check_newer, Snapshot
+from sqla_shard.topology.parse import MAX_EPOCH, MAX_STEP
 from tests.servers.following import until
 
 
-def topology(
-    epoch: int, resets: int = 0, *, primary: str = "mysql://h"
-) -> Topology:
+def topology(epoch: int, resets: int = 0, *, primary: str = "mysql://h") -> Topology:
     return Topology.from_mapping(
         {
             "epoch": epoch,
@@ -74,15 +64,9 @@ def test_before_a_reset_is_older() -> None:
 
 @pytest.mark.parametrize(
     ("epoch", "resets", "place"),
-    [
-        (MAX_EPOCH, 1, "epoch"),
-        (42, 1001, "resets"),
-        (42, MAX_EPOCH, "resets"),
-    ],
+    [(MAX_EPOCH, 1, "epoch"), (42, 1001, "resets"), (42, MAX_EPOCH, "resets")],
 )
-def test_a_reset_leaves_numbers_for_others(
-    epoch: int, resets: int, place: str
-) -> None:
+def test_a_reset_leaves_numbers_for_others(epoch: int, resets: int, place: str) -> None:
     with pytest.raises(TopologyRefusedError) as caught:
         check(topology(41), topology(epoch, resets))
     assert [one.place for one in caught.value.problems] == [place]

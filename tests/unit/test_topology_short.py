@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from sqla_shard.exc import Problem
-from sqla_shard.exc import TopologyError
+from sqla_shard.exc import Problem, TopologyError
 from sqla_shard.topology import Topology
 
 ENVIRON = {"MYSQL_USER": "app", "MYSQL_PASSWORD": "hunter2"}
@@ -47,12 +46,8 @@ def test_the_published_map() -> None:
     assert len(objects.servers) == 8
     server = objects.server_for(3429)
     assert server.name == "sharddb007"
-    assert server.primary == (
-        "mysql://${MYSQL_USER}:${MYSQL_PASSWORD}@MySQL007A"
-    )
-    assert server.standby == (
-        "mysql://${MYSQL_USER}:${MYSQL_PASSWORD}@MySQL007B"
-    )
+    assert server.primary == ("mysql://${MYSQL_USER}:${MYSQL_PASSWORD}@MySQL007A")
+    assert server.standby == ("mysql://${MYSQL_USER}:${MYSQL_PASSWORD}@MySQL007B")
     assert objects.database_for(3429) == "db03429"
     assert objects.database_for(0) == "db00000"
 
@@ -76,9 +71,7 @@ def test_it_has_a_full_form() -> None:
     ],
 )
 def test_servers(host: str, url: str) -> None:
-    topology = load(
-        {"s": {"range": [0, 7], "master": host}}, url="mysql://u:x@{host}"
-    )
+    topology = load({"s": {"range": [0, 7], "master": host}}, url="mysql://u:x@{host}")
     (server,) = topology.keyspace("objects").servers
     assert (server.primary, server.standby) == (url, None)
 
@@ -118,26 +111,15 @@ def test_all_problems_are_reported_where_the_author_wrote() -> None:
         "shard db": {"range": (0, 0), "master": "${HOST}"},
         "sharddb004": {"range": (600, 601), "master": "h", "slave": "H:3306"},
     }
-    assert [
-        (one.place, one.message.split(";")[0]) for one in problems(document)
-    ] == [
+    assert [(one.place, one.message.split(";")[0]) for one in problems(document)] == [
         ("sharddb001.master", "is missing"),
         ("sharddb001.slave", "'a:***@c' is not the URL of a server"),
-        (
-            "sharddb001.mastr",
-            "is not a valid key here (range, master, slave)",
-        ),
+        ("sharddb001.mastr", "is not a valid key here (range, master, slave)"),
         ("sharddb002", "5 is not a table"),
         ("shard db", "'shard db' is not a valid server name"),
-        (
-            "shard db.range",
-            "shard 0 is on 'sharddb001' and on 'shard db'",
-        ),
+        ("shard db.range", "shard 0 is on 'sharddb001' and on 'shard db'"),
         ("shard db.master", "'${HOST}' is not the URL of a server"),
-        (
-            "shard db.master",
-            PLACEHOLDERS,
-        ),
+        ("shard db.master", PLACEHOLDERS),
         ("sharddb004.slave", "h:3306 is the primary itself"),
     ]
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from types import FrameType
 from typing import Any
@@ -18,16 +17,10 @@ from typing import Any
 import pytest
 from sqlalchemy.dialects import mysql
 
-from sqla_shard import Cluster
-from sqla_shard import Topology
+from sqla_shard import Cluster, Topology
 from sqla_shard.engine import locations
-from sqla_shard.topology import diff
-from sqla_shard.topology import read_document
-from sqla_shard.topology import refusals
-from tests.models.sizes import document
-from tests.models.sizes import measured
-from tests.models.sizes import Memory
-from tests.models.sizes import topology
+from sqla_shard.topology import diff, read_document, refusals
+from tests.models.sizes import document, measured, Memory, topology
 
 ENVIRON = {"MYSQL_USER": "app", "MYSQL_PASSWORD": "secret"}
 
@@ -161,9 +154,7 @@ def test_a_swap_grows_with_the_ranges(
     assert grown(swap) < 9
 
 
-def test_keyspaces_that_share_servers_are_not_compared_shard_by_shard() -> (
-    None
-):
+def test_keyspaces_that_share_servers_are_not_compared_shard_by_shard() -> None:
     def both(shards: int) -> dict[str, Any]:
         values = document(shards=shards, servers=8, ranges=64)
         other = document(shards=shards, servers=8, ranges=64, turn=1)

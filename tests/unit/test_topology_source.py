@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 from sqla_shard.exc import TopologyError
-from sqla_shard.topology import FileSource
-from sqla_shard.topology import ShardRange
-from sqla_shard.topology import Topology
-from sqla_shard.topology import TopologySource
+from sqla_shard.topology import FileSource, ShardRange, Topology, TopologySource
 
 ENVIRON = {"MYSQL_USER": "app", "MYSQL_PASSWORD": "hunter2"}
 TOML = """\
@@ -184,9 +181,7 @@ def test_not_utf8(tmp_path: Path) -> None:
         ("t.json", '"mysql://a:hunter2@b"', "document", "is not a table"),
     ],
 )
-def test_syntax(
-    tmp_path: Path, name: str, text: str, place: str, words: str
-) -> None:
+def test_syntax(tmp_path: Path, name: str, text: str, place: str, words: str) -> None:
     error = refused(write(tmp_path / name, text))
     (problem,) = error.problems
     assert problem.place == place
@@ -195,9 +190,7 @@ def test_syntax(
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999"])
-def test_numbers_that_only_python_takes_for_json(
-    tmp_path: Path, value: str
-) -> None:
+def test_numbers_that_only_python_takes_for_json(tmp_path: Path, value: str) -> None:
     document = json.dumps(
         Topology.from_mapping(
             {"s": {"range": [0, 511], "master": "h"}}, environ=ENVIRON

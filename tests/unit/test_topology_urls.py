@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from sqlalchemy import make_url
 
 from sqla_shard.exc import TopologyError
-from sqla_shard.topology import redact
-from sqla_shard.topology import Server
-from sqla_shard.topology import ShardRange
-from sqla_shard.topology import Topology
+from sqla_shard.topology import redact, Server, ShardRange, Topology
 
 ENVIRON = {"MYSQL_USER": "app", "MYSQL_PASSWORD": "hunter2", "HOME": "/"}
 
@@ -111,11 +106,7 @@ def test_host_missing(url: str) -> None:
 
 @pytest.mark.parametrize("host", ["a b", "a,b", "-a", "a.", "h#x", "ü", "a\\"])
 def test_host_wrong(host: str) -> None:
-    check(
-        f"mysql://u@{host}",
-        f"has the invalid host {host!r}",
-        "letters, digits",
-    )
+    check(f"mysql://u@{host}", f"has the invalid host {host!r}", "letters, digits")
 
 
 @pytest.mark.parametrize("host", ["::g", "1", "h"])
@@ -123,9 +114,7 @@ def test_ipv6_wrong(host: str) -> None:
     check(f"mysql://u@[{host}]", f"invalid IPv6 address, [{host}]")
 
 
-@pytest.mark.parametrize(
-    "port", ["", "0", "65536", "1e3", "-1", "٣", "9" * 1000]
-)
+@pytest.mark.parametrize("port", ["", "0", "65536", "1e3", "-1", "٣", "9" * 1000])
 def test_port(port: str) -> None:
     check(f"mysql://h:{port}", "has an invalid port", "or omit it")
 
@@ -180,9 +169,7 @@ def test_sqlite_has_only_a_path(url: str) -> None:
     check(url, "has a host, a user or options", "sqlite:////absolute")
 
 
-@pytest.mark.parametrize(
-    "url", ["sqlite://", "sqlite:///", "sqlite:///:memory:"]
-)
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:"])
 def test_sqlite_directory_missing(url: str) -> None:
     check(url, repr(url), "names no directory", "sqlite:///data/server1")
 
@@ -212,9 +199,7 @@ class TestPlaceholders:
         assert "is not the URL of a server" in first
         assert "only in the user and the password" in second
 
-    @pytest.mark.parametrize(
-        "url", ["mysql://${HOME}:x@h", "mysql://x:${HOME}@h"]
-    )
+    @pytest.mark.parametrize("url", ["mysql://${HOME}:x@h", "mysql://x:${HOME}@h"])
     def test_of_a_name_that_is_not_allowed(self, url: str) -> None:
         check(
             url,
@@ -286,10 +271,7 @@ class TestRedact:
             ("h", "h"),
             ("", ""),
             ("sqlite:///data", "sqlite:///data"),
-            (
-                "mysql://h?ssl=1&password=pw&x=1",
-                "mysql://h?ssl=***&password=***&x=***",
-            ),
+            ("mysql://h?ssl=1&password=pw&x=1", "mysql://h?ssl=***&password=***&x=***"),
             ("mysql://h?ssl_passphrase=pw", "mysql://h?ssl_passphrase=***"),
         ],
     )
@@ -302,9 +284,7 @@ class TestRedact:
             lambda text: f"{text}hunter2"
         )
     )
-    def test_no_password_is_shown_however_it_is_written(
-        self, password: str
-    ) -> None:
+    def test_no_password_is_shown_however_it_is_written(self, password: str) -> None:
         assert "hunter2" not in redact(f"mysql://app:{password}@h:3306")
 
 
@@ -334,11 +314,7 @@ _PART = st.text(alphabet="ab9.:/@?%[]$-+ &=", max_size=8)
 )
 @settings(max_examples=10 * settings().max_examples)  # few are accepted
 def test_an_accepted_url_is_read_as_sqlalchemy_reads_it(
-    user: str | None,
-    password: str | None,
-    host: str,
-    port: str | None,
-    rest: str,
+    user: str | None, password: str | None, host: str, port: str | None, rest: str
 ) -> None:
     login = "" if user is None else user
     login += "" if password is None else f":{password}"

@@ -6,25 +6,12 @@ import pickle
 import sys
 
 import pytest
-from sqlalchemy import create_engine
-from sqlalchemy import JSON
-from sqlalchemy import select
+from sqlalchemy import create_engine, JSON, select
 from sqlalchemy.ext.mutable import Mutable
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import Session
-from tracked import check_links
-from tracked import heard
-from tracked import Listener
-from tracked import nest
-from tracked import nodes
-from tracked import repickled
-from tracked import touch
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, Session
+from tracked import check_links, heard, Listener, nest, nodes, repickled, touch
 
-from sqla_shard.types.tracking import plain
-from sqla_shard.types.tracking import TrackedDict
-from sqla_shard.types.tracking import TrackedList
+from sqla_shard.types.tracking import plain, TrackedDict, TrackedList
 
 # -- every mutator ----------------------------------------------------------
 
@@ -51,10 +38,7 @@ DICT_CALLS = {
         ({}, lambda d: d.__ior__([("a", [1])]) and None),
     ],
     "clear": [({"a": [1]}, lambda d: d.clear())],
-    "pop": [
-        ({"a": [1]}, lambda d: d.pop("a")),
-        ({"a": [1]}, lambda d: d.pop("a", 7)),
-    ],
+    "pop": [({"a": [1]}, lambda d: d.pop("a")), ({"a": [1]}, lambda d: d.pop("a", 7))],
     "popitem": [({"a": 1, "b": [2]}, lambda d: d.popitem())],
     "setdefault": [
         ({}, lambda d: d.setdefault("a", [1])),
@@ -111,10 +95,7 @@ LIST_CALLS = {
 
 @pytest.mark.parametrize(
     ("base", "cls", "calls"),
-    [
-        (dict, TrackedDict, DICT_CALLS),
-        (list, TrackedList, LIST_CALLS),
-    ],
+    [(dict, TrackedDict, DICT_CALLS), (list, TrackedList, LIST_CALLS)],
 )
 def test_every_mutator_is_overridden_and_tried(base, cls, calls):
     mutators = {name for name in dir(base) if name not in READING}
@@ -133,10 +114,7 @@ def test_every_mutator_is_overridden_and_tried(base, cls, calls):
 )
 def test_mutators_do_what_the_plain_ones_do_and_notify(before, act):
     mirror = copy.deepcopy(before)
-    for container, listener in (
-        heard(before),
-        _nested(before),
-    ):
+    for container, listener in (heard(before), _nested(before)):
         mirror = copy.deepcopy(before)
         old = dict(nodes(container))
         assert act(container) == act(mirror)
@@ -220,10 +198,7 @@ def test_shallow_copies_are_plain():
     "duplicate",
     [
         copy.deepcopy,
-        *(
-            lambda x, p=p: repickled(x, p)
-            for p in range(pickle.HIGHEST_PROTOCOL + 1)
-        ),
+        *(lambda x, p=p: repickled(x, p) for p in range(pickle.HIGHEST_PROTOCOL + 1)),
     ],
 )
 def test_deep_copies_and_pickles_are_tracked_and_on_their_own(duplicate):

@@ -1,24 +1,14 @@
 from __future__ import annotations
 
 import pytest
-from tracked import check_links
-from tracked import heard
-from tracked import touch
+from tracked import check_links, heard, touch
 
-from sqla_shard.types.tracking import detach
-from sqla_shard.types.tracking import track
-from sqla_shard.types.tracking import TrackedDict
-from sqla_shard.types.tracking import TrackedList
+from sqla_shard.types.tracking import detach, track, TrackedDict, TrackedList
 
 
 def test_removed_containers_no_longer_notify():
     root, listener = heard({"a": [1], "b": {"c": [2]}, "d": [[3], [4]]})
-    out = [
-        root.pop("a"),
-        root["b"],
-        root["d"][0],
-        root["d"][1],
-    ]
+    out = [root.pop("a"), root["b"], root["d"][0], root["d"][1]]
     root["b"] = 1
     del root["d"][0]
     root["d"][:] = []

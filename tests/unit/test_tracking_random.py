@@ -4,17 +4,11 @@ import copy
 import json
 import random
 
-from hypothesis import given
-from hypothesis import strategies as st
-from tracked import check_links
-from tracked import heard
-from tracked import nodes
-from tracked import touch
+from hypothesis import given, strategies as st
+from tracked import check_links, heard, nodes, touch
 
 from sqla_shard.exc import BlobValueError
-from sqla_shard.types.tracking import plain
-from sqla_shard.types.tracking import track
-from sqla_shard.types.tracking import TrackedDict
+from sqla_shard.types.tracking import plain, track, TrackedDict
 
 scalars = st.one_of(
     st.none(),
@@ -46,9 +40,7 @@ DICT_OPS = {
     "own": lambda d, r, v: d.__setitem__(
         r.choice("abcd"), copy.copy(d.get(r.choice("abcd")))
     ),
-    "alias": lambda d, r, v: d.__setitem__(
-        r.choice("abcd"), d.get(r.choice("abcd"))
-    ),
+    "alias": lambda d, r, v: d.__setitem__(r.choice("abcd"), d.get(r.choice("abcd"))),
     "same": lambda d, r, v: d.update(d),
     "refused": lambda d, r, v: d.update({"a": v, "b": b""}),
 }
@@ -64,9 +56,7 @@ LIST_OPS = {
     "extend": lambda x, r, v: x.extend([v, [v]]),
     "insert": lambda x, r, v: x.insert(r.randint(-3, 3), v),
     "set": lambda x, r, v: x.__setitem__(r.randint(-3, 3), v),
-    "slice": lambda x, r, v: x.__setitem__(
-        _slice(x, r), [v] * r.randint(0, 3)
-    ),
+    "slice": lambda x, r, v: x.__setitem__(_slice(x, r), [v] * r.randint(0, 3)),
     "del": lambda x, r, v: x.__delitem__(r.randint(-3, 3)),
     "del-slice": lambda x, r, v: x.__delitem__(_slice(x, r)),
     "pop": lambda x, r, v: x.pop(r.randint(-3, 3)),
@@ -152,11 +142,7 @@ def _restore(mirror, before):
 
 @given(st.dictionaries(keys, json_values))
 def test_the_three_ways_in_give_the_same(value):
-    for root in (
-        TrackedDict(value),
-        TrackedDict._trusted(value),
-        track(value),
-    ):
+    for root in (TrackedDict(value), TrackedDict._trusted(value), track(value)):
         assert repr(root) == repr(value)
         assert repr(plain(root)) == repr(value)
         assert json.loads(json.dumps(root)) == value

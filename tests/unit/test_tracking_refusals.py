@@ -7,18 +7,10 @@ from collections import OrderedDict
 from decimal import Decimal
 
 import pytest
-from tracked import check_links
-from tracked import heard
-from tracked import Listener
-from tracked import nest
-from tracked import repickled
+from tracked import check_links, heard, Listener, nest, repickled
 
 from sqla_shard.exc import BlobValueError
-from sqla_shard.types.tracking import MAX_DEPTH
-from sqla_shard.types.tracking import plain
-from sqla_shard.types.tracking import track
-from sqla_shard.types.tracking import TrackedDict
-from sqla_shard.types.tracking import TrackedList
+from sqla_shard.types.tracking import MAX_DEPTH, plain, track, TrackedDict, TrackedList
 
 
 class Colour(enum.IntEnum):
@@ -43,10 +35,7 @@ class Name(str, enum.Enum):  # noqa: UP042  # as older code has it
         (float("-inf"), "data[0]: -inf is not a JSON number"),
         ("\ud800x", "data[0]: '\\ud800x' has a lone surrogate"),
         ({"\udc00": 1}, 'data[0]["\\udc00"]: '),
-        (
-            {"a": [0, 0, b"x"]},
-            "data[0][\"a\"][2]: b'x' (bytes) is not a JSON value",
-        ),
+        ({"a": [0, 0, b"x"]}, "data[0][\"a\"][2]: b'x' (bytes) is not a JSON value"),
         ({"ö\n": b"x"}, 'data[0]["\\u00f6\\n"]: '),
         ({"ö": b"x"}, 'data[0]["ö"]: '),
         ({1: 2}, "data[0]: the key 1 is of type int"),
@@ -253,11 +242,7 @@ def test_refused_changes_change_nothing(before, act):
         ([1], lambda x: x.__setitem__(1, 2), IndexError),
         ([1], lambda x: x.__setitem__("a", 2), TypeError),
         ([1], lambda x: x.__setitem__(slice(0, 1), 2), TypeError),
-        (
-            [1, 2],
-            lambda x: x.__setitem__(slice(0, 2, 2), [[], []]),
-            ValueError,
-        ),
+        ([1, 2], lambda x: x.__setitem__(slice(0, 2, 2), [[], []]), ValueError),
         ([1], lambda x: x.__delitem__(1), IndexError),
         ([1], lambda x: x.remove(2), ValueError),
         ([1], lambda x: x.extend(2), TypeError),

@@ -5,14 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sqla_shard.engine import rendering
-from sqla_shard.engine.rendering import render
-from sqla_shard.engine.rendering import statements_for
-from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.ids import pack
-from sqla_shard.types.shard_bound import ComparedId
-from sqla_shard.types.shard_bound import Prefix
-from tests.unit.test_rendering import place
-from tests.unit.test_rendering import slot
+from sqla_shard.engine.rendering import render, statements_for
+from sqla_shard.ids import DEFAULT_LAYOUT, pack
+from sqla_shard.types.shard_bound import ComparedId, Prefix
+from tests.unit.test_rendering import place, slot
 
 TEXT = (
     "SELECT __sqla_shard__.pins.local_id + %s AS id "
@@ -104,9 +100,7 @@ def test_long_statements_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "SELECT a FROM __sqla_shard__.t WHERE a = %s"
     found = statements_for(text, ("3",), places, "%s")
     assert [len(values) for _, values in found] == [4, 4, 2]
-    assert "\nUNION ALL\n".join(
-        text for text, _ in found
-    ) == "\nUNION ALL\n".join(
+    assert "\nUNION ALL\n".join(text for text, _ in found) == "\nUNION ALL\n".join(
         text.replace("__sqla_shard__", p.schema) for p in places
     )
     monkeypatch.setattr(rendering, "MOST_CHARACTERS", 110)
@@ -131,10 +125,7 @@ def test_long_values_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_comment_at_the_end() -> None:
     text = "SELECT a FROM __sqla_shard__.t -- why"
     ((found, _),) = statements_for(text, (), [place(1), place(2)], "%s")
-    assert found.splitlines()[1:] == [
-        "UNION ALL",
-        "SELECT a FROM db00002.t -- why",
-    ]
+    assert found.splitlines()[1:] == ["UNION ALL", "SELECT a FROM db00002.t -- why"]
 
 
 def test_whole_numbers_stand_in_the_text() -> None:

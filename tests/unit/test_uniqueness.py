@@ -8,27 +8,33 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Column
-from sqlalchemy import ForeignKey
-from sqlalchemy import func
-from sqlalchemy import Index
-from sqlalchemy import MetaData
-from sqlalchemy import String
-from sqlalchemy import UniqueConstraint
+from sqlalchemy import (
+    Column,
+    ForeignKey,
+    func,
+    Index,
+    MetaData,
+    String,
+    UniqueConstraint,
+)
 from sqlalchemy.exc import SAWarning
-from sqlalchemy.orm import configure_mappers
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import registry
-from sqlalchemy.orm import relationship
+from sqlalchemy.orm import (
+    configure_mappers,
+    DeclarativeBase,
+    Mapped,
+    mapped_column,
+    registry,
+    relationship,
+)
 
-from sqla_shard import KeyspaceMixin
-from sqla_shard import LookupMixin
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import ObjectRef
-from sqla_shard import ShardedId
+from sqla_shard import (
+    KeyspaceMixin,
+    LookupMixin,
+    MappingMixin,
+    ObjectMixin,
+    ObjectRef,
+    ShardedId,
+)
 from sqla_shard.exc import UniquePerShardWarning
 from sqla_shard.models import normalization
 
@@ -68,9 +74,7 @@ def child_class(base: Any, **attributes: Any) -> Any:
         (base,),
         {
             "__tablename__": "labels",
-            "user_id": mapped_column(
-                ForeignKey("users.local_id"), primary_key=True
-            ),
+            "user_id": mapped_column(ForeignKey("users.local_id"), primary_key=True),
             "number": mapped_column(primary_key=True, type_=String(9)),
             "name": mapped_column(String(20)),
             **attributes,
@@ -79,9 +83,7 @@ def child_class(base: Any, **attributes: Any) -> Any:
 
 
 def mapping_class(base: Any, **attributes: Any) -> Any:
-    user = type(
-        "User", (ObjectMixin, base), {"__tablename__": "users"}, type_id=3
-    )
+    user = type("User", (ObjectMixin, base), {"__tablename__": "users"}, type_id=3)
     return type(
         "UserLikesPosts",
         (MappingMixin, base),
@@ -162,9 +164,7 @@ def test_an_index_of_a_column_too(base: Any) -> None:
         object_class(base, **column(unique=True, index=True))
 
 
-def test_a_column_that_names_the_shard_makes_it_hold_everywhere(
-    base: Any,
-) -> None:
+def test_a_column_that_names_the_shard_makes_it_hold_everywhere(base: Any) -> None:
     child_class(base, **arguments(UniqueConstraint("user_id", "name")))
     object_class(
         base,
@@ -216,9 +216,7 @@ def test_an_id_of_another_shard_does_not_help(base: Any) -> None:
 
 
 def test_the_message_names_the_column_that_helps(base: Any) -> None:
-    with pytest.warns(
-        UniquePerShardWarning, match="add 'user_id', the column"
-    ):
+    with pytest.warns(UniquePerShardWarning, match="add 'user_id', the column"):
         object_class(base, **column(unique=True))
     with pytest.warns(UniquePerShardWarning) as caught:
         type(

@@ -73,10 +73,7 @@ def test_two_at_once_in_a_folder_with_a_space(tmp_path):
     for one in both:
         output, _ = one.communicate(timeout=60)
         assert one.returncode == 0, output
-    assert {one.name for one in (folder / "bin").iterdir()} == {
-        "mysql",
-        "mysqld",
-    }
+    assert {one.name for one in (folder / "bin").iterdir()} == {"mysql", "mysqld"}
     assert not folder.with_name("mysql.new").exists()
     log = (tmp_path / "log").read_text().splitlines()
     assert log.count("update") == 1

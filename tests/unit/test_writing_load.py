@@ -6,12 +6,9 @@ import pytest
 
 from sqla_shard.testing.local_server import free_port
 from sqla_shard.testing.topology_documents import topology_document
-from tests.servers.load_checks import check
-from tests.servers.load_checks import Rows
+from tests.servers.load_checks import check, Rows
 from tests.servers.load_writers import RawWriter
-from tests.servers.published import moved
-from tests.servers.published import places
-from tests.servers.published import publish_to
+from tests.servers.published import moved, places, publish_to
 from tests.servers.writing_load import Load
 
 URL = "mysql://app:s%40cret@127.0.0.1:3306"
@@ -39,13 +36,9 @@ def test_a_writer_that_cannot_begin_is_reported(tmp_path):
 
 
 def test_unacknowledged_writes_are_logged(tmp_path, nobody):
-    load = Load(
-        nobody, shards=[2], folder=tmp_path, seed=1, processes=1, give_up=0.1
-    )
+    load = Load(nobody, shards=[2], folder=tmp_path, seed=1, processes=1, give_up=0.1)
     with load:
-        with pytest.raises(
-            AssertionError, match=r"(?s)0 of 1 acknowledged.*2003"
-        ):
+        with pytest.raises(AssertionError, match=r"(?s)0 of 1 acknowledged.*2003"):
             load.wait_for_acks(1, timeout=0.5)
         attempts = load.stop()
     assert {attempt.outcome for attempt in attempts} == {"failed"}

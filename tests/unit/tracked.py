@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from sqla_shard.types.tracking import Node
-from sqla_shard.types.tracking import TrackedDict
-from sqla_shard.types.tracking import TrackedList
+from sqla_shard.types.tracking import Node, TrackedDict, TrackedList
 
 
 class Listener:

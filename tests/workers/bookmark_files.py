@@ -20,8 +20,6 @@ from typing import Any
 from examples.pinboard.errors import InvalidInputError
 from examples.pinboard.importing import read_upload
 
-__all__ = ["ATTACKS", "hostile", "read"]
-
 DOCTYPE = "<!DOCTYPE NETSCAPE-Bookmark-file-1>\n<DL>\n"
 #: Memory that the process may take in addition to that at its start.
 MEMORY = 256 << 20

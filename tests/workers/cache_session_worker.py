@@ -26,25 +26,19 @@ import pymysql  # noqa: F401
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import configure_mappers
 
-from sqla_shard import Cluster
-from sqla_shard import unpack
-from sqla_shard.exc import PartialCommitError
-from sqla_shard.exc import ShardError
-from tests.servers.cache_events import Event
-from tests.servers.cache_events import line_of
-from tests.servers.cache_processes import at_once
-from tests.servers.cache_processes import Delays
-from tests.servers.cache_processes import lives
-from tests.servers.cache_session_policies import Policy
-from tests.servers.cache_session_policies import policy_of
-from tests.servers.cache_session_work import Change
-from tests.servers.cache_session_work import change
-from tests.servers.cache_session_work import everything
-from tests.servers.cache_session_work import frontier
-from tests.servers.cache_session_work import look
-from tests.servers.cache_session_work import Subject
-
-__all__ = ["Settings"]
+from sqla_shard import Cluster, unpack
+from sqla_shard.exc import PartialCommitError, ShardError
+from tests.servers.cache_events import Event, line_of
+from tests.servers.cache_processes import at_once, Delays, lives
+from tests.servers.cache_session_policies import Policy, policy_of
+from tests.servers.cache_session_work import (
+    Change,
+    change,
+    everything,
+    frontier,
+    look,
+    Subject,
+)
 
 _COMMITS = 0.85
 _PATIENCE = 60
@@ -158,14 +152,11 @@ class Worker:
         self._idle = Delays(self._rng, idle or settings.delay)
         self._note = Log(settings.log)
         self._subjects = [
-            Subject(kind=kind, number=number)
-            for kind, number in settings.subjects
+            Subject(kind=kind, number=number) for kind, number in settings.subjects
         ]
         #: Ids that are worth being asked for, the newest of each subject.
         self._known: dict[Subject, list[int]] = {}
-        self._policy: Policy = policy_of(
-            settings, cluster, self._rng, self._note
-        )
+        self._policy: Policy = policy_of(settings, cluster, self._rng, self._note)
         self._runner = Runner(cluster, in_loop=settings.in_loop)
         self._txn = ""
         self._tried = Change()
@@ -314,9 +305,7 @@ def _warm(cluster: Cluster, one: Settings) -> None:
     for _ in range(3):
         for kind, number in one.subjects:
             subject = Subject(kind=kind, number=number)
-            with cluster.session(
-                cache=False, cross_shard="ordered"
-            ) as session:
+            with cluster.session(cache=False, cross_shard="ordered") as session:
                 ids = everything(session, subject)[-4:]
                 look(session, subject, ids, rng)
                 change(session, subject, rng)
@@ -337,8 +326,7 @@ def main(everybody: list[Settings]) -> int:
                 return Worker(cluster, one, seed, until).run()
 
             return lives(
-                *(work, one.seed, one.life, until),
-                stopped=lambda: exists(one.stop),
+                *(work, one.seed, one.life, until), stopped=lambda: exists(one.stop)
             )
 
         return at_once([lambda one=one: live(one) for one in everybody])

@@ -16,35 +16,23 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
-from typing import Literal
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import pymysql
 from dogpile.cache import make_region
 from dogpile.cache.api import NO_VALUE
 from pymysql.constants import ER
 
-from sqla_shard.cache.protocol import read_through
-from sqla_shard.cache.protocol import Times
-from sqla_shard.cache.protocol import Tombstones
+from sqla_shard.cache.protocol import read_through, Times, Tombstones
 from sqla_shard.cache.stores import Store
 from sqla_shard.cache.stores.memcached import MemcachedStore
 from sqla_shard.cache.stores.redis import RedisStore
 from tests.models.cache_source import Plain
-from tests.servers.cache_events import Event
-from tests.servers.cache_events import line_of
-from tests.servers.cache_processes import at_once
-from tests.servers.cache_processes import Delays
-from tests.servers.cache_processes import lives
-from tests.servers.cache_processes import Slow
-
-__all__ = ["TIMES", "Settings"]
+from tests.servers.cache_events import Event, line_of
+from tests.servers.cache_processes import at_once, Delays, lives, Slow
 
 TIMES = Times(expire=60, lease=2, tombstone=3, wait=0.02)
 #: How often a writer, of those that are killed, dies right after its COMMIT.
@@ -87,9 +75,7 @@ class Database:
     """The rows: a version for each key, or a list of rows."""
 
     def __init__(self, settings: Settings, delays: Delays) -> None:
-        self._connection = pymysql.connect(
-            **settings.database, autocommit=True
-        )
+        self._connection = pymysql.connect(**settings.database, autocommit=True)
         self._cursor = self._connection.cursor()
         self._delays = delays
         self.asked = 0
@@ -142,9 +128,7 @@ class Policy(Protocol):
 
 
 class Protocolled:
-    def __init__(
-        self, settings: Settings, database: Database, delays: Delays
-    ) -> None:
+    def __init__(self, settings: Settings, database: Database, delays: Delays) -> None:
         self._store: Any = Slow(_store_of(settings), delays)
         self._load = database.load
         self._tombstones: Tombstones | None = None
@@ -183,17 +167,14 @@ def _store_of(settings: Settings) -> Store:
 class Dogpile:
     """``get_or_create``, or its parts: get, set and delete."""
 
-    def __init__(
-        self, settings: Settings, database: Database, delays: Delays
-    ) -> None:
+    def __init__(self, settings: Settings, database: Database, delays: Delays) -> None:
         self._load = database.load
         self._plain = settings.policy == "plain"
         self._delays = delays
         self._key = ""
         # Its default is pickle.
         self._region = make_region(
-            serializer=lambda value: json.dumps(value).encode(),
-            deserializer=json.loads,
+            serializer=lambda value: json.dumps(value).encode(), deserializer=json.loads
         ).configure(
             "dogpile.cache.pymemcache",
             expiration_time=60,
@@ -300,12 +281,7 @@ class Worker:
         cached: bool = False,
     ) -> None:
         event = Event(
-            kind=kind,
-            key=key,
-            start=start,
-            end=end,
-            version=version,
-            cached=cached,
+            kind=kind, key=key, start=start, end=end, version=version, cached=cached
         )
         os.write(self._log, line_of(event))
 

@@ -9,12 +9,9 @@ from typing import Any
 
 from sqla_shard.exc import BlockedError
 from sqla_shard.outbox import apply
-from tests.models.graph_models import follows
-from tests.models.graph_models import run
+from tests.models.graph_models import follows, run
 from tests.workers.forks import is_orphan
 from tests.workers.logged_writers import opened
-
-__all__ = ["repair", "write"]
 
 _USERS = {"follow_user": 6, "unfollow_user": 3, "block": 1, "unblock": 2}
 _BOARDS = {"follow_board": 6, "unfollow_board": 5}

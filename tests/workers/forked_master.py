@@ -100,9 +100,7 @@ def main() -> None:
     kind, path, pin_id = sys.argv[1:]
     with open(path) as file:
         document, port, driver, options = json.load(file)
-    cluster = Cluster.from_topology(
-        document, driver=driver, engine_options=options
-    )
+    cluster = Cluster.from_topology(document, driver=driver, engine_options=options)
     if kind == "loop":
         asyncio.run(in_a_loop(cluster, int(pin_id), port))
     else:

@@ -15,8 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Forks", "is_orphan"]
-
 _ROOT = Path(__file__).parents[2]
 
 

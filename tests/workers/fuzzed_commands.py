@@ -63,36 +63,15 @@ NUMBERS = [
 TEXTS = [
     *("", " ", "-", "--", "x", "objects", "lookup", "server1", "head", "base"),
     *("\udc80", "é" * 300, "🂡", "a" * 100_000, "%s%n", "{shard}"),
-    *(
-        "\x1b[31mred",
-        "\x1b]0;title\x07",
-        "line\nline",
-        "tab\t",
-        "\r",
-        "\u202e",
-    ),
+    *("\x1b[31mred", "\x1b]0;title\x07", "line\nline", "tab\t", "\r", "\u202e"),
     *("../../etc/passwd", "${MYSQL_PASSWORD}", "$(id)", "'; DROP TABLE x; --"),
-    *(
-        "[" * 20_000,
-        "(" * 20_000,
-        "{" * 20_000,
-        "0-",
-        "0-7,",
-        "1-0",
-        "0-9" * 99,
-    ),
+    *("[" * 20_000, "(" * 20_000, "{" * 20_000, "0-", "0-7,", "1-0", "0-9" * 99),
     *("select(1)", "1/0", "lambda: 0", "x" * 300 + ".y", "os.path", "."),
     *("a:b", ":", "a.b:c", "no_such_module", "world:anyone:all", "digest:a:b"),
 ]
 PATHS = [
     *("topology.toml", "nothing.toml", ".", "no/such/directory/file", "-"),
-    *(
-        "garbage.bin",
-        "deep.json",
-        "empty.toml",
-        "topology.toml/x",
-        "/dev/null",
-    ),
+    *("garbage.bin", "deep.json", "empty.toml", "topology.toml/x", "/dev/null"),
     *("topology.json", "cache.toml", "out/report.json", "a" * 300),
     *("\udc80.toml", "file:///topology.toml", "http://127.0.0.1:1/x"),
     *("zookeeper://", "zookeeper://me:secret@", "zookeeper://[::1", "://"),
@@ -130,9 +109,7 @@ def arguments_for(rng: random.Random, command: click.Command) -> list[str]:
         if isinstance(parameter, click.Argument):
             count = rng.choice([0, 1, 1, 1, 2])
             arguments += [value_for(rng, parameter) for _ in range(count)]
-        elif rng.random() < 0.3 and not ENDLESS_OPTIONS.intersection(
-            parameter.opts
-        ):
+        elif rng.random() < 0.3 and not ENDLESS_OPTIONS.intersection(parameter.opts):
             arguments.append(rng.choice(parameter.opts))
             assert isinstance(parameter, click.Option)
             if not parameter.is_flag:
@@ -170,9 +147,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     rng = random.Random(seed)
     commands = [
-        (path, command)
-        for path, command in leaves(program)
-        if path not in ENDLESS
+        (path, command) for path, command in leaves(program) if path not in ENDLESS
     ]
     failed = False
     for number in range(int(count)):

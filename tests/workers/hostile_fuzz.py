@@ -14,46 +14,34 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import StatementError
+from sqlalchemy import func, select
+from sqlalchemy.exc import DBAPIError, StatementError
 
-from sqla_shard import Cluster
-from sqla_shard import full_id
-from sqla_shard import pack
-from sqla_shard import scatter
-from sqla_shard import unpack
-from sqla_shard.exc import BlobError
-from sqla_shard.exc import InvalidBookmarkError
-from sqla_shard.exc import InvalidIdError
-from sqla_shard.exc import ParameterValueError
-from sqla_shard.exc import ShardError
-from sqla_shard.models.list_pages import bookmarks_of
-from sqla_shard.models.list_pages import ListBookmarks
-from sqla_shard.models.list_pages import PositionKey
+from sqla_shard import Cluster, full_id, pack, scatter, unpack
+from sqla_shard.exc import (
+    BlobError,
+    InvalidBookmarkError,
+    InvalidIdError,
+    ParameterValueError,
+    ShardError,
+)
+from sqla_shard.models.list_pages import bookmarks_of, ListBookmarks, PositionKey
 from sqla_shard.models.mapping_list import List
-from sqla_shard.session.scatter_pages import _keys
-from sqla_shard.session.scatter_pages import StatementBookmarks
-from sqla_shard.types.blob import decode_blob
-from sqla_shard.types.blob import encode_blob
-from tests.suites.hostile_values import FIELDS
-from tests.suites.hostile_values import Item
-from tests.suites.hostile_values import ItemBase
-from tests.suites.hostile_values import store
-from tests.suites.scatter_pages import _written
-from tests.suites.scatter_pages import PagesBase
-from tests.suites.scatter_pages import random_thing
-from tests.suites.scatter_pages import Thing
-from tests.suites.scatter_pages import ThingHasThings
-
-__all__ = ["KINDS", "check_fuzzed", "fuzzed"]
+from sqla_shard.session.scatter_pages import _keys, StatementBookmarks
+from sqla_shard.types.blob import decode_blob, encode_blob
+from tests.suites.hostile_values import FIELDS, Item, ItemBase, store
+from tests.suites.scatter_pages import (
+    _written,
+    PagesBase,
+    random_thing,
+    Thing,
+    ThingHasThings,
+)
 
 #: Bytes of address space: threads and libraries have some of it.
 MEMORY = 2 << 30
@@ -138,9 +126,7 @@ class _Fuzzer:
             except Exception as error:  # this is what we look for
                 outcome = type(error).__name__
                 if not self.is_fine(error):
-                    self.findings.append(
-                        f"{number} {name}: {_described(error)}"
-                    )
+                    self.findings.append(f"{number} {name}: {_described(error)}")
             seconds = time.process_time() - start
             self.outcomes[outcome] += 1
             self.slowest = max(self.slowest, seconds)
@@ -236,9 +222,7 @@ class _Bookmarks(_Fuzzer):
         name = f"{'list' if in_list else self._made[which]} {after!r:.200}"
         return " ".join(name.split()), len(after), attempt
 
-    def _page(
-        self, session: Any, in_list: bool, which: int, after: Any
-    ) -> Any:
+    def _page(self, session: Any, in_list: bool, which: int, after: Any) -> Any:
         if in_list:
             return ThingHasThings.page(
                 session, self._ids[0], 3, after, newest_first=which % 2 == 0
@@ -305,15 +289,11 @@ class _Bookmarks(_Fuzzer):
         keys = tuple(
             PositionKey(
                 rng.choice([0, 1, 2**64, 10**38 - 1, 2**128 - 1]),
-                rng.choice(
-                    [*self._ids[:3], 0, 1, pack(9, 101, 1), 2**62, 2**64 - 1]
-                ),
+                rng.choice([*self._ids[:3], 0, 1, pack(9, 101, 1), 2**62, 2**64 - 1]),
             )
             for _ in range(rng.randrange(1, 7))
         )
-        made: str = marks.make_bookmark(
-            keys[:-1], keys[-1], back=rng.random() < 0.5
-        )
+        made: str = marks.make_bookmark(keys[:-1], keys[-1], back=rng.random() < 0.5)
         return made
 
     def _value(self) -> tuple[str, str]:
@@ -355,11 +335,7 @@ class _Values(_Fuzzer):
         if way == "where" and isinstance(value, _CONTAINERS):
             way = "set"
         name = f"{way} {type(value).__name__} of {size}"
-        run_: Any = {
-            "set": self._set,
-            "where": self._where,
-            "id": self._as_id,
-        }[way]
+        run_: Any = {"set": self._set, "where": self._where, "id": self._as_id}[way]
         field = self.rng.choice(FIELDS)
         return f"{name} {field}", size, lambda: run_(field, value)
 
@@ -367,9 +343,7 @@ class _Values(_Fuzzer):
         # A list is no value of a column, and 31 characters are none of 30:
         # that is the server's, or the driver's, to say, and no outage.
         if isinstance(error, DBAPIError):
-            return not (
-                isinstance(error, ShardError) or error.connection_invalidated
-            )
+            return not (isinstance(error, ShardError) or error.connection_invalidated)
         # A value whose type the column's type does not handle.
         return (
             isinstance(error, StatementError)
@@ -426,17 +400,14 @@ class _Values(_Fuzzer):
                     lambda: session.scalars(
                         select(Item).where(Item.id.in_([value]))
                     ).all(),
-                    lambda: session.connection(
-                        bind_arguments={"shard_id": value}
-                    ),
+                    lambda: session.connection(bind_arguments={"shard_id": value}),
                 ]
             )()
 
     def _document(self) -> str:
         rng = self.rng
         fields = [
-            f"{json.dumps(rng.choice([*FIELDS, 'active', 'other']))}:"
-            f"{self._json()}"
+            f"{json.dumps(rng.choice([*FIELDS, 'active', 'other']))}:{self._json()}"
             for _ in range(rng.randrange(4))
         ]
         document = "{" + ",".join(fields) + "}"
@@ -453,8 +424,7 @@ class _Values(_Fuzzer):
             return self.number()
         if way < 4:
             return json.dumps(
-                rng.choice([self.text, self.number])(),
-                ensure_ascii=rng.random() < 0.7,
+                rng.choice([self.text, self.number])(), ensure_ascii=rng.random() < 0.7
             )
         if way == 4:
             return rng.choice(["null", "true", "[]", "{}", '""'])
@@ -464,9 +434,7 @@ class _Values(_Fuzzer):
         inner = [self._json(levels - 1) for _ in range(rng.randrange(4))]
         if way == 6:
             return "[" + ",".join(inner) + "]"
-        return (
-            "{" + ",".join(f"{json.dumps(self.text())}:{i}" for i in inner)
-        ) + "}"
+        return ("{" + ",".join(f"{json.dumps(self.text())}:{i}" for i in inner)) + "}"
 
     def _value(self) -> Any:
         rng = self.rng
@@ -500,9 +468,7 @@ def _levels(blob: Any) -> int:
         level = [
             item
             for holder in level
-            for item in (
-                holder.values() if isinstance(holder, dict) else holder
-            )
+            for item in (holder.values() if isinstance(holder, dict) else holder)
             if isinstance(item, (dict, list))
         ]
     return found
@@ -515,10 +481,7 @@ def _nested(levels: int) -> list[Any]:
     return found
 
 
-KINDS = {
-    "bookmarks": (_Bookmarks, PagesBase),
-    "values": (_Values, ItemBase),
-}
+KINDS = {"bookmarks": (_Bookmarks, PagesBase), "values": (_Values, ItemBase)}
 
 
 def _main(kind: str, seed: str, count: str) -> None:

@@ -14,10 +14,8 @@ import sys
 import threading
 
 from sqla_shard import Cluster
-from sqla_shard.metrics import measure_load
-from sqla_shard.metrics import publish_load
-from tests.models.mapping_models import Board
-from tests.models.mapping_models import BoardHasPins
+from sqla_shard.metrics import measure_load, publish_load
+from tests.models.mapping_models import Board, BoardHasPins
 
 
 def main(topology: str, directory: str, *ids: str) -> None:

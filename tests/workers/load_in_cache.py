@@ -10,12 +10,8 @@ from __future__ import annotations
 import sys
 
 from sqla_shard import Cluster
-from sqla_shard.metrics import LoadCache
-from sqla_shard.metrics import measure_load
-from sqla_shard.metrics import publish_load
+from sqla_shard.metrics import LoadCache, measure_load, publish_load
 from tests.models.models import Pin
-
-__all__ = ["PREFIX"]
 
 PREFIX = "load-in-cache"
 

@@ -15,15 +15,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard import Cluster
 from sqla_shard.exc import CommitUnknownError
-from sqla_shard.outbox import apply
-from sqla_shard.outbox import operations
-from sqla_shard.outbox import pending
-from tests.servers.sums import ACROSS
-from tests.servers.sums import add
-from tests.servers.sums import SETS
+from sqla_shard.outbox import apply, operations, pending
+from tests.servers.sums import ACROSS, add, SETS
 from tests.workers.forks import is_orphan
-
-__all__ = ["KEEP", "hurry", "opened", "repair", "write"]
 
 #: Much longer than anything here takes, so that some are forgotten in time.
 KEEP = timedelta(seconds=60)
@@ -47,9 +41,7 @@ def opened(topology: Any) -> Iterator[Cluster]:
         yield cluster
 
 
-def write(
-    *, server: int, topology: Any, sums: list[Any], seed: str, log: str
-) -> None:
+def write(*, server: int, topology: Any, sums: list[Any], seed: str, log: str) -> None:
     """Write sets, and log what became of each.
 
     :param sums: set, shard and id of each counter.

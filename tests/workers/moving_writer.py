@@ -18,13 +18,10 @@ from time import perf_counter
 from typing import Any
 
 from sqla_shard.migrate import Move
-from sqla_shard.migrate.passes import backfill
-from sqla_shard.migrate.passes import reconcile
-from sqla_shard.migrate.passes import verify
+from sqla_shard.migrate.passes import backfill, reconcile, verify
 from sqla_shard.migrate.stages import STAGES
 from sqla_shard.migrate.switching import Switch
-from tests.models.moving_app import open_move
-from tests.models.moving_app import Posts
+from tests.models.moving_app import open_move, Posts
 
 #: Primary keys of the users and posts that all processes use.
 SHARED = range(1, 7)
@@ -57,9 +54,7 @@ class Writer:
         self._seen: dict[int, int] = {}
         self._slowest = 0.0
         self._journal = os.open(
-            folder / f"journal-{number}",
-            os.O_WRONLY | os.O_APPEND | os.O_CREAT,
-            0o600,
+            folder / f"journal-{number}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600
         )
         self._user_id = self._app.add_user(f"writer {self._name}")
 
@@ -89,25 +84,19 @@ class Writer:
         return found
 
     def add(self, title: str) -> None:
-        post_id = self._write(
-            "add", title, lambda: self._app.add(self._user_id, title)
-        )
+        post_id = self._write("add", title, lambda: self._app.add(self._user_id, title))
         self._posts[post_id] = title
 
     def send(self, content: str) -> None:
         other = self._random.choice(SHARED)
         message_id = self._write(
-            "send",
-            content,
-            lambda: self._app.send(self._user_id, other, content),
+            "send", content, lambda: self._app.send(self._user_id, other, content)
         )
         self._messages[message_id] = content
 
     def change(self, _: str) -> None:
         post_id = self._random.choice(SHARED)
-        number = self._write(
-            "change", post_id, lambda: self._app.change(post_id)
-        )
+        number = self._write("change", post_id, lambda: self._app.change(post_id))
         # Others count as well, and no change may be taken back.
         assert number > self._seen.get(post_id, 0), post_id
         self._seen[post_id] = number
@@ -116,11 +105,7 @@ class Writer:
         # Each process follows with its own user, so the last one counts.
         other = self._random.choice(SHARED)
         change = getattr(self._app, what)
-        self._write(
-            what,
-            f"{self._name}/{other}",
-            lambda: change(self._user_id, other),
-        )
+        self._write(what, f"{self._name}/{other}", lambda: change(self._user_id, other))
 
     def unfollow(self, name: str) -> None:
         self.follow(name, "unfollow")
@@ -158,8 +143,7 @@ def go_through(folder: Path) -> None:
         print(f"step {number}: {step}", flush=True)  # noqa: T201  # into a log
         if step == "verify":
             assert timed(
-                "verify",
-                lambda: verify(move, position=folder / "position.json"),
+                "verify", lambda: verify(move, position=folder / "position.json")
             ).is_equal
         else:
             go(switch, move, step, folder)
@@ -191,9 +175,7 @@ def copy(move: Move, folder: Path) -> None:
     assert timed("backfill", backfill, move) == 0
     # All processes mark their writes, so no pass has to repair.
     position = folder / "position.json"
-    found = timed(
-        "reconcile", lambda: reconcile(move, passes=1, position=position)
-    )
+    found = timed("reconcile", lambda: reconcile(move, passes=1, position=position))
     assert found.is_equal, found
 
 

@@ -18,8 +18,6 @@ from examples.pinboard.inputs import read_user
 from sqla_shard import Cluster
 from sqla_shard.outbox import operations
 
-__all__ = ["LIFETIME", "STEPS"]
-
 #: Lifetime of claims, so that no sign-up waits for long.
 LIFETIME = timedelta(seconds=1)
 #: After which transaction, in the order of signing up.

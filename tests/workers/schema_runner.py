@@ -19,8 +19,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -28,10 +27,7 @@ from time import monotonic
 from typing import Any
 
 from sqla_shard.testing.local_server import wait_until
-from tests.servers.processes import is_running
-from tests.servers.processes import state_of
-
-__all__ = ["Finished", "Run", "Runner", "RunnerError"]
+from tests.servers.processes import is_running, state_of
 
 _ROOT = Path(__file__).parents[2]
 #: Seconds that a command may take; pytest gives a whole test 300.

@@ -15,12 +15,9 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-__all__ = ["WarmPython"]
 
 _IMPORTED = (
     "alembic.config",
@@ -56,10 +53,7 @@ class WarmPython:
         assert self._server.wait(60) == 0
 
     def run(
-        self,
-        arguments: Sequence[str],
-        environ: Mapping[str, str],
-        output: Path,
+        self, arguments: Sequence[str], environ: Mapping[str, str], output: Path
     ) -> str:
         """Run ``python`` in the current directory.
 

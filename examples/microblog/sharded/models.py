@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 
-from sqlalchemy import delete
-from sqlalchemy import ForeignKey
-from sqlalchemy import func
-from sqlalchemy import Select
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import foreign
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
-from sqlalchemy.orm import selectinload
-from sqlalchemy.orm import WriteOnlyMapped
-from werkzeug.security import check_password_hash
-from werkzeug.security import generate_password_hash
+from sqlalchemy import delete, ForeignKey, func, Select, select, String
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    foreign,
+    Mapped,
+    mapped_column,
+    relationship,
+    selectinload,
+    WriteOnlyMapped,
+)
+from werkzeug.security import check_password_hash, generate_password_hash
 
-from sqla_shard import lookup
-from sqla_shard import LookupMixin
-from sqla_shard import MappingMixin
-from sqla_shard import ObjectMixin
-from sqla_shard import ObjectRef
-from sqla_shard import scatter
-from sqla_shard import ShardedId
-from sqla_shard import ShardSession
+from sqla_shard import (
+    lookup,
+    LookupMixin,
+    MappingMixin,
+    ObjectMixin,
+    ObjectRef,
+    scatter,
+    ShardedId,
+    ShardSession,
+)
 from sqla_shard.deleting import delete_object
 from sqla_shard.exc import KeyTakenError
 from sqla_shard.ext.flask import FlaskCluster
@@ -112,21 +109,13 @@ class User(ObjectMixin, Base, type_id=1):
 
 
 class UserName(
-    LookupMixin,
-    Base,
-    target=User,
-    normalize=normalization.exact,
-    field="username",
+    LookupMixin, Base, target=User, normalize=normalization.exact, field="username"
 ):
     """Lookup from the name of a user, which is unique."""
 
 
 class UserEmail(
-    LookupMixin,
-    Base,
-    target=User,
-    normalize=normalization.email,
-    field="email",
+    LookupMixin, Base, target=User, normalize=normalization.email, field="email"
 ):
     """Lookup from the mail address of a user, which is unique."""
 
@@ -185,8 +174,7 @@ class Message(ObjectMixin, Base, type_id=3, colocate_with="recipient_id"):
     )
 
     sender: Mapped[User | None] = relationship(
-        primaryjoin=lambda: foreign(Message.sender_id) == User.id,
-        viewonly=True,
+        primaryjoin=lambda: foreign(Message.sender_id) == User.id, viewonly=True
     )
 
 
@@ -227,9 +215,7 @@ def sign_up(username: str, email: str, password: str) -> User | None:
     """Add a user; return None if the name or the address is taken."""
     keys = {UserName: username, UserEmail: email}
     try:
-        user_id = lookup.sign_up(
-            db.cluster, keys, add_user, username, email, password
-        )
+        user_id = lookup.sign_up(db.cluster, keys, add_user, username, email, password)
     except KeyTakenError:
         return None
     # An open transaction of this request would not see the user.
@@ -237,9 +223,7 @@ def sign_up(username: str, email: str, password: str) -> User | None:
     return db.session.get(User, user_id)
 
 
-def add_user(
-    session: ShardSession, username: str, email: str, password: str
-) -> int:
+def add_user(session: ShardSession, username: str, email: str, password: str) -> int:
     """Write a user, and return its id."""
     user = User(username=username, email=email)
     user.set_password(password)

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import Column
-from sqlalchemy import DateTime
-from sqlalchemy import delete
-from sqlalchemy import ForeignKey
-from sqlalchemy import func
-from sqlalchemy import or_
-from sqlalchemy import Select
-from sqlalchemy import select
-from sqlalchemy import String
-from sqlalchemy import Table
-from sqlalchemy.orm import DeclarativeBase
-from sqlalchemy.orm import Mapped
-from sqlalchemy.orm import mapped_column
-from sqlalchemy.orm import relationship
-from sqlalchemy.orm import selectinload
-from sqlalchemy.orm import WriteOnlyMapped
-from werkzeug.security import check_password_hash
-from werkzeug.security import generate_password_hash
+from sqlalchemy import (
+    Column,
+    DateTime,
+    delete,
+    ForeignKey,
+    func,
+    or_,
+    Select,
+    select,
+    String,
+    Table,
+)
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    mapped_column,
+    relationship,
+    selectinload,
+    WriteOnlyMapped,
+)
+from werkzeug.security import check_password_hash, generate_password_hash
 
 
 class Base(DeclarativeBase):
@@ -149,9 +151,7 @@ class Message(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     sender_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
-    recipient_id: Mapped[int] = mapped_column(
-        ForeignKey("users.id"), index=True
-    )
+    recipient_id: Mapped[int] = mapped_column(ForeignKey("users.id"), index=True)
     body: Mapped[str] = mapped_column(String(140))
     created_at: Mapped[datetime] = mapped_column(
         DateTime(timezone=True), default=now, index=True
@@ -211,10 +211,7 @@ def delete_user(user: User) -> None:
             or_(Message.sender_id == user.id, Message.recipient_id == user.id)
         ),
         delete(followers).where(
-            or_(
-                followers.c.follower_id == user.id,
-                followers.c.followed_id == user.id,
-            )
+            or_(followers.c.follower_id == user.id, followers.c.followed_id == user.id)
         ),
     ):
         db.session.execute(statement)

@@ -6,28 +6,32 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from flask import abort
-from flask import Blueprint
-from flask import flash
-from flask import g
-from flask import redirect
-from flask import render_template
-from flask import request
-from flask import session
-from flask import url_for
+from flask import (
+    abort,
+    Blueprint,
+    flash,
+    g,
+    redirect,
+    render_template,
+    request,
+    session,
+    url_for,
+)
 from werkzeug.wrappers import Response
 
-from .models import count
-from .models import db
-from .models import delete_user
-from .models import everybody
-from .models import find_user
-from .models import Message
-from .models import newest
-from .models import Post
-from .models import search
-from .models import sign_up
-from .models import User
+from .models import (
+    count,
+    db,
+    delete_user,
+    everybody,
+    find_user,
+    Message,
+    newest,
+    Post,
+    search,
+    sign_up,
+    User,
+)
 
 pages = Blueprint("pages", __name__)
 

@@ -9,12 +9,9 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-from typing import Protocol
+from typing import Any, Protocol
 
 from sqla_shard import Cluster
-
-__all__ = ["SLOW", "Bench", "Effect", "Growth", "effects", "end"]
 
 #: Seconds to wait for a program to end.
 _PATIENCE = 10.0

@@ -5,16 +5,11 @@ It is drawn as in the dashboard: one path of SVG for the cells of a level.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from sqla_shard.dashboard.maps import by_category
-from sqla_shard.dashboard.maps import CellBlock
-from sqla_shard.dashboard.maps import map_of
+from sqla_shard.dashboard.maps import by_category, CellBlock, map_of
 from sqla_shard.topology import Topology
-
-__all__ = ["FleetMap", "MapServer", "fleet_map"]
 
 
 @dataclass(frozen=True, kw_only=True)

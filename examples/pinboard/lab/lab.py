@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import threading
 
-from flask import Flask
-from flask import session as cookie
+from flask import Flask, session as cookie
 
-from examples.pinboard.lab.bench import Bench
-from examples.pinboard.lab.bench import Effect
-from examples.pinboard.lab.bench import effects
-from examples.pinboard.lab.fleet_map import fleet_map
-from examples.pinboard.lab.fleet_map import FleetMap
-from examples.pinboard.lab.tour import Step
-from examples.pinboard.lab.tour import step
-from examples.pinboard.lab.trace import Trace
-from examples.pinboard.lab.trace import Traces
+from examples.pinboard.lab.bench import Bench, Effect, effects
+from examples.pinboard.lab.fleet_map import fleet_map, FleetMap
+from examples.pinboard.lab.tour import Step, step
+from examples.pinboard.lab.trace import Trace, Traces
 from examples.pinboard.lab.views import blueprint
 from examples.pinboard.lab.writers import Run
 from examples.pinboard.samples import sample_users
 from examples.pinboard.security import current_user
-from sqla_shard import Cluster
-from sqla_shard import unpack
-
-__all__ = ["Lab"]
+from sqla_shard import Cluster, unpack
 
 
 class Lab:
@@ -46,8 +37,7 @@ class Lab:
         self.run: Run | None = None
         with cluster.session() as session:
             self._people = {
-                user.name: unpack(user.id).shard_id
-                for user in sample_users(session)
+                user.name: unpack(user.id).shard_id for user in sample_users(session)
             }
 
     def __enter__(self) -> Lab:

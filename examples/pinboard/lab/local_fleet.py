@@ -22,24 +22,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from examples.pinboard.lab.bench import Bench
-from examples.pinboard.lab.bench import end
-from examples.pinboard.lab.bench import SLOW
-from sqla_shard import Cluster
-from sqla_shard import Topology
-from sqla_shard.cli.dev_command import add_accounts
-from sqla_shard.cli.dev_command import FLEET_OPTIONS
+from examples.pinboard.lab.bench import Bench, end, SLOW
+from sqla_shard import Cluster, Topology
+from sqla_shard.cli.dev_command import add_accounts, FLEET_OPTIONS
 from sqla_shard.fleet import Accounts
-from sqla_shard.testing import MemcachedServer
-from sqla_shard.testing import Proxy
+from sqla_shard.testing import MemcachedServer, Proxy
 from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import in_parallel
 from sqla_shard.testing.programs import find_memcached
 from sqla_shard.testing.topology_documents import topology_document
 from sqla_shard.topology import to_json
 from sqla_shard.util.files import replace_file
-
-__all__ = ["LocalFleet", "SplitCommand"]
 
 _FIRST = ("server1", "server2")
 _NEW = "server3"
@@ -186,17 +179,13 @@ class LocalFleet(Bench):
         """
         return self._topology(self._servers)
 
-    def _topology(
-        self, ends: Mapping[str, DatabaseServer | Proxy]
-    ) -> Topology:
+    def _topology(self, ends: Mapping[str, DatabaseServer | Proxy]) -> Topology:
         primaries = {
             name: f"mysql://{self._servers[name].user}:${{{_PASSWORD}}}"
             f"@{ends[name].host}:{ends[name].port}"
             for name in _FIRST
         }
-        document = topology_document(
-            primaries, self._shards, lookup=self._lookup
-        )
+        document = topology_document(primaries, self._shards, lookup=self._lookup)
         return Topology.from_mapping(document, environ=self.environ)
 
     @property

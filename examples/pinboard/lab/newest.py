@@ -7,24 +7,15 @@ statement goes to all servers by mistake.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import select
 
-from examples.pinboard.models import Board
-from examples.pinboard.models import Pin
-from examples.pinboard.models import User
-from examples.pinboard.relations import HomePin
-from examples.pinboard.relations import reachable
-from sqla_shard import scatter
-from sqla_shard import scatter_errors
-from sqla_shard import ShardSession
-from sqla_shard.exc import RoutingError
-from sqla_shard.exc import ScatterFailedError
-
-__all__ = ["Newest", "newest_pins", "refusal"]
+from examples.pinboard.models import Board, Pin, User
+from examples.pinboard.relations import HomePin, reachable
+from sqla_shard import scatter, scatter_errors, ShardSession
+from sqla_shard.exc import RoutingError, ScatterFailedError
 
 #: Number of pins that are shown.
 _LIMIT = 24

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from flask import session as cookie
 
-__all__ = ["STEPS", "Step", "go_to", "step"]
-
 _COOKIE = "lab_step"
 
 

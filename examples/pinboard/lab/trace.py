@@ -12,26 +12,17 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from flask import Flask
-from flask import g
-from flask import has_request_context
-from flask import request
-from flask import Response
-from flask import session as cookie
+from flask import Flask, g, has_request_context, request, Response, session as cookie
 from sqlalchemy import event
 
 from sqla_shard import Cluster
-from sqla_shard.cache import counting
-from sqla_shard.cache import Counts
+from sqla_shard.cache import counting, Counts
 from sqla_shard.engine import StatementReport
 from sqla_shard.exc import RoutingError
 from sqla_shard.session.commit import CommitReport
 from sqla_shard.topology.keyspaces import as_ranges
-
-__all__ = ["Part", "Shown", "Trace", "Traces"]
 
 #: Writes that wait for the next page of their browser.
 _MOST = 100

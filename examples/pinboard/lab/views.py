@@ -8,29 +8,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flask import abort
-from flask import Blueprint
-from flask import current_app
-from flask import redirect
-from flask import render_template
-from flask import request
-from flask import url_for
+from flask import (
+    abort,
+    Blueprint,
+    current_app,
+    redirect,
+    render_template,
+    request,
+    url_for,
+)
 from flask.typing import ResponseReturnValue
 
 from examples.pinboard.database import db
-from examples.pinboard.errors import ConflictError
-from examples.pinboard.errors import NotFoundError
+from examples.pinboard.errors import ConflictError, NotFoundError
 from examples.pinboard.lab import tour
 from examples.pinboard.lab.bench import SLOW
-from examples.pinboard.lab.newest import newest_pins
-from examples.pinboard.lab.newest import refusal
-from examples.pinboard.lab.writers import SECONDS
-from examples.pinboard.lab.writers import WRITERS
+from examples.pinboard.lab.newest import newest_pins, refusal
+from examples.pinboard.lab.writers import SECONDS, WRITERS
 
 if TYPE_CHECKING:
     from examples.pinboard.lab.lab import Lab
-
-__all__ = ["blueprint"]
 
 _LOOPBACK = ("127.0.0.1", "::1")
 
@@ -60,9 +57,7 @@ def page() -> ResponseReturnValue:
     """Show the controls for faults, growth and load."""
     lab = _lab()
     objects = lab.cluster.topology.sole("objects")
-    is_growing = (
-        lab.bench.growth is not None and lab.bench.growth.status is None
-    )
+    is_growing = lab.bench.growth is not None and lab.bench.growth.status is None
     return render_template(
         "lab/page.html",
         servers=objects.servers,
@@ -84,10 +79,7 @@ def newest() -> ResponseReturnValue:
     # The first statement of this page.
     asked = lab.trace.statements[0] if lab.trace.statements else None
     return render_template(
-        "lab/newest.html",
-        newest=found,
-        asked=asked,
-        refused=refusal(db.session),
+        "lab/newest.html", newest=found, asked=asked, refused=refusal(db.session)
     )
 
 

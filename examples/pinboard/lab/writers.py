@@ -13,14 +13,10 @@ from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from examples.pinboard.caching import MEMORY
-from examples.pinboard.caching import NONE
-from examples.pinboard.lab.bench import Bench
-from examples.pinboard.lab.bench import end
+from examples.pinboard.caching import MEMORY, NONE
+from examples.pinboard.lab.bench import Bench, end
 from examples.pinboard.models import BoardHasPins
 from sqla_shard import Cluster
-
-__all__ = ["SECONDS", "WRITERS", "Run"]
 
 WRITERS = 200
 SECONDS = 30.0

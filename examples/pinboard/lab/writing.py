@@ -18,26 +18,17 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from time import monotonic
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from examples.pinboard.boards import add_board
-from examples.pinboard.boards import add_pin
+from examples.pinboard.boards import add_board, add_pin
 from examples.pinboard.caching import keep
-from examples.pinboard.inputs import BoardInput
-from examples.pinboard.inputs import PinInput
-from examples.pinboard.models import UserEmail
-from examples.pinboard.models import UserHasBoards
-from examples.pinboard.samples import add_user
-from examples.pinboard.samples import email_of
-from sqla_shard import Cluster
-from sqla_shard import ShardSession
-from sqla_shard import unpack
-
-__all__ = ["main"]
+from examples.pinboard.inputs import BoardInput, PinInput
+from examples.pinboard.models import UserEmail, UserHasBoards
+from examples.pinboard.samples import add_user, email_of
+from sqla_shard import Cluster, ShardSession, unpack
 
 #: Users whose boards are written to, evenly on the virtual shards.
 _USERS = 16
@@ -111,9 +102,7 @@ def prepared(cluster: Cluster, writers: int) -> list[tuple[int, int]]:
     return found
 
 
-def _boards_of(
-    session: ShardSession, user_id: int, count: int
-) -> Sequence[int]:
+def _boards_of(session: ShardSession, user_id: int, count: int) -> Sequence[int]:
     if count <= 0:
         return []
     page = UserHasBoards.page(session, user_id, count)
@@ -125,11 +114,7 @@ def _boards_of(
 
 
 def write(
-    cluster: Cluster,
-    figures: Figures,
-    user_id: int,
-    board_id: int,
-    end: float,
+    cluster: Cluster, figures: Figures, user_id: int, board_id: int, end: float
 ) -> None:
     """Add one pin or more to a board, until a monotonic time."""
     keyspace = cluster.topology.sole("objects").name
@@ -169,8 +154,7 @@ def main() -> None:
         figures = Figures(began)
         end = began + job["seconds"]
         running = [
-            threads.submit(write, cluster, figures, *target, end)
-            for target in targets
+            threads.submit(write, cluster, figures, *target, end) for target in targets
         ]
         waiting = threading.Event()
         while not all(one.done() for one in running):

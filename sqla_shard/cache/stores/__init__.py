@@ -16,24 +16,14 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
-from functools import lru_cache
-from functools import partial
+from functools import lru_cache, partial
 from time import monotonic
-from typing import Any
-from typing import NamedTuple
-from typing import Protocol
-from typing import TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from sqlalchemy.util import await_only
-from sqlalchemy.util import greenlet_spawn
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqla_shard import exc
 from sqla_shard.outbox.tables import TOKEN_BYTES
@@ -106,9 +96,7 @@ class Store(Protocol):
         """
         ...
 
-    def fill(
-        self, values: Mapping[str, tuple[Any, bytes]], expire: int
-    ) -> set[str]:
+    def fill(self, values: Mapping[str, tuple[Any, bytes]], expire: int) -> set[str]:
         """Replace leases by values.
 
         :param values: the lease and the value, by key.
@@ -118,9 +106,7 @@ class Store(Protocol):
         """
         ...
 
-    def block(
-        self, keys: Collection[str], token: bytes, expire: int
-    ) -> set[str]:
+    def block(self, keys: Collection[str], token: bytes, expire: int) -> set[str]:
         """Replace items by tombstones.
 
         :param token: the token of the transaction.
@@ -161,9 +147,7 @@ def check_seconds(option: str, seconds: int, most: int = LONGEST) -> int:
     # An item with 0 seconds would never expire.
     if type(seconds) is not int or not 1 <= seconds <= most:
         raise exc.CacheOptionError(
-            f"must be an integer, 1 to {most:,} seconds",
-            option=option,
-            value=seconds,
+            f"must be an integer, 1 to {most:,} seconds", option=option, value=seconds
         )
     return seconds
 
@@ -248,9 +232,7 @@ class Breaker:
     :ivar failures: the number of failures: no response, or a malformed one.
     """
 
-    def __init__(
-        self, log: logging.Logger, kind: str, name: str, retry: float
-    ) -> None:
+    def __init__(self, log: logging.Logger, kind: str, name: str, retry: float) -> None:
         self.failures = 0
         self._log = log
         self._kind = kind
@@ -308,14 +290,10 @@ class _Awaited:
     def fetch(self, keys: Sequence[str], lease: int) -> dict[str, Found]:
         return _await(self._store.fetch, keys, lease)
 
-    def fill(
-        self, values: Mapping[str, tuple[Any, bytes]], expire: int
-    ) -> set[str]:
+    def fill(self, values: Mapping[str, tuple[Any, bytes]], expire: int) -> set[str]:
         return _await(self._store.fill, values, expire)
 
-    def block(
-        self, keys: Collection[str], token: bytes, expire: int
-    ) -> set[str]:
+    def block(self, keys: Collection[str], token: bytes, expire: int) -> set[str]:
         return _await(self._store.block, keys, token, expire)
 
     def take(
@@ -357,17 +335,13 @@ def to_its_end(
         task was not cancelled.
     """
     if session.places.engines.asynchronous:
-        cancelled: asyncio.CancelledError | None = await_only(
-            _to_its_end(work)
-        )
+        cancelled: asyncio.CancelledError | None = await_only(_to_its_end(work))
         return cancelled
     work()
     return None
 
 
-async def _to_its_end(
-    work: Callable[[], object],
-) -> asyncio.CancelledError | None:
+async def _to_its_end(work: Callable[[], object]) -> asyncio.CancelledError | None:
     cancelled = None
     task = asyncio.ensure_future(greenlet_spawn(work))
     while not task.done():

@@ -41,32 +41,25 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from secrets import token_hex
 from time import time
-from typing import Any
-from typing import cast
+from typing import Any, cast
 
 from sqla_shard import exc
 from sqla_shard.cache.stores import check_seconds
 from sqla_shard.cache.stores.memcached import MemcachedStore
-from sqla_shard.cache.stores.memcached_node import delete_command
-from sqla_shard.cache.stores.memcached_node import NodeItem
-from sqla_shard.cache.stores.memcached_node import store_command
-from sqla_shard.cache.stores.memory import MemoryItem
-from sqla_shard.cache.stores.memory import MemoryStore
+from sqla_shard.cache.stores.memcached_node import (
+    delete_command,
+    NodeItem,
+    store_command,
+)
+from sqla_shard.cache.stores.memory import MemoryItem, MemoryStore
 from sqla_shard.util.json_values import parsed_json
 
-__all__ = [
-    "NAMES",
-    "DogpileMemoryStore",
-    "MemcachedBackend",
-    "NodeMutex",
-]
+__all__ = ["NAMES", "DogpileMemoryStore", "MemcachedBackend", "NodeMutex"]
 
 
 # -- A store with its values in the backend ``memory`` of dogpile.cache.
@@ -77,13 +70,15 @@ __all__ = [
 
 
 try:
-    from dogpile.cache.api import BytesBackend
-    from dogpile.cache.api import CacheBackend
-    from dogpile.cache.api import CachedValue
-    from dogpile.cache.api import CacheMutex
-    from dogpile.cache.api import CantDeserializeException
-    from dogpile.cache.api import NO_VALUE
-    from dogpile.cache.api import SerializedReturnType
+    from dogpile.cache.api import (
+        BytesBackend,
+        CacheBackend,
+        CachedValue,
+        CacheMutex,
+        CantDeserializeException,
+        NO_VALUE,
+        SerializedReturnType,
+    )
     from dogpile.cache.backends.memory import MemoryBackend
     from dogpile.cache.region import value_version
 except ImportError as error:
@@ -188,9 +183,7 @@ class NodeMutex:
         return code == _PUT
 
     def _put(self, token: bytes) -> bytes:
-        command = store_command(
-            b"add", self._key, _MUTEX_FLAG, token, self._timeout
-        )
+        command = store_command(b"add", self._key, _MUTEX_FLAG, token, self._timeout)
         return self._store.command({self._key: command}).get(self._key, b"")
 
     def release(self) -> None:
@@ -266,8 +259,7 @@ class MemcachedBackend(BytesBackend):
             # As in configuration files.
             servers = re.split(r"[,\s]+", servers.strip(", \n\t"))
         self.store = MemcachedStore(
-            servers,
-            **{k: arguments[k] for k in _STORE_ARGUMENTS if k in arguments},
+            servers, **{k: arguments[k] for k in _STORE_ARGUMENTS if k in arguments}
         )
         self._largest = arguments.get("largest", 1_000_000)
         self._expire = arguments.get("memcached_expire_time", 0)

@@ -28,41 +28,36 @@ from __future__ import annotations
 
 import struct
 import weakref
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from secrets import token_bytes
 from time import time
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from sqla_shard import exc
-from sqla_shard.cache.stores import check_lease
-from sqla_shard.cache.stores import check_seconds
-from sqla_shard.cache.stores import check_size
-from sqla_shard.cache.stores import check_tombstone
-from sqla_shard.cache.stores import check_wait
-from sqla_shard.cache.stores import Found
-from sqla_shard.cache.stores import LONGEST
-from sqla_shard.cache.stores import State
-from sqla_shard.cache.stores.memcached_node import delete_command
-from sqla_shard.cache.stores.memcached_node import flags_of
-from sqla_shard.cache.stores.memcached_node import malformed_error
-from sqla_shard.cache.stores.memcached_node import MemcachedClient
-from sqla_shard.cache.stores.memcached_node import MemcachedNode
-from sqla_shard.cache.stores.memcached_node import NodeItem
-from sqla_shard.cache.stores.memcached_node import slots_of
-from sqla_shard.cache.stores.memcached_node import store_command
-from sqla_shard.outbox.tables import check_keys
-from sqla_shard.outbox.tables import TOKEN_BYTES
-
-__all__ = ["SLACK", "MemcachedStore", "NodeStats"]
+from sqla_shard.cache.stores import (
+    check_lease,
+    check_seconds,
+    check_size,
+    check_tombstone,
+    check_wait,
+    Found,
+    LONGEST,
+    State,
+)
+from sqla_shard.cache.stores.memcached_node import (
+    delete_command,
+    flags_of,
+    malformed_error,
+    MemcachedClient,
+    MemcachedNode,
+    NodeItem,
+    slots_of,
+    store_command,
+)
+from sqla_shard.outbox.tables import check_keys, TOKEN_BYTES
 
 #: Client flags of items, by kind.
 VALUE, TOMBSTONE, LEASE = b"1", b"2", b"5"
@@ -145,9 +140,7 @@ class Lease(NamedTuple):
     cas: bytes = b""
 
 
-def _heads(
-    client: MemcachedClient, keys: Sequence[str]
-) -> dict[str, NodeItem]:
+def _heads(client: MemcachedClient, keys: Sequence[str]) -> dict[str, NodeItem]:
     """Return the items of keys, without their data."""
     found: dict[str, NodeItem] = {}
     lines = client.lines(b"mg %s k f c\r\n" % key.encode() for key in keys)
@@ -190,9 +183,7 @@ def _block(
     return failed | set(left)
 
 
-def _unblock(
-    client: MemcachedClient, keys: list[str], token: bytes
-) -> set[str]:
+def _unblock(client: MemcachedClient, keys: list[str], token: bytes) -> set[str]:
     """Remove items, but not tombstones of other transactions.
 
     :returns: the keys for which this failed.
@@ -240,9 +231,7 @@ def _shorten(
             again.append(key)
         else:
             seconds = max(int(flags[b"t"]), 1)
-            commands[key] = store_command(
-                b"cas", key, TOMBSTONE, new, seconds, cas
-            )
+            commands[key] = store_command(b"cas", key, TOMBSTONE, new, seconds, cas)
     return again
 
 
@@ -259,14 +248,7 @@ def _take(
     # was added, and removed again, has the same data.
     lines = client.lines(
         b"ms %s %d F%s C%s T%d c\r\n%s\r\n"
-        % (
-            key.encode(),
-            len(tombstone),
-            TOMBSTONE,
-            item.cas,
-            expire,
-            tombstone,
-        )
+        % (key.encode(), len(tombstone), TOMBSTONE, item.cas, expire, tombstone)
         for key, item in values.items()
     )
     return {
@@ -307,18 +289,12 @@ def _fill(
         if item.data != data or (cas and item.cas != cas):
             continue
         if len(value) <= largest:
-            commands[key] = store_command(
-                b"cas", key, VALUE, value, expire, item.cas
-            )
+            commands[key] = store_command(b"cas", key, VALUE, value, expire, item.cas)
         else:
             # Remove the lease; otherwise other readers wait until it expires.
             commands[key] = delete_command(key, item.cas)
     lines = client.lines(commands.values())
-    return {
-        key
-        for key, line in zip(commands, lines, strict=True)
-        if line == b"STORED"
-    }
+    return {key for key, line in zip(commands, lines, strict=True) if line == b"STORED"}
 
 
 def _lease(
@@ -326,9 +302,7 @@ def _lease(
 ) -> dict[str, Found]:
     """Take leases of missing keys."""
     token = token_bytes(TOKEN_BYTES)
-    commands = [
-        store_command(b"add", key, LEASE, token, seconds) for key in keys
-    ]
+    commands = [store_command(b"add", key, LEASE, token, seconds) for key in keys]
     # Read the guard last: after an earlier flush it is missing; a later flush
     # removes the leases, too.
     commands.append(_ASK_GUARD)
@@ -350,9 +324,7 @@ def _lease(
     return found
 
 
-def _is_old(
-    client: MemcachedClient, node: MemcachedNode, guard: bytes
-) -> bool:
+def _is_old(client: MemcachedClient, node: MemcachedNode, guard: bytes) -> bool:
     """Return whether a node grants leases.
 
     :param guard: the response to the read of its guard.
@@ -455,9 +427,7 @@ class MemcachedStore:
                 found.update(dict.fromkeys(absent, _BLOCKED))
         return found
 
-    def fill(
-        self, values: Mapping[str, tuple[Lease, bytes]], expire: int
-    ) -> set[str]:
+    def fill(self, values: Mapping[str, tuple[Lease, bytes]], expire: int) -> set[str]:
         """Replace leases by values; see :class:`.Store`."""
         check_seconds("expire", expire)
         done: set[str] = set()
@@ -466,9 +436,7 @@ class MemcachedStore:
             done |= node.run(_fill, part, expire, self._largest) or set()
         return done
 
-    def block(
-        self, keys: Collection[str], token: bytes, expire: int
-    ) -> set[str]:
+    def block(self, keys: Collection[str], token: bytes, expire: int) -> set[str]:
         """Replace items by tombstones; see :class:`.Store`."""
         # A tombstone must not outlive the time without leases after a restart.
         check_tombstone(token, expire, self.longest)
@@ -490,10 +458,7 @@ class MemcachedStore:
         return self._change(keys, _unblock, token)
 
     def _change(
-        self,
-        keys: Collection[str],
-        change: Callable[..., set[str]],
-        *arguments: Any,
+        self, keys: Collection[str], change: Callable[..., set[str]], *arguments: Any
     ) -> set[str]:
         failed: set[str] = set()
         for node, its in self._parts(check_keys(keys)).items():

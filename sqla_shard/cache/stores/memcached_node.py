@@ -15,19 +15,13 @@ import logging
 import select
 import socket
 import threading
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from time import monotonic
-from typing import Any
-from typing import NamedTuple
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sqla_shard import exc
-from sqla_shard.cache.stores import Breaker
-from sqla_shard.cache.stores import split
+from sqla_shard.cache.stores import Breaker, split
 from sqla_shard.util.forking import in_children
 
 try:
@@ -39,19 +33,6 @@ except ImportError as error:
     raise exc.MissingExtraError(
         package="pymemcache", extra="cache", reason=str(error)
     ) from None
-
-__all__ = [
-    "MemcachedClient",
-    "MemcachedNode",
-    "NodeItem",
-    "Stream",
-    "delete_command",
-    "flags_of",
-    "malformed_error",
-    "parse_server",
-    "slots_of",
-    "store_command",
-]
 
 T = TypeVar("T")
 
@@ -334,12 +315,7 @@ class MemcachedClient(Client):  # type: ignore[misc]  # it has no annotations
 
 
 def store_command(
-    word: bytes,
-    key: str,
-    kind: bytes,
-    data: bytes,
-    expire: int,
-    cas: bytes = b"",
+    word: bytes, key: str, kind: bytes, data: bytes, expire: int, cas: bytes = b""
 ) -> bytes:
     """Return the command that stores an item.
 
@@ -379,13 +355,7 @@ class MemcachedNode:
     """
 
     def __init__(
-        self,
-        name: str,
-        *,
-        longest: int,
-        timeout: float,
-        retry: float,
-        connections: int,
+        self, name: str, *, longest: int, timeout: float, retry: float, connections: int
     ) -> None:
         self.name = name
         self.longest = longest
@@ -434,10 +404,7 @@ class MemcachedNode:
         return None if sent is None else client
 
     def finish(
-        self,
-        client: MemcachedClient,
-        work: Callable[..., T],
-        *arguments: Any,
+        self, client: MemcachedClient, work: Callable[..., T], *arguments: Any
     ) -> T | None:
         """Call a function with a connection, and release the connection.
 
@@ -481,9 +448,7 @@ class MemcachedNode:
     def run(self, work: Callable[..., T], *arguments: Any) -> T | None:
         """Call a function with a free connection; see :meth:`finish`."""
         client = self._take()
-        return (
-            None if client is None else self.finish(client, work, *arguments)
-        )
+        return None if client is None else self.finish(client, work, *arguments)
 
     def drop(self, client: MemcachedClient) -> None:
         """Close a connection that is in use."""
@@ -513,9 +478,7 @@ class MemcachedNode:
             # The node was restarted, or has sent more than the response.
             self.drop(client)
 
-    def _record_failure(
-        self, client: MemcachedClient, error: Exception
-    ) -> None:
+    def _record_failure(self, client: MemcachedClient, error: Exception) -> None:
         self.drop(client)
         self.close()
         if not isinstance(error, OSError):

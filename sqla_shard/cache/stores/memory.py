@@ -7,25 +7,21 @@ tombstones.  A forked process has its own copy.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
 
-from sqla_shard.cache.stores import check_lease
-from sqla_shard.cache.stores import check_seconds
-from sqla_shard.cache.stores import check_size
-from sqla_shard.cache.stores import check_tombstone
-from sqla_shard.cache.stores import Found
-from sqla_shard.cache.stores import LONGEST
-from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores import (
+    check_lease,
+    check_seconds,
+    check_size,
+    check_tombstone,
+    Found,
+    LONGEST,
+    State,
+)
 from sqla_shard.outbox.tables import check_keys
-
-__all__ = ["MemoryItem", "MemoryStore"]
 
 #: When there are too many items, one in this many values is evicted.
 _PART = 10
@@ -79,9 +75,7 @@ class MemoryStore:
     def flush(self) -> None:
         """Remove all values and leases, but no tombstones."""
         with self._lock:
-            values = [
-                key for key, one in self._items.items() if not one.tokens
-            ]
+            values = [key for key, one in self._items.items() if not one.tokens]
             for key in values:
                 self._drop(key)
 
@@ -104,9 +98,7 @@ class MemoryStore:
             return Found(State.BUSY)
         return Found(State.VALUE, item.value)
 
-    def fill(
-        self, values: Mapping[str, tuple[int, bytes]], expire: int
-    ) -> set[str]:
+    def fill(self, values: Mapping[str, tuple[int, bytes]], expire: int) -> set[str]:
         """Replace leases by values; see :class:`.Store`."""
         check_seconds("expire", expire)
         done: set[str] = set()
@@ -123,9 +115,7 @@ class MemoryStore:
                 done.add(key)
         return done
 
-    def block(
-        self, keys: Collection[str], token: bytes, expire: int
-    ) -> set[str]:
+    def block(self, keys: Collection[str], token: bytes, expire: int) -> set[str]:
         """Replace items by tombstones; see :class:`.Store`."""
         check_tombstone(token, expire, self.longest)
         with self._lock:

@@ -28,27 +28,24 @@ server whose clock is set forward: tombstones expire by it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from secrets import token_bytes
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 from weakref import WeakSet
 
 from sqla_shard import exc
-from sqla_shard.cache.stores import Breaker
-from sqla_shard.cache.stores import check_lease
-from sqla_shard.cache.stores import check_seconds
-from sqla_shard.cache.stores import check_size
-from sqla_shard.cache.stores import check_tombstone
-from sqla_shard.cache.stores import check_wait
-from sqla_shard.cache.stores import Found
-from sqla_shard.cache.stores import split
-from sqla_shard.cache.stores import State
-from sqla_shard.outbox.tables import check_keys
-from sqla_shard.outbox.tables import TOKEN_BYTES
+from sqla_shard.cache.stores import (
+    Breaker,
+    check_lease,
+    check_seconds,
+    check_size,
+    check_tombstone,
+    check_wait,
+    Found,
+    split,
+    State,
+)
+from sqla_shard.outbox.tables import check_keys, TOKEN_BYTES
 from sqla_shard.util.forking import in_children
 from sqla_shard.util.redis_pools import pool_class
 
@@ -352,9 +349,7 @@ class RedisStore:
                 found[key] = _found(response, token)
         return found
 
-    def fill(
-        self, values: Mapping[str, tuple[bytes, bytes]], expire: int
-    ) -> set[str]:
+    def fill(self, values: Mapping[str, tuple[bytes, bytes]], expire: int) -> set[str]:
         """Replace leases by values; see :class:`.Store`."""
         check_seconds("expire", expire)
 
@@ -374,9 +369,7 @@ class RedisStore:
             done.update(_where(part, responses, 1))
         return done
 
-    def block(
-        self, keys: Collection[str], token: bytes, expire: int
-    ) -> set[str]:
+    def block(self, keys: Collection[str], token: bytes, expire: int) -> set[str]:
         """Replace items by tombstones; see :class:`.Store`."""
         # A tombstone must not outlive the time without leases after a restart.
         check_tombstone(token, expire, self.longest)
@@ -398,9 +391,7 @@ class RedisStore:
 
     # -- inside -----------------------------------------------------------
 
-    def _change(
-        self, script: str, keys: Collection[str], args: list[Any]
-    ) -> set[str]:
+    def _change(self, script: str, keys: Collection[str], args: list[Any]) -> set[str]:
         failed: set[str] = set()
         for part in _batches(check_keys(keys)):
             responses = self._run(script, _names(part), args)
@@ -408,9 +399,7 @@ class RedisStore:
             failed.update(_where(part, responses, 0))
         return failed
 
-    def _run(
-        self, script: str, names: list[str], args: list[Any]
-    ) -> list[Any] | None:
+    def _run(self, script: str, names: list[str], args: list[Any]) -> list[Any] | None:
         """Run a script; return None if the server does not respond."""
         if not self._breaker.may_try():
             return None
@@ -493,9 +482,7 @@ def _found(response: Any, token: bytes) -> Found:
     return _BUSY if response == BUSY else _BLOCKED
 
 
-def _where(
-    keys: list[str], responses: list[Any] | None, what: int
-) -> Iterator[str]:
+def _where(keys: list[str], responses: list[Any] | None, what: int) -> Iterator[str]:
     for key, response in zip(keys, responses or (), strict=False):
         if response == what:
             yield key

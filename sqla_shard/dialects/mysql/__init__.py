@@ -24,43 +24,43 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import ceil
 from typing import Any
 
-from sqlalchemy import bindparam
-from sqlalchemy import Connection
-from sqlalchemy import Engine
-from sqlalchemy import event
-from sqlalchemy import text
+from sqlalchemy import bindparam, Connection, Engine, event, text
 from sqlalchemy.engine import URL
 
-from sqla_shard.dialects.base import Backend
-from sqla_shard.dialects.base import Catalogue
-from sqla_shard.dialects.base import DDL
-from sqla_shard.dialects.base import Failure
-from sqla_shard.dialects.base import interrupt
-from sqla_shard.dialects.base import new_engine
-from sqla_shard.dialects.base import NumberForm
+from sqla_shard.dialects.base import (
+    Backend,
+    Catalogue,
+    DDL,
+    Failure,
+    interrupt,
+    new_engine,
+    NumberForm,
+)
 from sqla_shard.dialects.coding import code_values
-from sqla_shard.dialects.mysql import asyncmy_connections
-from sqla_shard.dialects.mysql import mysqlclient_connections
-from sqla_shard.dialects.mysql import pymysql_connections
+from sqla_shard.dialects.mysql import (
+    asyncmy_connections,
+    mysqlclient_connections,
+    pymysql_connections,
+)
 from sqla_shard.dialects.mysql.batches import shortened_name
 from sqla_shard.dialects.mysql.catalogue import MySQLCatalogue
 from sqla_shard.dialects.mysql.ddl import MySQLDDL
-from sqla_shard.dialects.mysql.driver import close_socket
-from sqla_shard.dialects.mysql.driver import initial_statement
-from sqla_shard.dialects.mysql.driver import SAFE
-from sqla_shard.dialects.mysql.driver import transport_of
-from sqla_shard.dialects.mysql.driver import with_limits
-from sqla_shard.dialects.mysql.driver import without_end
+from sqla_shard.dialects.mysql.driver import (
+    close_socket,
+    initial_statement,
+    SAFE,
+    transport_of,
+    with_limits,
+    without_end,
+)
 from sqla_shard.dialects.mysql.logins import LoggingIn
 from sqla_shard.dialects.mysql.new_keys import number_new_rows
 from sqla_shard.dialects.passwords import PasswordSource
-from sqla_shard.dialects.polling import PIPELINING
-from sqla_shard.dialects.polling import Pipelining
+from sqla_shard.dialects.polling import PIPELINING, Pipelining
 from sqla_shard.util.addresses import host_and_port
 
 __all__ = ["MySQL"]
@@ -83,8 +83,7 @@ _FAILURES: Mapping[int, Failure] = {
     # The last two are MySQL's: for a connection that was idle for too long,
     # and for one to a server in offline_mode.
     **dict.fromkeys(
-        (1053, 1317, 1927, 2002, 2003, 2006, 2013, 2014, 2055, 4031, 3032),
-        Failure.LOST,
+        (1053, 1317, 1927, 2002, 2003, 2006, 2013, 2014, 2055, 4031, 3032), Failure.LOST
     ),
     **dict.fromkeys((1146, 1049, 1142, 1044), Failure.MISPLACED),
     # The second is MySQL's for a database: ALTER DATABASE .. READ ONLY = 1.
@@ -195,16 +194,12 @@ class MySQL(Backend):
                 shares=not tls, pipelining=self._pipelining
             )
         if driver == "mysqldb":
-            return mysqlclient_connections.Connecting(
-                pipelining=self._pipelining
-            )
+            return mysqlclient_connections.Connecting(pipelining=self._pipelining)
         if driver == "asyncmy":
             return asyncmy_connections.open_connection
         return _open_plainly
 
-    def _warn(
-        self, driver: str, url: URL, arguments: Mapping[str, Any]
-    ) -> None:
+    def _warn(self, driver: str, url: URL, arguments: Mapping[str, Any]) -> None:
         missing = without_end(driver, url, arguments)
         # Warn once, not for each engine that a command opens.
         if not missing or url in self._warned:
@@ -212,8 +207,7 @@ class MySQL(Backend):
         self._warned.add(url)
         where = host_and_port(url.host or "localhost", url.port or 3306)
         _log.warning(
-            "%s has no %s (driver %s): if the server hangs, callers wait "
-            "without limit",
+            "%s has no %s (driver %s): if the server hangs, callers wait without limit",
             where,
             " and no ".join(missing),
             driver,
@@ -251,9 +245,7 @@ class MySQL(Backend):
             # The loop then resumes the task that waits for a response.
             transport.abort()
 
-    def limited(
-        self, connection: Connection, text: str, seconds: float
-    ) -> str:
+    def limited(self, connection: Connection, text: str, seconds: float) -> str:
         """Add ``max_statement_time``, or ``MAX_EXECUTION_TIME`` on MySQL."""
         if getattr(connection.dialect, "is_mariadb", False):
             return f"SET STATEMENT max_statement_time={seconds:f} FOR {text}"
@@ -288,17 +280,13 @@ class MySQL(Backend):
 
     def begin_locking(self, connection: Connection) -> None:
         """Set REPEATABLE READ: READ COMMITTED locks no gaps."""
-        connection.exec_driver_sql(
-            "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
-        )
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         # In autocommit mode a lock would end with its statement.
         connection.exec_driver_sql("START TRANSACTION")
 
     def begin_skipping(self, connection: Connection) -> None:
         """Set READ COMMITTED for the next transaction."""
-        connection.exec_driver_sql(
-            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
-        )
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
     def logs_statements(self, connection: Connection) -> bool:
         """Read ``binlog_format``, if there is a binary log."""
@@ -339,9 +327,7 @@ class MySQL(Backend):
     def classify(self, error: BaseException) -> Failure:
         """Read the server's error number, the driver's first argument."""
         number = error.args[0] if error.args else None
-        if number == _OPTION_PREVENTS and _READ_ONLY_OPTION.search(
-            str(error.args[1:])
-        ):
+        if number == _OPTION_PREVENTS and _READ_ONLY_OPTION.search(str(error.args[1:])):
             return Failure.FENCED
         if not isinstance(number, int):
             return Failure.OTHER

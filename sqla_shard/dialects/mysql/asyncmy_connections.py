@@ -25,8 +25,6 @@ from typing import Any
 
 from sqla_shard.dialects.mysql.driver import refuse_clear_passwords
 
-__all__ = ["open_connection"]
-
 _CANNOT_CONNECT = 2003
 #: Seconds for the end of TLS.
 _FAREWELL = 1.0
@@ -34,9 +32,7 @@ _FAREWELL = 1.0
 _TLS = 0x800
 
 
-def open_connection(
-    dialect: Any, record: Any, cargs: Any, cparams: Any
-) -> Any:
+def open_connection(dialect: Any, record: Any, cargs: Any, cparams: Any) -> Any:
     """Handle ``do_connect``: interpret arguments as PyMySQL does."""
     dbapi = dialect.loaded_dbapi
     disabled = cparams.pop("ssl_disabled", None)

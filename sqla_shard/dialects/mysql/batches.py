@@ -8,8 +8,7 @@ failed.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from hashlib import sha256
 from struct import pack
 from typing import Any
@@ -17,20 +16,13 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from sqla_shard.dialects.base import Batch
-from sqla_shard.dialects.base import Statement
+from sqla_shard.dialects.base import Batch, Statement
 from sqla_shard.dialects.mysql.new_tables import creation_of
-from sqla_shard.dialects.mysql.show_create import without_character_sets
-from sqla_shard.dialects.mysql.show_create import without_counter
+from sqla_shard.dialects.mysql.show_create import (
+    without_character_sets,
+    without_counter,
+)
 from sqla_shard.dialects.polling import PolledConnection
-
-__all__ = [
-    "NO_SUCH_TABLE",
-    "MySQLBatch",
-    "digest_of",
-    "lock_name",
-    "shortened_name",
-]
 
 # MySQL refuses longer names of locks.
 _LOCK_NAME = 64
@@ -45,8 +37,7 @@ _DEFAULTS = (
     "@@character_set_database, @@collation_database)"
 )
 _NAMES = (
-    "SELECT table_name FROM information_schema.tables "
-    "WHERE table_schema = DATABASE()"
+    "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
 )
 
 
@@ -120,18 +111,12 @@ class MySQLBatch(Batch):
         dialect.default_schema_name = schema
         return [
             (f"USE {quoted}", ()),
-            (
-                f"SELECT GET_LOCK(%s, %s), {_DEFAULTS}",
-                (lock_name(schema), seconds),
-            ),
+            (f"SELECT GET_LOCK(%s, %s), {_DEFAULTS}", (lock_name(schema), seconds)),
         ]
 
     def leave(self, schema: str) -> list[Statement]:
         """Commit before another runner can acquire the lock."""
-        return [
-            ("COMMIT", ()),
-            ("DO RELEASE_LOCK(%s)", (lock_name(schema),)),
-        ]
+        return [("COMMIT", ()), ("DO RELEASE_LOCK(%s)", (lock_name(schema),))]
 
     def names(self) -> Statement:
         """Read only the names, which opens no table."""

@@ -19,44 +19,19 @@ privilege but SELECT.
 from __future__ import annotations
 
 import re
-from collections.abc import Container
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import bindparam
-from sqlalchemy import Column
-from sqlalchemy import Connection
-from sqlalchemy import Engine
-from sqlalchemy import text
-from sqlalchemy import TextClause
+from sqlalchemy import bindparam, Column, Connection, Engine, text, TextClause
 from sqlalchemy.dialects.mysql import BIGINT
 from sqlalchemy.exc import DBAPIError
 
-from sqla_shard.dialects.base import Catalogue
-from sqla_shard.dialects.base import DATABASE
-from sqla_shard.dialects.base import hashed
-from sqla_shard.dialects.mysql.show_create import without_character_sets
-from sqla_shard.dialects.mysql.show_create import without_counter
-
-__all__ = [
-    "ARE_VIEWS",
-    "CHECKS",
-    "COLUMNS",
-    "DATABASES",
-    "REFERENCES",
-    "REFERENCING",
-    "SEEN",
-    "TABLES",
-    "VIEWS",
-    "InformationTable",
-    "MySQLCatalogue",
-    "is_generated_key",
-]
-
+from sqla_shard.dialects.base import Catalogue, DATABASE, hashed
+from sqla_shard.dialects.mysql.show_create import (
+    without_character_sets,
+    without_counter,
+)
 
 # MariaDB fills a table of information_schema in one of three ways, which
 # EXPLAIN shows: from a list of files, from the definition alone
@@ -87,9 +62,7 @@ class InformationTable:
             row for each database, with an empty name of the table.
         """
         # QUOTE() distinguishes NULL from a string, and delimits values.
-        values = ", ".join(
-            f"QUOTE({column})" for column in (self.table, *self.columns)
-        )
+        values = ", ".join(f"QUOTE({column})" for column in (self.table, *self.columns))
         # In the columns' own collation pins and Pins would be equal.
         schema, table = (
             f"CONVERT({column} USING utf8mb4) COLLATE utf8mb4_bin"
@@ -105,9 +78,7 @@ class InformationTable:
         )
         for name in ("schemas", "tables"):
             if f":{name}" in statement.text:
-                statement = statement.bindparams(
-                    bindparam(name, expanding=True)
-                )
+                statement = statement.bindparams(bindparam(name, expanding=True))
         return statement
 
 
@@ -208,22 +179,14 @@ SEEN: Mapping[bool, Sequence[InformationTable]] = {
     True: (
         COLUMNS,
         TRIGGERS,
-        InformationTable(
-            source=_I_S + "statistics", columns=(*_INDEX, "ignored")
-        ),
+        InformationTable(source=_I_S + "statistics", columns=(*_INDEX, "ignored")),
     ),
     False: (
         COLUMNS,
         TRIGGERS,
         InformationTable(
             source=_I_S + "statistics",
-            columns=(
-                *_INDEX,
-                "collation",
-                "index_type",
-                "expression",
-                "is_visible",
-            ),
+            columns=(*_INDEX, "collation", "index_type", "expression", "is_visible"),
         ),
     ),
 }
@@ -284,9 +247,7 @@ class MySQLCatalogue(Catalogue):
         """Send about ten statements, for any number of databases."""
         return _ServerCatalogue(connection, schemas).digests()
 
-    def definition(
-        self, connection: Connection, schema: str, table: str
-    ) -> str:
+    def definition(self, connection: Connection, schema: str, table: str) -> str:
         """Return SHOW CREATE TABLE without the ignored parts."""
         quote = connection.dialect.identifier_preparer.quote_identifier
         database = quote(schema)

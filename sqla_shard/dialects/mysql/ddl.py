@@ -6,35 +6,29 @@ cannot be rolled back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import ceil
 from typing import Any
 
-from sqlalchemy import Connection
-from sqlalchemy import Engine
-from sqlalchemy import text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.exc import DBAPIError
 
-from sqla_shard.dialects.base import Batch
-from sqla_shard.dialects.base import DDL
-from sqla_shard.dialects.mysql.batches import digest_of
-from sqla_shard.dialects.mysql.batches import lock_name
-from sqla_shard.dialects.mysql.batches import MySQLBatch
-from sqla_shard.dialects.mysql.batches import NO_SUCH_TABLE
+from sqla_shard.dialects.base import Batch, DDL
+from sqla_shard.dialects.mysql.batches import (
+    digest_of,
+    lock_name,
+    MySQLBatch,
+    NO_SUCH_TABLE,
+)
 from sqla_shard.dialects.mysql.new_tables import index_of
-
-__all__ = ["MySQLDDL"]
 
 _INTERRUPTED = 1317
 _READ_ONLY = 3989
 # More tables in one statement take longer than a second statement.
 _CHUNK = 256
 _HAVING = text(
-    "SELECT table_schema FROM information_schema.tables "
-    "WHERE table_name = :name"
+    "SELECT table_schema FROM information_schema.tables WHERE table_name = :name"
 )
 _FOLDS = text("SELECT @@lower_case_table_names")
 _HAS = text(
@@ -42,8 +36,7 @@ _HAS = text(
     "WHERE table_schema = DATABASE() AND table_name = :name"
 )
 _NAMES = text(
-    "SELECT table_name FROM information_schema.tables "
-    "WHERE table_schema = DATABASE()"
+    "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
 )
 _NOT_TRANSACTIONAL = text(
     "SELECT COUNT(*) FROM information_schema.tables t "
@@ -94,9 +87,7 @@ class MySQLDDL(DDL):
 
         dialect.has_table = has_table  # type: ignore[method-assign]  # of this engine alone
 
-    def hold(
-        self, connection: Connection, schema: str, seconds: float
-    ) -> str | None:
+    def hold(self, connection: Connection, schema: str, seconds: float) -> str | None:
         """Acquire the lock with ``GET_LOCK``."""
         name = {"name": lock_name(schema), "seconds": seconds}
         if connection.scalar(text("SELECT GET_LOCK(:name, :seconds)"), name):
@@ -185,9 +176,7 @@ def _has_index(connection: Connection, statement: str) -> bool:
     if index is None:
         return False
     rows = connection.exec_driver_sql(f"SHOW INDEX FROM {index.table}")
-    found = [
-        row for row in rows.mappings() if row["Key_name"].lower() == index.name
-    ]
+    found = [row for row in rows.mappings() if row["Key_name"].lower() == index.name]
     found.sort(key=lambda row: row["Seq_in_index"])
     columns = tuple(row["Column_name"].lower() for row in found)
     return columns == index.columns and all(
@@ -204,11 +193,7 @@ def _chunks(schemas: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _select(
-    connection: Connection,
-    schema: str,
-    table: str,
-    columns: Sequence[str],
-    where: str,
+    connection: Connection, schema: str, table: str, columns: Sequence[str], where: str
 ) -> str:
     quote = connection.dialect.identifier_preparer.quote_identifier
     wanted = "".join(f", {column}" for column in columns)

@@ -10,19 +10,6 @@ from typing import Any
 
 from sqlalchemy.engine import URL
 
-__all__ = [
-    "LIMITS",
-    "SAFE",
-    "close_descriptor",
-    "close_socket",
-    "initial_statement",
-    "refuse_clear_passwords",
-    "transport_of",
-    "with_limits",
-    "without_end",
-]
-
-
 # A server chooses how a client authenticates.  If it requests the plugin
 # ``mysql_clear_password`` or ``dialog``, PyMySQL and asyncmy send the password
 # in clear text over any connection: an impostor would receive it.
@@ -60,10 +47,7 @@ def refuse_clear_passwords(arguments: dict[str, Any], dbapi: Any) -> None:
             )
 
     given = arguments.get("auth_plugin_map") or {}
-    arguments["auth_plugin_map"] = {
-        **dict.fromkeys(_CLEAR, Refusing),
-        **given,
-    }
+    arguments["auth_plugin_map"] = {**dict.fromkeys(_CLEAR, Refusing), **given}
 
 
 def _verifies(arguments: Mapping[str, Any]) -> bool:
@@ -120,16 +104,8 @@ def close_descriptor(number: int) -> None:
 
 #: The default timeouts in seconds, by driver and option.
 LIMITS: Mapping[str, Mapping[str, int]] = {
-    "pymysql": {
-        "connect_timeout": 10,
-        "read_timeout": 30,
-        "write_timeout": 30,
-    },
-    "mysqldb": {
-        "connect_timeout": 10,
-        "read_timeout": 30,
-        "write_timeout": 30,
-    },
+    "pymysql": {"connect_timeout": 10, "read_timeout": 30, "write_timeout": 30},
+    "mysqldb": {"connect_timeout": 10, "read_timeout": 30, "write_timeout": 30},
     # asyncmy has no write_timeout: data that it cannot send waits in memory,
     # and read_timeout applies.
     "asyncmy": {"connect_timeout": 10, "read_timeout": 30},
@@ -138,16 +114,14 @@ LIMITS: Mapping[str, Mapping[str, int]] = {
 #: statements in one, and files of the application for a server that requests
 #: them.
 SAFE: Mapping[str, Mapping[str, Any]] = {
-    "mysqldb": {"multi_statements": False, "local_infile": 0},
+    "mysqldb": {"multi_statements": False, "local_infile": 0}
 }
 #: The options without which a driver waits forever, including drivers that
 #: are not listed above.
 _ENDING = ("read_timeout",)
 
 # Outside strict mode a value that is too long is cut off with a warning.
-_STRICT = (
-    "sql_mode = CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_TRANS_TABLES')"
-)
+_STRICT = "sql_mode = CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_TRANS_TABLES')"
 
 # Where this variable is on, by default from MariaDB 11.6.2, a locking read of
 # a row that has changed since the first read ends the transaction with error
@@ -165,10 +139,7 @@ _FOR_LOCKS = 0.8
 
 
 def with_limits(
-    driver: str,
-    url: URL,
-    arguments: Mapping[str, Any],
-    timeout: float | None = None,
+    driver: str, url: URL, arguments: Mapping[str, Any], timeout: float | None = None
 ) -> dict[str, Any]:
     """Return the arguments of a driver, with a limit for each wait.
 
@@ -187,9 +158,7 @@ def with_limits(
     return found
 
 
-def without_end(
-    driver: str, url: URL, arguments: Mapping[str, Any]
-) -> list[str]:
+def without_end(driver: str, url: URL, arguments: Mapping[str, Any]) -> list[str]:
     """Return the names of the limits that a driver does not have.
 
     :param arguments: the result of :func:`with_limits`.

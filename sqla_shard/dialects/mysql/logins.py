@@ -16,12 +16,8 @@ from typing import Any
 
 from sqlalchemy.util import await_only
 
-from sqla_shard.dialects.passwords import PasswordError
-from sqla_shard.dialects.passwords import PasswordSource
-from sqla_shard.dialects.passwords import Secret
+from sqla_shard.dialects.passwords import PasswordError, PasswordSource, Secret
 from sqla_shard.util.addresses import host_and_port
-
-__all__ = ["LoggingIn"]
 
 _ACCESS_DENIED = 1045
 #: The client error of a failed authentication plugin.
@@ -34,8 +30,7 @@ _REMEDIES = {
     "cryptography": "use TLS (ssl_ca=FILE in the URL) or pip install "
     "cryptography: the account has the plugin caching_sha2_password or "
     "sha256_password, which needs one of them",
-    "pynacl": "pip install PyNaCl: the account has the plugin ed25519, which "
-    "needs it",
+    "pynacl": "pip install PyNaCl: the account has the plugin ed25519, which needs it",
 }
 
 
@@ -59,9 +54,7 @@ class LoggingIn:
         self._opening = opening
         self._password = password
 
-    def __call__(
-        self, dialect: Any, record: Any, cargs: Any, cparams: Any
-    ) -> Any:
+    def __call__(self, dialect: Any, record: Any, cargs: Any, cparams: Any) -> Any:
         """Handle ``do_connect``."""
         source = self._password
         if source is None:
@@ -79,9 +72,7 @@ class LoggingIn:
         given = {**cparams, "password": secret.text}
         return self._attempt(dialect, record, cargs, given)
 
-    def _attempt(
-        self, dialect: Any, record: Any, cargs: Any, cparams: Any
-    ) -> Any:
+    def _attempt(self, dialect: Any, record: Any, cargs: Any, cparams: Any) -> Any:
         secret = cparams.get("password")
         if isinstance(secret, str) and dialect.driver in _LATIN_1:
             cparams["password"] = secret.encode()
@@ -99,9 +90,7 @@ class LoggingIn:
                 _PLUGIN_ERROR, f"{where}: {_REMEDIES[found[1]]}"
             ) from error
 
-    def _ask(
-        self, source: PasswordSource, used: Secret | None, dialect: Any
-    ) -> Secret:
+    def _ask(self, source: PasswordSource, used: Secret | None, dialect: Any) -> Secret:
         try:
             if dialect.is_async:
                 # The function may block, and so may its lock.

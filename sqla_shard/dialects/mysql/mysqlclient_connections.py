@@ -34,12 +34,12 @@ from math import ceil
 from typing import Any
 
 from sqla_shard.dialects.mysql.driver import close_descriptor
-from sqla_shard.dialects.polling import CAN_POLL
-from sqla_shard.dialects.polling import Pipelining
-from sqla_shard.dialects.polling import polled_call
-from sqla_shard.dialects.polling import PolledConnection
-
-__all__ = ["Adapted", "Connecting"]
+from sqla_shard.dialects.polling import (
+    CAN_POLL,
+    Pipelining,
+    polled_call,
+    PolledConnection,
+)
 
 _LOST = 2013
 _TLS_ERROR = 2026
@@ -56,9 +56,7 @@ class Connecting:
     def __init__(self, *, pipelining: Pipelining) -> None:
         self._pipelining = pipelining
 
-    def __call__(
-        self, dialect: Any, record: Any, cargs: Any, cparams: Any
-    ) -> Any:
+    def __call__(self, dialect: Any, record: Any, cargs: Any, cparams: Any) -> Any:
         """Handle ``do_connect``."""
         if cparams.get("host") == "localhost" and "port" in cparams:
             # The client library compares the spelling.

@@ -16,29 +16,22 @@ MariaDB has RETURNING and keeps it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.dialects.mysql.base import MySQLDialect
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 from sqlalchemy.engine.default import DefaultExecutionContext
 from sqlalchemy.engine.interfaces import ExecuteStyle
 from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.dml import Delete
-from sqlalchemy.sql.dml import Insert
-from sqlalchemy.sql.dml import Update
+from sqlalchemy.sql.dml import Delete, Insert, Update
 from sqlalchemy.types import NULLTYPE
 
-from sqla_shard.exc import MissingIdError
-from sqla_shard.exc import UnsupportedStatementError
+from sqla_shard.exc import MissingIdError, UnsupportedStatementError
 from sqla_shard.util import sqlalchemy_private as private
-
-__all__ = ["number_new_rows"]
 
 _READ_STEP = "SELECT @@SESSION.auto_increment_increment, LAST_INSERT_ID()"
 #: What the message of MySQL's error 1064 has.
@@ -139,12 +132,7 @@ class _Dialect(MySQLDialect):
         deliver: Any = super()._deliver_insertmanyvalues_batches
         context.limit_rows()
         for batch in deliver(
-            connection,
-            cursor,
-            statement,
-            parameters,
-            generic_setinputsizes,
-            context,
+            connection, cursor, statement, parameters, generic_setinputsizes, context
         ):
             context.expected = batch.current_batch_size
             yield batch
@@ -197,12 +185,7 @@ class _Compiler(SQLCompiler):
             self.dialect = dialect
 
     def returning_clause(
-        self,
-        stmt: Any,
-        returning_cols: Any,
-        *,
-        populate_result_map: bool,
-        **kw: Any,
+        self, stmt: Any, returning_cols: Any, *, populate_result_map: bool, **kw: Any
     ) -> str:
         """Compile RETURNING; on MySQL to nothing.
 
@@ -245,9 +228,7 @@ class _Compiler(SQLCompiler):
 
     def _is_known(self, column: Any) -> bool:
         """Return whether the server or the parameters tell a value."""
-        if column is column.table.autoincrement_column and (
-            not self.is_given(column)
-        ):
+        if column is column.table.autoincrement_column and (not self.is_given(column)):
             return True
         return all(
             private.key_parameter(column, row) in self.binds
@@ -318,8 +299,7 @@ class _Context(DefaultExecutionContext):
         self.new_keys = []
         compiled: Any = self.compiled
         most = self.execution_options.get(
-            "insertmanyvalues_page_size",
-            self.dialect.insertmanyvalues_page_size,
+            "insertmanyvalues_page_size", self.dialect.insertmanyvalues_page_size
         )
         column = self._numbered if self._computes_keys else None
         if column is not None and compiled.is_given(column):
@@ -349,11 +329,7 @@ class _Context(DefaultExecutionContext):
         base: Any = super()
         base.pre_exec()
         compiled: Any = self.compiled
-        if (
-            not self.isinsert
-            or compiled.returned_keys is None
-            or not compiled.rows
-        ):
+        if not self.isinsert or compiled.returned_keys is None or not compiled.rows:
             return
         # Whether the server replaces 0 is a matter of its sql_mode.
         kinds = {
@@ -401,9 +377,7 @@ class _Context(DefaultExecutionContext):
             rows = self._rows_of_statement
         if count != len(rows):
             # Something has made it INSERT IGNORE or the like.
-            raise self._unknown(
-                f"it has taken {count} of {len(rows)} rows as new ones"
-            )
+            raise self._unknown(f"it has taken {count} of {len(rows)} rows as new ones")
         given = self._given(rows)
         numbers: list[int | None] = [None] * count
         if given and all(map(_is_numbered, given)):
@@ -472,9 +446,7 @@ class _Context(DefaultExecutionContext):
                 for column in private.result_columns(compiled)
             ],
             initial_buffer=(
-                []
-                if self._is_joined
-                else self.fetchall_for_returning(self.cursor)
+                [] if self._is_joined else self.fetchall_for_returning(self.cursor)
             ),
         )
 

@@ -19,8 +19,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Index", "creation_of", "index_of"]
-
 _NAME = r"(?:`[^`%]+`|[A-Za-z_][\w$]*)"
 _NAMES = rf"\(\s*{_NAME}(?:\s*,\s*{_NAME})*\s*\)"
 # Without backslashes, whose meaning depends on sql_mode.

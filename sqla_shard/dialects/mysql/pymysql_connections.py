@@ -32,16 +32,14 @@ from importlib import import_module
 from typing import Any
 
 from sqla_shard.dialects.mysql.driver import refuse_clear_passwords
-from sqla_shard.dialects.mysql.pymysql_results import can_read
-from sqla_shard.dialects.mysql.pymysql_results import Received
-from sqla_shard.dialects.mysql.pymysql_results import result_class
-from sqla_shard.dialects.polling import CAN_POLL
-from sqla_shard.dialects.polling import Pipelining
-from sqla_shard.dialects.polling import PolledConnection
-from sqla_shard.dialects.polling import PolledSocket
-from sqla_shard.dialects.polling import PolledSSLSocket
-
-__all__ = ["Connecting", "SharedContext"]
+from sqla_shard.dialects.mysql.pymysql_results import can_read, Received, result_class
+from sqla_shard.dialects.polling import (
+    CAN_POLL,
+    Pipelining,
+    PolledConnection,
+    PolledSocket,
+    PolledSSLSocket,
+)
 
 # The client error of a server that cannot be connected to.
 _CANNOT_CONNECT = 2003
@@ -70,9 +68,7 @@ class Connecting:
         self._shares = shares
         self._pipelining = pipelining
 
-    def __call__(
-        self, dialect: Any, record: Any, cargs: Any, cparams: Any
-    ) -> Any:
+    def __call__(self, dialect: Any, record: Any, cargs: Any, cparams: Any) -> Any:
         """Handle ``do_connect``."""
         dbapi = dialect.loaded_dbapi
         refuse_clear_passwords(cparams, dbapi)
@@ -86,9 +82,7 @@ class Connecting:
 # megabyte.  Two threads may each create a class at first, which is harmless; a
 # lock could be held while the process forks.
 @cache
-def _class_of(
-    base: type[Any], shares: bool, pipelining: Pipelining
-) -> type[Any]:
+def _class_of(base: type[Any], shares: bool, pipelining: Pipelining) -> type[Any]:
     bases: list[type[Any]] = [base]
     if shares and hasattr(base, "_create_ssl_ctx"):
         bases.insert(0, SharedContext)
@@ -96,10 +90,7 @@ def _class_of(
     if polls and all(hasattr(base, name) for name in _INTERNAL):
         bases.insert(0, _Polled)
     # Each class has its own context.
-    attributes: dict[str, Any] = {
-        "shared_context": None,
-        "defers": pipelining.defers,
-    }
+    attributes: dict[str, Any] = {"shared_context": None, "defers": pipelining.defers}
     module = import_module(base.__module__)
     if hasattr(base, "_rfile") and can_read(module):
         bases.insert(0, _Reading)
@@ -190,8 +181,7 @@ class _Polled(PolledConnection):
             except OSError as error:
                 raise self.OperationalError(
                     _CANNOT_CONNECT,
-                    f"Can't connect to MySQL server on {self.host!r} "
-                    f"({error})",
+                    f"Can't connect to MySQL server on {self.host!r} ({error})",
                 ) from error
         super().connect(sock)  # type: ignore[misc]  # PyMySQL's
 
@@ -269,9 +259,7 @@ class _Polled(PolledConnection):
             self._secure = True
             return self._connected(socket.AF_UNIX, self.unix_socket)
         self.host_info = f"socket {self.host}:{self.port}"
-        found = socket.getaddrinfo(
-            self.host, self.port, type=socket.SOCK_STREAM
-        )
+        found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         for number, (family, *_, address) in enumerate(found, 1):
             try:
                 made = self._connected(family, address)

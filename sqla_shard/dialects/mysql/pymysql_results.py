@@ -12,15 +12,11 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import cache
-from functools import partial
+from functools import cache, partial
 from time import monotonic
 from typing import Any
-
-__all__ = ["Received", "can_read", "result_class"]
 
 #: Bytes that are received at once.
 _SIZE = 32_768
@@ -145,10 +141,7 @@ def result_class(module: Any) -> type[Any]:
     attributes = {
         "_packet_class": module.FieldDescriptorPacket,
         # Functions that convert text to the same objects in less time.
-        "_faster": (
-            (slow, partial(_to_datetime, slow)),
-            (converters.through, None),
-        ),
+        "_faster": ((slow, partial(_to_datetime, slow)), (converters.through, None)),
     }
     return type("Result", (_Result, module.MySQLResult), attributes)
 

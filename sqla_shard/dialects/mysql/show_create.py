@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["without_character_sets", "without_counter"]
-
 _COUNTER = re.compile(r" AUTO_INCREMENT=\d+")
 # Strings and quoted names come first: a comment may have the same words.
 _CHARACTER_SET = re.compile(

@@ -10,25 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection
-from sqlalchemy import Engine
-from sqlalchemy import event
-from sqlalchemy import inspect
-from sqlalchemy import text
+from sqlalchemy import Connection, Engine, event, inspect, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
-from sqla_shard.dialects.base import Backend
-from sqla_shard.dialects.base import Catalogue
-from sqla_shard.dialects.base import DDL
-from sqla_shard.dialects.base import Failure
-from sqla_shard.dialects.base import new_engine
-from sqla_shard.dialects.base import NumberForm
+from sqla_shard.dialects.base import (
+    Backend,
+    Catalogue,
+    DDL,
+    Failure,
+    new_engine,
+    NumberForm,
+)
 from sqla_shard.dialects.coding import code_values
 from sqla_shard.dialects.passwords import PasswordSource
 from sqla_shard.dialects.sqlite.catalogue import SQLiteCatalogue

@@ -11,14 +11,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from sqlalchemy import Connection
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
-from sqla_shard.dialects.base import Catalogue
-from sqla_shard.dialects.base import DATABASE
-from sqla_shard.dialects.base import hashed
-
-__all__ = ["SQLiteCatalogue"]
+from sqla_shard.dialects.base import Catalogue, DATABASE, hashed
 
 # Literals, quoted names, comments; white space; punctuation; anything else.
 _TOKEN = re.compile(
@@ -54,14 +49,10 @@ class SQLiteCatalogue(Catalogue):
             tables: dict[str, list[str]] = {}
             for table, _, _, sql in _master(connection, schema):
                 tables.setdefault(table, []).append("".join(_words(sql)))
-            found[schema] = {
-                table: hashed(parts) for table, parts in tables.items()
-            }
+            found[schema] = {table: hashed(parts) for table, parts in tables.items()}
         return found
 
-    def definition(
-        self, connection: Connection, schema: str, table: str
-    ) -> str:
+    def definition(self, connection: Connection, schema: str, table: str) -> str:
         """Return the SQL of the table, its indexes and its triggers."""
         if table == DATABASE:
             return ""
@@ -71,9 +62,7 @@ class SQLiteCatalogue(Catalogue):
         return "\n".join(_lines(sql) for _, _, _, sql in found)
 
 
-def _master(
-    connection: Connection, schema: str
-) -> list[tuple[str, str, str, str]]:
+def _master(connection: Connection, schema: str) -> list[tuple[str, str, str, str]]:
     """Return table, type, name and SQL of everything that users created."""
     quoted = connection.dialect.identifier_preparer.quote(schema)
     rows = connection.exec_driver_sql(

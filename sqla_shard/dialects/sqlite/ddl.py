@@ -5,8 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from threading import Event
@@ -14,14 +13,9 @@ from time import monotonic
 from typing import Any
 from zlib import crc32
 
-from sqlalchemy import Connection
-from sqlalchemy import Engine
-from sqlalchemy import inspect
-from sqlalchemy import text
+from sqlalchemy import Connection, Engine, inspect, text
 
 from sqla_shard.dialects.base import DDL
-
-__all__ = ["LOCKS", "SQLiteDDL"]
 
 #: File in the directory of a server whose bytes are the locks of its files.
 LOCKS = "sqla_shard.lock"
@@ -51,13 +45,9 @@ class SQLiteDDL(DDL):
 
     def patience(self, connection: Connection, seconds: float) -> None:
         """Limit the wait for the lock of the file."""
-        connection.exec_driver_sql(
-            f"PRAGMA busy_timeout={int(seconds * 1000)}"
-        )
+        connection.exec_driver_sql(f"PRAGMA busy_timeout={int(seconds * 1000)}")
 
-    def hold(
-        self, connection: Connection, schema: str, seconds: float
-    ) -> str | None:
+    def hold(self, connection: Connection, schema: str, seconds: float) -> str | None:
         """Lock a byte of :data:`LOCKS`; the process holds it."""
         file, byte = self._lock_of(connection)
         deadline = monotonic() + seconds
@@ -99,9 +89,7 @@ class SQLiteDDL(DDL):
             if not inspect(connection).has_table(table):
                 return {}
             condition = where and f" WHERE {where}"
-            name = connection.dialect.identifier_preparer.quote_identifier(
-                table
-            )
+            name = connection.dialect.identifier_preparer.quote_identifier(table)
             found = connection.exec_driver_sql(
                 f"SELECT {', '.join(columns)} FROM {name}{condition}"  # noqa: S608 - names of our own
             )

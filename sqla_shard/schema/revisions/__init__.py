@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from sqla_shard.schema.revisions.autogenerate import comparing
-from sqla_shard.schema.revisions.scaffold import init
-from sqla_shard.schema.revisions.scaffold import template_path
+from sqla_shard.schema.revisions.scaffold import init, template_path
 
 __all__ = ["comparing", "init", "template_path"]

@@ -38,60 +38,53 @@ package, except the ones that ``run_env()`` needs for itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from decimal import Decimal
-from decimal import InvalidOperation
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal, InvalidOperation
 from functools import partial
-from typing import Any
-from typing import Literal
+from typing import Any, Literal
 
 from alembic.autogenerate.api import AutogenContext
-from alembic.operations.ops import AlterColumnOp
-from alembic.operations.ops import CreateTableOp
-from alembic.operations.ops import MigrationScript
-from alembic.operations.ops import OpContainer
+from alembic.operations.ops import (
+    AlterColumnOp,
+    CreateTableOp,
+    MigrationScript,
+    OpContainer,
+)
 from alembic.runtime.migration import MigrationContext
 from alembic.util import to_tuple
-from sqlalchemy import Boolean
-from sqlalchemy import ClauseElement
-from sqlalchemy import Column
-from sqlalchemy import Dialect
-from sqlalchemy import Float
-from sqlalchemy import Integer
-from sqlalchemy import literal
-from sqlalchemy import MetaData
-from sqlalchemy import Numeric
-from sqlalchemy import String
-from sqlalchemy import Table
-from sqlalchemy import text
-from sqlalchemy import TextClause
+from sqlalchemy import (
+    Boolean,
+    ClauseElement,
+    Column,
+    Dialect,
+    Float,
+    Integer,
+    literal,
+    MetaData,
+    Numeric,
+    String,
+    Table,
+    text,
+    TextClause,
+)
 from sqlalchemy.orm import configure_mappers
 from sqlalchemy.types import TypeEngine
 
 from sqla_shard.dialects.mysql.catalogue import is_generated_key
 from sqla_shard.dialects.sql import TRIGGER
-from sqla_shard.exc import ReservedNameError
-from sqla_shard.exc import SchemaOptionError
-from sqla_shard.exc import UnknownKeyspaceError
+from sqla_shard.exc import ReservedNameError, SchemaOptionError, UnknownKeyspaceError
 from sqla_shard.outbox.tables import PREFIX
-from sqla_shard.routing import name_of
-from sqla_shard.routing import spec_of
-from sqla_shard.schema.revisions.types import drop_options
-from sqla_shard.schema.revisions.types import is_plain
-from sqla_shard.schema.revisions.types import Listeners
-from sqla_shard.schema.revisions.types import render_item as render_portable
-from sqla_shard.schema.revisions.types import render_plain
+from sqla_shard.routing import name_of, spec_of
+from sqla_shard.schema.revisions.types import (
+    drop_options,
+    is_plain,
+    Listeners,
+    render_item as render_portable,
+    render_plain,
+)
 from sqla_shard.topology import Topology
 
-__all__ = [
-    "comparing",
-    "default_differs",
-    "is_portable",
-    "merged",
-    "type_differs",
-]
+__all__ = ["comparing", "default_differs", "is_portable", "merged", "type_differs"]
 
 
 _TIMES = re.compile(r"(?:DATETIME|TIMESTAMP|TIME)(?:\((\d+)\))?$")
@@ -179,9 +172,7 @@ def default_differs(dialect: Dialect, kind: Any, one: Any, other: Any) -> bool:
         the server.
     :param other: the other default.
     """
-    texts = [
-        _text(dialect, getattr(each, "arg", None)) for each in (one, other)
-    ]
+    texts = [_text(dialect, getattr(each, "arg", None)) for each in (one, other)]
     if None in texts:
         return True
     bare = [_bare(str(each)) for each in texts]
@@ -209,9 +200,7 @@ def _text(dialect: Dialect, default: Any) -> str | None:
 
 
 def _compiled(dialect: Dialect, default: ClauseElement) -> str:
-    compiled = default.compile(
-        dialect=dialect, compile_kwargs={"literal_binds": True}
-    )
+    compiled = default.compile(dialect=dialect, compile_kwargs={"literal_binds": True})
     # Drivers with %s for parameters require doubled percent signs.
     doubled = dialect.paramstyle in ("format", "pyformat")
     return str(compiled).replace("%%", "%") if doubled else str(compiled)
@@ -229,8 +218,7 @@ def _bare(default: str) -> str:
     MySQL writes ``-1`` as ``(-(1))``.
     """
     depth = min(
-        len(default) - len(default.lstrip("(")),
-        len(default) - len(default.rstrip(")")),
+        len(default) - len(default.lstrip("(")), len(default) - len(default.rstrip(")"))
     )
     default = default[depth : len(default) - depth]
     default = _NEGATIVE.sub(r"-\1", default)
@@ -303,9 +291,7 @@ def comparing(
     }
 
 
-def _tables_of(
-    metadata: MetaData, keyspace: str, topology: Topology
-) -> set[str]:
+def _tables_of(metadata: MetaData, keyspace: str, topology: Topology) -> set[str]:
     found = set()
     for table in metadata.tables.values():
         if _is_reserved(table.name):
@@ -362,10 +348,7 @@ def _complete(
     """Handle ``process_revision_directives``."""
     everywhere = _is_portable(portable, context.dialect)
     for script in directives:
-        for container in (
-            *script.upgrade_ops_list,
-            *script.downgrade_ops_list,
-        ):
+        for container in (*script.upgrade_ops_list, *script.downgrade_ops_list):
             _complete_all(container, context, everywhere)
 
 
@@ -400,9 +383,7 @@ def _complete_table(operation: CreateTableOp, everywhere: bool) -> None:
             del operation.info[key]
 
 
-def _drop_equal_default(
-    operation: AlterColumnOp, context: MigrationContext
-) -> None:
+def _drop_equal_default(operation: AlterColumnOp, context: MigrationContext) -> None:
     # The hook compare_server_default cannot do it: for a table with a computed
     # column alembic fails before it calls the hook.
     if operation.modify_server_default is not False and not default_differs(
@@ -414,9 +395,7 @@ def _drop_equal_default(
         operation.modify_server_default = False
 
 
-_BY_RUN_ENV = (
-    "run_env() opens the connections, from the topology; leave it out"
-)
+_BY_RUN_ENV = "run_env() opens the connections, from the topology; leave it out"
 _BY_COMMAND = "the command of alembic sets it; leave it out"
 _REFUSED = {
     "connection": _BY_RUN_ENV,
@@ -471,9 +450,7 @@ def merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Any:
         elif hooks:
             # The application can pass None for a hook.
             (found[name],) = hooks
-    found["on_version_apply"] = to_tuple(
-        theirs.get("on_version_apply"), default=()
-    )
+    found["on_version_apply"] = to_tuple(theirs.get("on_version_apply"), default=())
     return found
 
 

@@ -19,18 +19,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from configparser import ConfigParser
 from pathlib import Path
 
 from sqla_shard.exc import SchemaSetupError
-from sqla_shard.topology import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology import Topology
-from sqla_shard.topology.follow import is_zookeeper
-from sqla_shard.topology.follow import load_location
-
-__all__ = ["init", "template_path"]
+from sqla_shard.topology import DEFAULT_PLACEHOLDERS, Topology
+from sqla_shard.topology.follow import is_zookeeper, load_location
 
 _FIRST = "alembic"
 _SECTION = re.compile(r"\[alembic\]\n(?:.+\n)*")
@@ -105,8 +100,7 @@ def _ordered(topology: Topology, chosen: Iterable[str] | None) -> list[str]:
     ]
     if not wanted:
         raise SchemaSetupError(
-            "keyspaces is empty; leave it out for all keyspaces",
-            value="keyspaces",
+            "keyspaces is empty; leave it out for all keyspaces", value="keyspaces"
         )
     wanted.sort(key=lambda keyspace: keyspace.kind != "objects")
     return list(dict.fromkeys(keyspace.name for keyspace in wanted))
@@ -125,9 +119,7 @@ def _check_free(paths: Iterable[Path]) -> None:
 
 
 def _config(
-    config: Path,
-    topology: str | os.PathLike[str],
-    folders: dict[str, Path],
+    config: Path, topology: str | os.PathLike[str], folders: dict[str, Path]
 ) -> str:
     text = (template_path() / "alembic.ini.mako").read_text(encoding="utf-8")
     sections = []

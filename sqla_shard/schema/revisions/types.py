@@ -20,27 +20,24 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import MutableMapping
-from typing import Any
-from typing import Literal
+from typing import Any, Literal
 
 from alembic.autogenerate.api import AutogenContext
 from sqlalchemy import DDL
-from sqlalchemy.dialects import mysql
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.sql.elements import False_
-from sqlalchemy.sql.elements import TextClause
-from sqlalchemy.sql.elements import True_
-from sqlalchemy.sql.functions import current_timestamp
-from sqlalchemy.sql.functions import now
+from sqlalchemy.dialects import mysql, sqlite
+from sqlalchemy.sql.elements import False_, TextClause, True_
+from sqlalchemy.sql.functions import current_timestamp, now
 from sqlalchemy.types import TypeEngine
 
 from sqla_shard.dialects.sql import UpdatedAt
-from sqla_shard.types import JSONBlob
-from sqla_shard.types import LookupKey
-from sqla_shard.types import ObjectRef
-from sqla_shard.types import Sequence38
-from sqla_shard.types import ShardedId
-from sqla_shard.types import UTCTimestamp
+from sqla_shard.types import (
+    JSONBlob,
+    LookupKey,
+    ObjectRef,
+    Sequence38,
+    ShardedId,
+    UTCTimestamp,
+)
 
 __all__ = [
     "BLOB_TEXT",
@@ -101,9 +98,7 @@ def _blob_text(element, compiler, **kw):
 '''
 
 
-def render_item(
-    kind: str, item: Any, context: AutogenContext
-) -> str | Literal[False]:
+def render_item(kind: str, item: Any, context: AutogenContext) -> str | Literal[False]:
     """Render an item in a portable revision; False to let alembic do it.
 
     This is the hook ``render_item`` of alembic's ``configure()``.
@@ -134,9 +129,7 @@ def _type(
         general, plain = "sa.DateTime()", "mysql.TIMESTAMP(fsp=6)"
     elif isinstance(kind, JSONBlob):
         dialect: Any = context.dialect
-        on_server = kind.load_dialect_impl(
-            mysql.dialect() if portable else dialect
-        )
+        on_server = kind.load_dialect_impl(mysql.dialect() if portable else dialect)
         if portable and kind.compression is None:
             context.imports.add(BLOB_TEXT)
             name = type(on_server).__name__
@@ -146,9 +139,7 @@ def _type(
     else:
         return False
     context.imports.add(_MYSQL)
-    return (
-        f"{general}.with_variant({plain}, {_SERVERS})" if portable else plain
-    )
+    return f"{general}.with_variant({plain}, {_SERVERS})" if portable else plain
 
 
 def _default(default: Any, context: AutogenContext) -> str | Literal[False]:
@@ -208,9 +199,7 @@ def is_plain(dialect: Any) -> bool:
     return dialect.name in ("mysql", "mariadb")
 
 
-def render_plain(
-    kind: str, item: Any, context: AutogenContext
-) -> str | Literal[False]:
+def render_plain(kind: str, item: Any, context: AutogenContext) -> str | Literal[False]:
     """Render an item in a plain revision; False to let alembic do it."""
     if kind == "type":
         return _type(item, context, portable=False)

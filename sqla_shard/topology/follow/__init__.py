@@ -12,17 +12,21 @@ topology, and notifies of newer ones.  No request waits for a source.
 from __future__ import annotations
 
 from sqla_shard.topology.admission import check_newer
-from sqla_shard.topology.follow.follower import FollowedSource
-from sqla_shard.topology.follow.follower import Follower
-from sqla_shard.topology.follow.follower import SourceReport
-from sqla_shard.topology.follow.follower import State
-from sqla_shard.topology.follow.locations import followed
-from sqla_shard.topology.follow.locations import is_zookeeper
-from sqla_shard.topology.follow.locations import load_location
-from sqla_shard.topology.follow.locations import open_follower
-from sqla_shard.topology.follow.locations import SnapshotPath
-from sqla_shard.topology.follow.locations import source_at
-from sqla_shard.topology.follow.locations import zookeeper_options
+from sqla_shard.topology.follow.follower import (
+    FollowedSource,
+    Follower,
+    SourceReport,
+    State,
+)
+from sqla_shard.topology.follow.locations import (
+    followed,
+    is_zookeeper,
+    load_location,
+    open_follower,
+    SnapshotPath,
+    source_at,
+    zookeeper_options,
+)
 from sqla_shard.topology.follow.polling import Fixed
 from sqla_shard.topology.follow.snapshot import Snapshot
 

@@ -7,24 +7,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Literal
-from typing import Protocol
+from typing import Literal, Protocol
 
-from sqla_shard.exc import ShardError
-from sqla_shard.exc import TopologyError
-from sqla_shard.topology import diff
-from sqla_shard.topology import Topology
+from sqla_shard.exc import ShardError, TopologyError
+from sqla_shard.topology import diff, Topology
 from sqla_shard.topology.admission import check_newer
 from sqla_shard.topology.follow.snapshot import Snapshot
 from sqla_shard.util.forking import in_children
 from sqla_shard.util.jitter import jittered
-
-__all__ = [
-    "FollowedSource",
-    "Follower",
-    "SourceReport",
-    "State",
-]
 
 
 class FollowedSource(Protocol):
@@ -169,9 +159,7 @@ class Follower:
         #: Raises an error for a topology that this process cannot use.
         self.admit: Callable[[Topology], None] = lambda topology: None
         #: Shows others which topology this process uses.
-        self.announce: Callable[[Topology], object] = getattr(
-            source, "announce", bool
-        )
+        self.announce: Callable[[Topology], object] = getattr(source, "announce", bool)
         #: The topology in the snapshot, if this process has written it.
         self.saved: Topology | None = None
         self._callbacks: list[Callable[[Topology, Topology], None]] = []
@@ -251,9 +239,7 @@ class Follower:
             )
         return self.topology
 
-    def add_callback(
-        self, callback: Callable[[Topology, Topology], None]
-    ) -> None:
+    def add_callback(self, callback: Callable[[Topology, Topology], None]) -> None:
         """Call ``callback(old, new)`` for each new topology."""
         self._callbacks.append(callback)
 
@@ -291,9 +277,7 @@ class Follower:
         :returns: whether there is a newer one.
         """
         with self._changed:
-            self._changed.wait_for(
-                lambda: self.epoch != epoch or self._closed, timeout
-            )
+            self._changed.wait_for(lambda: self.epoch != epoch or self._closed, timeout)
             return self.epoch != epoch
 
     def wait_read(self, timeout: float) -> None:
@@ -303,8 +287,7 @@ class Follower:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self.has_read or self._closed or self._thread is None,
-                timeout,
+                lambda: self.has_read or self._closed or self._thread is None, timeout
             )
 
     def report(self) -> SourceReport:
@@ -372,11 +355,7 @@ class Follower:
         self._guarded(lambda: self._source.start(self.refresh))
         pause, due = _FIRST_PAUSE, monotonic()
         while not self._closed:
-            if (
-                self._wake.is_set()
-                or monotonic() >= due
-                or self._has_changed()
-            ):
+            if self._wake.is_set() or monotonic() >= due or self._has_changed():
                 self._wake.clear()
                 self._guarded(self._read)
                 with self._changed:
@@ -397,9 +376,7 @@ class Follower:
         interval = self._source.interval
         # Checked after the event was cleared, since close() sets it.
         if not self._closed:
-            self._wake.wait(
-                seconds if interval is None else min(seconds, interval)
-            )
+            self._wake.wait(seconds if interval is None else min(seconds, interval))
 
     def _throttle(self) -> None:
         """Pause, so that many requests cause a single read."""
@@ -535,11 +512,7 @@ class Follower:
         # A parent that serves no requests does not follow the source: its
         # topology may be days old when it forks a new worker.
         saved, old = self._saved(), self.topology
-        if (
-            self._snapshot is None
-            or saved is None
-            or saved.version <= old.version
-        ):
+        if self._snapshot is None or saved is None or saved.version <= old.version:
             return
         check_newer(old, saved, source=str(self._snapshot.path))
         self._confirmed = monotonic() - self._snapshot.age()
@@ -553,9 +526,7 @@ class Follower:
             return self._snapshot.load()
         except TopologyError as error:
             _log.warning(
-                "the snapshot is not used: %s",
-                error,
-                extra={"action": "read snapshot"},
+                "the snapshot is not used: %s", error, extra={"action": "read snapshot"}
             )
             return None
 
@@ -571,11 +542,7 @@ class Follower:
             )
             if text != self._snapshot_error:
                 self._snapshot_error = text
-                _log.warning(
-                    "%s",
-                    text,
-                    extra={"action": "write snapshot"},
-                )
+                _log.warning("%s", text, extra={"action": "write snapshot"})
         else:
             self._snapshot_error = None
             self.saved = topology

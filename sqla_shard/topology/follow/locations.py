@@ -16,27 +16,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
-from collections.abc import Mapping
-from typing import Any
-from typing import cast
-from typing import Literal
+from collections.abc import Collection, Mapping
+from typing import Any, cast, Literal
 from urllib.parse import parse_qsl
 
-from sqla_shard.exc import Problem
-from sqla_shard.exc import TopologyError
-from sqla_shard.topology import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology import FileSource
-from sqla_shard.topology import Topology
-from sqla_shard.topology import TopologySource
-from sqla_shard.topology.follow.follower import FollowedSource
-from sqla_shard.topology.follow.follower import Follower
-from sqla_shard.topology.follow.polling import FollowedFile
-from sqla_shard.topology.follow.polling import PolledSource
-from sqla_shard.topology.follow.snapshot import default_path
-from sqla_shard.topology.follow.snapshot import Snapshot
-from sqla_shard.util.masking import masked
-from sqla_shard.util.masking import redact
+from sqla_shard.exc import Problem, TopologyError
+from sqla_shard.topology import (
+    DEFAULT_PLACEHOLDERS,
+    FileSource,
+    Topology,
+    TopologySource,
+)
+from sqla_shard.topology.follow.follower import FollowedSource, Follower
+from sqla_shard.topology.follow.polling import FollowedFile, PolledSource
+from sqla_shard.topology.follow.snapshot import default_path, Snapshot
+from sqla_shard.util.masking import masked, redact
 
 __all__ = [
     "AUTH_VARIABLE",
@@ -63,9 +57,7 @@ _TLS_OPTIONS = frozenset({"ca", "certfile", "keyfile"})
 
 def is_zookeeper(location: object) -> bool:
     """Return whether a location is the URL of a ZooKeeper."""
-    return isinstance(location, str) and location.startswith(
-        (_SCHEME, _TLS_SCHEME)
-    )
+    return isinstance(location, str) and location.startswith((_SCHEME, _TLS_SCHEME))
 
 
 def source_at(
@@ -154,8 +146,7 @@ def zookeeper_options(location: str) -> tuple[str, dict[str, Any]]:
             known = ", ".join(sorted(_TLS_OPTIONS))
             raise _refusal(
                 "query",
-                f"{masked(name)} is not a valid option; {_TLS_SCHEME} has "
-                f"{known}",
+                f"{masked(name)} is not a valid option; {_TLS_SCHEME} has {known}",
             )
         options[name] = value
     credentials = os.environ.get(AUTH_VARIABLE)

@@ -6,17 +6,8 @@ import os
 import threading
 from collections.abc import Callable
 
-from sqla_shard.topology import FileSource
-from sqla_shard.topology import Topology
-from sqla_shard.topology import TopologySource
+from sqla_shard.topology import FileSource, Topology, TopologySource
 from sqla_shard.topology.follow.follower import SourceReport
-
-__all__ = [
-    "Fixed",
-    "FollowedFile",
-    "PolledSource",
-]
-
 
 #: Identifies a version of a file.  The time is not sufficient: two writes
 #: within one tick of the clock have the same time.

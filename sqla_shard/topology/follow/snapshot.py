@@ -14,19 +14,12 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Collection
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from sqla_shard.exc import Problem
-from sqla_shard.exc import TopologyError
-from sqla_shard.topology import FileSource
-from sqla_shard.topology import to_json
-from sqla_shard.topology import Topology
+from sqla_shard.exc import Problem, TopologyError
+from sqla_shard.topology import FileSource, to_json, Topology
 from sqla_shard.util.files import replace_file
-
-__all__ = ["Snapshot", "default_path"]
 
 #: Seconds to wait for the lock, and between two attempts.
 _LONGEST_LOCK = 5.0
@@ -51,9 +44,7 @@ def default_path(name: str) -> Path:
             "this user has no home directory; set XDG_STATE_HOME, "
             "snapshot=PATH, or snapshot=False for no snapshot"
         )
-        raise TopologyError(
-            [Problem("snapshot", message)], source=name
-        ) from error
+        raise TopologyError([Problem("snapshot", message)], source=name) from error
     readable = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-")[:60]
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
     return folder / "sqla_shard" / f"{readable}-{digest}.json"
@@ -81,9 +72,7 @@ class Snapshot:
     ) -> None:
         self.path = Path(path)
         self._mode = mode
-        self._file = FileSource(
-            self.path, placeholders=placeholders, environ=environ
-        )
+        self._file = FileSource(self.path, placeholders=placeholders, environ=environ)
         if self.path.suffix.lower() != ".json":
             raise self._refusal("its name must end in .json")
 
@@ -98,12 +87,8 @@ class Snapshot:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise self._refusal(
-                f"cannot be read: {error.strerror or error}"
-            ) from error
-        if found.st_uid not in (0, os.geteuid()) or (
-            found.st_mode & _FOR_OTHERS
-        ):
+            raise self._refusal(f"cannot be read: {error.strerror or error}") from error
+        if found.st_uid not in (0, os.geteuid()) or (found.st_mode & _FOR_OTHERS):
             # Another user could redirect this process and its passwords to
             # another server.
             raise self._refusal(
@@ -142,9 +127,7 @@ class Snapshot:
             os.utime(self.path)
 
     def _refusal(self, message: str) -> TopologyError:
-        return TopologyError(
-            [Problem("snapshot", message)], source=str(self.path)
-        )
+        return TopologyError([Problem("snapshot", message)], source=str(self.path))
 
 
 @contextlib.contextmanager

@@ -11,11 +11,13 @@ SQLAlchemy, and only ``source`` and ``store`` do it here.
 
 from __future__ import annotations
 
-from sqla_shard.topology.zookeeper.publications import HistoryEntry
-from sqla_shard.topology.zookeeper.publications import NOT_PUBLISHED
-from sqla_shard.topology.zookeeper.publications import ProtectedNode
-from sqla_shard.topology.zookeeper.publications import Publication
-from sqla_shard.topology.zookeeper.publications import RaisedGeneration
+from sqla_shard.topology.zookeeper.publications import (
+    HistoryEntry,
+    NOT_PUBLISHED,
+    ProtectedNode,
+    Publication,
+    RaisedGeneration,
+)
 from sqla_shard.topology.zookeeper.publisher import Publisher
 
 __all__ = [

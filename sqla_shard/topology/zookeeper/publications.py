@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from datetime import datetime
-from datetime import UTC
+from datetime import datetime, UTC
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from sqla_shard.exc import Problem
-from sqla_shard.exc import TopologyError
-from sqla_shard.exc import TopologyUnavailableError
-from sqla_shard.topology import read_document
-from sqla_shard.topology import redact
-from sqla_shard.topology import Topology
-from sqla_shard.topology import TopologyDiff
+from sqla_shard.exc import Problem, TopologyError, TopologyUnavailableError
+from sqla_shard.topology import read_document, redact, Topology, TopologyDiff
 from sqla_shard.topology.generations import numbers
-from sqla_shard.topology.publication_notes import HistoryEntry
-from sqla_shard.topology.publication_notes import PublicationNote
+from sqla_shard.topology.publication_notes import HistoryEntry, PublicationNote
 from sqla_shard.util.json_values import parsed_json
 
 if TYPE_CHECKING:
@@ -213,9 +205,7 @@ class PublishedTopologies:
     :param placeholders: allowed names in ``${NAME}``.
     """
 
-    def __init__(
-        self, store: ZooKeeperStore, placeholders: Collection[str]
-    ) -> None:
+    def __init__(self, store: ZooKeeperStore, placeholders: Collection[str]) -> None:
         self._store = store
         self._placeholders = placeholders
 
@@ -273,9 +263,7 @@ class PublishedTopologies:
                 if known
                 else "is empty"
             )
-            raise self._store.unavailable(
-                f"the history has no epoch {epoch}; it {has}"
-            )
+            raise self._store.unavailable(f"the history has no epoch {epoch}; it {has}")
         return self._parsed(node.data, node_of(epoch))
 
     def _look(self) -> FormerState:

@@ -21,53 +21,51 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
-from sqla_shard.exc import FleetLockedError
-from sqla_shard.exc import Problem
-from sqla_shard.exc import StaleTopologyError
-from sqla_shard.exc import TopologyConflictError
-from sqla_shard.exc import TopologyError
-from sqla_shard.exc import TopologyUnavailableError
-from sqla_shard.topology import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology import diff
-from sqla_shard.topology import to_json
-from sqla_shard.topology import Topology
+from sqla_shard.exc import (
+    FleetLockedError,
+    Problem,
+    StaleTopologyError,
+    TopologyConflictError,
+    TopologyError,
+    TopologyUnavailableError,
+)
+from sqla_shard.topology import DEFAULT_PLACEHOLDERS, diff, to_json, Topology
 from sqla_shard.topology.admission import check_next
-from sqla_shard.topology.follow.locations import is_zookeeper
-from sqla_shard.topology.follow.locations import zookeeper_options
-from sqla_shard.topology.generations import inherited
-from sqla_shard.topology.generations import with_raised_generations
-from sqla_shard.topology.generations import without_generations
+from sqla_shard.topology.follow.locations import is_zookeeper, zookeeper_options
+from sqla_shard.topology.generations import (
+    inherited,
+    with_raised_generations,
+    without_generations,
+)
 from sqla_shard.topology.publication_notes import PublicationNote
-from sqla_shard.topology.zookeeper.publications import faults
-from sqla_shard.topology.zookeeper.publications import FLEET
-from sqla_shard.topology.zookeeper.publications import FormerState
-from sqla_shard.topology.zookeeper.publications import HISTORY
-from sqla_shard.topology.zookeeper.publications import LOCK
-from sqla_shard.topology.zookeeper.publications import node_of
-from sqla_shard.topology.zookeeper.publications import NOT_PUBLISHED
-from sqla_shard.topology.zookeeper.publications import NOTE
-from sqla_shard.topology.zookeeper.publications import note_of
-from sqla_shard.topology.zookeeper.publications import OPERATION
-from sqla_shard.topology.zookeeper.publications import OPERATIONS
-from sqla_shard.topology.zookeeper.publications import pending_names
-from sqla_shard.topology.zookeeper.publications import ProtectedNode
-from sqla_shard.topology.zookeeper.publications import Publication
-from sqla_shard.topology.zookeeper.publications import PublishedTopologies
-from sqla_shard.topology.zookeeper.publications import raises
-from sqla_shard.topology.zookeeper.publications import TOPOLOGY
+from sqla_shard.topology.zookeeper.publications import (
+    faults,
+    FLEET,
+    FormerState,
+    HISTORY,
+    LOCK,
+    node_of,
+    NOT_PUBLISHED,
+    NOTE,
+    note_of,
+    OPERATION,
+    OPERATIONS,
+    pending_names,
+    ProtectedNode,
+    Publication,
+    PublishedTopologies,
+    raises,
+    TOPOLOGY,
+)
 
 if TYPE_CHECKING:
-    from sqla_shard.topology.zookeeper.store import Change
-    from sqla_shard.topology.zookeeper.store import VersionCheck
+    from sqla_shard.topology.zookeeper.store import Change, VersionCheck
 
 __all__ = ["Publisher"]
 
@@ -124,10 +122,7 @@ class Publisher(PublishedTopologies):
 
         self._keep = keep
         store = ZooKeeperStore(
-            hosts,
-            timeout=timeout,
-            options={**found, **(options or {})},
-            acl=acl,
+            hosts, timeout=timeout, options={**found, **(options or {})}, acl=acl
         )
         super().__init__(store, placeholders)
 
@@ -305,14 +300,7 @@ class Publisher(PublishedTopologies):
         given = _continued(old, replace(wanted, epoch=found.last + 1))
         new = given if old is None else inherited(old, given)
         return self._replace(
-            found,
-            new,
-            given,
-            expected_epoch,
-            dry_run,
-            renamed,
-            force,
-            note=note,
+            found, new, given, expected_epoch, dry_run, renamed, force, note=note
         )
 
     def reset(
@@ -346,14 +334,7 @@ class Publisher(PublishedTopologies):
         given = replace(topology, resets=max(topology.resets, known, 1))
         found = replace(found, last=NOT_PUBLISHED)
         return self._replace(
-            found,
-            given,
-            given,
-            expected_epoch,
-            dry_run,
-            renamed,
-            force,
-            note=note,
+            found, given, given, expected_epoch, dry_run, renamed, force, note=note
         )
 
     def _replace(
@@ -532,9 +513,7 @@ class Publisher(PublishedTopologies):
         data = to_json(new)
         # Also checks that its placeholders are allowed.
         self._parsed(data, f"{TOPOLOGY}, epoch {new.epoch}")
-        check_next(
-            found.newest, new, source=self.name, found=faults(new, data)
-        )
+        check_next(found.newest, new, source=self.name, found=faults(new, data))
         if new.epoch <= found.last:
             # The history has a newer one that is not valid.
             raise StaleTopologyError(
@@ -542,16 +521,12 @@ class Publisher(PublishedTopologies):
             )
         return data
 
-    def _check_expected(
-        self, old: Topology | None, expected_epoch: int | None
-    ) -> None:
+    def _check_expected(self, old: Topology | None, expected_epoch: int | None) -> None:
         found = NOT_PUBLISHED if old is None else old.epoch
         if expected_epoch is not None and expected_epoch != found:
             raise TopologyConflictError(
                 source=self.name,
-                expected=None
-                if expected_epoch == NOT_PUBLISHED
-                else expected_epoch,
+                expected=None if expected_epoch == NOT_PUBLISHED else expected_epoch,
                 found=None if old is None else found,
             )
 
@@ -562,9 +537,7 @@ class Publisher(PublishedTopologies):
             if (current := self.current()) is not None:
                 found = current.epoch
         return TopologyConflictError(
-            source=self.name,
-            expected=None if old is None else old.epoch,
-            found=found,
+            source=self.name, expected=None if old is None else old.epoch, found=found
         )
 
     def _unreadable(self, fault: TopologyError) -> TopologyError:
@@ -586,11 +559,7 @@ class Publisher(PublishedTopologies):
         )
 
     def _publication(
-        self,
-        found: FormerState,
-        new: Topology,
-        version: int | None,
-        given: Topology,
+        self, found: FormerState, new: Topology, version: int | None, given: Topology
     ) -> Publication:
         old = found.newest
         return Publication(

@@ -24,12 +24,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
 from time import monotonic
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
-from kazoo.exceptions import NoAuthError
-from kazoo.exceptions import NodeExistsError
-from kazoo.exceptions import NoNodeError
+from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError
 
 from sqla_shard.topology import Topology
 from sqla_shard.topology.zookeeper.publications import CLIENTS
@@ -38,8 +35,6 @@ if TYPE_CHECKING:
     from kazoo.client import KazooClient
 
     from sqla_shard.topology.zookeeper.source import ZooKeeperConnection
-
-__all__ = ["Registration"]
 
 _log = logging.getLogger(__name__)
 
@@ -91,9 +86,7 @@ class Registration:
             self._replace(node)
         else:
             # Someone may have deleted it.
-            node.client.exists_async(node.path).rawlink(
-                partial(self._looked, node)
-            )
+            node.client.exists_async(node.path).rawlink(partial(self._looked, node))
 
     def _current(self) -> _Node | None:
         """Return the node of the present session; None if there is none."""
@@ -104,11 +97,7 @@ class Registration:
         node = self._node
         # A child process has another client; a session that has expired has
         # another number.
-        if (
-            node is None
-            or node.client is not client
-            or node.session != identity[0]
-        ):
+        if node is None or node.client is not client or node.session != identity[0]:
             # Another name: the node of the former session may still exist.
             path = f"{CLIENTS}/{uuid.uuid4().hex}"
             node = _Node(client=client, session=identity[0], path=path)

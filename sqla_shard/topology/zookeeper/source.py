@@ -14,31 +14,26 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from time import monotonic
 from typing import Any
 
-from sqla_shard.exc import MissingExtraError
-from sqla_shard.exc import TopologyUnavailableError
-from sqla_shard.topology import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology import read_document
-from sqla_shard.topology import Topology
+from sqla_shard.exc import MissingExtraError, TopologyUnavailableError
+from sqla_shard.topology import DEFAULT_PLACEHOLDERS, read_document, Topology
 from sqla_shard.util.forking import in_children
 
 try:
-    from kazoo.client import KazooClient
-    from kazoo.client import KazooState
-    from kazoo.exceptions import AuthFailedError
-    from kazoo.exceptions import KazooException
-    from kazoo.exceptions import NoAuthError
-    from kazoo.exceptions import NoNodeError
-    from kazoo.exceptions import WriterNotClosedException
+    from kazoo.client import KazooClient, KazooState
+    from kazoo.exceptions import (
+        AuthFailedError,
+        KazooException,
+        NoAuthError,
+        NoNodeError,
+        WriterNotClosedException,
+    )
     from kazoo.handlers.threading import KazooTimeoutError
     from kazoo.protocol.states import KeeperState
-    from kazoo.security import make_acl
-    from kazoo.security import READ_ACL_UNSAFE
+    from kazoo.security import make_acl, READ_ACL_UNSAFE
 except ImportError as error:
     raise MissingExtraError(
         package="kazoo", extra="zookeeper", reason=str(error)
@@ -46,13 +41,6 @@ except ImportError as error:
 
 # After the imports of kazoo, which raise MissingExtraError.
 from sqla_shard.topology.zookeeper.registration import Registration
-
-__all__ = [
-    "OWN_ACL",
-    "TOPOLOGY_NODE",
-    "ZooKeeperConnection",
-    "ZooKeeperSource",
-]
 
 #: The node with the topology in use, below the path of the connection.
 TOPOLOGY_NODE = "/topology"
@@ -105,11 +93,7 @@ class ZooKeeperConnection:
         self._timeout = timeout
         self._options = {
             "timeout": 10.0,
-            "connection_retry": {
-                "max_tries": -1,
-                "delay": 0.1,
-                "max_delay": 5.0,
-            },
+            "connection_retry": {"max_tries": -1, "delay": 0.1, "max_delay": 5.0},
             **(options or {}),
         }
         self._client: KazooClient | None = None
@@ -217,10 +201,7 @@ class ZooKeeperConnection:
         client.remove_listener(self._on_state_change)
         # kazoo waits ten seconds, and longer, for a response.
         ending = threading.Thread(
-            target=_end,
-            args=(client,),
-            name="sqla-shard-zookeeper-end",
-            daemon=True,
+            target=_end, args=(client,), name="sqla-shard-zookeeper-end", daemon=True
         )
         ending.start()
         ending.join(self._timeout if client.connected else _CLOSING)
@@ -256,8 +237,7 @@ class ZooKeeperConnection:
             return True
         patience = _REPLACE_AFTER * float(self._options["timeout"])
         return bool(
-            self._disconnected_at
-            and monotonic() - self._disconnected_at > patience
+            self._disconnected_at and monotonic() - self._disconnected_at > patience
         )
 
 
@@ -300,13 +280,9 @@ class ZooKeeperSource:
         environ: Mapping[str, str] | None = None,
         register: Mapping[str, str] | None = None,
     ) -> None:
-        self._connection = ZooKeeperConnection(
-            hosts, timeout=timeout, options=options
-        )
+        self._connection = ZooKeeperConnection(hosts, timeout=timeout, options=options)
         self._registration = (
-            None
-            if register is None
-            else Registration(self._connection, register)
+            None if register is None else Registration(self._connection, register)
         )
         self._placeholders = placeholders
         self._environ = environ

@@ -13,62 +13,33 @@ from sqla_shard.topology.zookeeper.source import OWN_ACL  # isort: skip
 from sqla_shard.topology.zookeeper.source import ZooKeeperConnection  # isort: skip
 
 import re
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import methodcaller
-from typing import Any
-from typing import TYPE_CHECKING
-from typing import TypeAlias
+from typing import Any, TYPE_CHECKING, TypeAlias
 
-from kazoo.exceptions import BadVersionError
-from kazoo.exceptions import KazooException
-from kazoo.exceptions import NoAuthError
-from kazoo.exceptions import NodeExistsError
-from kazoo.exceptions import NoNodeError
-from kazoo.exceptions import RolledBackError
-from kazoo.exceptions import RuntimeInconsistency
-from kazoo.security import ACL
-from kazoo.security import make_acl
-from kazoo.security import OPEN_ACL_UNSAFE
-from kazoo.security import Permissions
+from kazoo.exceptions import (
+    BadVersionError,
+    KazooException,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+from kazoo.security import ACL, make_acl, OPEN_ACL_UNSAFE, Permissions
 
-from sqla_shard.exc import Problem
-from sqla_shard.exc import TopologyError
-from sqla_shard.exc import TopologyUnavailableError
+from sqla_shard.exc import Problem, TopologyError, TopologyUnavailableError
 from sqla_shard.topology.follow.locations import AUTH_VARIABLE
 from sqla_shard.topology.zookeeper.publications import ProtectedNode
 
 if TYPE_CHECKING:
     from kazoo.client import KazooClient
 
-__all__ = [
-    "Change",
-    "Create",
-    "NodeStat",
-    "Replace",
-    "StoredNode",
-    "VersionCheck",
-    "ZooKeeperStore",
-    "acl_of_first",
-    "acl_text",
-    "is_open",
-    "parse_acls",
-]
-
 
 _FORM = re.compile(r"(?P<scheme>[a-z0-9]+):(?P<id>.*):(?P<perms>[cdrwa]+)")
-_PERMISSIONS = {
-    "c": "create",
-    "d": "delete",
-    "r": "read",
-    "w": "write",
-    "a": "admin",
-}
+_PERMISSIONS = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "admin"}
 #: Replaces a digest for users who cannot change the ACL.
 _HIDDEN = re.compile(r"[^:]*:x")
 
@@ -120,8 +91,7 @@ def acl_of_first(
         if set(found) == set(OPEN_ACL_UNSAFE):
             return None
         if any(
-            one.id.scheme == "digest" and _HIDDEN.fullmatch(one.id.id)
-            for one in found
+            one.id.scheme == "digest" and _HIDDEN.fullmatch(one.id.id) for one in found
         ):
             raise connection.unavailable(_unseen(path))
         return found
@@ -268,10 +238,7 @@ class ZooKeeperStore:
         servers, _, path = hosts.partition("/")
         self._path = f"/{path}".rstrip("/")
         self._connection = ZooKeeperConnection(
-            servers,
-            timeout=timeout,
-            options=options,
-            name=f"zookeeper://{hosts}",
+            servers, timeout=timeout, options=options, name=f"zookeeper://{hosts}"
         )
 
     @property
@@ -285,9 +252,7 @@ class ZooKeeperStore:
         :raises TopologyUnavailableError: if the node cannot be read.
         """
         try:
-            data, stat = self._ask(
-                lambda client: client.get_async(self._path + node)
-            )
+            data, stat = self._ask(lambda client: client.get_async(self._path + node))
         except NoNodeError:
             return None
         return StoredNode(data=data, version=stat.version)
@@ -333,9 +298,7 @@ class ZooKeeperStore:
         """
         self._connection.listen(notify)
 
-    def watched_names(
-        self, node: str, notify: Callable[[object], None]
-    ) -> list[str]:
+    def watched_names(self, node: str, notify: Callable[[object], None]) -> list[str]:
         """Return the names of the children of a node, and watch them once.
 
         :param notify: called by a thread of kazoo when the names may have
@@ -346,14 +309,10 @@ class ZooKeeperStore:
         while True:
             try:
                 found: list[str] = self._ask(
-                    lambda client: client.get_children_async(
-                        path, watch=notify
-                    )
+                    lambda client: client.get_children_async(path, watch=notify)
                 )
             except NoNodeError:
-                if self._ask(
-                    lambda client: client.exists_async(path, watch=notify)
-                ):
+                if self._ask(lambda client: client.exists_async(path, watch=notify)):
                     # It was created between the two requests.
                     continue
                 return []
@@ -501,9 +460,7 @@ class ZooKeeperStore:
             outcome is unknown.
         """
         first: Change = (
-            Create(node, data)
-            if version is None
-            else Replace(node, data, version)
+            Create(node, data) if version is None else Replace(node, data, version)
         )
         found = self.commit(first, Create(copy, data), *more)
         return None if found is None else found[0]
@@ -527,10 +484,7 @@ class ZooKeeperStore:
                 match change:
                     case Create(data=data, is_ephemeral=is_ephemeral):
                         transaction.create(
-                            path,
-                            data,
-                            acl=self._of_new,
-                            ephemeral=is_ephemeral,
+                            path, data, acl=self._of_new, ephemeral=is_ephemeral
                         )
                     case Replace(data=data, version=version):
                         transaction.set_data(path, data, version)

@@ -15,9 +15,7 @@ depends_on = None
 def upgrade() -> None:
     """Create the ledger."""
     long = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
-    moment = sa.DateTime().with_variant(
-        mysql.DATETIME(fsp=6), "mysql", "mariadb"
-    )
+    moment = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
     op.create_table(
         "sqla_shard_ledger",
         sa.Column(
@@ -37,9 +35,7 @@ def upgrade() -> None:
         sa.Column("runner", sa.String(255), nullable=False),
         sa.Column("started_at", moment, nullable=False),
         sa.Column("ended_at", moment, nullable=True),
-        sa.Column(
-            "is_open", sa.Boolean(create_constraint=False), nullable=False
-        ),
+        sa.Column("is_open", sa.Boolean(create_constraint=False), nullable=False),
         mysql_engine="InnoDB",
         mysql_charset="utf8mb4",
         mysql_collate="utf8mb4_bin",

@@ -18,15 +18,11 @@ def upgrade() -> None:
         "sqla_shard_token",
         sa.Column(
             "token",
-            sa.LargeBinary(255).with_variant(
-                mysql.VARBINARY(255), "mysql", "mariadb"
-            ),
+            sa.LargeBinary(255).with_variant(mysql.VARBINARY(255), "mysql", "mariadb"),
             primary_key=True,
         ),
         sa.Column("created_at", sa.DateTime(), nullable=False),
-        sa.UniqueConstraint(
-            "created_at", "token", name="sqla_shard_token_age"
-        ),
+        sa.UniqueConstraint("created_at", "token", name="sqla_shard_token_age"),
         mysql_engine="InnoDB",
         mysql_charset="utf8mb4",
         mysql_collate="utf8mb4_bin",

@@ -14,13 +14,9 @@ depends_on = None
 
 def upgrade() -> None:
     """Create the table of intents."""
-    token = sa.LargeBinary(16).with_variant(
-        mysql.VARBINARY(16), "mysql", "mariadb"
-    )
+    token = sa.LargeBinary(16).with_variant(mysql.VARBINARY(16), "mysql", "mariadb")
     long = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
-    moment = sa.DateTime().with_variant(
-        mysql.DATETIME(fsp=6), "mysql", "mariadb"
-    )
+    moment = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
     op.create_table(
         "sqla_shard_intent",
         sa.Column("token", token, primary_key=True),

@@ -14,17 +14,11 @@ depends_on = None
 
 def upgrade() -> None:
     """Create the table of keys that are still in a cache."""
-    token = sa.LargeBinary(16).with_variant(
-        mysql.VARBINARY(16), "mysql", "mariadb"
-    )
+    token = sa.LargeBinary(16).with_variant(mysql.VARBINARY(16), "mysql", "mariadb")
     key = sa.String(250).with_variant(
-        mysql.VARCHAR(250, charset="ascii", collation="ascii_bin"),
-        "mysql",
-        "mariadb",
+        mysql.VARCHAR(250, charset="ascii", collation="ascii_bin"), "mysql", "mariadb"
     )
-    moment = sa.DateTime().with_variant(
-        mysql.DATETIME(fsp=6), "mysql", "mariadb"
-    )
+    moment = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
     op.create_table(
         "sqla_shard_outbox",
         sa.Column("token", token, primary_key=True),
@@ -32,9 +26,7 @@ def upgrade() -> None:
         sa.Column("cache_key", key, nullable=False),
         sa.Column("shard_id", sa.Integer(), nullable=False),
         sa.Column("created_at", moment, nullable=False),
-        sa.UniqueConstraint(
-            "created_at", "token", name="sqla_shard_outbox_age"
-        ),
+        sa.UniqueConstraint("created_at", "token", name="sqla_shard_outbox_age"),
         mysql_engine="InnoDB",
         mysql_charset="utf8mb4",
         mysql_collate="utf8mb4_bin",

@@ -20,13 +20,9 @@ def _bytes(length: int) -> sa.LargeBinary:
 def upgrade() -> None:
     """Create the table of jobs."""
     long = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
-    moment = sa.DateTime().with_variant(
-        mysql.DATETIME(fsp=6), "mysql", "mariadb"
-    )
+    moment = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
     queue = sa.String(64).with_variant(
-        mysql.VARCHAR(64, charset="ascii", collation="ascii_bin"),
-        "mysql",
-        "mariadb",
+        mysql.VARCHAR(64, charset="ascii", collation="ascii_bin"), "mysql", "mariadb"
     )
     op.create_table(
         "sqla_shard_job",
@@ -52,8 +48,7 @@ def upgrade() -> None:
         sa.Column("unique_key", _bytes(255), nullable=True),
         sa.Column("error", long, nullable=True),
         sa.UniqueConstraint(
-            *("state", "queue", "priority", "due_at", "id"),
-            name="sqla_shard_job_due",
+            *("state", "queue", "priority", "due_at", "id"), name="sqla_shard_job_due"
         ),
         mysql_engine="InnoDB",
         mysql_charset="utf8mb4",

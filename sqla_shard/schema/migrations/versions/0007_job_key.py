@@ -14,9 +14,7 @@ depends_on = None
 
 def upgrade() -> None:
     """Create the table of keys."""
-    key = sa.LargeBinary(255).with_variant(
-        mysql.VARBINARY(255), "mysql", "mariadb"
-    )
+    key = sa.LargeBinary(255).with_variant(mysql.VARBINARY(255), "mysql", "mariadb")
     op.create_table(
         "sqla_shard_job_key",
         sa.Column("unique_key", key, primary_key=True),

@@ -15,19 +15,13 @@ depends_on = None
 def upgrade() -> None:
     """Create the table of queues."""
     queue = sa.String(64).with_variant(
-        mysql.VARCHAR(64, charset="ascii", collation="ascii_bin"),
-        "mysql",
-        "mariadb",
+        mysql.VARCHAR(64, charset="ascii", collation="ascii_bin"), "mysql", "mariadb"
     )
-    moment = sa.DateTime().with_variant(
-        mysql.DATETIME(fsp=6), "mysql", "mariadb"
-    )
+    moment = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
     op.create_table(
         "sqla_shard_queue",
         sa.Column("queue", queue, primary_key=True),
-        sa.Column(
-            "is_paused", sa.Boolean(create_constraint=False), nullable=False
-        ),
+        sa.Column("is_paused", sa.Boolean(create_constraint=False), nullable=False),
         sa.Column("per_second", sa.Double(), nullable=True),
         sa.Column("tokens", sa.Double(), nullable=False),
         sa.Column("filled_at", moment, nullable=False),

@@ -41,9 +41,7 @@ def _create_lookup(name: str) -> None:
         sa.Column("policy", sa.String(length=40), nullable=False),
         sa.Column(
             "claim",
-            sa.LargeBinary().with_variant(
-                mysql.VARBINARY(16), "mysql", "mariadb"
-            ),
+            sa.LargeBinary().with_variant(mysql.VARBINARY(16), "mysql", "mariadb"),
             nullable=True,
         ),
         sa.Column(

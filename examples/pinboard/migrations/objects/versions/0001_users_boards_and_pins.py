@@ -98,9 +98,7 @@ def _create_objects(name: str) -> None:
         ),
         sa.Column(
             "ts",
-            sa.DateTime().with_variant(
-                mysql.TIMESTAMP(fsp=6), "mysql", "mariadb"
-            ),
+            sa.DateTime().with_variant(mysql.TIMESTAMP(fsp=6), "mysql", "mariadb"),
             server_default=UpdatedAt(),
             nullable=False,
         ),
@@ -113,12 +111,8 @@ def _create_objects(name: str) -> None:
 def _create_list(name: str, source: str, target: str) -> None:
     op.create_table(
         name,
-        sa.Column(
-            source, sa.BigInteger(), autoincrement=False, nullable=False
-        ),
-        sa.Column(
-            target, sa.BigInteger(), autoincrement=False, nullable=False
-        ),
+        sa.Column(source, sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column(target, sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column(
             "sequence",
             sa.Numeric(38, 0).with_variant(sa.CHAR(38), "sqlite"),

@@ -36,12 +36,8 @@ def downgrade() -> None:
 def _create_list(name: str, source: str, target: str) -> None:
     op.create_table(
         name,
-        sa.Column(
-            source, sa.BigInteger(), autoincrement=False, nullable=False
-        ),
-        sa.Column(
-            target, sa.BigInteger(), autoincrement=False, nullable=False
-        ),
+        sa.Column(source, sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column(target, sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column(
             "sequence",
             sa.Numeric(38, 0).with_variant(sa.CHAR(38), "sqlite"),

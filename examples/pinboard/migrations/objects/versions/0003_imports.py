@@ -85,9 +85,7 @@ def _create_objects(name: str) -> None:
         ),
         sa.Column(
             "ts",
-            sa.DateTime().with_variant(
-                mysql.TIMESTAMP(fsp=6), "mysql", "mariadb"
-            ),
+            sa.DateTime().with_variant(mysql.TIMESTAMP(fsp=6), "mysql", "mariadb"),
             server_default=UpdatedAt(),
             nullable=False,
         ),

@@ -34,9 +34,7 @@ def upgrade() -> None:
             *(_number(one) for one in (number, "sequence", "version")),
             sa.PrimaryKeyConstraint(source, target),
         )
-        op.create_index(
-            f"ix_{name}", name, [source, "kind", "sequence", target]
-        )
+        op.create_index(f"ix_{name}", name, [source, "kind", "sequence", target])
     op.create_index(
         "ix_user_follows_board_owner_id",
         "user_follows_board",
@@ -44,16 +42,11 @@ def upgrade() -> None:
     )
     op.create_table(
         "user_has_posts",
-        *(
-            _number(one)
-            for one in ("author_id", "post_id", "board_id", "sequence")
-        ),
+        *(_number(one) for one in ("author_id", "post_id", "board_id", "sequence")),
         sa.PrimaryKeyConstraint("author_id", "post_id"),
     )
     op.create_index(
-        "ix_user_has_posts",
-        "user_has_posts",
-        ["author_id", "sequence", "post_id"],
+        "ix_user_has_posts", "user_has_posts", ["author_id", "sequence", "post_id"]
     )
     op.create_table(
         "user_has_pulled_posts",
@@ -72,6 +65,4 @@ def downgrade() -> None:
 
 
 def _number(name: str) -> sa.Column[int]:
-    return sa.Column(
-        name, sa.BigInteger(), autoincrement=False, nullable=False
-    )
+    return sa.Column(name, sa.BigInteger(), autoincrement=False, nullable=False)
