@@ -8,7 +8,7 @@ is on the virtual shard of its 64-bit id.
 # The layers of the package.  Each imports those above it and none below;
 # tests/test_layers.py checks that.
 #
-#   util/        masking of secrets, files, forks, jitter, former paths
+#   util/        masking of secrets, files, forks, jitter
 #   exc/         every error
 #   ids          64-bit object ids and the registry of types
 #   types/       column types: ids, references, JSON blobs, sequences, times
@@ -45,8 +45,6 @@ from __future__ import annotations
 import importlib
 from typing import Any, TYPE_CHECKING
 
-from sqla_shard.util import former
-
 if TYPE_CHECKING:
     from sqla_shard.api import *  # noqa: F403  # what __getattr__ returns
 
@@ -82,8 +80,6 @@ __all__ = [
     "scatter_errors",
     "unpack",
 ]
-
-former.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -21,6 +21,3 @@ __all__ = [
     "normalization",
     "sign_up",
 ]
-
-# For imports by the former path ``sqla_shard.lookup.normalization``.
-__path__: list[str] = []

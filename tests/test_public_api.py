@@ -35,8 +35,7 @@ def test_listed_names_exist_and_are_documented(name: str) -> None:
         listed = [
             public
             for public, value in vars(module).items()
-            if not public.startswith("_")
-            and getattr(value, "__module__", None) == name
+            if not public.startswith("_") and getattr(value, "__module__", None) == name
         ]
     assert len(set(listed)) == len(listed)
     for public in listed:

@@ -1,7 +1,7 @@
-"""Output of commands: text and colours, JSON and YAML, exit statuses.
+"""Output of commands: text and colours, JSON, exit statuses.
 
 Text is for people: it has colours on a terminal, and tables where they fit.
-A pipe gets plain lines.  ``--output json`` and ``yaml`` print data.
+A pipe gets plain lines.  ``--output json`` prints data.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from shutil import get_terminal_size
 from time import monotonic
 from typing import Any, Generic, TypeVar
@@ -65,14 +65,14 @@ def _is_data(ctx: click.Context, param: click.Parameter, is_json: bool) -> bool:
     chosen = ctx.meta.get(_FORMAT)
     if is_json and chosen not in (None, "json"):
         raise click.UsageError(f"--json excludes --output {chosen}", ctx)
-    return is_json or chosen in ("json", "yaml")
+    return is_json or chosen == "json"
 
 
 def _data_option(text: str) -> Callable[[CommandT], CommandT]:
     return with_options(
         click.option(
             "--output",
-            type=click.Choice(["table", "json", "yaml"]),
+            type=click.Choice(["table", "json"]),
             expose_value=False,
             # Before --json, which depends on it.
             is_eager=True,
@@ -96,71 +96,19 @@ lines_option = _data_option(
 
 
 def print_data(document: Any, *, is_line: bool = False) -> None:
-    """Print a document as JSON or YAML, as ``--output`` says.
+    """Print a document as JSON.
 
-    JSON is in ASCII, which any terminal and pipe supports.
+    It is in ASCII, which any terminal and pipe supports.
 
     :param document: JSON values, and objects with ``as_dict()``.
-    :param is_line: print JSON on one line, for commands that print several
+    :param is_line: print it on one line, for commands that print several
         documents.
     """
-    context = click.get_current_context(silent=True)
-    is_yaml = context is not None and context.meta.get(_FORMAT) == "yaml"
-    # YAML is made from the same text: both have the same values.
-    text = json.dumps(
-        document,
-        indent=None if is_line and not is_yaml else 2,
-        default=lambda one: one.as_dict(),
+    click.echo(
+        json.dumps(
+            document, indent=None if is_line else 2, default=lambda one: one.as_dict()
+        )
     )
-    if not is_yaml:
-        click.echo(text)
-        return
-    if is_line:
-        click.echo("---")
-    click.echo("\n".join(yaml_lines(json.loads(text))))
-
-
-# Text that YAML reads as a string without quotes, and the words that it does
-# not, in one of its versions.
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
-_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false"}) | {"null"}
-# Characters that quoted strings of YAML must not contain; half of a surrogate
-# pair cannot be encoded either.
-_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
-
-
-def yaml_lines(value: Any) -> Iterator[str]:
-    """Yield the lines of JSON values in YAML's block style.
-
-    Every string that could be read as anything else is quoted as in JSON.
-    """
-    if isinstance(value, dict) and value:
-        for name, one in value.items():
-            lines = list(yaml_lines(one))
-            if isinstance(one, dict | list) and one:
-                yield f"{_yaml_scalar(name)}:"
-                yield from (f"  {line}" for line in lines)
-            else:
-                yield f"{_yaml_scalar(name)}: {lines[0]}"
-    elif isinstance(value, list) and value:
-        for one in value:
-            first, *others = yaml_lines(one)
-            yield f"- {first}"
-            yield from (f"  {line}" for line in others)
-    else:
-        yield _yaml_scalar(value)
-
-
-def _yaml_scalar(value: Any) -> str:
-    if not isinstance(value, str):
-        text = json.dumps(value)
-        # YAML 1.1 reads 1e-05 as a string.
-        is_bare = isinstance(value, float) and "." not in text
-        return text.replace("e", ".0e") if is_bare else text
-    if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
-        return value
-    quoted = json.dumps(value, ensure_ascii=False)
-    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", quoted)
 
 
 def print_report(report: Any, as_data: bool) -> None:

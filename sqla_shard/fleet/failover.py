@@ -83,8 +83,7 @@ class Failover(Promotion):
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
         super().__init__(fleet, plan)
         self._is_fenced = False
-        # A plan of an older version has no limit.
-        self._compare_limit = plan.arguments.get("compare_limit")
+        self._compare_limit = plan.arguments["compare_limit"]
 
     @classmethod
     def planned(

@@ -23,8 +23,7 @@ from sqla_shard.topology.publication_notes import (
     PublicationNote,
 )
 
-#: The step whose note has the pause: it ends the pause.  A former version of
-#: this package reads notes with any keys, but no other attributes of records.
+#: The step whose note has the pause: it ends the pause.
 _PAUSED = "open"
 
 

@@ -161,8 +161,7 @@ class OrphanChange(Operation):
         self._names = tuple(arguments["databases"])
         self._older_than = float(arguments["older_than"])
         self._allowed = tuple(arguments["allowed_users"])
-        # A plan of an older version has no such value.
-        self._accepts = bool(arguments.get("accept_differences"))
+        self._accepts = bool(arguments["accept_differences"])
 
     @classmethod
     def planned(

@@ -92,8 +92,7 @@ class Split(Operation):
         self._patience = float(arguments["patience"])
         self._move = ShardMove.from_arguments(arguments["move"])
         self._fences: dict[tuple[str, bool], Fence] = {}
-        # A plan of an older version has no limit.
-        self._compare_limit = arguments.get("compare_limit")
+        self._compare_limit = arguments["compare_limit"]
         self._contents = self._contents_to_compare()
         #: Programs of sessions of the source, before writes are stopped.
         self._programs: Mapping[int, Program] = {}
@@ -467,10 +466,7 @@ class Split(Operation):
 
     def _open_target(self) -> Mapping[str, Any] | None:
         target = self._target
-        there = self.notes.get("wait", {}).get("domain")
-        if there is None:
-            # An older version made the plan.
-            there = self._source.domain()
+        there = self.notes["wait"]["domain"]
         own = target.server_id()
         if target.domain() == there:
             target.set_domain(own)

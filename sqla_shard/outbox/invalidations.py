@@ -165,11 +165,6 @@ class DrainReport:
         """Whether nothing is left, and every server was read."""
         return not (self.left or self.unknown or self.troubles)
 
-    @property
-    def is_clean(self) -> bool:
-        """The former name of :attr:`ok`."""
-        return self.ok
-
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON values."""
 

@@ -299,11 +299,6 @@ class RepairReport:
         """Whether nothing has failed, and every server was read."""
         return not (self.failed or self.unknown or self.troubles)
 
-    @property
-    def is_clean(self) -> bool:
-        """The former name of :attr:`ok`."""
-        return self.ok
-
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON values."""
         return {

@@ -11,7 +11,6 @@
 ``pace``                how fast a run reads rows
 ``printable``           text without control characters
 ``signals``             signals that end a wait
-``former``              former paths of modules
 ``sqlalchemy_private``  private names of SQLAlchemy
 """
 

@@ -230,7 +230,7 @@ class Outbox(Suite):
         leave(cluster, ids[5], [("r", mark)])
         report = drain(cluster, {"r": store})
         assert (report.removed, report.ok) == (1, True)
-        assert report.is_clean  # the former name
+        assert report.ok
         if lease is not None:
             assert store.fill({mark: (lease, b"old")}, 60) == set()
         assert state(store, mark) is State.LEASED

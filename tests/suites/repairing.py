@@ -161,7 +161,7 @@ class Repairing(Suite):
         assert cluster.pending() == []
         again = cluster.repair()
         assert (again.applied, again.ok) == (0, True)
-        assert again.is_clean  # the former name
+        assert again.ok
         assert again.as_dict()["applied"] == 0
 
     def test_now(self, cluster, ids, mark):

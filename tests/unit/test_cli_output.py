@@ -1,12 +1,10 @@
-"""Colours and YAML of sqla-shard's output."""
+"""Colours and JSON of sqla-shard's output."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from sqla_shard.cli.output import coloured, yaml_lines
+from sqla_shard.cli.output import coloured
 from tests.servers.command_line import invoke, on_a_terminal
 
 RED, YELLOW, GREEN = "\x1b[31m", "\x1b[33m", "\x1b[32m"
@@ -41,41 +39,13 @@ def test_other_lines_are_not(line):
     assert coloured(line) == line
 
 
-@pytest.mark.parametrize(
-    ("value", "lines"),
-    [
-        ({}, ["{}"]),
-        ([], ["[]"]),
-        ({"a": [], "b": {}}, ["a: []", "b: {}"]),
-        (
-            [{"a": 1, "b": [None, True]}, [["x"]], 1.5],
-            ["- a: 1", "  b:", "    - null", "    - true", "- - - x", "- 1.5"],
-        ),
-        ([1e-05, 1e16, 2.5], ["- 1.0e-05", "- 1.0e+16", "- 2.5"]),
-        ({"no": "yes", "on/off": "0x1F"}, ['"no": "yes"', 'on/off: "0x1F"']),
-        (["2026-03-01", "", "~", "a: b", "- a", "Ünï"], None),
-        (["\x1b[31m", "\x7f\u2028\ud800", "😀"], None),
-    ],
-)
-def test_yaml(value, lines):
-    found = list(yaml_lines(value))
-    if lines is None:
-        # Quoted as in JSON, on one line each.
-        lines = found
-        assert [json.loads(line[2:]) for line in found] == value
-        assert all(line.isprintable() for line in found)
-    assert found == lines
-
-
-def test_json_and_yaml_are_formats_of_one_output():
+def test_json_is_a_format_of_the_output():
     short = invoke("id", "7", "--json")
     assert invoke("id", "7", "--output", "json").stdout == short.stdout
     table = invoke("id", "7", "--output", "table")
     assert table.stdout == invoke("id", "7").stdout
-    shown = invoke("id", "7", "--output", "yaml").stdout
-    assert shown.startswith('- id: "7"\n  hex: "0x7"\n')
     assert invoke("id", "7", "--output", "json", "--json").exit_code == 0
-    refused = invoke("id", "7", "--json", "--output", "yaml")
+    refused = invoke("id", "7", "--json", "--output", "table")
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert refused.stderr.startswith("sqla-shard: error: --json excludes")
 

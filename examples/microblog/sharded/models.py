@@ -26,10 +26,10 @@ from sqla_shard import (
     ShardedId,
     ShardSession,
 )
-from sqla_shard.deleting import delete_object
 from sqla_shard.exc import KeyTakenError
 from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.lookup import normalization
+from sqla_shard.models.deletion import delete_object
 from sqla_shard.types import UTCTimestamp
 
 
