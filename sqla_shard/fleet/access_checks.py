@@ -276,13 +276,15 @@ def old_epochs(fleet: FleetFacts) -> Findings:
 
 
 @server_check
-def long_transactions(server: ServerFacts, _: FleetFacts) -> Findings:
+def long_transactions(server: ServerFacts, fleet: FleetFacts) -> Findings:
     """Transactions that operations would wait for or end."""
-    applied_by = {one.id for one in server.sessions if one.user in _SYSTEM_SESSIONS}
+    # What a report or a backup reads is a transaction of the operator.
     found = [
         one
         for one in server.transactions
-        if one.seconds >= LONG_TRANSACTION and one.session not in applied_by
+        if one.seconds >= LONG_TRANSACTION
+        and one.user not in _SYSTEM_SESSIONS
+        and (one.locks or one.user not in fleet.operators)
     ]
     if found:
         oldest = max(found, key=lambda one: one.seconds)

@@ -417,12 +417,12 @@ def _sessions(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
 def _transactions(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
     return {
         "transactions": tuple(
-            OpenTransaction(session, int(seconds or 0))
-            for session, seconds in server.admin.rows(
-                "SELECT trx_mysql_thread_id,"
-                " TIMESTAMPDIFF(SECOND, trx_started, NOW())"
-                " FROM information_schema.innodb_trx"
-                " WHERE trx_mysql_thread_id > 0"
+            OpenTransaction(session, user, int(seconds or 0), locks)
+            for session, user, seconds, locks in server.admin.rows(
+                # innodb_trx may be older, and have sessions that have ended.
+                "SELECT id, user, TIMESTAMPDIFF(SECOND, trx_started, NOW()),"
+                " trx_lock_structs FROM information_schema.innodb_trx"
+                " JOIN information_schema.processlist ON id = trx_mysql_thread_id"
             )
         )
     }

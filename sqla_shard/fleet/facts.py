@@ -76,10 +76,15 @@ class Session(NamedTuple):
 
 
 class OpenTransaction(NamedTuple):
-    """An open transaction, the session that has it, and its age."""
+    """An open transaction, its session and user, its age, and its locks.
+
+    :ivar locks: number of structures for its locks; 0 if it has only read.
+    """
 
     session: int
+    user: str
     seconds: int
+    locks: int
 
 
 class ServerVersion(NamedTuple):
