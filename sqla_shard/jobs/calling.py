@@ -14,12 +14,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, TYPE_CHECKING
 
 from sqlalchemy import Connection
 
 from sqla_shard.cluster.async_session import to_the_end
-from sqla_shard.exc import JobClaimLostError, TaskDefinitionError, UnknownTaskError
+from sqla_shard.exc import (
+    JobArgumentError,
+    JobClaimLostError,
+    TaskDefinitionError,
+    UnknownTaskError,
+)
 from sqla_shard.exc.base import summary
 from sqla_shard.jobs.claims import ClaimedJob
 from sqla_shard.jobs.running import as_current, Ending, Outcome, RunningJob
@@ -45,6 +51,8 @@ def run_job(cluster: Cluster, running: RunningJob) -> Outcome:
     task = running.task
     if task is None:
         return _unknown(running)
+    if running.job.damage is not None:
+        return _damaged(running.job, running.job.damage)
     running.begin(task.time_limit)
     try:
         with as_current(running):
@@ -59,6 +67,8 @@ async def async_run_job(cluster: Cluster, running: RunningJob) -> Outcome:
     task = running.task
     if task is None:
         return _unknown(running)
+    if running.job.damage is not None:
+        return _damaged(running.job, running.job.damage)
     running.begin(task.time_limit)
     try:
         with as_current(running):
@@ -75,6 +85,12 @@ def _unknown(running: RunningJob) -> Outcome:
         error=str(UnknownTaskError(task=running.job.task)),
         delay=UNKNOWN_DELAY,
     )
+
+
+def _damaged(job: ClaimedJob, damage: JobArgumentError) -> Outcome:
+    # No other attempt could read it.
+    last = replace(job, max_attempts=job.attempt)
+    return Outcome(job=last, ending=Ending.FAILED, error=summary(damage))
 
 
 def _succeeded(running: RunningJob) -> Outcome:

@@ -23,7 +23,7 @@ from sqlalchemy import and_, BigInteger, bindparam, Boolean, case, select, updat
 
 from sqla_shard.dialects.sql import ServerTime, SkipLocked
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import JobClaimLostError
+from sqla_shard.exc import JobArgumentError, JobClaimLostError
 from sqla_shard.jobs.unique_keys import duplicates_of, free_key
 from sqla_shard.outbox.apply import microseconds, place_at
 from sqla_shard.outbox.tables import JOB_INDEX, JOBS, TOKEN_BYTES
@@ -65,6 +65,7 @@ class ClaimedJob:
     :ivar context: what listeners of ``before_enqueue`` have stored with it.
     :ivar unique_key: its unique key; None if it has none.
     :ivar duplicates: how often the key was enqueued again before the claim.
+    :ivar damage: why its row cannot be read: the job fails; None if it can.
     """
 
     keyspace: str
@@ -81,6 +82,7 @@ class ClaimedJob:
     context: Mapping[str, str] = field(default_factory=dict, repr=False)
     unique_key: bytes | None = None
     duplicates: int = 0
+    damage: JobArgumentError | None = None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -214,18 +216,44 @@ def claim(
             task=row.task,
             queue=queue,
             priority=priority,
-            arguments=parsed_json(row.arguments),
-            checkpoint=(
-                None if row.checkpoint is None else parsed_json(row.checkpoint)
-            ),
             attempt=row.attempts + 1,
             max_attempts=row.max_attempts,
-            context=parsed_json(row.context) if row.context else {},
             unique_key=row.unique_key,
             duplicates=duplicates.get(row.id, 0),
+            **readable(row, "arguments", "checkpoint", "context"),
         )
         for row in rows
     ]
+
+
+def readable(row: Any, *columns: str) -> dict[str, Any]:
+    """Return the values of columns of a job, and ``damage``.
+
+    A row that was damaged, or written by a process with other limits, must not
+    hold other jobs.  A value that cannot be read is empty.
+
+    :param columns: their names.
+    """
+    found: dict[str, Any] = {"damage": None}
+    for name in columns:
+        text = getattr(row, name)
+        is_object = name != "checkpoint"
+        found[name] = {} if is_object else None
+        if text is None:
+            continue
+        try:
+            value = parsed_json(text)
+            if is_object and not isinstance(value, dict):
+                raise ValueError("it is not a JSON object")
+        except ValueError as error:
+            found["damage"] = JobArgumentError(
+                f"cannot be read: {error}. The job fails; delete it, or repair its row",
+                task=row.task,
+                parameter=name,
+            )
+        else:
+            found[name] = value
+    return found
 
 
 held = and_(

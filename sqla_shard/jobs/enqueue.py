@@ -7,7 +7,6 @@ commits.  Times are computed by the clock of the server.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +25,11 @@ from sqla_shard.outbox.tables import JOB_KEYS, JOBS, LONGEST_QUEUE, LONGEST_UNIQ
 from sqla_shard.session import ShardSession
 from sqla_shard.session.placement import root_shard
 from sqla_shard.util import sqlalchemy_private as private
+from sqla_shard.util.json_values import compact_json
 
 #: The priorities of jobs: 1 is the most urgent.
 PRIORITIES = (1, 2, 3)
-#: Maximum characters of the arguments, or of a checkpoint, as JSON.
+#: Maximum bytes of the arguments, or of a checkpoint, as JSON.
 _LONGEST = 1_000_000
 _MOST_ATTEMPTS = 10_000
 #: Maximum delay; a year.
@@ -175,10 +175,11 @@ def encoded(value: Any, task: str, parameter: str | None = None) -> str:
     :param task: name of the task, for messages.
     :raises JobArgumentError: if it is too long.
     """
-    text = json.dumps(value, separators=(",", ":"))
-    if len(text) > _LONGEST:
+    text = compact_json(value)
+    size = len(text.encode())
+    if size > _LONGEST:
         raise JobArgumentError(
-            f"have {len(text)} characters as JSON; the maximum is {_LONGEST}. "
+            f"have {size} bytes as JSON; the maximum is {_LONGEST}. "
             "Write their contents to a shard, and use the id as the argument",
             task=task,
             parameter=parameter,

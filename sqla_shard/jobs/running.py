@@ -15,6 +15,7 @@ from typing import Any, TYPE_CHECKING
 
 from sqla_shard.cluster.async_session import AsyncShardSession
 from sqla_shard.exc import JobArgumentError, JobClaimLostError, JobTimeLimitError
+from sqla_shard.exc.base import shown
 from sqla_shard.jobs import claims
 from sqla_shard.jobs.claims import ClaimedJob
 from sqla_shard.jobs.enqueue import encoded, seconds_of
@@ -23,7 +24,7 @@ from sqla_shard.jobs.periodic import is_periodic, repeat
 from sqla_shard.jobs.tasks import find_task
 from sqla_shard.session import ShardSession
 from sqla_shard.session.transaction import TransactionLog
-from sqla_shard.util.json_values import is_json
+from sqla_shard.util.json_values import is_json, JSON_VALUE
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
@@ -234,7 +235,7 @@ class RunningJob:
     def _encoded(self, checkpoint: Any) -> str:
         if not is_json(checkpoint):
             raise JobArgumentError(
-                f"is {checkpoint!r:.80}; it must be a JSON value",
+                f"is {shown(checkpoint)}; it must be {JSON_VALUE}",
                 task=self.job.task,
                 parameter="checkpoint",
             )

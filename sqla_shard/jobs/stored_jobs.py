@@ -19,7 +19,7 @@ from sqlalchemy import bindparam, or_, select, String, type_coerce
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import UnreadServer
 from sqla_shard.exc import JobOptionError
-from sqla_shard.jobs.claims import JobState, PENDING, using_index
+from sqla_shard.jobs.claims import JobState, PENDING, readable, using_index
 from sqla_shard.jobs.enqueue import check_queue, stored_key
 from sqla_shard.jobs.tasks import task_names
 from sqla_shard.outbox.apply import Address, place_at
@@ -27,7 +27,6 @@ from sqla_shard.outbox.scan import scan
 from sqla_shard.outbox.tables import JOB_KEYS, JOBS
 from sqla_shard.session import ShardSession
 from sqla_shard.types import UTCTimestamp
-from sqla_shard.util.json_values import parsed_json
 
 if TYPE_CHECKING:
     from sqla_shard.session.session import AnyCluster
@@ -55,9 +54,10 @@ class StoredJob:
     :ivar attempts: number of attempts that have begun.
     :ivar max_attempts: maximum number of attempts.
     :ivar unique_key: its unique key; None if it has none.
-    :ivar error: the error of the last attempt; None if there is none.
-    :ivar arguments: its arguments, by name.
-    :ivar checkpoint: its progress; None if there is none.
+    :ivar error: the error of the last attempt, or why the row cannot be read;
+        None if there is none.
+    :ivar arguments: its arguments, by name; empty if they cannot be read.
+    :ivar checkpoint: its progress; None if there is none, or it cannot be read.
     """
 
     keyspace: str
@@ -285,6 +285,8 @@ def _read(
 
 def _stored(keyspace: str, row: Any) -> StoredJob:
     key = row.unique_key
+    found = readable(row, "arguments", "checkpoint")
+    damage = found.pop("damage")
     return StoredJob(
         keyspace=keyspace,
         shard_id=row.shard_id,
@@ -297,8 +299,7 @@ def _stored(keyspace: str, row: Any) -> StoredJob:
         created_at=row.created_at,
         attempts=row.attempts,
         max_attempts=row.max_attempts,
-        unique_key=None if key is None else key.decode(),
-        error=row.error,
-        arguments=parsed_json(row.arguments),
-        checkpoint=(None if row.checkpoint is None else parsed_json(row.checkpoint)),
+        unique_key=None if key is None else key.decode(errors="backslashreplace"),
+        error=str(damage) if row.error is None and damage else row.error,
+        **found,
     )

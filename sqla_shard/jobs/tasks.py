@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any, TYPE_CHECKING
 
 from sqla_shard.exc import JobArgumentError, JobOptionError, TaskDefinitionError
+from sqla_shard.exc.base import shown
 from sqla_shard.jobs.crontab import check_every, Every
 from sqla_shard.jobs.enqueue import (
     check_queue,
@@ -29,7 +30,7 @@ from sqla_shard.jobs.retry import DEFAULT, RetryPolicy
 from sqla_shard.outbox.tables import LONGEST_NAME
 from sqla_shard.session import ShardSession
 from sqla_shard.util.definitions import definition_of
-from sqla_shard.util.json_values import is_json
+from sqla_shard.util.json_values import is_json, JSON_VALUE
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
@@ -217,9 +218,7 @@ class Task:
         for name, value in arguments.items():
             if not is_json(value):
                 raise JobArgumentError(
-                    f"is {value!r:.80}; it must be a JSON value: None, bool, "
-                    "int, finite float, str, a list of such or a dict with "
-                    "str keys. Ids are int",
+                    f"is {shown(value)}; it must be {JSON_VALUE}. Ids are int",
                     task=self.name,
                     parameter=name,
                 )

@@ -28,6 +28,7 @@ from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import short
 from sqla_shard.exc import (
+    OperationArgumentError,
     OperationDefinitionError,
     ServerUnreachableError,
     UnknownOperationError,
@@ -55,7 +56,8 @@ class PendingOperation:
 
     :ivar token: identifies the pending operation.
     :ivar operation: name of the operation.
-    :ivar arguments: the arguments of the call, by name.
+    :ivar arguments: the arguments of the call, by name; None if its row cannot
+        be read.
     :ivar home: the shard that has its row.
     :ivar target: the shard that the operation writes.
     :ivar attempts: the number of earlier attempts.
@@ -63,7 +65,7 @@ class PendingOperation:
 
     token: bytes
     operation: str
-    arguments: dict[str, Any]
+    arguments: dict[str, Any] | None
     home: Address
     target: Address
     attempts: int = 0
@@ -350,6 +352,13 @@ def _apply(
 ) -> tuple[PendingOperation, ...]:
     """Apply an operation once; return the operations that it has added."""
     function = function_named(operation.operation)
+    if operation.arguments is None:
+        raise OperationArgumentError(
+            "cannot be read: its row is damaged, or was written by a process with "
+            "other limits; discard it, or repair the row",
+            operation=operation.operation,
+            parameter=None,
+        )
     guard = _Guard(operation)
     with ShardSession(cluster=cluster, cross_shard="logged") as session:
         session.last = guard

@@ -18,6 +18,7 @@ from sqlalchemy import BigInteger, bindparam, insert
 from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import OperationArgumentError, OperationDefinitionError
+from sqla_shard.exc.base import shown
 from sqla_shard.outbox.apply import (
     apply_after_commit,
     microseconds,
@@ -27,7 +28,7 @@ from sqla_shard.outbox.apply import (
 )
 from sqla_shard.outbox.tables import INTENTS, LONGEST_NAME, TOKEN_BYTES
 from sqla_shard.session import ShardSession
-from sqla_shard.util.json_values import is_json
+from sqla_shard.util.json_values import compact_json, is_json, JSON_VALUE
 
 # -- Inserting pending operations in a transaction.
 
@@ -65,7 +66,7 @@ def add_pending(
     rows = []
     added = []
     for place, arguments in calls:
-        text = json.dumps(arguments)
+        text = compact_json(arguments)
         pending = PendingOperation(
             token=token_bytes(TOKEN_BYTES),
             operation=operation,
@@ -100,7 +101,7 @@ P = ParamSpec("P")
 Where = Callable[..., Mapping[str, Any]]
 
 _PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-#: Maximum characters of the arguments as JSON.
+#: Maximum bytes of the arguments as JSON.
 _LONGEST = 1_000_000
 
 
@@ -199,16 +200,14 @@ class Operation(Generic[P]):
         for name, value in arguments.items():
             if not is_json(value):
                 raise OperationArgumentError(
-                    f"is {value!r:.80}; it must be a JSON value: None, bool, "
-                    "int, finite float, str, a list of such or a dict with "
-                    "str keys. Ids are int",
+                    f"is {shown(value)}; it must be {JSON_VALUE}. Ids are int",
                     operation=self.name,
                     parameter=name,
                 )
-        size = len(json.dumps(arguments))
+        size = len(compact_json(arguments).encode())
         if size > _LONGEST:
             raise OperationArgumentError(
-                f"have {size} characters as JSON; the maximum is {_LONGEST}. "
+                f"have {size} bytes as JSON; the maximum is {_LONGEST}. "
                 "Write their contents to a shard, and use the id as the "
                 "argument",
                 operation=self.name,

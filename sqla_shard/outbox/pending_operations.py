@@ -7,8 +7,8 @@ it applies the operation: if it dies, the operation is due at the new time.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -43,6 +43,7 @@ from sqla_shard.outbox.apply import (
 from sqla_shard.outbox.scan import check_age, oldest, PARALLEL, read_all
 from sqla_shard.outbox.tables import APPLIED, INTENTS
 from sqla_shard.types import UTCTimestamp
+from sqla_shard.util.json_values import parsed_json
 
 if TYPE_CHECKING:
     from sqla_shard.session.session import AnyCluster
@@ -61,7 +62,8 @@ class Pending:
 
     :ivar token: identifies the pending operation; hexadecimal digits.
     :ivar operation: name of the operation.
-    :ivar arguments: the arguments of the call, by name.
+    :ivar arguments: the arguments of the call, by name; None if they cannot be
+        read.
     :ivar home: keyspace and number of the shard that has its row.
     :ivar target: keyspace and number of the shard that it writes.
     :ivar created_at: the time at which it was inserted, by the clock of the
@@ -73,7 +75,7 @@ class Pending:
 
     token: str
     operation: str
-    arguments: dict[str, Any]
+    arguments: dict[str, Any] | None
     home: Address
     target: Address
     created_at: datetime
@@ -232,10 +234,14 @@ def _to_apply(pending: Pending) -> PendingOperation:
 
 def _pending(found: tuple[str, Any]) -> Pending:
     keyspace, row = found
+    arguments = None
+    # A row that cannot be read fails, and holds no other.
+    with suppress(ValueError):
+        arguments = parsed_json(row.arguments)
     return Pending(
         token=row.token.hex(),
         operation=row.operation,
-        arguments=json.loads(row.arguments),
+        arguments=arguments if isinstance(arguments, dict) else None,
         home=(keyspace, row.home_shard),
         target=(row.keyspace, row.shard_id),
         created_at=row.created_at,

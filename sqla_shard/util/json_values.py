@@ -49,6 +49,7 @@ with suppress(ImportError):
 # Types without a value that orjson decodes in another way.
 _exact_kinds = frozenset((str, int, bool, type(None))).issuperset
 _LONG = re.compile(r"[0-9]{19}")
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def decode_json(text: str) -> Any:
@@ -155,17 +156,57 @@ def parsed_object(data: bytes, most: int) -> dict[str, Any]:
     return document
 
 
+#: Limits of what every process can read, whatever the limits of its
+#: interpreter: sys.set_int_max_str_digits() accepts none below 640 digits.
+_MOST_LEVELS = 100
+_MOST_BITS = 2048
+
+
+#: What :func:`is_json` accepts, for messages.
+JSON_VALUE = (
+    "a JSON value: None, bool, an int of at most 2,048 bits, finite float, str, a "
+    "list of such or a dict with str keys, nested at most 100 levels"
+)
+
+
 def is_json(value: Any) -> bool:
-    """Return whether a value is the same after it is converted to JSON."""
+    """Return whether a value is the same after it is converted to JSON.
+
+    Not one that another process may be unable to read: of more than 100 levels
+    of lists and dicts, or with an integer of more than 2,048 bits.
+    """
     try:
-        return _same(value, json.loads(json.dumps(value, allow_nan=False)))
+        text = json.dumps(value, allow_nan=False)
+        return _same(value, json.loads(text), _MOST_LEVELS)
     except (TypeError, ValueError, RecursionError):
         return False
 
 
-def _same(value: Any, other: Any) -> bool:
+def _same(value: Any, other: Any, levels: int) -> bool:
+    """Compare two values.
+
+    :param levels: the number of levels that they may have.
+    """
+    if type(value) is not type(other) and not isinstance(value, dict | list):
+        return False
     if isinstance(value, dict):
-        return value == other and all(map(_same, value.values(), other.values()))
+        pairs: Any = zip(value.items(), other.items(), strict=True)
+        return bool(levels) and all(
+            key == its and _same(one, two, levels - 1)
+            for (key, one), (its, two) in pairs
+        )
     if isinstance(value, list):
-        return len(value) == len(other) and all(map(_same, value, other))
-    return type(value) is type(other) and value == other
+        pairs = zip(value, other, strict=True)
+        return bool(levels) and all(_same(one, two, levels - 1) for one, two in pairs)
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return False
+    return bool(value == other)
+
+
+def compact_json(value: Any) -> str:
+    """Return a value as JSON without spaces, in few bytes."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    if text.isascii() or not _HALF.search(text):
+        return text
+    # No server stores half of a pair, as in the name of a file.
+    return json.dumps(value, separators=(",", ":"))

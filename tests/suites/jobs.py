@@ -5,6 +5,7 @@ Each class is a suite; a test module has a fixture ``cluster``.
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -49,8 +50,39 @@ class Suite:
         return counter(cluster)
 
 
+def nested(levels: int) -> Any:
+    found: Any = []
+    for _ in range(levels - 1):
+        found = [found]
+    return found
+
+
 class Enqueueing(Suite):
     """The job is part of the transaction."""
+
+    def test_the_length_of_arguments_is_in_bytes(self, cluster, near):
+        longest = "\u00e9" * 499_900
+        with cluster.begin() as session:
+            add.enqueue(session, near, n=longest, near=near)
+            with pytest.raises(JobArgumentError, match="bytes"):
+                add.enqueue(session, near, n=longest + "\u00e9" * 100, near=near)
+        (row,) = rows(cluster)
+        assert longest in row.arguments
+
+    def test_arguments_that_each_process_can_read(self, cluster, near):
+        values = [nested(100), 2**2048 - 1, "half of a pair: \udce9", "\u2028"]
+        before = sys.getrecursionlimit()
+        sys.setrecursionlimit(20_000)
+        try:
+            with cluster.begin() as session:
+                for value in values:
+                    add.enqueue(session, near, n=value, near=near)
+                with pytest.raises(JobArgumentError, match="100 levels"):
+                    add.enqueue(session, near, n=nested(1500), near=near)
+        finally:
+            sys.setrecursionlimit(before)
+        with cluster.begin() as session:
+            assert [job.arguments["n"] for job in take(session, near)] == values
 
     def test_it_is_there_after_commit_only(self, cluster, near):
         with cluster.begin() as session:
@@ -178,7 +210,11 @@ class Enqueueing(Suite):
             assert caught.value.option == option
         assert rows(cluster) == []
 
-    @pytest.mark.parametrize("value", [{1}, float("inf"), b"x", {1: 2}])
+    @pytest.mark.parametrize(
+        "value",
+        [{1}, float("inf"), b"x", {1: 2}, nested(101), 10**5000, {"a": [-(10**5000)]}],
+        ids=["set", "inf", "bytes", "int key", "deep", "long", "long inside"],
+    )
     def test_bad_arguments(self, cluster, near, value):
         with cluster.begin() as session:
             with pytest.raises(JobArgumentError) as caught:

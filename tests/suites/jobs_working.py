@@ -20,7 +20,7 @@ from itertools import count
 from typing import Any, ClassVar
 
 import pytest
-from sqlalchemy import delete
+from sqlalchemy import delete, update
 from sqlalchemy.exc import DataError
 
 from sqla_shard import Cluster, jobs
@@ -31,6 +31,7 @@ from sqla_shard.jobs import (
     current_job,
     EnqueuedJob,
     handling,
+    jobs_of,
     JobState,
     Linear,
     queue_limits,
@@ -41,7 +42,7 @@ from sqla_shard.jobs import (
     worker as workers,
 )
 from sqla_shard.jobs.periodic import ensure_periodic
-from sqla_shard.outbox.tables import QUEUES
+from sqla_shard.outbox.tables import JOBS, QUEUES
 from sqla_shard.session import ShardSession
 from sqla_shard.testing.local_server import wait_until
 from tests.models.job_models import (
@@ -496,6 +497,37 @@ class Strangers(Suite):
         assert counters(cluster, [near]) == [len(WAYS)]
         states = Counts(row.state for row in rows(cluster))
         assert states == {JobState.DONE: len(WAYS), JobState.FAILED: len(WAYS)}
+
+    @pytest.mark.parametrize("column", ["arguments", "checkpoint", "context"])
+    def test_a_row_that_cannot_be_read_holds_nobody(
+        self, cluster, near, defined, column
+    ):
+        """Others may have written it, or a disk has damaged it."""
+
+        async def awaited(session: Any, counter_id: int) -> None:
+            await session.run_sync(add, counter_id)
+
+        texts = ["", "not json", "[" * 30_000, '{"a": ' + "1" * 5000 + "}", "[1]"]
+        made = [defined(awaited), add]
+        for number, text in enumerate(texts):
+            job = made[number % 2].enqueue_now(cluster, near, near=near)
+            which = update(JOBS).where(JOBS.c.id == job.local_id)
+            on_shard(cluster, 1, which.values({column: text}))
+            made[number % 2].enqueue_now(cluster, near, near=near)
+        seen = [*jobs_of(cluster, "own").jobs, *jobs_of(cluster, "adding").jobs]
+        assert len(seen) == 10
+        if column == "checkpoint":
+            texts = texts[:-1]  # a list can be a checkpoint
+        damaged = 0 if column == "context" else len(texts)
+        assert sum("cannot be read" in str(one.error) for one in seen) == damaged
+        report = work(cluster, "own", "adding")
+        assert (report.succeeded, report.failed) == (10 - len(texts), len(texts))
+        assert counters(cluster, [near]) == [10 - len(texts)]
+        failed = [row for row in rows(cluster) if row.state == JobState.FAILED]
+        assert len(failed) == len(texts)
+        for row in failed:
+            assert f"{column}= cannot be read" in row.error
+            assert row.attempts == 1
 
     def test_a_text_that_the_server_refuses_holds_nobody(
         self, cluster, near, defined, monkeypatch

@@ -9,7 +9,7 @@ import inspect
 import itertools
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 from sqlalchemy.schema import DropTable
@@ -73,6 +73,27 @@ class Outcomes(Suite):
         report = cluster.repair()
         assert (report.applied, len(report.failed)) == (0, 1)
         assert self.only(cluster, mark) == {(ids[FAR], mark): 1}
+
+    @pytest.mark.parametrize("text", ["", "[" * 30_000, "1" * 5000, "[1]"])
+    def test_a_row_that_cannot_be_read_holds_no_other(self, cluster, ids, mark, text):
+        with after_crash(), cluster.begin(cross_shard="logged") as session:
+            add(session, ids[NEAR], 1)
+            note.intend(session, ids[FAR], text=mark)
+            note.intend(session, ids[FAR], text=mark)
+            token = session.log._after_commit[0][1].token
+        with cluster.begin() as session:
+            session.execute(
+                update(INTENTS).where(INTENTS.c.token == token).values(arguments=text),
+                bind_arguments={"place": session.place_for(shard_id=NEAR)},
+            )
+        report = cluster.repair(now=True)
+        assert (report.applied, len(report.failed)) == (1, 1)
+        assert "cannot be read" in report.failed[0]
+        assert self.only(cluster, mark) == {(ids[FAR], mark): 1}
+        (one,) = cluster.pending()
+        assert one.arguments is None
+        assert "cannot be read" in str(one)
+        assert discard(cluster, [one.token]) == [one]
 
     def test_a_listener_that_does_not_know_our_sessions(self, cluster, ids, mark):
         """The COMMIT has succeeded, and must not look as if it had not."""

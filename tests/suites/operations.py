@@ -404,7 +404,7 @@ class Arguments(Suite):
         with cluster.session() as session:
             with pytest.raises(OperationArgumentError):
                 take.intend(session, ids[FAR], endless)
-            with pytest.raises(OperationArgumentError, match="characters"):
+            with pytest.raises(OperationArgumentError, match="bytes"):
                 take.intend(session, ids[FAR], "x" * 1_000_001)
 
     def test_a_long_one(self, cluster, ids, defined):
