@@ -94,6 +94,7 @@ def listen(
             ],
             "do_executemany": [execute_many],
             "do_execute_no_params": [get_ready],
+            "begin": [reset.on_begin],
             # The log sends the last statement of the transaction before the
             # transaction is marked as ended.
             "commit": [_log_commit, reset.on_transaction_end],
@@ -428,11 +429,24 @@ class _Reset:
             info[ENDED] = False
             wire: Any = context.connection
             wire = wire.connection.dbapi_connection
-            if isinstance(wire, PolledConnection) and wire.is_torn:
+            # That of an asynchronous driver is wrapped.
+            wire = getattr(wire, "driver_connection", wire)
+            if getattr(wire, "is_torn", False):
                 # As SQLAlchemy does after KeyboardInterrupt: a rollback to a
                 # savepoint would raise another exception.
                 context.is_disconnect = True
                 context.invalidate_pool_on_disconnect = False
+
+    def on_begin(self, connection: Connection) -> None:
+        """Handle ``begin``: the last transaction may have left a ROLLBACK."""
+        wire: Any = connection.connection.dbapi_connection
+        if isinstance(wire, PolledConnection) and wire.pending:
+            try:
+                wire.settle()
+            except self._dialect.loaded_dbapi.Error as error:
+                # The transaction gets another connection, instead of the
+                # error of an earlier one.
+                connection.invalidate(error)
 
     def on_transaction_end(self, connection: Connection) -> None:
         """Handle ``commit`` and ``rollback``."""

@@ -7,13 +7,14 @@ would get the response that was left.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import literal, select, String, update
+from sqlalchemy import func, literal, select, String, update
 from sqlalchemy.exc import StatementError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -52,6 +53,23 @@ def cluster(
         environ=fleet.environ,
         driver=request.param,
         engine_options={"pool_size": 1, "max_overflow": 0},
+    ) as cluster:
+        cluster.create_all(Base.metadata)
+        with cluster.begin() as session:
+            session.add(Mark(note="one", shard_id=0))
+        yield cluster
+    fleet.drop_databases(document)
+
+
+@pytest.fixture
+def async_cluster(fleet: ServerFleet[Any]) -> Iterator[Cluster]:
+    pytest.importorskip("asyncmy")
+    document = fleet.topology_mapping(
+        shards=4, database="db_awaited{shard:05d}", main=False
+    )
+    options = {"pool_size": 1, "max_overflow": 0}
+    with Cluster.from_topology(
+        document, environ=fleet.environ, engine_options=options
     ) as cluster:
         cluster.create_all(Base.metadata)
         with cluster.begin() as session:
@@ -146,3 +164,124 @@ def test_no_later_statement_gets_the_response(
         raised = interrupting.raised
         number += 1
     assert interrupted
+
+
+def test_a_transaction_does_not_get_the_error_of_an_earlier_rollback(
+    cluster: Cluster, fleet: ServerFleet[Any]
+) -> None:
+    """The same connection, whose deferred ROLLBACK was not answered."""
+    with cluster.session() as session:
+        engine = session.connection(bind_arguments={"shard_id": 0}).engine
+    with engine.connect() as connection:
+        with connection.begin():
+            number = connection.scalar(select(func.connection_id()))
+        transaction = connection.begin()
+        assert connection.scalar(select(func.connection_id())) == number
+        fleet.servers[0].root_execute(f"KILL {number}")
+        transaction.rollback()
+        with connection.begin():
+            assert connection.scalar(select(literal("other"))) == "other"
+            assert connection.scalar(select(func.connection_id())) != number
+
+
+class Suspending:
+    """Runs a coroutine, and ends it where it waits.
+
+    :param at: the number of the wait.
+    :param way: ``"before"`` cancels the task before the response arrives,
+        ``"after"`` when it has, and ``"raise"`` lets the handler of a signal
+        raise an exception then.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], at: int, way: str) -> None:
+        self._coroutine = coroutine
+        self._left = at
+        self._way = way
+        self.raised = False
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        task: Any = asyncio.current_task()
+        steps = self._coroutine.__await__()
+        error: BaseException | None = None
+        while True:
+            try:
+                waited = steps.send(None) if error is None else steps.throw(error)
+            except StopIteration as end:
+                return end.value
+            error = None
+            self.raised |= (here := self._left == 0)
+            self._left -= 1
+            if here and self._way == "before":
+                task.cancel()
+            elif here and self._way == "after" and waited is not None:
+                # Before the task's own callback.
+                waited.add_done_callback(lambda done: task.cancel())
+            try:
+                yield waited
+                if here and self._way == "raise":
+                    error = LimitError()
+            except BaseException as raised:  # the coroutine gets it
+                error = raised
+
+
+async def _async_select(cluster: Cluster, token: str) -> Any:
+    async with cluster.async_session() as session:
+        return await session.scalar(
+            select(literal(token)).select_from(Mark), bind_arguments={"shard_id": 0}
+        )
+
+
+async def _async_stream(cluster: Cluster, token: str) -> Any:
+    async with cluster.async_session() as session:
+        found = await session.stream_scalars(
+            select(literal(token)).select_from(Mark), bind_arguments={"shard_id": 0}
+        )
+        return [value async for value in found]
+
+
+async def _async_write(cluster: Cluster, token: str) -> Any:
+    async with cluster.async_begin() as session:
+        await session.execute(
+            update(Mark).values(note=token), bind_arguments={"shard_id": 0}
+        )
+
+
+@pytest.mark.parametrize("work", [_async_select, _async_stream, _async_write])
+def test_no_later_task_gets_the_response(
+    async_cluster: Cluster, work: Callable[[Cluster, str], Any]
+) -> None:
+    """Wherever a task that waits is ended."""
+
+    async def end_each(way: str) -> int:
+        number = interrupted = 0
+        raised = True
+        while raised:
+            first = f"first {number}"
+            assert await _async_select(async_cluster, first) == first
+            suspending = Suspending(
+                work(async_cluster, f"interrupted {number}"), number, way
+            )
+
+            async def run(one: Suspending = suspending) -> None:
+                await one
+
+            task = asyncio.ensure_future(run())
+            await asyncio.wait([task], timeout=30)
+            assert task.done()
+            if task.cancelled():
+                interrupted += 1
+            elif (error := task.exception()) is not None:
+                assert isinstance(error, (LimitError, CommitUnknownError)), error
+                interrupted += 1
+            later = f"later {number}"
+            async with asyncio.timeout(10):
+                assert await _async_select(async_cluster, later) == later
+            raised = suspending.raised
+            number += 1
+        return interrupted
+
+    async def main() -> None:
+        for way in ("before", "after", "raise"):
+            assert await end_each(way)
+
+    asyncio.run(main())

@@ -8,17 +8,22 @@ They differ from those of the driver:
 * ``connect_timeout`` includes the handshake: a server that hangs accepts
   connections, and the wait for its greeting would not end;
 * ``ssl_disabled`` is supported;
+* a connection whose response was not read, because an exception such as that
+  of the handler of a signal has ended the call, is closed, as asyncmy does
+  after a cancellation;
 * clear-text passwords are sent only to verified servers.
 
 The tests have run with asyncmy 0.2.18.  Besides documented attributes, the
-class uses ``_get_server_information``, ``_ssl_context``, ``_client_flag``,
-``_secure``, ``_sock``, ``_transport`` and ``server_capabilities``.
+classes use ``_get_server_information``, ``_ssl_context``, ``_client_flag``,
+``_secure``, ``_sock``, ``_transport``, ``server_capabilities``,
+``_execute_command``, ``_fill_buffer`` and ``_read_query_result``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Awaitable
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -43,7 +48,7 @@ def open_connection(dialect: Any, record: Any, cargs: Any, cparams: Any) -> Any:
         return dialect.connect(*cargs, **cparams)
     # The package itself has a function of this name.
     module = import_module(f"{dbapi.asyncmy.__name__}.connection")
-    made = module.Connection if disabled else _class_of(module.Connection)
+    made = _class_of(module.Connection, dbapi.Error, tries_tls=not disabled)
 
     async def connect(*args: Any, **kwargs: Any) -> Any:
         limit = kwargs["connect_timeout"]
@@ -60,7 +65,41 @@ def open_connection(dialect: Any, record: Any, cargs: Any, cparams: Any) -> Any:
 
 
 @cache
-def _class_of(base: Any) -> Any:
+def _class_of(base: Any, errors: Any, *, tries_tls: bool) -> Any:
+    """Return a class of connections.
+
+    :param errors: the class of the driver's errors.
+    """
+
+    class Connection(base):  # type: ignore[misc]  # asyncmy's
+        is_torn = False
+
+        async def _execute_command(self, command: Any, sql: Any) -> None:
+            await self._unless_torn(super()._execute_command(command, sql))
+
+        async def _fill_buffer(self, need: int) -> None:
+            await self._unless_torn(super()._fill_buffer(need))
+
+        async def _read_query_result(self, unbuffered: bool = False) -> None:
+            await self._unless_torn(super()._read_query_result(unbuffered))
+
+        async def _unless_torn(self, call: Awaitable[None]) -> None:
+            """Await a part of a command; close the connection if it is cut."""
+            try:
+                await call
+            except errors:
+                raise
+            except BaseException:
+                # The next statement would read the response.
+                self.is_torn = True
+                self.close()
+                self._connected = False
+                raise
+
+    return _trying_tls(Connection) if tries_tls else Connection
+
+
+def _trying_tls(base: Any) -> Any:
     # A context takes half a megabyte, and reads all authorities of the system.
     context = ssl.create_default_context()
     context.check_hostname = False
