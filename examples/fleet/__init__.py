@@ -38,6 +38,8 @@ KINDS = ("mariadb", "mysql")
 """Kinds of servers."""
 
 _HERE = Path(__file__).parent
+#: Configuration of each kind, and its section.
+_FILES = {"mariadb": ("server.cnf", "mariadb"), "mysql": ("server.mysql.cnf", "mysqld")}
 #: Settings that differ between servers.
 _OWN = ("server_id", "gtid_domain_id")
 
@@ -67,17 +69,14 @@ def local_servers(
     servers: list[DatabaseServer] = []
     for number, name in enumerate(NAMES):
         if kind == "mysql":
-            options = (
-                "--plugin-load-add=auth_socket.so",
-                *_options("server.mysql.cnf", "mysqld"),
-            )
+            options = ("--plugin-load-add=auth_socket.so", *options_of(kind))
             servers.append(MySQLServer(name, fast=fast, options=options))
         else:
             server = MariaDBServer(
                 name,
                 fast=fast,
                 gtid_domain_id=1 + number // 2,
-                options=_options("server.cnf", "mariadb"),
+                options=options_of(kind),
             )
             servers.append(server)
     if kind == "mysql":
@@ -103,8 +102,12 @@ def local_servers(
         yield {server.name: server for server in servers}
 
 
-def _options(file: str, section: str) -> tuple[str, ...]:
-    """Return a configuration as arguments of its program."""
+def options_of(kind: str) -> tuple[str, ...]:
+    """Return the configuration of a kind of servers as arguments.
+
+    :param kind: one of :data:`KINDS`.
+    """
+    file, section = _FILES[kind]
     parser = configparser.ConfigParser()
     parser.read_string((_HERE / file).read_text("utf-8"))
     return tuple(

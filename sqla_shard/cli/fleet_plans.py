@@ -64,9 +64,10 @@ plan_options = with_options(
 )
 
 
-def fleet_of(settings: Settings) -> Fleet:
+def fleet_of(settings: Settings, **options: Any) -> Fleet:
     """Return the fleet, with the accounts of the environment.
 
+    :param options: further arguments of the fleet.
     :raises FleetSetupError: if an account is missing, or the topology is a
         TOML file.
     """
@@ -75,6 +76,7 @@ def fleet_of(settings: Settings) -> Fleet:
         accounts=Accounts.from_environ(os.environ),
         placeholders=settings.placeholders,
         environ=os.environ,
+        **options,
     )
 
 

@@ -85,7 +85,7 @@ def watch_command(
     topology must be in ZooKeeper.
     """
     # kazoo is needed for this command alone.
-    from sqla_shard.fleet.watcher import Watcher, WatchPolicy
+    from sqla_shard.fleet.watcher import SESSION, Watcher, WatchPolicy
 
     policy = WatchPolicy(
         watchers=watchers,
@@ -96,7 +96,8 @@ def watch_command(
         dry_run=dry_run,
         hook=_words(hook),
     )
-    with StopFlag() as until, Watcher(fleet_of(settings), policy) as watcher:
+    fleet = fleet_of(settings, session_timeout=SESSION)
+    with StopFlag() as until, Watcher(fleet, policy) as watcher:
         passes = Passes(
             make=watcher.look,
             has_more=lambda report: False,

@@ -54,8 +54,11 @@ from sqla_shard.topology import Topology
 DRAIN = 600.0
 """Seconds for which a standby that is draining may apply nothing."""
 
-#: Seconds for a connection to the lost primary.
+#: Seconds for a connection to the lost primary: if its machine is silent, they
+#: pass while semi-sync may stop waiting.
 _PROOF = 3.0
+#: The same, of a process that has just waited for so long.
+_AGAIN = 1.0
 #: Seconds for which the proof of this process is recent enough to publish.
 _PROVED = 5.0
 #: Seconds between two looks at a standby that is draining.
@@ -68,10 +71,12 @@ _IDS = 100_000
 _RESCUE = 'See "A standby that was restarted" in the how-to guide "Fail over"'
 
 
-def responds(admin_of: Fleet, url: str, name: str) -> str | None:
+def responds(
+    admin_of: Fleet, url: str, name: str, *, timeout: float = _PROOF
+) -> str | None:
     """Return how a server responds; None if it cannot be connected to."""
     try:
-        with admin_of.admin(url, name=name, timeout=_PROOF) as admin:
+        with admin_of.admin(url, name=name, timeout=timeout) as admin:
             return f"{admin} responds"
     except FleetServerError as error:
         return None if error.may_be_lost else str(error)
@@ -134,7 +139,13 @@ class DeadFailover(Promotion):
         """Prove the loss, and look whether the standby can be drained."""
         if self.plan.arguments["new"] is None:
             return [self.lacks_standby()]
-        found = self._proof()
+        with ThreadPoolExecutor(1) as pool:
+            proof = pool.submit(self._proof)
+            found = self._standby_problems()
+        return [*proof.result(), *found]
+
+    def _standby_problems(self) -> list[Problem]:
+        found: list[Problem] = []
         try:
             new = self.new
             found += setting_problems(new)
@@ -217,9 +228,18 @@ class DeadFailover(Promotion):
     # -- checks -----------------------------------------------------------
 
     def _proof(self) -> list[Problem]:
+        if self.hold is None and self.plan.arguments["is_automatic"]:
+            # The watcher that makes the plan has just failed to connect.
+            return []
         old = self.plan.arguments["old"]
-        answer = responds(self.fleet, self.url_of(old), self.role(old))
+        answer = responds(
+            self.fleet,
+            self.url_of(old),
+            self.role(old),
+            timeout=_AGAIN if self._is_proved() else _PROOF,
+        )
         if answer is None:
+            self._proved_at = time.monotonic()
             return []
         return [
             Problem(
@@ -229,6 +249,11 @@ class DeadFailover(Promotion):
                 f"sqla-shard fleet reopen {self.server}; otherwise stop it",
             )
         ]
+
+    def _is_proved(self) -> bool:
+        """Return whether this process has just proved it."""
+        proved = self._proved_at
+        return proved is not None and time.monotonic() < proved + _PROVED
 
     def _access_problems(self, new: Replication) -> list[Problem]:
         pair = pair_named(self.fleet.topology(), self.server)
@@ -308,7 +333,6 @@ class DeadFailover(Promotion):
         problems = self._proof() + self._still_receives(new.status())
         if problems:
             raise self._failed(str(problems[0]))
-        self._proved_at = time.monotonic()
         probe = self._probe()
         loss = self.plan.arguments["loss"]
         if probe is not None:
@@ -334,8 +358,7 @@ class DeadFailover(Promotion):
 
         After a crash in between the primary may be back, and written.
         """
-        proved = self._proved_at
-        if proved is not None and time.monotonic() < proved + _PROVED:
+        if self._is_proved():
             return
         problems = self._proof()
         if problems:

@@ -186,7 +186,7 @@ class _ServerReading:
         self._lanes: list[dict[tuple[str, ...], _Read]] = [
             # Last: not a session of the application for the part of sessions.
             _STATE if self.environ is None else {**_STATE, ("attempt",): self._attempt},
-            _REPLICATION,
+            _STANDBY if self.role == "standby" else _REPLICATION,
             _CONTENT if self.role == "primary" else {},
             _DEFINITIONS if self.databases else {},
         ]
@@ -485,6 +485,10 @@ _REPLICATION: dict[tuple[str, ...], _Read] = {
     },
     ("semi_sync",): lambda server, _: {"semi_sync": server.semi_sync()},
     ("status",): lambda server, _: {"status": server.status()},
+}
+_STANDBY: dict[tuple[str, ...], _Read] = {
+    **_REPLICATION,
+    ("heartbeat",): lambda server, _: {"heartbeat": server.heartbeat()},
 }
 _CONTENT: dict[tuple[str, ...], _Read] = {
     ("tables",): lambda server, _: {"tables": tuple(server.table_sizes())}

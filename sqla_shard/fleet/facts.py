@@ -203,6 +203,10 @@ class ServerFacts:
     status = _Part[ReplicationStatus | None]()
     """State of replication; None if it has no primary."""
 
+    heartbeat = _Part[float | None]()
+    """Idle seconds after which its primary sends a heartbeat, if it has one;
+    read on standbys only."""
+
     semi_sync = _Part[SemiSync | None]()
     """State of semi-synchronous replication; None if it is missing."""
 

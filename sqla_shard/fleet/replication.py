@@ -93,6 +93,11 @@ class MariaDBReplication(Replication):
         "SELECT MAX(time_ms) / 1000 FROM information_schema.processlist"
         " WHERE state LIKE 'Waiting for semi-sync ACK%%'"
     )
+    HEARTBEAT = (
+        "SELECT variable_value FROM information_schema.global_status"
+        " WHERE variable_name = 'slave_heartbeat_period'"
+    )
+    NET_TIMEOUT = "slave_net_timeout"
     ROLE_MEMBERS = "SELECT User, Host, Role FROM mysql.roles_mapping"
     ACCOUNTS = (
         "SELECT u.user, u.host,"
@@ -324,6 +329,11 @@ class MySQLReplication(Replication):
         "SELECT MAX(time) + 1 FROM information_schema.processlist"
         " WHERE state LIKE 'Waiting for semi-sync ACK%%'"
     )
+    HEARTBEAT = (
+        "SELECT heartbeat_interval"
+        " FROM performance_schema.replication_connection_configuration"
+    )
+    NET_TIMEOUT = "replica_net_timeout"
     ROLE_MEMBERS = "SELECT TO_USER, TO_HOST, FROM_USER FROM mysql.role_edges"
     ACCOUNTS = (
         "SELECT user, host, authentication_string = ''"

@@ -82,6 +82,12 @@ class Replication(ABC):
     #: Query for the number of the thread that receives.
     RECEIVER: ClassVar[str]
 
+    #: Query for the seconds between two heartbeats that a standby is sent.
+    HEARTBEAT: ClassVar[str]
+
+    #: Variable: seconds without a packet after which a standby connects again.
+    NET_TIMEOUT: ClassVar[str]
+
     #: Query for the seconds of the longest COMMIT that waits for a standby.
     LONGEST_WAIT: ClassVar[str]
 
@@ -308,6 +314,7 @@ class Replication(ABC):
             applier_error=row["Last_SQL_Error"],
             filters=_filters(row),
             uses_gtid=row[self.USES_GTID] not in ("No", 0),
+            delay=int(row["SQL_Delay"] or 0),
         )
 
     def attach(
@@ -415,6 +422,14 @@ class Replication(ABC):
         """
         rows = self.admin.rows(self.RECEIVER)
         return (int(rows[0][0]), self._started()) if rows else None
+
+    def heartbeat(self) -> float | None:
+        """Return after how many idle seconds its primary sends a heartbeat.
+
+        :returns: None if it has no primary; 0 for never.
+        """
+        rows = self.admin.rows(self.HEARTBEAT)
+        return float(rows[0][0]) if rows else None
 
     def server_id(self) -> int:
         """Return its ``server_id``."""

@@ -14,8 +14,11 @@ from sqla_shard.fleet.findings import (
 )
 from sqla_shard.fleet.replication import Replication, replication_kind
 
-SEMI_SYNC_TIMEOUT = 10.0
+SEMI_SYNC_TIMEOUT = 20.0
 """Seconds that semi-sync should wait at least: afterwards it gives up."""
+
+NET_TIMEOUT = 4
+"""Seconds without a packet after which a standby should connect again."""
 
 _CLOSE = "SET GLOBAL read_only = 1"
 
@@ -33,6 +36,18 @@ def _acknowledge(standby: ServerFacts) -> str:
         f"on {standby.address}: SET GLOBAL {words.SEMI_SYNC[1]}_enabled = 1; "
         f"STOP {replica} IO_THREAD; START {replica} IO_THREAD"
     )
+
+
+def _change(standby: ServerFacts, option: str, *before: str) -> str:
+    """Return the statements that change how a standby replicates.
+
+    :param before: other statements, which come first.
+    """
+    words = _words(standby)
+    replica = words.REPLICA
+    change = words.CHANGE.partition(" TO ")[0]
+    parts = (*before, f"STOP {replica}", f"{change} TO {option}", f"START {replica}")
+    return f"on {standby.address}: {'; '.join(parts)}"
 
 
 @pair_check
@@ -230,6 +245,53 @@ def lag(pair: PairFacts, _: FleetFacts) -> Findings:
             "wait or be refused",
             f"on {standby.address}: look for long statements and locks with "
             f"SHOW PROCESSLIST, and raise {_words(standby).APPLIERS}",
+        )
+
+
+@pair_check
+def delay(pair: PairFacts, _: FleetFacts) -> Findings:
+    """A standby that is late on purpose."""
+    standby = pair.standby
+    if standby is None or standby.status is None or not standby.status.delay:
+        return
+    words = _words(standby)
+    yield warning(
+        standby,
+        f"applies everything {standby.status.delay:,} s late "
+        f"({words.SOURCE}_DELAY): a failover waits for so long, or is undone",
+        _change(standby, f"{words.SOURCE}_DELAY = 0"),
+    )
+
+
+@pair_check
+def silent_primary(pair: PairFacts, _: FleetFacts) -> Findings:
+    """A standby that finds its primary silent too late, or while it is idle."""
+    standby, state = pair.standby, pair.primary.semi_sync
+    if standby is None:
+        return
+    words = _words(standby)
+    limit = standby.number(words.NET_TIMEOUT)
+    remedy = _change(
+        standby,
+        f"{words.SOURCE}_HEARTBEAT_PERIOD = {NET_TIMEOUT // 2}",
+        f"SET GLOBAL {words.NET_TIMEOUT} = {NET_TIMEOUT}",
+    )
+    beat = standby.heartbeat
+    if beat is not None and limit and not 0 < beat < limit:
+        yield warning(
+            standby,
+            f"has {words.NET_TIMEOUT} = {limit}, and its primary sends a "
+            f"heartbeat every {beat:g} s: while nothing is written it loses its "
+            "connection again and again, and semi-sync with it",
+            remedy,
+        )
+    elif state is not None and state.source_enabled and 2 * limit > state.timeout:
+        yield warning(
+            standby,
+            f"has {words.NET_TIMEOUT} = {limit}: if the machine of its primary "
+            "is silent, no watcher replaces it before semi-sync stops waiting "
+            f"after {state.timeout:g} s",
+            f"{remedy}; and in its configuration",
         )
 
 

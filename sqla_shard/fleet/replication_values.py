@@ -20,6 +20,7 @@ class ReplicationStatus:
     :ivar applier_error: last error of the applier.
     :ivar filters: options that leave out databases or tables.
     :ivar uses_gtid: whether it finds its position by GTID.
+    :ivar delay: seconds for which it waits before it applies anything.
     """
 
     source: str
@@ -32,6 +33,7 @@ class ReplicationStatus:
     applier_error: str
     filters: tuple[str, ...]
     uses_gtid: bool
+    delay: int = 0
 
     @property
     def runs(self) -> bool:

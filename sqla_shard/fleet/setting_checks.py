@@ -31,6 +31,21 @@ _NEEDED = (
     ("log_slave_updates", "ON"),
     ("log_replica_updates", "ON"),
 )
+#: What statements of applications mean, and which are accepted: a failover must
+#: not change it.
+_ALIKE = (
+    "auto_increment_increment",
+    "auto_increment_offset",
+    "character_set_server",
+    "collation_server",
+    "explicit_defaults_for_timestamp",
+    "innodb_strict_mode",
+    "lower_case_table_names",
+    "max_allowed_packet",
+    "sql_mode",
+    "transaction_isolation",
+    "tx_isolation",
+)
 _DURABLE = (("sync_binlog", "1"), ("innodb_flush_log_at_trx_commit", "1"))
 
 
@@ -56,6 +71,73 @@ def settings(server: ServerFacts, _: FleetFacts) -> Findings:
                 f"has {name} = {value}: a failover or a split is refused, or "
                 "replication can go wrong without an error",
                 f"set {name} = {wanted} in its configuration, and restart it",
+            )
+
+
+@server_check
+def id_step(server: ServerFacts, _: FleetFacts) -> Findings:
+    """Ids that are left out: those of a shard are 36 bits."""
+    name = "auto_increment_increment"
+    step = server.number(name)
+    if step > 1:
+        yield warning(
+            server,
+            f"has {name} = {step}: it assigns one of {step} ids only",
+            f"on {server.address}: SET GLOBAL {name} = 1, and in its configuration",
+        )
+
+
+@pair_check
+def settings_of_pair(pair: PairFacts, _: FleetFacts) -> Findings:
+    """Settings that a failover would change for applications."""
+    standby = pair.standby
+    if standby is None:
+        return
+    one, other = pair.primary.variables, standby.variables
+    found = [
+        f"{name} = {other[name]!r}, and its primary {one[name]!r}"
+        for name in _ALIKE
+        if name in one and name in other and one[name] != other[name]
+    ]
+    if found:
+        yield warning(
+            standby,
+            f"has {'; '.join(found)}: a failover would change what statements "
+            "do, or whether they are accepted",
+            "write the same into the configurations of both, and restart the standby",
+        )
+
+
+@fleet_check
+def gtid_domains(fleet: FleetFacts) -> Findings:
+    """Pairs of MariaDB that number their writes in one domain."""
+    seen: dict[str, PairFacts] = {}
+    for pair in fleet.pairs:
+        servers = [one for one in (pair.primary, pair.standby) if one is not None]
+        domains = [
+            server.variables.get("gtid_domain_id") if server.has("variables") else None
+            for server in servers
+        ]
+        if None in domains:
+            # It is MySQL, or another check reports that they are unknown.
+            continue
+        if len(set(domains)) > 1:
+            yield warning(
+                servers[1],
+                f"has the gtid_domain_id {domains[1]}, and its primary "
+                f"{domains[0]}: a failover changes the domain of the writes",
+                f"on {servers[1].address}: SET GLOBAL gtid_domain_id = "
+                f"{domains[0]}, and in its configuration",
+            )
+        other = seen.setdefault(str(domains[0]), pair)
+        if other is not pair:
+            yield warning(
+                pair.primary,
+                f"has the gtid_domain_id {domains[0]} of {other.primary}: a "
+                "server that gets writes of both, as in a split, stops "
+                "replicating, or leaves some out",
+                "give each pair its own gtid_domain_id, in the configuration of "
+                "both of its servers, and restart them",
             )
 
 

@@ -51,6 +51,10 @@ from sqla_shard.topology.urls import address_of
 
 _log = logging.getLogger(__name__)
 
+SESSION = 6.0
+"""Seconds after which a leader that was killed is succeeded: its successor must
+finish the failover before semi-sync would have stopped waiting."""
+
 #: Pairs that are looked at simultaneously.
 _THREADS = 16
 _DURATION = re.compile(r"-?\d[\d.,]*+( s\b)?")

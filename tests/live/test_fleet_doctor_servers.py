@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+from examples.fleet import KINDS, options_of
 from sqla_shard.cli.dev_command import FLEET_OPTIONS
 from sqla_shard.exc import FleetSetupError
 from sqla_shard.fleet import access_checks, Accounts, capacity, Fleet, Plan
@@ -40,18 +41,9 @@ DURABLE = (
 ROOT = {"mariadb": (), "mysql": ("--plugin-load-add=auth_socket.so",)}
 #: The options that the documentation requires of every server.
 DOCUMENTED = {
-    kind: (
-        "--read-only=1",
-        *ROOT[kind],
-        *DURABLE,
-        f"--rpl-semi-sync-{source}-wait-point=AFTER_SYNC",
-        f"--rpl-semi-sync-{source}-timeout=10000",
-        f"--rpl-semi-sync-{replica}-enabled=1",
-    )
-    for kind, source, replica in (
-        ("mariadb", "master", "slave"),
-        ("mysql", "source", "replica"),
-    )
+    # The plugins are loaded already.
+    kind: (*(one for one in options_of(kind) if "plugin" not in one), *ROOT[kind])
+    for kind in KINDS
 }
 SHARDS = 8
 OPEN = "SET GLOBAL read_only = 0"
@@ -438,6 +430,48 @@ def test_a_primary_that_replicates(doctor, pair, pairs):
     assert doctor().ok
 
 
+def test_a_standby_that_is_late_on_purpose(doctor, pair, pairs):
+    late = change_source(pair.standby, delay=3600)
+    run(pair.standby, "STOP REPLICA", late, "START REPLICA")
+    finding = wait_for(doctor, "delay")
+    assert "3,600 s late" in finding.what
+    follow(finding, pairs.servers)
+    wait_healthy(doctor)
+
+
+def test_heartbeats_that_come_too_late(doctor, pair, pairs):
+    name = words(pair.standby).NET_TIMEOUT
+    rare = change_source(pair.standby, heartbeat_period=30)
+    run(pair.standby, "STOP REPLICA", rare, "START REPLICA")
+    finding = wait_for(doctor, "silent-primary")
+    assert f"{name} = 4, and its primary sends a heartbeat every 30 s" in finding.what
+    follow(finding, pairs.servers)
+    wait_healthy(doctor)
+    run(pair.standby, f"SET GLOBAL {name} = 60")
+    finding = wait_for(doctor, "silent-primary")
+    assert "no watcher replaces it before semi-sync stops waiting" in finding.what
+    follow(finding, pairs.servers)
+    wait_healthy(doctor)
+
+
+def test_settings_that_a_failover_would_change(doctor, pair):
+    names = ("sql_mode", "character_set_server", "max_allowed_packet")
+    before = {
+        name: pair.standby.root_execute(f"SELECT @@GLOBAL.{name}")[0][0]
+        for name in names
+    }
+    changes = {"sql_mode": "", "character_set_server": "ascii"}
+    changes["max_allowed_packet"] = 1 << 20
+
+    def setting(values):
+        return [f"SET GLOBAL {name} = {value!r}" for name, value in values.items()]
+
+    with changed(pair.standby, setting(changes), setting(before)):
+        finding = found(doctor(), "settings-of-pair", "warning")
+        assert all(f"{name} = " in finding.what for name in names)
+    assert doctor().ok
+
+
 def test_semi_sync_that_has_fallen_back(doctor, pair, pairs):
     table = "db00000.pins"
     restart = ["STOP REPLICA IO_THREAD", "START REPLICA IO_THREAD"]
@@ -445,7 +479,7 @@ def test_semi_sync_that_has_fallen_back(doctor, pair, pairs):
         changed(
             pair.primary,
             "SET GLOBAL {source}_timeout = 50",
-            "SET GLOBAL {source}_timeout = 10000",
+            "SET GLOBAL {source}_timeout = 20000",
         ),
         changed(
             pair.standby,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
+import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -15,10 +17,11 @@ import pytest
 
 pytest.importorskip("kazoo")
 
+from examples.fleet import options_of
 from sqla_shard.exc import TopologyUnavailableError
 from sqla_shard.fleet import apply, Fleet, status
 from sqla_shard.fleet.failover import Failover
-from sqla_shard.fleet.watcher import WatchPolicy
+from sqla_shard.fleet.watcher import SESSION, WatchPolicy
 from sqla_shard.testing import Proxy, ZooKeeperEnsemble
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.topology import Topology
@@ -43,6 +46,7 @@ POLICY = WatchPolicy(dead_after=1.0, every=0.1, patience=2.0)
 LONG = 60.0
 #: Seconds without ZooKeeper; sessions of the tests end after 2 s.
 AWAY = 60.0 if SOAK else 6.0
+ROUNDS = 10 if SOAK else 1
 STEPS = (
     *("record", "drain", "stop", "raise-ids", "publish", "open"),
     *("enable-events", "verify"),
@@ -53,13 +57,16 @@ OPEN, CLOSED = [(0,)], [(1,)]
 class Scene:
     """A pair with semi-sync, whose topology is in ZooKeeper."""
 
-    def __init__(self, pairs, location):
+    def __init__(self, pairs, location, session=2.0):
         self.pairs = pairs
         self.location = location
+        self.session = session
         self.primary, self.standby = roles(pairs)
 
     def fleet(self, kind=Fleet):
-        return kind(self.location, accounts=self.pairs.accounts, session_timeout=2.0)
+        return kind(
+            self.location, accounts=self.pairs.accounts, session_timeout=self.session
+        )
 
     def primary_now(self):
         topology = self.fleet().topology()
@@ -97,18 +104,63 @@ def without_password(pairs):
 
 
 @contextlib.contextmanager
-def scene_in(folder, hosts, kind):
+def scene_in(folder, hosts, kind, *, documented=False):
+    """Yield a scene, if wanted with the configuration of the documentation."""
+    options = semi_sync_options(kind)
+    if documented:
+        # The plugins are loaded already.
+        found = options_of(kind.name)
+        options = [one for one in found if not one.startswith("--plugin")]
     with FleetPairs(
-        folder, pairs=1, shards=SHARDS, pair=kind.pair, options=semi_sync_options(kind)
+        folder, pairs=1, shards=SHARDS, pair=kind.pair, options=options
     ) as pairs:
         primary, standby = roles(pairs)
         primary.root_execute("SET GLOBAL read_only = 0")
         create(pairs)
-        use_semi_sync(primary, standby)
+        use_semi_sync(primary, standby, timeout=None if documented else 60_000)
         location = f"zookeeper://{hosts}/{kind.name}/{folder.name}"
         with Publisher(location) as publisher:
             publisher.publish(without_password(pairs))
-        yield Scene(pairs, location)
+        yield Scene(pairs, location, SESSION if documented else 2.0)
+
+
+class Writing:
+    """Writes on a primary, one row after another, until it is lost.
+
+    :ivar acknowledged: the tokens whose COMMIT had succeeded.
+    """
+
+    def __init__(self, server):
+        self.acknowledged = []
+        self._server = server
+        self._thread = threading.Thread(target=self._write)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info):
+        self._thread.join()
+
+    def has(self, count):
+        """Wait until that many were acknowledged."""
+        return wait_until(lambda: len(self.acknowledged) >= count, seconds=LONG)
+
+    def missing(self, server):
+        """Return the acknowledged tokens that a server has not."""
+        rows = server.root_execute("SELECT token FROM db00000.load_pins")
+        return set(self.acknowledged) - {token for (token,) in rows}
+
+    def _write(self):
+        insert = "INSERT INTO db00000.load_pins (token) VALUES (%s)"
+        with (
+            contextlib.suppress(pymysql.err.MySQLError),
+            self._server.connect(autocommit=True, read_timeout=LONG) as connection,
+        ):
+            cursor = connection.cursor()
+            for number in itertools.count():
+                cursor.execute(insert, (f"token {number}",))
+                self.acknowledged.append(f"token {number}")
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +253,32 @@ def test_a_lost_primary_is_replaced(scene, policy, say):
         f"from kill to writes {seconds:.2f} s, of which "
         f"{policy.dead_after:g} s are the threshold"
     )
+
+
+def test_a_silent_primary_is_replaced(ensemble, server_kind, tmp_path, say):
+    """As documented: neither its machine nor the network closes connections."""
+    for number in range(ROUNDS):
+        folder = tmp_path / f"silent-{number}"
+        folder.mkdir()
+        with scene_in(folder, ensemble.hosts, server_kind, documented=True) as scene:
+            with three(scene, WatchPolicy()) as watching:
+                looks(watching, 2)
+                with Writing(scene.primary) as writing:
+                    assert writing.has(50)
+                    scene.primary.pause()
+                    begin = time.monotonic()
+                    replaced = wait_until(
+                        lambda: scene.can_write(scene.standby), seconds=LONG
+                    )
+                    seconds = time.monotonic() - begin
+                    scene.primary.kill()
+                assert replaced, [one.reports[-1] for one in watching]
+            assert scene.primary_now() is scene.standby
+            assert writing.missing(scene.standby) == set()
+            ((record,)) = scene.fleet().journal.history()
+            loss = record.notes["verify"]["loss"]
+            assert loss.startswith("none")
+        say(f"from silence to writes {seconds:.1f} s; lost: {loss}")
 
 
 @contextlib.contextmanager
@@ -414,13 +492,14 @@ def test_a_standby_that_did_not_acknowledge_is_not_promoted(scene):
 
 def test_a_leader_that_dies_is_replaced(ensemble, server_kind, tmp_path, request, say):
     seed = request.config.getoption("hypothesis_seed")
-    steps = STEPS if SOAK else random.Random(seed).sample(STEPS, 2)
+    steps = random.Random(seed).choices(STEPS, k=ROUNDS)
     say(f"seed {seed}: the leader dies after {', '.join(steps)}")
-    for step in steps:
-        folder = tmp_path / step
+    for number, step in enumerate(steps):
+        folder = tmp_path / f"leader-{number}"
         folder.mkdir()
-        with scene_in(folder, ensemble.hosts, server_kind) as scene:
-            lose_leader(scene, step)
+        with scene_in(folder, ensemble.hosts, server_kind, documented=True) as scene:
+            seconds = lose_leader(scene, step)
+            say(f"{step}: from kill to writes {seconds:.1f} s")
             assert scene.primary_now() is scene.standby
             assert scene.fleet().journal.pending() is None
             # The old one returns, and takes no write.
@@ -430,8 +509,14 @@ def test_a_leader_that_dies_is_replaced(ensemble, server_kind, tmp_path, request
 
 
 def lose_leader(scene, step):
-    """Kill a primary, and the leader when it has done a step."""
-    process = watch_until(scene.location, scene.pairs.accounts, POLICY, step)
+    """Kill a primary, and the leader when it has done a step.
+
+    :return: seconds until the standby could be written.
+    """
+    policy = WatchPolicy()
+    process = watch_until(
+        scene.location, scene.pairs.accounts, policy, step, scene.session
+    )
     try:
         with scene.store() as store:
             assert wait_until(
@@ -439,19 +524,26 @@ def lose_leader(scene, step):
             )
         with contextlib.ExitStack() as stack:
             watching = [
-                stack.enter_context(Watching(scene.fleet(), POLICY)) for _ in range(2)
+                stack.enter_context(Watching(scene.fleet(), policy)) for _ in range(2)
             ]
             looks(watching, 3)
-            scene.primary.kill()
+            with Writing(scene.primary) as writing:
+                assert writing.has(50)
+                scene.primary.kill()
+                begin = time.monotonic()
+            replaced = wait_until(lambda: scene.can_write(scene.standby), seconds=LONG)
+            seconds = time.monotonic() - begin
+            assert replaced, [one.reports[-1] for one in watching]
             assert wait_until(
                 lambda: any(
                     one.said("another watcher had started it") for one in watching
                 ),
                 seconds=LONG,
             )
-            assert scene.can_write(scene.standby)
+            assert writing.missing(scene.standby) == set()
         process.join(LONG)
         assert process.exitcode == -9
+        return seconds
     finally:
         process.kill()
         process.join()

@@ -16,11 +16,12 @@ from tests.servers.server_statements import words
 
 
 def use_semi_sync(
-    primary: DatabaseServer, standby: DatabaseServer, *, timeout: int = 60_000
+    primary: DatabaseServer, standby: DatabaseServer, *, timeout: int | None = 60_000
 ) -> None:
     """Turn it on, and wait until the standby acknowledges.
 
-    :param timeout: milliseconds after which a COMMIT stops waiting.
+    :param timeout: milliseconds after which a COMMIT stops waiting; None for
+        those of the configuration.
     """
     wait_until_equal(primary, standby)
     source, replica = words(primary).SEMI_SYNC
@@ -28,7 +29,8 @@ def use_semi_sync(
     before = _senders(primary)
     standby.root_execute("STOP REPLICA")
     standby.root_execute("START REPLICA")
-    primary.root_execute(f"SET GLOBAL {source}_timeout = %s", (timeout,))
+    if timeout is not None:
+        primary.root_execute(f"SET GLOBAL {source}_timeout = %s", (timeout,))
     primary.root_execute(f"SET GLOBAL {source}_enabled = 1")
 
     def acknowledges() -> bool:

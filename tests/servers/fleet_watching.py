@@ -71,22 +71,27 @@ class Watching:
 
 
 def watch_until(
-    location: str, accounts: Accounts, policy: WatchPolicy, step: str
+    location: str, accounts: Accounts, policy: WatchPolicy, step: str, session: float
 ) -> BaseProcess:
-    """Start a watcher in a process that kills itself when a step is done."""
+    """Start a watcher in a process that kills itself when a step is done.
+
+    :param session: seconds after which ZooKeeper ends its session.
+    """
     process = multiprocessing.get_context("spawn").Process(
-        target=_watch, args=(location, accounts, policy, step), daemon=True
+        target=_watch, args=(location, accounts, policy, step, session), daemon=True
     )
     process.start()
     return process
 
 
-def _watch(location: str, accounts: Accounts, policy: WatchPolicy, step: str) -> None:
+def _watch(
+    location: str, accounts: Accounts, policy: WatchPolicy, step: str, session: float
+) -> None:
     def progress(event: StepEvent) -> None:
         if (event.step, event.state) == (step, "done"):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    fleet = Fleet(location, accounts=accounts, session_timeout=2.0)
+    fleet = Fleet(location, accounts=accounts, session_timeout=session)
     pause = threading.Event()
     with Watcher(fleet, policy, progress=progress) as watcher:
         while True:

@@ -9,7 +9,7 @@ from sqla_shard.fleet.findings import Finding
 from sqla_shard.testing.database_server import DatabaseServer
 
 _PLACE = re.compile(r"\bon ([0-9.]+:[0-9]+): (.*)")
-_SQL = re.compile(r"(?:SET|STOP|START|RESET|KILL|REVOKE|DROP|ALTER)\b")
+_SQL = re.compile(r"(?:SET|STOP|START|RESET|CHANGE|KILL|REVOKE|DROP|ALTER)\b")
 _END = re.compile(r", (?:and|or) |; (?![A-Z]{3})| \(MySQL")
 
 

@@ -67,6 +67,9 @@ def server(role, address, **changes):
             "binlog_expire_logs_seconds": "604800",
             "expire_logs_days": "7.000000",
             "max_connections": "100",
+            "slave_net_timeout": "4",
+            "gtid_domain_id": "1",
+            "sql_mode": "STRICT_TRANS_TABLES",
             "datadir": "/var/lib/mysql/",
         },
         "version": ServerVersion(is_mariadb=True, number=(10, 11, 19)),
@@ -92,9 +95,10 @@ def server(role, address, **changes):
             acknowledges=role != "primary",
             after_sync=True,
             waits_alone=True,
-            timeout=10.0,
+            timeout=20.0,
             standbys=1,
         ),
+        "heartbeat": None if role == "primary" else 2.0,
     }
     variables = {**parts["variables"], **changes.pop("variables", {})}
     return ServerFacts(
@@ -248,6 +252,8 @@ def test_no_part_can_be_missing_without_a_word(role, part):
     # Read of one role, or compared by the reader.
     if part in ("clock_error", "tables") and role == "standby":
         return
+    if part == "heartbeat" and role == "primary":
+        return
     is_detail = part in ("digests", "programs")
     assert report.complete == is_detail, str(report)
 
@@ -269,6 +275,76 @@ def test_a_standby_that_connects():
     status = following(receiver="Connecting", error="access denied")
     facts = fleet(standby=server("standby", "b:3306", status=status))
     assert "receiver Connecting, applier Yes: access denied" in text(facts)
+
+
+def test_a_standby_that_is_late_on_purpose():
+    late = server("standby", "b:3306", status=following(delay=3600))
+    assert lines(fleet(standby=late)) == ["warning delay server1 standby (b:3306)"]
+    assert "CHANGE MASTER TO MASTER_DELAY = 0" in text(fleet(standby=late))
+
+
+@pytest.mark.parametrize(
+    ("limit", "beat", "part"),
+    [
+        (4, 2.0, None),
+        (10, 5.0, None),
+        (60, 30.0, "no watcher replaces it before semi-sync stops"),
+        (4, 30.0, "loses its connection again and again"),
+        (4, 0.0, "loses its connection again and again"),
+        (60, None, "no watcher replaces it before semi-sync stops"),
+    ],
+)
+def test_a_primary_that_is_silent(limit, beat, part):
+    standby = server(
+        "standby", "b:3306", variables={"slave_net_timeout": str(limit)}, heartbeat=beat
+    )
+    facts = fleet(standby=standby)
+    expected = ["warning silent-primary server1 standby (b:3306)"]
+    assert lines(facts) == (expected if part else [])
+    assert part is None or part in text(facts)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sql_mode", ""),
+        ("character_set_server", "latin1"),
+        ("max_allowed_packet", "1048576"),
+        ("auto_increment_offset", "2"),
+        ("tx_isolation", "READ-COMMITTED"),
+    ],
+)
+def test_settings_that_a_failover_would_change(name, value):
+    facts = fleet(
+        primary=server("primary", "a:3306", variables={name: "other"}),
+        standby=server("standby", "b:3306", variables={name: value}),
+    )
+    assert lines(facts) == ["warning settings-of-pair server1 standby (b:3306)"]
+    assert f"{name} = {value!r}, and its primary 'other'" in text(facts)
+
+
+def test_ids_that_are_left_out():
+    step = {"auto_increment_increment": "2"}
+    facts = fleet(
+        server("primary", "a:3306", variables=step),
+        server("standby", "b:3306", variables=step),
+    )
+    assert {one.split()[1] for one in lines(facts)} == {"id-step"}
+
+
+def test_domains_of_gtids():
+    one = fleet()
+    (first,) = one.pairs
+    other = replace(
+        first,
+        primary=server("primary", "c:3306", variables={"server_id": "3"}),
+        standby=server("standby", "d:3306", variables={"server_id": "4"}),
+    )
+    found = lines(replace(one, pairs=(first, other)))
+    assert "warning gtid-domains server1 primary (c:3306)" in found
+    changed = server("standby", "b:3306", variables={"gtid_domain_id": "2"})
+    found = lines(fleet(standby=changed))
+    assert found == ["warning gtid-domains server1 standby (b:3306)"]
 
 
 def test_the_lag_by_its_own_account_is_quoted():

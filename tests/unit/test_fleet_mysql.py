@@ -32,6 +32,7 @@ STATUS = {
     "Last_IO_Error": "",
     "Last_SQL_Error": "",
     "Auto_Position": 1,
+    "SQL_Delay": 0,
 }
 
 
