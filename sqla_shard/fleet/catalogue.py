@@ -11,6 +11,7 @@ the counter of the primary is ahead until the next row is inserted.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ from sqla_shard.fleet.replication import replication_of
 
 _TRIES = 5
 _TABLES = ("BASE TABLE", "SYSTEM VERSIONED")
+#: Databases that are read together.
+_TOGETHER = 256
 #: Engines whose snapshots are consistent.
 _ENGINES = ("InnoDB", "ROCKSDB")
 _SHOWN = 120
@@ -59,12 +62,14 @@ class PairCatalogue:
     :ivar differences: everything that differs.
     :ivar unread: tables whose rows cannot be compared, and databases that
         neither server has.
+    :ivar late: databases for which there was no time.
     """
 
     databases: int = 0
     tables: list[tuple[str, str, ComparedColumns]] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
 
 
 def wait_applied(first: Admin, second: Admin, patience: float) -> None:
@@ -91,24 +96,52 @@ def compare_catalogues(
     *,
     settle: Callable[[], object],
     counters: bool = True,
+    until: float = math.inf,
 ) -> PairCatalogue:
     """Compare the definitions of two servers.
 
     :param databases: names of the databases.
     :param settle: waits until the second server has what the first had.
     :param counters: whether to compare AUTO_INCREMENT.
+    :param until: time of the monotonic clock after which no more are read.
     """
     names = sorted(set(databases))
+    whole = PairCatalogue()
+    for start in range(0, len(names), _TOGETHER):
+        part = names[start : start + _TOGETHER]
+        if time.monotonic() >= until:
+            whole.late = names[start:]
+            break
+        for one in _compare_some(first, second, part, settle, counters):
+            whole.databases += one.databases
+            whole.tables += one.tables
+            whole.differences += one.differences
+            whole.unread += one.unread
+    return whole
+
+
+def _compare_some(
+    first: Admin,
+    second: Admin,
+    names: list[str],
+    settle: Callable[[], object],
+    counters: bool,
+) -> list[PairCatalogue]:
     found: dict[str, PairCatalogue] = {}
     lasting: dict[str, set[tuple[str, DifferenceKind]]] = {}
     for attempt in range(_TRIES):
         time.sleep(0.25 * attempt)
-        left = {name: _read(first, name) for name in names}
+        left = _read(first, names)
         settle()
-        right = {name: _read(second, name) for name in names}
+        right = _read(second, names)
+        later = _counters(first, names) if counters else {}
         for name in names:
-            later = _counters(first, name) if counters else None
-            one = _compare(name, left[name], right[name], later)
+            one = _compare(
+                name,
+                left.get(name),
+                right.get(name),
+                later.get(name, {}) if counters else None,
+            )
             differing = {(each.table, each.kind) for each in one.differences}
             # A definition that differs for a moment is being changed.
             lasting[name] = lasting.get(name, differing) & differing
@@ -121,79 +154,80 @@ def compare_catalogues(
         names = [name for name in names if lasting[name]]
         if not names:
             break
-    whole = PairCatalogue()
-    for name in sorted(found):
-        one = found[name]
-        whole.databases += one.databases
-        whole.tables += one.tables
-        whole.differences += one.differences
-        whole.unread += one.unread
-    return whole
+    return [found[name] for name in sorted(found)]
 
 
 # -- reading --------------------------------------------------------------
 
 
-def _read(admin: Admin, database: str) -> _Database | None:
-    defaults = admin.rows(
-        "SELECT default_character_set_name, default_collation_name"
-        " FROM information_schema.schemata WHERE schema_name = %s",
-        database,
-    )
-    if not defaults:
-        return None
-    columns: dict[str, list[ComparedColumn]] = {}
+def _read(admin: Admin, names: list[str]) -> dict[str, _Database]:
+    """Return the databases of these names that there are."""
+    columns: dict[tuple[str, str], list[ComparedColumn]] = {}
     for row in admin.mappings(
-        "SELECT table_name AS table_name, column_name AS column_name,"
+        "SELECT table_schema AS table_schema, table_name AS table_name,"
+        " column_name AS column_name,"
         " data_type AS data_type, column_type AS column_type,"
         " character_set_name AS character_set_name,"
         " collation_name AS collation_name,"
         " character_octet_length AS character_octet_length"
-        " FROM information_schema.columns WHERE table_schema = %s"
-        " ORDER BY table_name, ordinal_position",
-        database,
+        " FROM information_schema.columns WHERE table_schema IN %s"
+        " ORDER BY table_schema, table_name, ordinal_position",
+        names,
     ):
-        columns.setdefault(row["table_name"], []).append(ComparedColumn.of_row(row))
-    keys = _keys(admin, database)
-    tables = {}
-    for name, kind, engine, counter in admin.rows(
-        "SELECT table_name, table_type, engine, auto_increment"
-        " FROM information_schema.tables WHERE table_schema = %s",
-        database,
+        place = row["table_schema"], row["table_name"]
+        columns.setdefault(place, []).append(ComparedColumn.of_row(row))
+    keys = _keys(admin, names)
+    tables: dict[str, dict[str, _Table]] = {}
+    for database, name, kind, engine, counter in admin.rows(
+        "SELECT table_schema, table_name, table_type, engine, auto_increment"
+        " FROM information_schema.tables WHERE table_schema IN %s",
+        names,
     ):
         definition = _definition(admin, database, name)
         if definition is not None:
-            tables[name] = _Table(
+            tables.setdefault(database, {})[name] = _Table(
                 kind=kind,
                 engine=engine,
                 counter=counter,
                 definition=definition,
-                columns=tuple(columns.get(name, ())),
-                key=key_of(keys.get(name, {})),
+                columns=tuple(columns.get((database, name), ())),
+                key=key_of(keys.get((database, name), {})),
             )
-    triggers = {
-        name: "\n".join(map(str, rest))
-        for name, *rest in admin.rows(
-            "SELECT trigger_name, action_timing, event_manipulation,"
-            " event_object_table, action_order, action_statement"
-            " FROM information_schema.triggers WHERE event_object_schema = %s",
-            database,
+    triggers: dict[str, dict[str, str]] = {}
+    for database, name, *rest in admin.rows(
+        "SELECT event_object_schema, trigger_name, action_timing,"
+        " event_manipulation, event_object_table, action_order, action_statement"
+        " FROM information_schema.triggers WHERE event_object_schema IN %s",
+        names,
+    ):
+        triggers.setdefault(database, {})[name] = "\n".join(map(str, rest))
+    return {
+        name: _Database(
+            defaults=f"{charset} {collation}",
+            tables=tables.get(name, {}),
+            triggers=triggers.get(name, {}),
+        )
+        for name, charset, collation in admin.rows(
+            "SELECT schema_name, default_character_set_name, default_collation_name"
+            " FROM information_schema.schemata WHERE schema_name IN %s",
+            names,
         )
     }
-    return _Database(defaults=" ".join(defaults[0]), tables=tables, triggers=triggers)
 
 
-def _keys(admin: Admin, database: str) -> dict[str, dict[str, list[tuple[str, bool]]]]:
-    found: dict[str, dict[str, list[tuple[str, bool]]]] = {}
-    for table, index, column, part, nullable in admin.rows(
-        "SELECT table_name, index_name, column_name, sub_part, nullable"
+def _keys(
+    admin: Admin, names: list[str]
+) -> dict[tuple[str, str], dict[str, list[tuple[str, bool]]]]:
+    found: dict[tuple[str, str], dict[str, list[tuple[str, bool]]]] = {}
+    for database, table, index, column, part, nullable in admin.rows(
+        "SELECT table_schema, table_name, index_name, column_name, sub_part, nullable"
         " FROM information_schema.statistics"
-        " WHERE table_schema = %s AND non_unique = 0"
-        " ORDER BY table_name, index_name, seq_in_index",
-        database,
+        " WHERE table_schema IN %s AND non_unique = 0"
+        " ORDER BY table_schema, table_name, index_name, seq_in_index",
+        names,
     ):
         is_good = part is None and nullable != "YES" and column is not None
-        indexes = found.setdefault(table, {})
+        indexes = found.setdefault((database, table), {})
         indexes.setdefault(index, []).append((column, is_good))
     return found
 
@@ -210,14 +244,15 @@ def _definition(admin: Admin, database: str, name: str) -> str | None:
     return text if admin.is_mariadb else without_character_sets(text)
 
 
-def _counters(admin: Admin, database: str) -> dict[str, int | None]:
-    return dict(
-        admin.rows(
-            "SELECT table_name, auto_increment FROM information_schema.tables"
-            " WHERE table_schema = %s",
-            database,
-        )
-    )
+def _counters(admin: Admin, names: list[str]) -> dict[str, dict[str, int | None]]:
+    found: dict[str, dict[str, int | None]] = {}
+    for database, table, counter in admin.rows(
+        "SELECT table_schema, table_name, auto_increment"
+        " FROM information_schema.tables WHERE table_schema IN %s",
+        names,
+    ):
+        found.setdefault(database, {})[table] = counter
+    return found
 
 
 # -- comparing ------------------------------------------------------------

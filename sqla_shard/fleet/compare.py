@@ -310,19 +310,30 @@ class _Comparison:
     def run(self, databases: Iterable[str]) -> DataReport:
         """Compare definitions, then rows, then the differences again."""
         began = time.monotonic()
+        limit = self.options.limit
+        half = float("inf")
+        if limit is not None:
+            self._end = began + limit
+            # The rows of what was read need time, too.
+            half = began + limit / 2
         with self.first() as one, self.second() as two:
             names = str(one), str(two)
 
             def settle() -> None:
                 """Wait until the standby has the primary's position."""
                 if self.replicates:
-                    wait_applied(one, two, self.options.patience)
+                    wait_applied(one, two, self._patience())
 
             for admin in (one, two):
                 for statement in SESSION:
                     admin.run(statement)
             catalogue = compare_catalogues(
-                one, two, databases, settle=settle, counters=self.options.counters
+                one,
+                two,
+                databases,
+                settle=settle,
+                counters=self.options.counters,
+                until=half,
             )
         self.unread += catalogue.unread
         for difference in catalogue.differences:
@@ -336,17 +347,18 @@ class _Comparison:
             )
             for database, table, columns in catalogue.tables
         )
-        if self.options.limit is not None:
-            self._end = began + self.options.limit
         while self.queue and time.monotonic() < self._end:
             self._round()
         self.unread += (
             Unread(
-                database=unit.database,
-                table=unit.table,
-                reason=f"the limit of {self.options.limit:g} s was reached",
+                database=database,
+                table=table,
+                reason=f"the limit of {limit:g} s was reached",
             )
-            for unit in self.queue
+            for database, table in (
+                *((name, "") for name in catalogue.late),
+                *((unit.database, unit.table) for unit in self.queue),
+            )
         )
         self._again()
         return DataReport(
@@ -366,6 +378,10 @@ class _Comparison:
             unread=tuple(self.unread),
         )
 
+    def _patience(self) -> float:
+        """Return for how many seconds the standby may be awaited now."""
+        return max(1.0, min(self.options.patience, self._end - time.monotonic()))
+
     # -- rounds -----------------------------------------------------------
 
     @contextmanager
@@ -381,7 +397,7 @@ class _Comparison:
             self.second,
             pairs=pairs,
             replicates=self.replicates,
-            patience=self.options.patience,
+            patience=self._patience(),
         ) as point:
             self._points.append(point.position)
             self._locked = max(self._locked, point.locked)

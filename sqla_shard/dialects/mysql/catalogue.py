@@ -137,14 +137,16 @@ VIEWS = InformationTable(
 )
 TRIGGERS = InformationTable(
     source=_I_S + "triggers",
-    schema="trigger_schema",
+    # It is the same, but by it a server of thousands of databases would read
+    # the files of all.
+    schema="event_object_schema",
     table="event_object_table",
     columns=(
         "trigger_name",
         "action_timing",
         "event_manipulation",
         "action_order",
-        _without_database_name("action_statement", "trigger_schema"),
+        _without_database_name("action_statement", "event_object_schema"),
         "definer",
     ),
 )
