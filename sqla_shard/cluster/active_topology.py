@@ -14,7 +14,7 @@ from sqla_shard.cluster.event_loops import Loops
 from sqla_shard.engine import Engines, Places
 from sqla_shard.topology import Topology
 from sqla_shard.topology.follow import check_newer, Fixed, Follower
-from sqla_shard.util.forking import in_children
+from sqla_shard.util.processes import in_children
 
 
 class ActiveTopology:

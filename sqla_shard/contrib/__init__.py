@@ -4,7 +4,6 @@ The modules use the package as an application does, and are meant to be read,
 and copied where another rule is needed.
 
 ``edges``          the four tables of a follow graph
-``edge_counts``    numbers of edges of each kind, stored
 ``follow_lists``   who follows whom: lists and counts
 ``follows``        what following and blocking change
 ``feeds``          home feeds, of the tables or in Redis

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
+from sqla_shard.cache.stores.redis import pool_class
 from sqla_shard.exc import FeedStoreError, MissingExtraError
 from sqla_shard.ids import unpack
 from sqla_shard.jobs import Exponential, Linear
-from sqla_shard.util.redis_pools import pool_class
 
 _Store = TypeVar("_Store")
 

@@ -17,11 +17,9 @@ JavaScript to be read, and load nothing from elsewhere.
 ``servers``      state and sizes of all servers, read at the same time
 ``rollouts``     schema revisions of all shards
 ``history``      versions of the topology, and their differences drawn
-``operations``   operations of the fleet, and their steps
 ``expressions``  statements as text, read without executing Python
 ``observer``     all of these, for one cluster
-``maps``         a cell for each shard, as paths of SVG
-``drawing``      the maps of a fleet, coloured by a value
+``maps``         a cell for each shard, as paths of SVG, coloured by a value
 ``live``         server-sent events
 ``security``     headers, and tokens of forms
 ``pages``        the views

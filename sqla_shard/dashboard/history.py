@@ -20,7 +20,7 @@ from sqla_shard.engine.unread import short
 from sqla_shard.exc import TopologyError, TopologyUnavailableError
 from sqla_shard.topology import diff, Keyspace, Topology
 from sqla_shard.topology.follow import is_zookeeper
-from sqla_shard.util.forking import in_children
+from sqla_shard.util.processes import in_children
 
 #: Maximum number of versions that are shown.
 _SHOWN = 20

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from time import monotonic
 
 from sqla_shard.dashboard.observer import Observer
-from sqla_shard.util.forking import in_children
+from sqla_shard.util.processes import in_children
 
 #: Seconds between two looks at the values.
 _INTERVAL = 1.0

@@ -19,8 +19,8 @@ from flask.typing import ResponseReturnValue
 from sqlalchemy.exc import SQLAlchemyError
 from werkzeug.exceptions import NotFound, ServiceUnavailable
 
-from sqla_shard.dashboard.drawing import Colouring, COLOURINGS, FleetMaps, sizes_of
 from sqla_shard.dashboard.live import Streams
+from sqla_shard.dashboard.maps import Colouring, COLOURINGS, FleetMaps, sizes_of
 from sqla_shard.dashboard.observer import Observer, PATIENCE
 from sqla_shard.dashboard.readings import waiting
 from sqla_shard.dashboard.security import check_form, check_site

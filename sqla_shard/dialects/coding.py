@@ -41,7 +41,7 @@ from sqlalchemy.types import Enum, TupleType, UserDefinedType
 
 from sqla_shard.dialects.functions import name_of
 from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.types.encoded import Encoded
+from sqla_shard.types.columns import Encoded
 from sqla_shard.util import sqlalchemy_private as private
 
 # The arguments of functions that are values of one kind.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.engine import URL
 
-from sqla_shard.util.forking import in_children
+from sqla_shard.util.processes import in_children
 
 
 @dataclass(frozen=True, kw_only=True)

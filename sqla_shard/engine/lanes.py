@@ -32,7 +32,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from sqla_shard.util.forking import in_children
+from sqla_shard.util.processes import in_children
 
 _log = logging.getLogger(__name__)
 

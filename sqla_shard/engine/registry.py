@@ -39,7 +39,7 @@ from sqla_shard.exc import (
     ShardError,
 )
 from sqla_shard.topology import fill, Server, server_names, Topology
-from sqla_shard.util.forking import in_children
+from sqla_shard.util.processes import in_children
 
 T = TypeVar("T")
 

@@ -29,8 +29,8 @@ from sqla_shard.jobs.placing import async_on_healthy_shard, on_healthy_shard
 from sqla_shard.jobs.retry import DEFAULT, RetryPolicy
 from sqla_shard.outbox.tables import LONGEST_NAME
 from sqla_shard.session import ShardSession
-from sqla_shard.util.definitions import definition_of
 from sqla_shard.util.json_values import is_json, JSON_VALUE
+from sqla_shard.util.source_lines import definition_of
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster

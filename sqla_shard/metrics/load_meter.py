@@ -32,7 +32,7 @@ from sqla_shard.exc import MetricsOptionError
 from sqla_shard.metrics.load import Cell, cut, Key, LoadSnapshot, MOST_CELLS
 from sqla_shard.routing import has_objects, routing_column, spec_of
 from sqla_shard.types.shard_bound import Slotted
-from sqla_shard.util.forking import in_children
+from sqla_shard.util.processes import in_children
 
 #: Seconds of a slot.
 _SLOT = 2.0

@@ -30,7 +30,7 @@ from sqla_shard.exc import MetricsOptionError
 from sqla_shard.metrics.load import LoadSnapshot
 from sqla_shard.metrics.load_meter import LoadMeter
 from sqla_shard.util.files import replace_file
-from sqla_shard.util.forking import in_children
+from sqla_shard.util.processes import in_children
 
 if TYPE_CHECKING:
     from sqla_shard.cache.stores import Store

@@ -36,7 +36,7 @@ from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.metrics.definitions import APPLICATION, Metric, metric
 from sqla_shard.metrics.recorder import observations, Recorder, Totals
 from sqla_shard.session.commit import OUTCOMES
-from sqla_shard.util.forking import in_children
+from sqla_shard.util.processes import in_children
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 """The media type of :meth:`PrometheusMetrics.render`."""

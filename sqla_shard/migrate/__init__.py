@@ -13,8 +13,6 @@ application writes them.
 ``planner``       the verdict of an execution
 ``traffic``       statements reduced to what determines their shards
 ``report``        reports: files, merged from many processes
-``recorder``      the counts of a process
-``watch``         the events of the engines that are watched
 ``shadow``        shadow mode: decides what is planned, and counts it
 ``suggest``       declarations from foreign keys and recorded traffic
 ``move``          a move as the application has it: reads and writes
@@ -23,16 +21,11 @@ application writes them.
 ``rows``          rows as objects and back, and whether the two are the same
 ``session_marks`` events of sessions: fences, marks, copies after COMMIT
 ``stages``        the stages of a move, and their order
-``stage_stores``  the stage in files, or in ZooKeeper
 ``fences``        the stage in each database that is written
 ``marks``         versions of rows, and the map of their ids
-``ids``           claims of object ids
 ``copying``       copies of rows, by versions
 ``copier``        copies between the database and the shards
-``comparing``     the comparison of some rows of both sides
-``full_pass``     one comparison of all rows of both sides
 ``pass_reports``  the results of passes
-``lag``           the replicas whose lag limits the passes
 ``passes``        backfill, reconciliation, verification
 ``switching``     changes of the stage
 ``move_plan``     what a move will do, and how far it is

@@ -64,12 +64,11 @@ from sqla_shard.migrate.declaration import (
 from sqla_shard.migrate.future import Future
 from sqla_shard.migrate.links import MovedLinks
 from sqla_shard.migrate.session_marks import LegacyMarks, ShardMarks, WrittenRows
-from sqla_shard.migrate.stage_stores import stage_store
-from sqla_shard.migrate.stages import Progress
+from sqla_shard.migrate.stages import Progress, stage_store
 from sqla_shard.migrate.tables import Moved, MovedRows, MovedTable
 from sqla_shard.migrate.waiting import grouped, WaitingRows
-from sqla_shard.util.forking import in_children
 from sqla_shard.util.masking import masked
+from sqla_shard.util.processes import in_children
 
 log = logging.getLogger(__name__)
 

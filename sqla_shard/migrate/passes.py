@@ -8,24 +8,49 @@ the order of their object ids, so that a page has rows of few shards.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeAlias
+
+from sqlalchemy.engine import URL
 
 from sqla_shard.cluster.retries import repeat, Retries
 from sqla_shard.dialects import backend_for
-from sqla_shard.exc import StageRefusedError
-from sqla_shard.migrate.copying import claim_page, Claimed
+from sqla_shard.engine.pools import server_name
+from sqla_shard.exc import (
+    ConversionError,
+    MoveSetupError,
+    StageRefusedError,
+    UnclaimableRowError,
+)
+from sqla_shard.fleet.fleet import all_pairs
+from sqla_shard.fleet.lag_guard import LagGuard, Replicas
+from sqla_shard.migrate.copying import (
+    claim_page,
+    Claimed,
+    MarkedRows,
+    read_images,
+    Row,
+    snapshot,
+)
 from sqla_shard.migrate.fences import DatabaseFence
-from sqla_shard.migrate.full_pass import FullPass
-from sqla_shard.migrate.lag import lag_guard
+from sqla_shard.migrate.links import MovedLinks
 from sqla_shard.migrate.mark_tables import Key, KeyPart
 from sqla_shard.migrate.move import Move
-from sqla_shard.migrate.pass_reports import Pass
+from sqla_shard.migrate.pass_reports import (
+    DifferentRow,
+    Pass,
+    PassPosition,
+    record_pass,
+)
+from sqla_shard.migrate.rows import AttributeDifference
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.tables import MovedRows, MovedTable
-from sqla_shard.migrate.waiting import Waiting
+from sqla_shard.migrate.waiting import grouped, Waiting
 from sqla_shard.util.pace import Throttle
+from sqla_shard.verify.position import PositionFile
 
 #: Seconds for which the claims of a page are repeated.
 _TIMEOUT = 60.0
@@ -211,3 +236,461 @@ def reconcile(
         if found.is_equal:
             break
     return found
+
+
+# -- The replicas of both sides, whose lag limits the passes.
+
+
+def lag_guard(move: Move, seconds: float) -> LagGuard:
+    """Return a guard that waits while a replica is behind.
+
+    :param seconds: how far each may be behind.
+    :raises MoveSetupError: if there is none.
+    """
+    if not replicas(move):
+        raise MoveSetupError(
+            f"max_lag={seconds:g}: there is no replica whose lag could be "
+            "read; name those of the database in Move(replicas=...), and "
+            "standbys of the shards in the topology"
+        )
+    return LagGuard(lambda: replicas(move), limit=seconds)
+
+
+def replicas(move: Move) -> Replicas:
+    """Return the replicas of the database, and the standbys of the shards.
+
+    :returns: URLs with the account, by the names for messages.
+    """
+    found: dict[str, Any] = {
+        f"replica {server_name(url)}": (url, None) for url in move.replicas
+    }
+    engines = move.cluster.places.engines
+    for pair in all_pairs(move.cluster.topology):
+        if pair.standby is not None:
+            url = engines.filled(pair.standby)
+            # A directory of SQLite files replicates nothing.
+            if url.host is not None:
+                password = engines.password_of(pair.standby, [f"{pair.name} (standby)"])
+                found[f"{pair.name} standby"] = url, password
+    return found
+
+
+# -- One pass over all rows of both sides; see :mod:`.comparing`.
+
+
+#: Rows of a page.
+_PAGE = 500
+#: Maximum number of characters that are shown of a value.
+_SHOWN = 200
+
+#: Reads the rows of a table after a key, and yields that of each page.
+_Walk: TypeAlias = Callable[[MovedRows, Key | None], Iterator[Key]]
+
+
+class FullPass:
+    """Compares all rows of both sides.
+
+    :param move: the move.
+    :param now: the stage.
+    :param limit: called with a number of rows that were compared or repaired;
+        waits.
+    :param on_progress: called with the name of a table and the number of rows
+        that were compared.
+    :param repairs: whether rows that differ are repaired, on the side that is
+        not the truth.
+    :param position: file with the position, from which an interrupted pass is
+        resumed; it is removed at the end.
+    """
+
+    def __init__(
+        self,
+        move: Move,
+        now: Progress,
+        limit: Callable[[int], object],
+        on_progress: Callable[[str, int], object],
+        *,
+        repairs: bool,
+        position: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._move = move
+        self._copier = move.copier
+        self._now = now
+        self._limit = limit
+        self._on_progress = on_progress
+        self._repairs = repairs
+        self._from_legacy = now.rules.source == "legacy"
+        self._pass = Pass()
+        self._file: PositionFile[PassPosition] | None = None
+        if position is not None:
+            self._file = PositionFile(
+                position, self._identity(), PassPosition.from_dict
+            )
+
+    def _identity(self) -> dict[str, Any]:
+        url = self._move.engine.url
+        where = URL.create(
+            url.get_backend_name(), host=url.host, port=url.port, database=url.database
+        )
+        return {
+            "command": "reconcile" if self._repairs else "verify",
+            # A rehearsal has the same stages, and the same numbers.
+            "database": str(where),
+            "round": self._now.round,
+            "change of the stage": self._now.number,
+            "tables": list(self._move.tables),
+            "shards": [
+                one.keyspace(self._move.cluster.places).shards
+                for one in self._move.tables.values()
+            ],
+        }
+
+    def run(self) -> Pass:
+        """Compare everything, and record the result.
+
+        :raises VerifyPositionError: if the file belongs to another pass.
+        """
+        position = (self._file and self._file.load()) or PassPosition()
+        self._pass = position.result
+        for number, (one, walk) in enumerate(self._steps()):
+            if number < position.step:
+                continue
+            after = position.after if number == position.step else None
+            for last in walk(one, after):
+                if self._file is not None:
+                    self._file.save(
+                        PassPosition(step=number, after=last, result=self._pass)
+                    )
+        record_pass(self._move, self._now, self._pass)
+        if self._file is not None:
+            self._file.remove()
+        return self._pass
+
+    def _steps(self) -> Iterator[tuple[MovedRows, _Walk]]:
+        """Yield tables with the action on their rows."""
+        for one in self._move.tables.values():
+            yield one, self._unmarked_rows
+            yield one, self._marked_rows
+            yield one, self._unknown_rows
+
+    def _find(self, one: MovedRows, key: Key | None, ids: Key, reason: str) -> None:
+        self._pass.add(DifferentRow(table=one.name, key=key, ids=ids, reason=reason))
+
+    # -- rows that no session has written, or the backfill not reached
+
+    def _unmarked_rows(self, one: MovedRows, after: Key | None) -> Iterator[Key]:
+        has_ids = not isinstance(one, MovedLinks)
+        while True:
+            with snapshot(self._move.engine) as connection:
+                end = one.marks.page_end(connection, after=after, limit=_PAGE)
+                found = one.marks.unmarked(
+                    connection, after=after, until=end, needs_id=has_ids
+                )
+            for key, waits in found.items():
+                if waits:
+                    self._pass.waiting += 1
+                else:
+                    self._find(one, key, (), "written without a mark")
+            if self._from_legacy and self._repairs and found:
+                self._limit(len(found))
+                self._repair_rows(one, found)
+            if end is None:
+                return
+            yield end
+            after = end
+
+    # -- rows that both sides should have
+
+    def _marked_rows(self, one: MovedRows, after: Key | None) -> Iterator[Key]:
+        for last, keys in self._marked_pages(one, after):
+            for shard_id, some in grouped(one, keys).items():
+                self._compare_or_name(
+                    one, shard_id, {there: keys[there] for there in some}
+                )
+            yield last
+
+    def _marked_pages(
+        self, one: MovedRows, after: Key | None
+    ) -> Iterator[tuple[Key, dict[Key, Key]]]:
+        """Yield positions, and keys in the database by those on the shards."""
+        while isinstance(one, MovedLinks):
+            with snapshot(self._move.engine) as connection:
+                keys = one.marks.keys_after(connection, after=after, limit=_PAGE)
+            if not keys:
+                return
+            after = keys[-1]
+            there = self._copier.ids.link_keys(one, keys)
+            self._count_without_ends(one, [k for k in keys if k not in there])
+            yield after, {there[key]: key for key in keys if key in there}
+        last = 0 if after is None else after[0]
+        while True:
+            with snapshot(self._move.engine) as connection:
+                found = one.marks.marked(connection, after=last, limit=_PAGE)
+            if not found:
+                return
+            last = max(found)
+            yield ((last,), {(object_id,): key for object_id, key in found.items()})
+
+    def _count_without_ends(self, one: MovedRows, keys: list[Key]) -> None:
+        """Count rows that wait for a row without an object id."""
+        with snapshot(self._move.engine) as connection:
+            marks = one.marks.marks_of(connection, keys)
+        self._pass.waiting += sum(mark.waits for mark in marks.values())
+
+    def _compare_or_name(
+        self, one: MovedRows, shard_id: int, keys: Mapping[Key, Key]
+    ) -> None:
+        """Compare rows, each apart if one cannot be converted."""
+        try:
+            self._compare(one, shard_id, keys)
+        except (UnclaimableRowError, ConversionError) as error:
+            for there, key in keys.items():
+                if len(keys) > 1:
+                    self._compare_or_name(one, shard_id, {there: key})
+                else:
+                    self._find(one, key, there, str(error))
+
+    def _compare(self, one: MovedRows, shard_id: int, keys: Mapping[Key, Key]) -> None:
+        """Compare rows of one shard.
+
+        :param keys: keys in the database by those on the shard.
+        """
+        images = read_images(one.legacy(self._move.engine), keys.values())
+        there = {key: other for other, key in keys.items()}
+        values = self._copier.converted(one, images, there)
+        ours = Seen(
+            versions={key: image.version for key, image in values.items()},
+            rows={
+                key: image.row for key, image in values.items() if image.row is not None
+            },
+        )
+        theirs = look(one.on(self._move.cluster, shard_id), list(keys))
+        result = compare(
+            ours,
+            theirs,
+            list(keys),
+            is_same=lambda *both: not any(one.conversion.differences(*both)),
+        )
+        # Before repairs: a pass that is interrupted while it waits would
+        # repair them, and not name them.
+        self._limit(len(keys))
+        self._pass.rows += len(keys)
+        self._pass.waiting += len(result.waiting)
+        self._name(one, keys, result, ours, theirs)
+        different = [*result.different, *result.unmarked]
+        if self._from_legacy:
+            self._repair_rows(one, [keys[other] for other in different])
+        else:
+            self._repair_on_shard(one, shard_id, different)
+        self._on_progress(one.name, len(keys))
+
+    def _name(
+        self,
+        one: MovedRows,
+        keys: Mapping[Key, Key],
+        result: Comparison,
+        ours: Seen,
+        theirs: Seen,
+    ) -> None:
+        for there in (*result.different, *result.unmarked):
+            row, found = ours.rows.get(there), theirs.rows.get(there)
+            if row is None:
+                reason = "only the shards have it"
+            elif found is None:
+                reason = "only the database has it"
+            else:
+                reason = "; ".join(
+                    map(_described, one.conversion.differences(row, found))
+                )
+            self._find(one, keys[there], there, reason or "written without a mark")
+
+    # -- repairs
+
+    def _repair_rows(self, one: MovedRows, keys: Collection[Key]) -> None:
+        """Make rows wait that were written without a mark, and copy them."""
+        if not self._repairs or not keys:
+            return
+        with snapshot(self._move.engine) as connection:
+            DatabaseFence().enter_as(connection, self._now)
+            one.marks.raise_versions(connection, keys, number=self._now.round)
+        self._copy((one, None, list(keys)))
+
+    def _repair_on_shard(
+        self, one: MovedRows, shard_id: int, keys: Collection[Key]
+    ) -> None:
+        if not self._repairs or not keys:
+            return
+        part = one.on(self._move.cluster, shard_id)
+        with part.begin() as connection:
+            DatabaseFence().enter_as(connection, self._now)
+            part.marks.raise_versions(connection, keys, number=self._now.round)
+        self._copy((one, shard_id, list(keys)))
+
+    def _copy(self, waiting: Waiting) -> None:
+        self._copier.copy_or_log(waiting, number=self._now.round)
+
+    # -- rows of the shards that the map does not have
+
+    def _unknown_rows(self, one: MovedRows, after: Key | None) -> Iterator[Key]:
+        first, *rest = after or (0,)
+        shards = one.keyspace(self._move.cluster.places).shards
+        for shard_id in range(first, shards):
+            last = tuple(rest) if rest and shard_id == first else None
+            for page in self._unknown_on(one, shard_id, last):
+                yield shard_id, *page
+
+    def _unknown_on(
+        self, one: MovedRows, shard_id: int, after: Key | None
+    ) -> Iterator[Key]:
+        while True:
+            part = one.on(self._move.cluster, shard_id)
+            with part.begin():
+                keys = part.page(after, _PAGE)
+            if not keys:
+                return
+            after = keys[-1]
+            unknown = self._without_marks(one, keys)
+            if not self._from_legacy:
+                unknown = self._not_waiting(one, shard_id, unknown)
+            for there in unknown:
+                self._find(one, None, there, "only the shards have it")
+            if not self._from_legacy:
+                self._repair_on_shard(one, shard_id, unknown)
+            elif self._repairs and unknown:
+                self._delete(one, shard_id, unknown)
+            yield after
+            if self._repairs and unknown:
+                self._limit(len(unknown))
+
+    def _without_marks(self, one: MovedRows, keys: Collection[Key]) -> list[Key]:
+        known = self._copier.existing_keys(one, keys)
+        if isinstance(one, MovedTable):
+            # They are those of marks.
+            return [key for key in keys if key not in known]
+        with snapshot(self._move.engine) as connection:
+            marks = one.marks.marks_of(connection, set(known.values()))
+        return [key for key in keys if known.get(key) not in marks]
+
+    def _not_waiting(
+        self, one: MovedRows, shard_id: int, keys: Collection[Key]
+    ) -> list[Key]:
+        part = one.on(self._move.cluster, shard_id)
+        with part.begin() as connection:
+            marks = part.marks.marks_of(connection, keys)
+        waiting = {key for key, mark in marks.items() if mark.waits}
+        self._pass.waiting += len(waiting)
+        return [key for key in keys if key not in waiting]
+
+    def _delete(self, one: MovedRows, shard_id: int, keys: Collection[Key]) -> None:
+        """Delete rows that another program has inserted.
+
+        A row of a copy has a mark in the database before, so these are not
+        on their way.
+        """
+        part = one.on(self._move.cluster, shard_id)
+        with part.begin() as connection:
+            DatabaseFence().enter_as(connection, self._now)
+            part.delete(keys)
+
+
+def _described(difference: AttributeDifference) -> str:
+    """Return both values; of long ones the part in which they differ."""
+    texts = repr(difference.expected), repr(difference.found)
+    differing = (
+        at for at, (one, other) in enumerate(zip(*texts, strict=False)) if one != other
+    )
+    start = next(differing, min(map(len, texts))) - _SHOWN // 2
+    # A pass has up to 1,000 of them, and writes them after each page.
+    expected, found = (
+        text if len(text) <= _SHOWN else f"...{text[max(start, 0) :][:_SHOWN]}..."
+        for text in texts
+    )
+    return (
+        f"{difference.attribute} is {expected} in the database and {found} on the shard"
+    )
+
+
+# -- Passes that compare the rows of both sides, and repair differences.
+#
+# The content of a row follows from its version.  So rows with the same version
+# on both sides must be the same; if they are not, a row was written without a
+# mark.  Rows with different versions are on their way, and say nothing: a later
+# pass looks at them again.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The result of comparing some rows.
+
+    :ivar same: number of rows that are the same, or absent on both sides.
+    :ivar waiting: keys of rows whose versions differ.
+    :ivar different: keys of rows that differ in spite of equal versions.
+    :ivar unmarked: keys of rows of either side without a mark there.
+    """
+
+    same: int
+    waiting: tuple[Key, ...]
+    different: tuple[Key, ...]
+    unmarked: tuple[Key, ...]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether no row was written without a mark."""
+        return not self.different and not self.unmarked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """Marks and rows of one side, from one snapshot.
+
+    :ivar versions: the versions of rows that have a mark, by key.
+    :ivar rows: the rows that exist, by key.
+    """
+
+    versions: Mapping[Key, int]
+    rows: Mapping[Key, Row]
+
+
+def look(part: MarkedRows, keys: Collection[Key]) -> Seen:
+    """Return the marks and rows of one side."""
+    with part.begin() as connection:
+        return Seen(
+            versions=part.marks.versions_of(connection, keys),
+            rows=part.read(connection, keys),
+        )
+
+
+def compare(
+    source: Seen,
+    target: Seen,
+    keys: Collection[Key],
+    *,
+    is_same: Callable[[Row, Row], bool],
+) -> Comparison:
+    """Compare the rows of two sides with the same keys.
+
+    :param keys: keys of rows of either side.
+    :param is_same: whether two rows are the same.
+    """
+    ours, theirs = source.versions, target.versions
+    same, waiting, different, unmarked = 0, [], [], []
+    for key in keys:
+        one, other = source.rows.get(key), target.rows.get(key)
+        if (one is not None and key not in ours) or (
+            other is not None and key not in theirs
+        ):
+            unmarked.append(key)
+            continue
+        if ours.get(key, 0) != theirs.get(key, 0):
+            waiting.append(key)
+        elif one is other or (
+            one is not None and other is not None and is_same(one, other)
+        ):
+            same += 1
+        else:
+            different.append(key)
+    return Comparison(
+        same=same,
+        waiting=tuple(waiting),
+        different=tuple(different),
+        unmarked=tuple(unmarked),
+    )

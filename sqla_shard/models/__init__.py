@@ -6,7 +6,6 @@
 ``blob_fields``, ``field_declarations``
                       :func:`blob_field`, and the fields of a class
 ``blob_writes``       writing a blob without overwriting other writers
-``field_attributes``  fields as attributes of SQLAlchemy
 ``soft_delete``       ``active``, ``deactivate()`` and ``restore()``
 ``object_definition``, ``object_mixin``
                       :class:`ObjectMixin`

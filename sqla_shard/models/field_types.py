@@ -71,7 +71,7 @@ from sqla_shard.models.container_codecs import (
     RecordType,
 )
 from sqla_shard.types.blob import decode_json
-from sqla_shard.types.encoded import Encoded
+from sqla_shard.types.columns import Encoded
 from sqla_shard.types.tracking import track
 from sqla_shard.types.value_checks import shown
 

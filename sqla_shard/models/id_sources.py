@@ -19,7 +19,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, get_args, Literal, NoReturn
 
-from sqla_shard.engine.rendering import Place
+from sqlalchemy import bindparam, case, Connection, func, update
+
+from sqla_shard.dialects.sql import InsertMissing
+from sqla_shard.engine import ExecutionPlan, OPTION
+from sqla_shard.engine.rendering import Place, TRANSLATE
 from sqla_shard.exc import (
     ClassDefinitionError,
     IdServiceError,
@@ -27,13 +31,14 @@ from sqla_shard.exc import (
     MissingIdError,
 )
 from sqla_shard.ids import TimeLayout
-from sqla_shard.models.id_clock import TimeIds
+from sqla_shard.outbox.tables import CLOCKS
 from sqla_shard.routing.specs import NewIds
 from sqla_shard.session import ShardSession
 from sqla_shard.session.new_ids import IdService
 from sqla_shard.types import ShardedId
 
 __all__ = ["IdService", "IdSource", "new_ids_for", "source_of"]
+
 
 IdSource = Literal["server", "application", "service"]
 
@@ -135,3 +140,101 @@ class ServiceIds:
                 object_id=highest, type_id=self._type_id, bits=layout.local_bits
             )
         return [layout.pack(place.shard_id, type_id, one) for one in issued]
+
+
+# -- Ids that begin with the time, from the clock of their shard.
+#
+# Each shard has a row with the highest local id that was issued: the time and
+# the sequence number of its ids, see :class:`~sqla_shard.TimeLayout`.  To issue
+# ids, one UPDATE advances it to the current time, or by the number of ids if it
+# is there already.  So ids are unique, and increase on the shard, whatever the
+# clocks of the processes say: where one is behind, or goes back, ids continue
+# after the last one that was issued.
+#
+# The UPDATE has a transaction of its own, because its lock would otherwise let
+# all transactions that insert into the shard wait for each other.  A transaction
+# that is rolled back leaves a gap.  A file of SQLite has one writer at a time,
+# so there the UPDATE is part of the transaction.
+
+
+#: Key of the only row.
+_ROW = 1
+_NANOSECONDS = 1_000_000
+
+_last = CLOCKS.c.last_id
+_next = _last + bindparam("the_count")
+_new = case((_next > bindparam("the_least"), _next), else_=bindparam("the_least"))
+_own = update(CLOCKS).where(CLOCKS.c.id == _ROW)
+# One statement, which is atomic without a transaction too: another process
+# may advance the row before it could be read.
+_ADVANCE = _own.values(last_id=func.last_insert_id(_new))
+_ADVANCE_FILE = _own.values(last_id=_new).returning(_last)
+_INSERT = InsertMissing(CLOCKS).values(id=_ROW, last_id=-1)
+
+
+class TimeIds:
+    """Issues the ids of a class.
+
+    :param layout: layout of its ids.
+    :param type_id: its type id, for messages.
+    """
+
+    def __init__(self, layout: TimeLayout, type_id: int) -> None:
+        self._layout = layout
+        self._type_id = type_id
+
+    def __call__(
+        self, session: ShardSession, place: Place, count: int
+    ) -> Sequence[int]:
+        """Return new ids of a shard, in increasing order.
+
+        :raises LocalIdsExhaustedError: if the time has too many bits.
+        """
+        layout = self._layout
+        now = session.cluster.id_clock() // _NANOSECONDS - layout.epoch_ms
+        least = (max(now, 0) << layout.sequence_bits) + count - 1
+        if least > layout.max_local_id:
+            # The row must not be advanced: it never goes back.
+            raise self._exhausted(least)
+        last = _advance(session, place, least, count)
+        if last > layout.max_local_id:
+            raise self._exhausted(last)
+        return [
+            layout.pack(place.shard_id, 0, local_id)
+            for local_id in range(last - count + 1, last + 1)
+        ]
+
+    def _exhausted(self, local_id: int) -> LocalIdsExhaustedError:
+        return LocalIdsExhaustedError(
+            object_id=local_id, type_id=self._type_id, bits=self._layout.local_bits
+        )
+
+
+def _advance(session: ShardSession, place: Place, least: int, count: int) -> int:
+    """Advance the row of a shard; return the last id that is issued."""
+    values = {"the_least": least, "the_count": count}
+    if place.backend.one_writer:
+        return _advance_file(session.view(place), values)
+    with place.engine.connect() as root:
+        connection = root.execution_options(
+            **{OPTION: ExecutionPlan((place,)), "schema_translate_map": TRANSLATE}
+        )
+        result = connection.execute(_ADVANCE, values)
+        if not result.rowcount:
+            # The UPDATE has locked the gap, where another one may have to
+            # insert the row: two of them would deadlock.
+            root.rollback()
+            connection.execute(_INSERT)
+            root.commit()
+            result = connection.execute(_ADVANCE, values)
+        last: int = result.lastrowid
+        root.commit()
+    return last
+
+
+def _advance_file(connection: Connection, values: dict[str, int]) -> int:
+    last: int | None = connection.execute(_ADVANCE_FILE, values).scalar()
+    if last is None:
+        connection.execute(_INSERT)
+        last = connection.execute(_ADVANCE_FILE, values).scalar_one()
+    return last

@@ -53,12 +53,14 @@ from sqla_shard.models.class_checks import (
     whole_or_not_at_all,
 )
 from sqla_shard.models.codecs import ValueKind
-from sqla_shard.models.field_attributes import discard, FieldProperty, loaded_as
 from sqla_shard.models.field_declarations import (
     check_keys,
     create_field,
     declared_fields,
+    discard,
+    FieldProperty,
     hide,
+    loaded_as,
     type_of,
     types_of,
 )

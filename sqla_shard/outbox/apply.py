@@ -37,7 +37,7 @@ from sqla_shard.outbox.tables import APPLIED, INTENTS
 from sqla_shard.session import ShardSession
 from sqla_shard.session.transaction import TransactionLog
 from sqla_shard.util import sqlalchemy_private as private
-from sqla_shard.util.definitions import definition_of
+from sqla_shard.util.source_lines import definition_of
 
 if TYPE_CHECKING:
     from sqla_shard.session.session import AnyCluster

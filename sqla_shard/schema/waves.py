@@ -30,7 +30,7 @@ from sqla_shard.schema.reports import Outcome, RunReport, State
 from sqla_shard.schema.selection import RunOptions
 from sqla_shard.schema.versions import revisions_text, Version, without_ledger
 from sqla_shard.topology.keyspaces import as_ranges
-from sqla_shard.util.signals import ENDING, waking
+from sqla_shard.util.processes import ENDING, waking
 
 #: The signal with this number kills the processes.
 _PATIENCE = 3

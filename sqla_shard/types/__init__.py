@@ -3,7 +3,6 @@
 ``value_checks``  checks of JSON values
 ``tracking``      JSON containers that detect changes
 ``blob``          :class:`JSONBlob`
-``encoded``       types with another format than SQLAlchemy's
 ``shard_bound``   bind parameters whose value depends on the shard
 ``object_ids``    :class:`ShardedId` and :class:`ObjectRef`
 ``columns``       :class:`LookupKey`, :class:`Sequence38`,

@@ -23,7 +23,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from sqla_shard.exc import DamagedBlobError, DictionaryNotFoundError, MissingExtraError
-from sqla_shard.util.forking import in_children
+from sqla_shard.util.processes import in_children
 
 __all__ = [
     "DICTIONARIES",

@@ -13,7 +13,6 @@ longer than ``grace`` from one transaction to the next.
 ``check``          interface of a check of one table
 ``run``            one run: the scan, the second check, repairs
 ``targets``        the objects to which rows refer
-``lookup_checks``  checks of lookup keys and of their objects
 ``lookup_repair``  repair of lookup keys
 ``lookups``        the functions for lookups
 ``relations``      check and repair of mapping rows

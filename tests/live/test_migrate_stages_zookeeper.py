@@ -15,8 +15,7 @@ pytest.importorskip("kazoo")
 from sqla_shard import Cluster
 from sqla_shard.exc import StageConflictError, StageUnavailableError
 from sqla_shard.migrate import Move, move as move_module
-from sqla_shard.migrate.stage_stores import stage_store, ZooKeeperStageStore
-from sqla_shard.migrate.stages import Progress
+from sqla_shard.migrate.stages import Progress, stage_store, ZooKeeperStageStore
 from sqla_shard.testing.topology_documents import sqlite_topology
 from sqla_shard.topology.zookeeper.store import Create, ZooKeeperStore
 from tests.models.moving_app import Base, CLASSES, DECLARATION

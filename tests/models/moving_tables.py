@@ -35,8 +35,14 @@ from sqla_shard.migrate.copying import (
 )
 from sqla_shard.migrate.fences import DatabaseFence
 from sqla_shard.migrate.marks import Marks
-from sqla_shard.migrate.stage_stores import stage_store
-from sqla_shard.migrate.stages import advanced, other_side, Progress, Side, Stage
+from sqla_shard.migrate.stages import (
+    advanced,
+    other_side,
+    Progress,
+    Side,
+    Stage,
+    stage_store,
+)
 
 COUNTERS = Table(
     "counters",

@@ -30,10 +30,9 @@ from sqla_shard.exc import (
 )
 from sqla_shard.migrate import Declaration, Lookup, Move, Moved, Owner
 from sqla_shard.migrate.copying import read_images
-from sqla_shard.migrate.lag import replicas
 from sqla_shard.migrate.mark_tables import KeyPart
 from sqla_shard.migrate.move_plan import plan, status
-from sqla_shard.migrate.passes import backfill, reconcile, verify
+from sqla_shard.migrate.passes import backfill, reconcile, replicas, verify
 from sqla_shard.migrate.switching import copy_waiting, Switch
 from sqla_shard.migrate.tables import COPYING
 from sqla_shard.models import normalization
@@ -406,7 +405,7 @@ def test_a_pass_that_is_interrupted_while_it_waits_has_repaired_nothing(
 
 @pytest.mark.parametrize("source", ["legacy", "shards"])
 def test_a_pass_is_resumed_after_each_page(move, tmp_path, monkeypatch, source):
-    monkeypatch.setattr("sqla_shard.migrate.full_pass._PAGE", 1)
+    monkeypatch.setattr("sqla_shard.migrate.passes._PAGE", 1)
     file = tmp_path / "position.json"
     with move._sessions.begin() as session:
         first, second = session.scalars(select(User).order_by(User.id))

@@ -19,7 +19,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, Session, vali
 from sqlalchemy.orm.exc import ObjectDeletedError, StaleDataError
 
 from sqla_shard import blob_field, Cluster, ObjectMixin
-from sqla_shard.models import blob_writes, field_attributes
+from sqla_shard.models import blob_writes, field_declarations
 from tests.models.clusters import plain_engine
 from tests.models.objects_harness import remove_raw, stored, Suite
 
@@ -339,7 +339,7 @@ class HistorySuite(Suite):
                 return args[1]
 
             monkeypatch.setattr(
-                field_attributes._FieldImpl, "fire_replace_event", unchecked
+                field_declarations._FieldImpl, "fire_replace_event", unchecked
             )
 
         @given(st.sampled_from(TWINS), STEPS, st.booleans())

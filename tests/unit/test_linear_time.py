@@ -16,7 +16,7 @@ from sqla_shard.cli.output import coloured
 from sqla_shard.dialects.mysql import _end_of_select
 from sqla_shard.dialects.mysql.new_tables import creation_of
 from sqla_shard.dialects.mysql.show_create import without_character_sets
-from sqla_shard.dialects.sqlite.catalogue import _words
+from sqla_shard.dialects.sqlite import _words
 from sqla_shard.exc import SchemaOptionError
 from sqla_shard.fleet.addresses import bare_url
 from sqla_shard.fleet.binlog_statements import qualifiers

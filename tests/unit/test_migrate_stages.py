@@ -8,8 +8,13 @@ from threading import Barrier, Thread
 import pytest
 
 from sqla_shard.exc import StageConflictError, StageRefusedError, StageUnavailableError
-from sqla_shard.migrate.stage_stores import FileStageStore, stage_store
-from sqla_shard.migrate.stages import advanced, Progress, STAGES
+from sqla_shard.migrate.stages import (
+    advanced,
+    FileStageStore,
+    Progress,
+    stage_store,
+    STAGES,
+)
 
 SWITCHED = ("marking", "copying", "reading", "closing", "switched")
 

@@ -22,7 +22,7 @@ from sqla_shard.cache import stores
 from sqla_shard.cache.stores import Breaker
 from sqla_shard.cluster.cluster import all_caches
 from sqla_shard.exc import DictionaryNotFoundError
-from sqla_shard.migrate.recorder import ShadowCounts
+from sqla_shard.migrate.shadow import ShadowCounts
 from sqla_shard.types.compression import Dictionaries
 from tests.servers.following import TIMEOUT, topology
 

@@ -28,7 +28,7 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from sqla_shard import exc
 from sqla_shard.outbox.tables import TOKEN_BYTES
 from sqla_shard.session import ShardSession
-from sqla_shard.util.forking import in_children
+from sqla_shard.util.processes import in_children
 
 __all__ = [
     "LONGEST",

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from sqla_shard import exc
 from sqla_shard.cache.stores import Breaker, split
-from sqla_shard.util.forking import in_children
+from sqla_shard.util.processes import in_children
 
 try:
     from pymemcache.client.base import Client

@@ -28,7 +28,9 @@ server whose clock is set forward: tombstones expire by it.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
 from secrets import token_bytes
 from typing import Any, TYPE_CHECKING
 from weakref import WeakSet
@@ -46,8 +48,7 @@ from sqla_shard.cache.stores import (
     State,
 )
 from sqla_shard.outbox.tables import check_keys, TOKEN_BYTES
-from sqla_shard.util.forking import in_children
-from sqla_shard.util.redis_pools import pool_class
+from sqla_shard.util.processes import in_children
 
 if TYPE_CHECKING:
     import redis
@@ -486,3 +487,36 @@ def _where(keys: list[str], responses: list[Any] | None, what: int) -> Iterator[
     for key, response in zip(keys, responses or (), strict=False):
         if response == what:
             yield key
+
+
+# -- Connections to Redis that an interrupt does not leave half open.
+#
+# redis-py returns a connection to its pool after an exception that is not its
+# own, such as that of the handler of a signal.  If it was not yet connected,
+# each later command raises ``AttributeError``; if a command had been sent, the
+# next one may read its response.
+
+
+@cache
+def pool_class(redis: Any) -> Any:
+    """Return a class of pools that close such connections.
+
+    :param redis: the module ``redis``.
+    """
+
+    class Pool(redis.ConnectionPool):  # type: ignore[misc]  # of a module that is passed
+        def get_connection(self, *args: Any, **kwargs: Any) -> Any:
+            # A script is loaded while its NoScriptError is handled.
+            before = sys.exc_info()[1]
+            made: Any = super().get_connection(*args, **kwargs)
+            made.sqla_shard_before = before
+            return made
+
+        def release(self, connection: Any) -> None:
+            error = sys.exc_info()[1]
+            before = connection.__dict__.pop("sqla_shard_before", None)
+            if error is not before and not isinstance(error, redis.RedisError):
+                connection.disconnect()
+            super().release(connection)
+
+    return Pool

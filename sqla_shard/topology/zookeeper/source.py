@@ -20,7 +20,7 @@ from typing import Any
 
 from sqla_shard.exc import MissingExtraError, TopologyUnavailableError
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS, read_document, Topology
-from sqla_shard.util.forking import in_children
+from sqla_shard.util.processes import in_children
 
 try:
     from kazoo.client import KazooClient, KazooState

@@ -9,10 +9,17 @@ lock see the last commit, not a snapshot.
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
+import re
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
+from threading import Event
+from time import monotonic
 from typing import Any
+from zlib import crc32
 
 from sqlalchemy import Connection, Engine, event, inspect, text
 from sqlalchemy.engine import URL
@@ -21,17 +28,18 @@ from sqlalchemy.exc import DBAPIError
 from sqla_shard.dialects.base import (
     Backend,
     Catalogue,
+    DATABASE,
     DDL,
     Failure,
+    hashed,
     new_engine,
     NumberForm,
 )
 from sqla_shard.dialects.coding import code_values
 from sqla_shard.dialects.passwords import PasswordSource
-from sqla_shard.dialects.sqlite.catalogue import SQLiteCatalogue
-from sqla_shard.dialects.sqlite.ddl import SQLiteDDL
 
 __all__ = ["SQLite"]
+
 
 _TRIGGERS = text(
     "SELECT name FROM sqlite_master "
@@ -43,6 +51,203 @@ _MISSING = (_NO_FILE, "no such table: ")
 _abandoned: list[Any] = []
 # An event loop has weak references to its tasks only.
 _interrupts: set[asyncio.Future[None]] = set()
+
+
+# -- The catalogue of SQLite: the files of a directory, and sqlite_master.
+#
+# A table is compared by the statement that created it, except white space, with
+# the statements of its indexes and triggers.  So equivalent definitions may be
+# different.
+
+
+# Literals, quoted names, comments; white space; punctuation; anything else.
+_TOKEN = re.compile(
+    r"""'(?:[^']|'')*' | "(?:[^"]|"")*" | `[^`]*` | \[[^]]*\] |
+    --[^\n]* | /\*.*?\*/ | (?:/\*|['"`\[]).* |
+    \s+ | [(),;] | [^\s'"`\[(),;/-]+ | .""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+class SQLiteCatalogue(Catalogue):
+    """Lists the directory of a file, and reads ``sqlite_master``."""
+
+    def databases(self, engine: Engine) -> set[str]:
+        """Return the names of the files in the directory of the engine.
+
+        Nothing is opened or created; a missing directory has no databases.
+        """
+        directory = Path(str(engine.url.database)).parent
+        # The names of journals are longer: db00000.sqlite-wal.
+        return {path.stem for path in directory.glob("*.sqlite")}
+
+    def kind(self, connection: Connection) -> str:
+        """Name the only kind."""
+        return "SQLite"
+
+    def digests(
+        self, connection: Connection, schemas: Iterable[str]
+    ) -> dict[str, dict[str, str]]:
+        """Read the catalogue of the file."""
+        found: dict[str, dict[str, str]] = {}
+        for schema in schemas:
+            tables: dict[str, list[str]] = {}
+            for table, _, _, sql in _master(connection, schema):
+                tables.setdefault(table, []).append("".join(_words(sql)))
+            found[schema] = {table: hashed(parts) for table, parts in tables.items()}
+        return found
+
+    def definition(self, connection: Connection, schema: str, table: str) -> str:
+        """Return the SQL of the table, its indexes and its triggers."""
+        if table == DATABASE:
+            return ""
+        found = [row for row in _master(connection, schema) if row[0] == table]
+        # The table before its indexes and triggers.
+        found.sort(key=lambda row: (row[1] not in ("table", "view"), row[2]))
+        return "\n".join(_lines(sql) for _, _, _, sql in found)
+
+
+def _master(connection: Connection, schema: str) -> list[tuple[str, str, str, str]]:
+    """Return table, type, name and SQL of everything that users created."""
+    quoted = connection.dialect.identifier_preparer.quote(schema)
+    rows = connection.exec_driver_sql(
+        f"SELECT tbl_name, type, name, sql FROM {quoted}.sqlite_master "  # noqa: S608 - quoted
+        # Indexes of PRIMARY KEY and UNIQUE have no SQL of their own.
+        "WHERE sql IS NOT NULL AND name NOT GLOB 'sqlite_*'"
+    )
+    return [(row[0], row[1], row[2], row[3]) for row in rows]
+
+
+def _words(sql: str) -> list[str]:
+    """Return the words of a statement, without insignificant white space."""
+    words: list[str] = []
+    for token in _TOKEN.findall(sql):
+        if not token.isspace():
+            words.append(token)
+        elif words and words[-1] not in ("(", ",", " "):
+            words.append(" ")
+        if token in ("(", ")", ",") and len(words) > 1 and words[-2] == " ":
+            del words[-2]
+    return words
+
+
+def _lines(sql: str) -> str:
+    """Return the statement with each column on a separate line."""
+    depth = 0
+    lines = []
+    for word in _words(sql):
+        depth += (word == "(") - (word == ")")
+        if word == "(" and depth == 1:
+            word = "(\n  "
+        elif word == "," and depth == 1:
+            word = ",\n  "
+        elif word == ")" and depth == 0:
+            word = "\n)"
+        lines.append(word)
+    return "".join(lines).strip()
+
+
+# -- Changing tables of SQLite files, in transactions that roll back.
+
+
+#: File in the directory of a server whose bytes are the locks of its files.
+LOCKS = "sqla_shard.lock"
+_SPACE = re.compile(r"\s+")
+_POLL = 0.05
+_PARTS = text(
+    "SELECT type, name, sql FROM sqlite_master "
+    "WHERE lower(tbl_name) = lower(:name) AND sql IS NOT NULL ORDER BY 1, 2"
+)
+
+
+class SQLiteDDL(DDL):
+    """Locks bytes of a file in the directory of the databases."""
+
+    undoes = True
+
+    def __init__(self) -> None:
+        self._files: dict[str, int] = {}
+
+    def enter(self, connection: Connection, schema: str) -> None:
+        """Allow tables to be recreated, as in alembic's batch mode.
+
+        With foreign keys on, dropping the old table would delete rows of
+        other tables.
+        """
+        connection.exec_driver_sql("PRAGMA foreign_keys=OFF")
+
+    def patience(self, connection: Connection, seconds: float) -> None:
+        """Limit the wait for the lock of the file."""
+        connection.exec_driver_sql(f"PRAGMA busy_timeout={int(seconds * 1000)}")
+
+    def hold(self, connection: Connection, schema: str, seconds: float) -> str | None:
+        """Lock a byte of :data:`LOCKS`; the process holds it."""
+        file, byte = self._lock_of(connection)
+        deadline = monotonic() + seconds
+        while True:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+            except BlockingIOError:
+                if monotonic() >= deadline:
+                    return "another process"
+                Event().wait(_POLL)
+            else:
+                return None
+
+    def release(self, connection: Connection, schema: str) -> None:
+        """Unlock the byte."""
+        file, byte = self._lock_of(connection)
+        fcntl.lockf(file, fcntl.LOCK_UN, 1, byte)
+
+    def names(self, connection: Connection) -> set[str]:
+        """Read the catalogue of the file."""
+        return set(inspect(connection).get_table_names())
+
+    def definitions(
+        self, connection: Connection, tables: Iterable[str]
+    ) -> dict[str, str | None]:
+        """Hash the statements that created the tables and their indexes."""
+        return {table: _definition(connection, table) for table in tables}
+
+    def read_table(
+        self,
+        engine: Engine,
+        schemas: Sequence[str],
+        table: str,
+        columns: Sequence[str],
+        where: str = "",
+    ) -> dict[str, list[tuple[Any, ...]]]:
+        """Read the one file of the engine."""
+        with engine.connect() as connection:
+            if not inspect(connection).has_table(table):
+                return {}
+            condition = where and f" WHERE {where}"
+            name = connection.dialect.identifier_preparer.quote_identifier(table)
+            found = connection.exec_driver_sql(
+                f"SELECT {', '.join(columns)} FROM {name}{condition}"  # noqa: S608 - names of our own
+            )
+            rows = [tuple(row) for row in found]
+        return dict.fromkeys(schemas, rows)
+
+    def _lock_of(self, connection: Connection) -> tuple[int, int]:
+        path = Path(str(connection.engine.url.database))
+        locks = str(path.parent / LOCKS)
+        if locks not in self._files:
+            self._files[locks] = os.open(locks, os.O_RDWR | os.O_CREAT, 0o644)
+        # Two files with the same byte only wait for each other.
+        return self._files[locks], crc32(path.name.encode()) & 0x7FFFFFFF
+
+
+def _definition(connection: Connection, table: str) -> str | None:
+    name = table.strip('"`[]')
+    parts = connection.execute(_PARTS, {"name": name}).all()
+    if not parts:
+        return None
+    shown = "\n".join(_SPACE.sub(" ", part.sql) for part in parts)
+    return sha256(shown.encode()).hexdigest()
+
+
+# -- The servers and files.
 
 
 class SQLite(Backend):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import greenlet
 
@@ -115,3 +117,18 @@ def _short(file: str) -> str:
         return str(Path(file).relative_to(os.getcwd()))
     except ValueError:
         return file
+
+
+# -- The place where a function is defined, to distinguish two of one name.
+
+
+def definition_of(function: Any) -> str:
+    """Return the module and qualified name of a function.
+
+    For a method of an object the object is named, too: two objects of a class
+    are two definitions.  A module that is loaded again defines the same.
+    """
+    path = f"{function.__module__}.{function.__qualname__}"
+    if not inspect.ismethod(function):
+        return path
+    return f"{path} of {function.__self__!r}"

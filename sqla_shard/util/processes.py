@@ -1,0 +1,80 @@
+"""Calls in a child process, right after a fork.
+
+A child has a copy of each descriptor of its parent, and none of its threads.
+Copies of sockets that it leaves open keep the parent's sessions alive on the
+servers after the parent has ended; locks that a thread held are never
+released.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, ExitStack
+from itertools import count
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+
+class Forked(Protocol):
+    """An object with threads, locks or connections."""
+
+    def after_fork(self) -> None:
+        """Drop the state of the parent without sending anything.
+
+        The method must not wait for a lock: a thread of the parent may hold
+        it.
+        """
+        ...
+
+
+_numbers = count()
+_known: WeakValueDictionary[int, Forked] = WeakValueDictionary()
+
+
+def in_children(one: Forked) -> None:
+    """Call ``after_fork()`` of an object in each child, while it exists."""
+    _known[next(_numbers)] = one
+
+
+def _after_fork() -> None:
+    # In the order of registration; all are called even if one fails.
+    with ExitStack() as stack:
+        for one in reversed(list(_known.values())):
+            stack.callback(one.after_fork)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+# -- Signals that end a wait, whenever they arrive.
+
+
+ENDING = (signal.SIGINT, signal.SIGTERM)
+"""The signals of Ctrl-C and of service managers."""
+
+
+@contextmanager
+def waking(writer: int, handler: Callable[..., object]) -> Iterator[None]:
+    """Write the numbers of signals to a pipe, and call a handler for Ctrl-C.
+
+    The interpreter itself writes to the pipe.  A handler in Python is called
+    too late: if the signal arrives between the interpreter's last look at
+    signals and the system call that waits, that call is not interrupted, and
+    the program never ends.
+
+    For the main thread.  Any other signal with a handler is written, too.
+
+    :param writer: end of the pipe that is written, which must not block.
+    :param handler: handler of :data:`ENDING`; without one the process would
+        end at once.
+    """
+    fd_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    before = {number: signal.signal(number, handler) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
+        signal.set_wakeup_fd(fd_before)
