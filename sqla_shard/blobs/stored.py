@@ -14,11 +14,7 @@ from sqla_shard.dialects.sql import InsertMissing, IsBinary, ServerTime
 from sqla_shard.engine import by_server, Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import describe_unread, for_each_shard, UnreadServer
-from sqla_shard.exc import (
-    ClassDefinitionError,
-    DictionaryConflictError,
-    DictionaryRefusedError,
-)
+from sqla_shard.exc import ClassDefinitionError, DictionaryError
 from sqla_shard.models import ObjectMixin
 from sqla_shard.models.blob_dictionaries import name_of, SECONDS
 from sqla_shard.outbox.tables import DICTIONARIES
@@ -207,7 +203,7 @@ def store(
     """Store a dictionary on every shard; it is not active.
 
     :returns: the shards on which it was not stored.
-    :raises DictionaryConflictError: if a shard has another dictionary of this
+    :raises DictionaryError: if a shard has another dictionary of this
         version.
     """
     # The first shard decides between two processes that store this version.
@@ -237,9 +233,7 @@ def _insert(
     session.execute(_INSERT, values, bind_arguments=at)
     found = session.execute(_STORED, {"the_name": name}, bind_arguments=at).all()
     if (dictionary.id, version) not in {(one.id, one.version) for one in found}:
-        raise DictionaryConflictError(
-            name=name, version=version, shard_id=place.shard_id
-        )
+        raise _conflict(name, version, place)
 
 
 def activate(
@@ -254,9 +248,9 @@ def activate(
     :param cls: an object class.
     :param version: the version; None for the newest.
     :raises ClassDefinitionError: if blobs of the class are not compressed.
-    :raises DictionaryRefusedError: if there is no such version, or a column
+    :raises DictionaryError: if there is no such version, or a column
         is not binary.
-    :raises DictionaryConflictError: if shards have different dictionaries of
+    :raises DictionaryError: if shards have different dictionaries of
         the version.
     """
     blobs = Blobs(cls)
@@ -299,7 +293,7 @@ def _holders(
         what = "no version is"
         if version is not None:
             what = f"version {version} is not"
-        raise DictionaryRefusedError(
+        raise DictionaryError(
             f"{what} stored on the shards that were read; create one: "
             f"sqla-shard blobs train{not_read(unread)}",
             name=blobs.name,
@@ -307,10 +301,17 @@ def _holders(
     first = next(iter(holders.values()))
     for place, one in holders.items():
         if one.id != first.id:
-            raise DictionaryConflictError(
-                name=blobs.name, version=wanted, shard_id=place.shard_id
-            )
+            raise _conflict(blobs.name, wanted, place)
     return holders
+
+
+def _conflict(name: str, version: int | None, place: Place) -> DictionaryError:
+    return DictionaryError(
+        f"shard {place.shard_id} has another version {version} of the "
+        "dictionary: another process has trained one meanwhile. Train again, "
+        "which uses the next version",
+        name=name,
+    )
 
 
 def _content(cluster: Cluster, place: Place, dictionary_id: int) -> Dictionary:
@@ -324,7 +325,7 @@ def _content(cluster: Cluster, place: Place, dictionary_id: int) -> Dictionary:
 def _check_columns(cluster: Cluster, blobs: Blobs, places: Iterable[Place]) -> None:
     """Refuse to write bytes to columns that contain text.
 
-    :raises DictionaryRefusedError: if a column is not binary.
+    :raises DictionaryError: if a column is not binary.
     """
     statement = select(IsBinary(blobs.table.c.data))
 
@@ -337,7 +338,7 @@ def _check_columns(cluster: Cluster, blobs: Blobs, places: Iterable[Place]) -> N
     found, _ = visit(cluster, places, is_binary)
     text = [place.shard_id for place, answer in found.items() if not answer]
     if text:
-        raise DictionaryRefusedError(
+        raise DictionaryError(
             f"the column {blobs.table.name}.data of {len(text):,} shards, "
             f"such as {text[0]}, contains text; change its type first, with "
             "a revision: alembic revision --autogenerate",

@@ -23,7 +23,7 @@ from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import by_server
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import describe_unread, for_each_shard, UnreadServer
-from sqla_shard.exc import DictionaryTrainingError
+from sqla_shard.exc import DictionaryError
 from sqla_shard.types.blob import decode_stored
 from sqla_shard.types.compression import DICTIONARIES, Dictionary, train_dictionary
 
@@ -137,9 +137,9 @@ def train(
     :param dry_run: whether the dictionary is not stored.
     :param seed: makes the choice of rows repeatable.
     :raises ClassDefinitionError: if blobs of the class are not compressed.
-    :raises DictionaryTrainingError: if there are too few rows, or compression
+    :raises DictionaryError: if there are too few rows, or compression
         does not make them smaller.
-    :raises DictionaryConflictError: if another process has stored the same
+    :raises DictionaryError: if another process has stored the same
         version.
     :raises ValueError: if ``rows`` or ``seconds`` is not valid.
     """
@@ -155,11 +155,11 @@ def train(
     texts, shards, failed = _sample(cluster, blobs, rows, seconds, chooser)
     unread = list({one.server: one for one in (*unread, *failed)}.values())
     if len(texts) < _LEAST_ROWS:
-        raise DictionaryTrainingError(
+        raise DictionaryError(
             f"only {len(texts)} rows were read, and {_LEAST_ROWS} are "
             "required; wait until there are more, or allow more seconds"
             f"{not_read(unread)}",
-            table=blobs.table.name,
+            name=blobs.table.name,
         )
     chooser.shuffle(texts)
     most = len(texts) // 5
@@ -217,7 +217,7 @@ def _best(blobs: Blobs, used: Sequence[bytes], held: Sequence[bytes]) -> Diction
 
     :param used: rows for training.
     :param held: other rows, for the comparison.
-    :raises DictionaryTrainingError: if none makes rows smaller.
+    :raises DictionaryError: if none makes rows smaller.
     """
     best: tuple[float, Dictionary] | None = None
     problem = "compression does not make the rows smaller"
@@ -231,7 +231,7 @@ def _best(blobs: Blobs, used: Sequence[bytes], held: Sequence[bytes]) -> Diction
         if best is None or bytes_ * _GAIN < best[0]:
             best = bytes_, found
     if best is None or best[0] >= sum(map(len, held)):
-        raise DictionaryTrainingError(problem, table=blobs.table.name)
+        raise DictionaryError(problem, name=blobs.table.name)
     return DICTIONARIES.add(best[1].content)
 
 

@@ -25,7 +25,7 @@ from sqla_shard.cache.rows import RowCache
 from sqla_shard.cache.stores import awaited, to_its_end
 from sqla_shard.cache.stores.memory import MemoryStore
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import CacheClassError, CacheOptionError
+from sqla_shard.exc import CacheClassError, OptionError
 from sqla_shard.outbox.invalidations import has_pending, write_pending
 from sqla_shard.outbox.tables import LONGEST_REGION
 from sqla_shard.session import ShardSession
@@ -159,7 +159,7 @@ class Cache:
         application, and different for each application that uses the same
         memcached nodes.
     :ivar classes: the cached classes.
-    :raises CacheOptionError: if an argument is not valid.
+    :raises OptionError: if an argument is not valid.
     :raises CacheClassError: if a class cannot be cached.
     """
 
@@ -203,12 +203,12 @@ class Cache:
     def region(self, name: str) -> Region:
         """Return a region.
 
-        :raises CacheOptionError: if it is not found.
+        :raises OptionError: if it is not found.
         """
         found = self.regions.get(name)
         if found is None:
             known = ", ".join(map(repr, self.regions)) or "none"
-            raise CacheOptionError(
+            raise OptionError(
                 f"is not a region of this cache, which has {known}",
                 option="region",
                 value=name,
@@ -218,7 +218,7 @@ class Cache:
     def tally(self, name: str) -> CacheCounters:
         """Return the counters of a region.
 
-        :raises CacheOptionError: if it is not found.
+        :raises OptionError: if it is not found.
         """
         return self._tallies[self.region(name).name]
 
@@ -426,14 +426,14 @@ def _check_mappings(regions: Any, classes: Any) -> None:
         ("classes", classes, "classes to the names of their regions"),
     ):
         if not isinstance(value, Mapping):
-            raise CacheOptionError(
+            raise OptionError(
                 f"must be a mapping of {what}", option=option, value=value
             )
     for name in regions:
         # Check it before the first write: the outbox would refuse the name in
         # the COMMIT of a transaction whose node does not respond.
         if not isinstance(name, str) or not REGION_NAME.fullmatch(name):
-            raise CacheOptionError(
+            raise OptionError(
                 f"has an invalid region name; use 1 to {LONGEST_REGION} "
                 "letters, digits, dots, dashes and underscores",
                 option="regions",
@@ -443,14 +443,14 @@ def _check_mappings(regions: Any, classes: Any) -> None:
 
 def _check_cached(class_name: str, cached: Any) -> None:
     if not isinstance(cached, Cached):
-        raise CacheOptionError(
+        raise OptionError(
             "must be the name of a region or a Cached",
             option=f"classes[{class_name}]",
             value=cached,
         )
     # 1 and "1" would remove each other's values.
     if type(cached.version) is not int:
-        raise CacheOptionError(
+        raise OptionError(
             f"must be an integer: the version of {class_name}",
             option="version",
             value=cached.version,

@@ -28,7 +28,7 @@ from sqlalchemy.orm import Mapper
 from sqlalchemy.types import NullType, PickleType, TypeDecorator, TypeEngine
 
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import CacheClassError, CacheOptionError
+from sqla_shard.exc import CacheClassError, OptionError
 from sqla_shard.routing import has_objects, routing_column, spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.types import JSONBlob, Sequence38, ShardedId
@@ -401,10 +401,10 @@ class Cached:
 def check_prefix(prefix: Any) -> str:
     """Return the prefix of keys.
 
-    :raises CacheOptionError: if it is not valid.
+    :raises OptionError: if it is not valid.
     """
     if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
-        raise CacheOptionError(
+        raise OptionError(
             "is not a valid prefix of keys: use 1 to 40 ASCII characters "
             "without spaces and colons",
             option="prefix",
@@ -416,10 +416,10 @@ def check_prefix(prefix: Any) -> str:
 def check_rows(rows: int) -> int:
     """Return the maximum number of cached rows of a list.
 
-    :raises CacheOptionError: if it is not valid.
+    :raises OptionError: if it is not valid.
     """
     if type(rows) is not int or not 1 <= rows <= 10_000:
-        raise CacheOptionError(
+        raise OptionError(
             "must be an integer, 1 to 10,000 rows of a list", option="rows", value=rows
         )
     return rows

@@ -217,7 +217,7 @@ def read_cache(path: str | os.PathLike[str]) -> CacheFile:
     if prefix is not None:
         try:
             check_prefix(prefix)
-        except exc.CacheOptionError as error:
+        except exc.OptionError as error:
             raise _error(str(error), file, "prefix") from error
     classes = document.get("classes")
     if classes is not None:
@@ -277,7 +277,7 @@ def _options_of(
     if "rows" in value:
         try:
             check_rows(value["rows"])
-        except exc.CacheOptionError as error:
+        except exc.OptionError as error:
             raise refuse(str(error), "rows") from error
     return Cached(**value)
 

@@ -65,7 +65,7 @@ class CachedFunction(Protocol[P, R_co]):
         :param session: the session; begins a transaction if there is none.
         :param ids: one id, or several.
         :raises CachedFunctionError: if an id is not of the type of the format.
-        :raises CacheOptionError: if the cache does not have the region.
+        :raises OptionError: if the cache does not have the region.
         """
         ...
 
@@ -94,7 +94,7 @@ def cached_objects(
         ``expiration_time`` of the region.
     :param of: the object class of the ids, or the mapping class whose source
         ids they are: a write to such a row invalidates the result.
-    :raises CacheOptionError: if an option is not valid, or another function
+    :raises OptionError: if an option is not valid, or another function
         has the format.
     :raises CacheClassError: if ``of`` is neither of them.
     :raises CachedFunctionError: if the function has other parameters.
@@ -123,7 +123,7 @@ def cached_list(
 
     :param region: see :func:`cached_objects`, as for the other parameters.
     :param rows: maximum number of cached items, 1 to 10,000.
-    :raises CacheOptionError: if an option is not valid, or another function
+    :raises OptionError: if an option is not valid, or another function
         has the format.
     :raises CacheClassError: if ``of`` cannot be cached.
     :raises CachedFunctionError: if the function has other parameters.

@@ -34,7 +34,7 @@ from sqla_shard.cache.protocol import read_through
 from sqla_shard.cache.rows import generation_of
 from sqla_shard.cache.stores import check_seconds, sleep_of, store_of
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import CachedFunctionError, CacheKeyError, CacheOptionError
+from sqla_shard.exc import CachedFunctionError, CacheKeyError, OptionError
 from sqla_shard.outbox.tables import check_keys
 from sqla_shard.session import ShardSession
 from sqla_shard.util import sqlalchemy_private as private
@@ -61,7 +61,7 @@ class FunctionCache:
         ``expiration_time`` of the region.
     :param of: the class of the ids; None if there is none.
     :param parts: other properties; a change of one makes results unreadable.
-    :raises CacheOptionError: if an option is not valid.
+    :raises OptionError: if an option is not valid.
     :raises CacheClassError: if ``of`` cannot be cached.
     """
 
@@ -80,16 +80,14 @@ class FunctionCache:
         self.identity = function.__module__, function.__qualname__
         self.name = ".".join(self.identity)
         if not isinstance(region, str):
-            raise CacheOptionError(
+            raise OptionError(
                 "must be the name of a region", option="region", value=region
             )
         self.region = region
         self.format = format
         self.id_type = _id_type(format)
         if type(version) is not int:
-            raise CacheOptionError(
-                "must be an integer", option="version", value=version
-            )
+            raise OptionError("must be an integer", option="version", value=version)
         if expire is not None:
             check_seconds("expire", expire)
         self.expire = expire
@@ -97,7 +95,7 @@ class FunctionCache:
         if of is not None:
             is_mapping(of)
             if self.id_type is not int:
-                raise CacheOptionError(
+                raise OptionError(
                     f"does not accept ids of {of.__name__}, which are "
                     "integers: use %d, or omit of=",
                     option="format",
@@ -161,7 +159,7 @@ class FunctionCache:
         :param session: the session; begins a transaction if there is none.
         :param ids: one id, or several.
         :raises CachedFunctionError: if an id is not of the type of the format.
-        :raises CacheOptionError: if the cache does not have the region.
+        :raises OptionError: if the cache does not have the region.
         """
         session = with_transaction(session)
         many = [ids] if isinstance(ids, (int, str)) else list(ids)
@@ -190,7 +188,7 @@ def _id_type(format_: Any) -> type[Any]:
     if isinstance(format_, str) and len(format_) <= _LONGEST_FORMAT:
         found = _FORMAT.fullmatch(format_)
     if found is None:
-        raise CacheOptionError(
+        raise OptionError(
             "is not a valid format of keys: use %d or %s once, for the id, "
             f"and up to {_LONGEST_FORMAT - 2} other ASCII characters, without "
             "spaces and %",
@@ -212,12 +210,12 @@ _lock = threading.Lock()
 def register(cached: FunctionCache) -> None:
     """Register the cache of a function.
 
-    :raises CacheOptionError: if another function has the same format.
+    :raises OptionError: if another function has the same format.
     """
     with _lock:
         for known in _alive_caches(_known[0]):
             if known.format == cached.format and not _is_reloaded(known, cached):
-                raise CacheOptionError(
+                raise OptionError(
                     f"is already the format of {known.name}(): each function "
                     "would remove the other's results; use another format, "
                     "and define a function once, at the top of a module",

@@ -89,7 +89,7 @@ def open_region(
         ``backend`` is required, and ``expire_nothing``, ``lease``,
         ``tombstone`` and ``wait``, see :class:`~.protocol.Times`; or a
         configured region.
-    :raises sqla_shard.exc.CacheOptionError: if an option is not valid, or the
+    :raises sqla_shard.exc.OptionError: if an option is not valid, or the
         backend not supported.
     :raises sqla_shard.exc.MissingExtraError: if a package is missing.
     """
@@ -104,7 +104,7 @@ def open_region(
         times = _times(given, given.get("expiration_time"))
         region = _configure(name, given, times)
     else:
-        raise exc.CacheOptionError(
+        raise exc.OptionError(
             "is neither the configuration of a region nor a CacheRegion",
             option=f"regions[{name!r}]",
             value=config,
@@ -112,7 +112,7 @@ def open_region(
     store = _store_of(name, region, max(times.tombstone, _DEFAULTS.tombstone))
     longest = store.longest
     if times.tombstone > longest:
-        raise exc.CacheOptionError(
+        raise exc.OptionError(
             f"is longer than {longest}, the argument 'longest' of the "
             f"backend of region {name!r}: use longest={times.tombstone}",
             option="tombstone",
@@ -128,7 +128,7 @@ def store_of(region: dogpile.cache.CacheRegion) -> Store:
     would not share tombstones.  The store bypasses the proxies of the region
     (``wrap``): they see the values of the application, but no rows.
 
-    :raises sqla_shard.exc.CacheOptionError: if the backend is not supported.
+    :raises sqla_shard.exc.OptionError: if the backend is not supported.
     :raises sqla_shard.exc.MissingExtraError: if a package is missing.
     """
     _load_dogpile()
@@ -176,9 +176,9 @@ def _make_store(backend: Any, region: CacheRegion, longest: int) -> Store:
     raise _backend_error(type(backend).__name__)
 
 
-def _backend_error(backend: object) -> exc.CacheOptionError:
+def _backend_error(backend: object) -> exc.OptionError:
     names = ", ".join(_BACKENDS)
-    return exc.CacheOptionError(
+    return exc.OptionError(
         "cannot store rows: it needs leases (compare and set), on servers "
         f"that show whether they have lost items. Use {names} without a "
         "serializer",
@@ -203,7 +203,7 @@ def _load_dogpile() -> type[CacheRegion]:
 
 def _check_configured(name: str, region: CacheRegion) -> CacheRegion:
     if not region.is_configured:
-        raise exc.CacheOptionError(
+        raise exc.OptionError(
             "is not configured: call its configure() first",
             option=f"regions[{name!r}]",
             value=region,
@@ -228,7 +228,7 @@ def _configure(name: str, given: Mapping[str, Any], times: Times) -> CacheRegion
         raise exc.MissingExtraError(
             package="redis", extra="redis", reason=str(error)
         ) from None
-    except exc.CacheOptionError:
+    except exc.OptionError:
         raise
     except TypeError as error:
         reason = str(error)
@@ -236,7 +236,7 @@ def _configure(name: str, given: Mapping[str, Any], times: Times) -> CacheRegion
         # Do not show the message: for a URL without a host it has the
         # password.
         reason = "one has an invalid value; check each part of a url"
-    raise exc.CacheOptionError(
+    raise exc.OptionError(
         f"refuses its arguments: {reason}", option="backend", value=backend
     )
 
@@ -249,7 +249,7 @@ def _check_arguments(backend: str, given: Any) -> dict[str, Any]:
     from sqla_shard.cache.stores.dogpile import MemcachedBackend
 
     if not isinstance(given, (Mapping, type(None))):
-        raise exc.CacheOptionError(
+        raise exc.OptionError(
             f"must be a mapping of arguments of {backend}",
             option="arguments",
             value=given,
@@ -257,7 +257,7 @@ def _check_arguments(backend: str, given: Any) -> dict[str, Any]:
     arguments = dict(given or {})
     known = _ARGUMENTS.get(backend, MemcachedBackend.arguments)
     for argument in arguments.keys() - known:
-        raise exc.CacheOptionError(
+        raise exc.OptionError(
             f"is not an argument of {backend}; valid are {', '.join(known)}",
             option=f"arguments[{argument!r}]",
             # It may be a password with a misspelt name.
@@ -266,7 +266,7 @@ def _check_arguments(backend: str, given: Any) -> dict[str, Any]:
     port = arguments.get("port", 1)
     if backend == _REDIS and type(port) is not int:
         # The client would raise in the first transaction.
-        raise exc.CacheOptionError(
+        raise exc.OptionError(
             "must be the number of a port", option="arguments['port']", value=port
         )
     return arguments
@@ -276,7 +276,7 @@ def _check_names(name: str, given: Mapping[str, Any]) -> None:
     for option in given:
         if option not in _THEIRS | _OURS:
             known = ", ".join(sorted(_THEIRS | _OURS))
-            raise exc.CacheOptionError(
+            raise exc.OptionError(
                 f"is not a setting of region {name!r}; valid are {known}",
                 option=str(option),
                 value=given[option],
@@ -292,9 +292,7 @@ def _times(given: Mapping[str, Any], expire: Any) -> Times:
         check_seconds(option, times[option])
     wait = times.get("wait", 0.0)
     if type(wait) not in (int, float) or not 0 <= wait <= LONGEST:
-        raise exc.CacheOptionError(
-            "must be a number of seconds", option="wait", value=wait
-        )
+        raise exc.OptionError("must be a number of seconds", option="wait", value=wait)
     if isinstance(expire, timedelta):
         expire = expire.total_seconds()
     if isinstance(expire, float) and expire.is_integer():

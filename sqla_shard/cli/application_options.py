@@ -24,7 +24,7 @@ import sqla_shard
 from sqla_shard.cache.config import load_cache
 from sqla_shard.cli.output import CommandT, with_options
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.exc import CacheConfigError, CacheOptionError
+from sqla_shard.exc import CacheConfigError, OptionError
 
 models_option = with_options(
     click.option(
@@ -181,7 +181,7 @@ class CacheOption:
             return
         try:
             cluster.configure_cache(**self._settings)
-        except CacheOptionError as error:
+        except OptionError as error:
             raise CacheConfigError(
                 str(error), path=str(self._path), key="regions"
             ) from error

@@ -33,7 +33,7 @@ from sqla_shard.cli.service_loop import (
     StopFlag,
 )
 from sqla_shard.engine.unread import describe_unread
-from sqla_shard.exc import CacheConfigError, CacheOptionError
+from sqla_shard.exc import CacheConfigError, OptionError
 from sqla_shard.outbox.invalidations import (
     by_region,
     drain,
@@ -160,7 +160,7 @@ def _stores(path: str, *, only_shared: bool = False) -> Iterator[dict[str, Store
                 continue
             try:
                 store = open_region(name, config).store
-            except CacheOptionError as error:
+            except OptionError as error:
                 raise CacheConfigError(
                     str(error), path=path, key=f"regions.{name}"
                 ) from error

@@ -12,7 +12,7 @@ from sqla_shard.cache.regions import open_region
 from sqla_shard.cli.application_options import IN_MEMORY
 from sqla_shard.cli.options import pass_settings, Settings
 from sqla_shard.cli.output import data_option, end, examples, print_report, with_options
-from sqla_shard.exc import CacheConfigError, CacheOptionError
+from sqla_shard.exc import CacheConfigError, OptionError
 from sqla_shard.metrics.load import report_load
 from sqla_shard.metrics.load_stores import LoadCache, LoadDirectory, LoadStore
 
@@ -72,7 +72,7 @@ def open_load_store(
     name, config = next(iter(regions.items()))
     try:
         store = open_region(name, config).store
-    except CacheOptionError as error:
+    except OptionError as error:
         raise CacheConfigError(str(error), path=cache, key=f"regions.{name}") from error
     try:
         yield LoadCache(store, prefix)

@@ -48,7 +48,7 @@ from sqla_shard.engine import (
     Sampling,
     StatementReports,
 )
-from sqla_shard.exc import CacheOptionError
+from sqla_shard.exc import OptionError
 from sqla_shard.outbox import (
     count_pending,
     Pending,
@@ -754,7 +754,7 @@ class Cluster(FromSources, EventTarget):
         :param prefix: prefix of all keys; the same for all processes of an
             application.
         :returns: the cache; it is available as ``cluster.cache``.
-        :raises CacheOptionError: if an argument is not valid, or the
+        :raises OptionError: if an argument is not valid, or the
             cluster has a cache already.
         :raises CacheClassError: if rows of a class cannot be cached.
         :raises MissingExtraError: if a required package is not installed.
@@ -764,7 +764,7 @@ class Cluster(FromSources, EventTarget):
 
         if self.cache is not None:
             # Pending invalidations belong to that cache.
-            raise CacheOptionError(
+            raise OptionError(
                 "is already configured: a cluster has one cache; create "
                 "another cluster",
                 option="cluster.cache",
@@ -788,13 +788,13 @@ class Cluster(FromSources, EventTarget):
 
         The command ``sqla-shard cache repair`` calls this repeatedly.
 
-        :raises CacheOptionError: if the cluster has no cache.
+        :raises OptionError: if the cluster has no cache.
         """
         from sqla_shard.outbox.invalidations import drain
 
         cache = self.cache
         if cache is None:
-            raise CacheOptionError(
+            raise OptionError(
                 "is not configured; call configure_cache() first",
                 option="cluster.cache",
                 value=None,

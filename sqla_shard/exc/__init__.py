@@ -52,9 +52,7 @@ statement raises it::
     │       ├── UnreadableBlobError
     │       │   ├── DamagedBlobError      cannot be decompressed
     │       │   └── DictionaryNotFoundError  no shard has its dictionary
-    │       ├── DictionaryTrainingError   rows that give no dictionary
-    │       ├── DictionaryConflictError   two of the same version
-    │       └── DictionaryRefusedError    not to be used for writing
+    │       └── DictionaryError           not trained, stored or used
     ├── MappingError
     │   ├── InvalidMoveError (ValueError) neighbours that are not valid
     │   ├── InvalidSequenceError (ValueError)  not a position in a list
@@ -69,8 +67,7 @@ statement raises it::
     │   ├── ClaimLostError                a claim that has expired
     │   ├── KeyNotHeldError (LookupError) not a key of the object
     │   ├── KeyPendingError       committed, but the key is only claimed
-    │   ├── LookupPolicyError             a row normalized in another way
-    │   └── KeyspaceKindError             a lookup that is not on mod shards
+    │   └── LookupPolicyError             a row normalized in another way
     ├── ReferenceTableError
     │   ├── ReferenceWriteError           a write by a session
     │   ├── ReferenceRowsError (ValueError)  rows that are not valid for it
@@ -83,9 +80,8 @@ statement raises it::
     ├── CacheClassError (TypeError)       rows that cannot be cached
     ├── CachedFunctionError (TypeError)   arguments that cannot be cached
     ├── CachedWriteError                  a write that cannot be invalidated
-    ├── CacheOptionError (ValueError)     a setting that is not valid
+    ├── OptionError (ValueError)          a setting that is not valid
     ├── CacheKeyError (ValueError)        not a key of memcached
-    ├── MetricsOptionError (ValueError)   a setting of metrics
     ├── CacheConfigError (ValueError)     a file that is not valid
     ├── VerifyPositionError               a file of another run
     ├── ParameterValueError (ValueError)  a value that no server can hold
@@ -93,7 +89,6 @@ statement raises it::
     ├── BookmarkKeyError (ValueError)     keys that cannot sign bookmarks
     ├── SchemaError
     │   ├── ReservedNameError             a table with a reserved name
-    │   ├── SchemaSetupError              files that cannot be written
     │   ├── SchemaOptionError (ValueError)  an option that cannot be used
     │   ├── DivergedRevisionsError        +1 of shards at several revisions
     │   ├── MigrationFailedError          some shards could not be changed
@@ -102,16 +97,13 @@ statement raises it::
     ├── MigrateError
     │   ├── ConversionError               a function of a move fails
     │   ├── DeclarationError (ValueError)  does not fit the tables
-    │   ├── MoveSetupError (ValueError)   sessions of another database
-    │   ├── ShadowReportError (ValueError)  not a report of shadow mode
-    │   ├── ShadowSetupError (ValueError)  cannot be watched
+    │   ├── MigrateSetupError (ValueError)  what does not fit a move
     │   ├── SideClosedError               a write on the wrong side of a move
     │   ├── StageChangedError             changed while a command ran
     │   ├── StageConflictError            another process changed the stage
     │   ├── StageRefusedError             a stage that may not follow
     │   ├── StageUnavailableError         the stage cannot be read
-    │   ├── UnclaimableRowError           a row refers to a missing one
-    │   └── UnmarkedWriteError            an INSERT without primary keys
+    │   └── UnclaimableRowError           a row refers to a missing one
     ├── FleetError
     │   ├── FleetSetupError               no account, or a program is missing
     │   ├── FleetServerError              a server refuses, or is silent
@@ -148,7 +140,6 @@ statement raises it::
     ├── ConcurrentUseError (IllegalStateChangeError)
     │                                     a session in two threads or tasks
     ├── NoEventLoopError (RuntimeError)   an async session, and no event loop
-    ├── DriftReferenceError               no shard to compare others with
     ├── MissingDriverError (ImportError)  a driver is not installed
     ├── MissingExtraError (ImportError)   a package of an extra is not
     ├── ExtensionSetupError               an extension that is not set up

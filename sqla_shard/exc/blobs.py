@@ -8,10 +8,8 @@ from sqla_shard.exc.definitions import BlobError
 __all__ = [
     "BlobCompressionError",
     "DamagedBlobError",
-    "DictionaryConflictError",
+    "DictionaryError",
     "DictionaryNotFoundError",
-    "DictionaryRefusedError",
-    "DictionaryTrainingError",
     "UnreadableBlobError",
 ]
 
@@ -94,36 +92,8 @@ class DictionaryNotFoundError(UnreadableBlobError):
         )
 
 
-class DictionaryTrainingError(BlobCompressionError, MessageError):
-    """Raised when no dictionary can be trained from the rows of a table.
-
-    :ivar table: the table.
-    """
-
-    table: str
-    _text = "{table}: {message}"
-
-
-class DictionaryConflictError(BlobCompressionError):
-    """Raised when a shard has another dictionary of the same version.
-
-    :ivar name: name of the dictionary.
-    :ivar version: the version.
-    :ivar shard_id: the shard.
-    """
-
-    name: str
-    version: int
-    shard_id: int
-    _text = (
-        "shard {shard_id} has another version {version} of the dictionary "
-        "{name!r}: another process has trained one meanwhile. Train again, "
-        "which uses the next version"
-    )
-
-
-class DictionaryRefusedError(BlobCompressionError, MessageError):
-    """Raised when a dictionary must not be used for writing.
+class DictionaryError(BlobCompressionError, MessageError):
+    """Raised when a dictionary cannot be trained, stored or used for writing.
 
     :ivar name: name of the dictionary.
     """

@@ -28,7 +28,6 @@ __all__ = [
     "CacheClassError",
     "CacheConfigError",
     "CacheKeyError",
-    "CacheOptionError",
     "CachedFunctionError",
     "CachedWriteError",
     "ClaimLostError",
@@ -48,15 +47,14 @@ __all__ = [
     "KeyNotHeldError",
     "KeyPendingError",
     "KeyTakenError",
-    "KeyspaceKindError",
     "LocalIdsExhaustedError",
     "LookupPolicyError",
     "LookupTableError",
     "ManyToManyError",
     "MappingError",
-    "MetricsOptionError",
     "MissingIdError",
     "MissingTargetError",
+    "OptionError",
     "PlacementError",
     "Problem",
     "ReferenceIncompleteError",
@@ -501,22 +499,8 @@ class ReferenceIncompleteError(ReferenceTableError):
 # are read from the database.
 
 
-class CacheOptionError(MessageError, ValueError):
-    """Raised when a setting of the cache is not valid.
-
-    :ivar option: name of the setting.
-    :ivar value: the value that was given.
-    """
-
-    option: str
-    value: object
-
-    def _describe(self, message: str) -> str:
-        return f"{self.option}={masking.masked(self.value)} {message}"
-
-
-class MetricsOptionError(MessageError, ValueError):
-    """Raised when a setting of metrics is not valid.
+class OptionError(MessageError, ValueError):
+    """Raised when a setting of the cache, or of metrics, is not valid.
 
     :ivar option: name of the setting.
     :ivar value: the value that was given.
@@ -884,21 +868,3 @@ class LookupPolicyError(LookupTableError):
             "the one and not under the other. Add that policy to the class "
             "with previous=, until all rows are rewritten"
         )
-
-
-class KeyspaceKindError(LookupTableError):
-    """Raised when the keyspace of a lookup is not of kind ``mod``.
-
-    :ivar lookup: the lookup class.
-    :ivar keyspace: name of the keyspace.
-    :ivar kind: kind of the keyspace.
-    """
-
-    lookup: str
-    keyspace: str
-    kind: str
-    _text = (
-        "{lookup} is in keyspace {keyspace!r}, which is of kind {kind!r}: its "
-        "number of shards may change, and keys would be searched on other "
-        'shards. Use a keyspace of kind "mod"'
-    )

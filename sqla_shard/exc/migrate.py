@@ -10,16 +10,13 @@ __all__ = [
     "ConversionError",
     "DeclarationError",
     "MigrateError",
-    "MoveSetupError",
-    "ShadowReportError",
-    "ShadowSetupError",
+    "MigrateSetupError",
     "SideClosedError",
     "StageChangedError",
     "StageConflictError",
     "StageRefusedError",
     "StageUnavailableError",
     "UnclaimableRowError",
-    "UnmarkedWriteError",
 ]
 
 
@@ -45,25 +42,6 @@ class DeclarationError(MigrateError, ValueError):
         if count == 1:
             return f"{self.source}: {self.problems[0]}"
         return f"{self.source}: {count} problems{bullets(self.problems)}"
-
-
-class ShadowReportError(MigrateError, MessageError, ValueError):
-    """Raised for a file that is not a report of shadow mode.
-
-    :ivar path: the file.
-    """
-
-    path: str
-    _text = "{path}: {message}"
-
-
-class ShadowSetupError(MigrateError, MessageError, ValueError):
-    """Raised when shadow mode cannot watch an object, or has a wrong option.
-
-    :ivar value: what was given.
-    """
-
-    value: object
 
 
 class StageRefusedError(MigrateError):
@@ -146,20 +124,6 @@ class SideClosedError(MigrateError):
     )
 
 
-class UnmarkedWriteError(MigrateError):
-    """Raised for an INSERT whose rows cannot be marked; it was not sent.
-
-    :ivar table: name of the table.
-    """
-
-    table: str
-    _text = (
-        "an INSERT into {table} without primary keys in its rows cannot be "
-        "marked for the move; use session.add_all(), or "
-        "session.execute(insert(Class), rows) with the keys"
-    )
-
-
 class UnclaimableRowError(MigrateError):
     """Raised when a row that is copied refers to a row that has no object id.
 
@@ -193,5 +157,5 @@ class ConversionError(MigrateError):
     _text = "{column} cannot be converted from {value}: {reason}"
 
 
-class MoveSetupError(MigrateError, MessageError, ValueError):
-    """Raised when sessions and a move do not fit; nothing was written."""
+class MigrateSetupError(MigrateError, MessageError, ValueError):
+    """Raised when an engine, an option or a file does not fit; nothing was done."""

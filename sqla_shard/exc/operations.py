@@ -26,7 +26,6 @@ __all__ = [
     "ReservedNameError",
     "SchemaError",
     "SchemaOptionError",
-    "SchemaSetupError",
     "ServerFencedError",
     "ServerRetiredError",
     "ShardMissingError",
@@ -380,16 +379,6 @@ class ReservedNameError(SchemaError):
         "begin with sqla_shard_ are reserved for the state of upgrades, "
         "which no revision contains. Choose another name"
     )
-
-
-class SchemaSetupError(SchemaError, MessageError):
-    """Raised when the files for revisions cannot be written.
-
-    :ivar value: the value that is not valid: a path, the name of a keyspace,
-        or the value that was given for the models.
-    """
-
-    value: str
 
 
 class VerifyPositionError(ShardError):

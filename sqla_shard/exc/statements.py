@@ -21,7 +21,6 @@ __all__ = [
     "ClusterClosedError",
     "CommitUnknownError",
     "ConcurrentUseError",
-    "DriftReferenceError",
     "EncryptedStatementsError",
     "ExtensionSetupError",
     "ForkedSessionError",
@@ -452,26 +451,6 @@ class MissingExtraError(ShardError, ImportError):
     extra: str
     reason: str
     _text = "{package} cannot be imported ({reason}); pip install 'sqla-shard[{extra}]'"
-
-
-class DriftReferenceError(ShardError):
-    """Raised when the reference shard of a drift check cannot be read.
-
-    :ivar shard_id: the shard.
-    :ivar keyspace: its keyspace.
-    :ivar server: its server in the topology.
-    :ivar reason: why the shard cannot be read.
-    """
-
-    shard_id: int
-    keyspace: str
-    server: str
-    reason: str
-    _text = (
-        "shard {shard_id} of {keyspace} on {server} cannot be the reference: "
-        "{reason}. Choose another, or leave it out to compare with the lowest "
-        "shard that can be read"
-    )
 
 
 class ExtensionSetupError(MessageError):

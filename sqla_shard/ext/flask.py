@@ -289,7 +289,7 @@ class FlaskCluster:
         :raises TopologyUnavailableError: if ZooKeeper does not respond
             and there is no snapshot.
         :raises CacheConfigError: if the cache file is not valid.
-        :raises CacheOptionError: if the cache configuration is not valid.
+        :raises OptionError: if the cache configuration is not valid.
         """
         if EXTENSION in app.extensions:
             raise ExtensionSetupError(

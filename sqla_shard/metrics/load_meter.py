@@ -28,7 +28,7 @@ from sqlalchemy.sql.schema import Table
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import ExecutionPlan
-from sqla_shard.exc import MetricsOptionError
+from sqla_shard.exc import OptionError
 from sqla_shard.metrics.load import Cell, cut, Key, LoadSnapshot, MOST_CELLS
 from sqla_shard.routing import has_objects, routing_column, spec_of
 from sqla_shard.types.shard_bound import Slotted
@@ -57,7 +57,7 @@ class LoadMeter:
     :param cluster: the cluster.
     :param rate: share of the statements to sample, above 0 and at most 1.
     :param window: seconds for which counts are stored.
-    :raises MetricsOptionError: if an argument is not valid, or the cluster
+    :raises OptionError: if an argument is not valid, or the cluster
         has a meter already.
     """
 
@@ -65,11 +65,11 @@ class LoadMeter:
         self, cluster: Cluster, *, rate: float = 0.01, window: float = 30.0
     ) -> None:
         if not 0 < rate <= 1:
-            raise MetricsOptionError(
+            raise OptionError(
                 "must be above 0 and at most 1", option="rate", value=rate
             )
         if not _SLOT <= window <= 3600:
-            raise MetricsOptionError(
+            raise OptionError(
                 f"must be {_SLOT:g} to 3600 seconds", option="window", value=window
             )
         self.rate = rate
@@ -79,7 +79,7 @@ class LoadMeter:
         self.after_fork()
         with _lock:
             if cluster in _meters:
-                raise MetricsOptionError(
+                raise OptionError(
                     "has a meter already; stop() it first, or use meter_of(cluster)",
                     option="cluster",
                     value=cluster,
@@ -270,7 +270,7 @@ def measure_load(
 
     :param rate: share of the statements to sample, above 0 and at most 1.
     :param window: seconds for which counts are stored.
-    :raises MetricsOptionError: see :class:`LoadMeter`.
+    :raises OptionError: see :class:`LoadMeter`.
     """
     return LoadMeter(cluster, rate=rate, window=window)
 

@@ -26,7 +26,7 @@ from time import time
 from typing import Any, Protocol, TYPE_CHECKING
 
 from sqla_shard.cache.stores import State
-from sqla_shard.exc import MetricsOptionError
+from sqla_shard.exc import OptionError
 from sqla_shard.metrics.load import LoadSnapshot
 from sqla_shard.metrics.load_meter import LoadMeter
 from sqla_shard.util.files import replace_file
@@ -267,12 +267,12 @@ def publish_load(meter: LoadMeter, store: Any) -> LoadPublisher:
 
     :param meter: the meter of a cluster.
     :param store: path of a directory, or a :class:`LoadStore`.
-    :raises MetricsOptionError: if it is neither.
+    :raises OptionError: if it is neither.
     """
     if isinstance(store, (str, os.PathLike)):
         store = LoadDirectory(store)
     elif not hasattr(store, "put"):
-        raise MetricsOptionError(
+        raise OptionError(
             "must be the path of a directory, or a LoadStore",
             option="store",
             value=store,

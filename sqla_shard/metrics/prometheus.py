@@ -21,7 +21,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from sqla_shard.exc import MetricsOptionError, MissingExtraError
+from sqla_shard.exc import MissingExtraError, OptionError
 
 try:
     import prometheus_client
@@ -57,7 +57,7 @@ class PrometheusMetrics:
     :param cluster: the cluster.
     :param registry: the registry; by default a new one, which has nothing
         else.  ``prometheus_client.REGISTRY`` has the metrics of Python, too.
-    :raises MetricsOptionError: if the registry has the metrics of a cluster.
+    :raises OptionError: if the registry has the metrics of a cluster.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class PrometheusMetrics:
                 one.name: _instrument(one, registry) for one in APPLICATION
             }
         except ValueError as error:
-            raise MetricsOptionError(
+            raise OptionError(
                 "has the metrics of a cluster already; stop() them, or pass "
                 "registry=CollectorRegistry()",
                 option="registry",
@@ -167,7 +167,7 @@ class PrometheusMetrics:
         Only GET and HEAD are allowed.
         """
         if scope["type"] != "http":
-            raise MetricsOptionError(
+            raise OptionError(
                 "is not a request of HTTP; mount asgi_app at a path",
                 option="scope.type",
                 value=scope["type"],

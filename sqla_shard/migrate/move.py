@@ -47,7 +47,7 @@ from sqla_shard.cluster.retries import repeat, Retries
 from sqla_shard.dialects import backend_for
 from sqla_shard.exc import (
     DeclarationError,
-    MoveSetupError,
+    MigrateSetupError,
     SideClosedError,
     StageUnavailableError,
     TopologyError,
@@ -106,7 +106,7 @@ class Move:
     :param replicas: URLs of the replicas of the database, for passes that
         wait while one is behind; placeholders are those of a topology.
     :raises DeclarationError: if a class is missing, or does not fit.
-    :raises MoveSetupError: if a replica is not a MySQL or MariaDB server.
+    :raises MigrateSetupError: if a replica is not a MySQL or MariaDB server.
 
     :ivar replicas: the replicas of the database, with the accounts.
     :ivar counts: how many reads of this process were ``compared``, were
@@ -399,7 +399,7 @@ class Move:
     def _objects(self, table: str) -> MovedTable:
         one = self.tables[table]
         if not isinstance(one, MovedTable):
-            raise MoveSetupError(f"the rows of {table} have no object ids")
+            raise MigrateSetupError(f"the rows of {table} have no object ids")
         return one
 
     # -- copies after COMMIT
@@ -432,14 +432,14 @@ class Move:
 def _replica(text: str, cluster: Cluster) -> URL:
     """Return the URL of a replica.
 
-    :raises MoveSetupError: if it is not that of a server with replication.
+    :raises MigrateSetupError: if it is not that of a server with replication.
     """
     try:
         url = cluster.places.engines.filled(text)
     except (ArgumentError, TopologyError) as error:
-        raise MoveSetupError(f"replicas: {masked(str(error))}") from error
+        raise MigrateSetupError(f"replicas: {masked(str(error))}") from error
     if url.get_backend_name() not in ("mysql", "mariadb") or not url.host:
-        raise MoveSetupError(
+        raise MigrateSetupError(
             f"replicas: {masked(text)} must be the URL of a MySQL or MariaDB "
             "server, such as mysql://monitor@10.0.0.7/"
         )

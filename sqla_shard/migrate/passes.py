@@ -21,7 +21,7 @@ from sqla_shard.dialects import backend_for
 from sqla_shard.engine.pools import server_name
 from sqla_shard.exc import (
     ConversionError,
-    MoveSetupError,
+    MigrateSetupError,
     StageRefusedError,
     UnclaimableRowError,
 )
@@ -78,7 +78,7 @@ def backfill(
     :returns: the number of rows that could not be copied; they are logged.
     :raises StageRefusedError: if the stage copies nothing from the database.
     :raises StageChangedError: if the stage changes meanwhile.
-    :raises MoveSetupError: if ``max_lag`` is given, and there is no replica.
+    :raises MigrateSetupError: if ``max_lag`` is given, and there is no replica.
     :raises FleetSetupError: if the lag of a replica cannot be read.
     """
     now = _stage(move, "backfill", "legacy")
@@ -138,7 +138,7 @@ def _limit(
 ) -> Callable[[int], object]:
     """Return a function that waits, as long as a number of rows takes.
 
-    :raises MoveSetupError: if ``max_lag`` is given, and there is no replica.
+    :raises MigrateSetupError: if ``max_lag`` is given, and there is no replica.
     """
     throttle = Throttle(rate)
     if max_lag is None:
@@ -221,7 +221,7 @@ def reconcile(
     :returns: the last pass.
     :raises StageRefusedError: if the stage copies nothing.
     :raises StageChangedError: if the stage changes meanwhile.
-    :raises MoveSetupError: as for :func:`backfill`.
+    :raises MigrateSetupError: as for :func:`backfill`.
     :raises FleetSetupError: if the lag of a replica cannot be read.
     :raises VerifyPositionError: as for :func:`verify`.
     """
@@ -245,10 +245,10 @@ def lag_guard(move: Move, seconds: float) -> LagGuard:
     """Return a guard that waits while a replica is behind.
 
     :param seconds: how far each may be behind.
-    :raises MoveSetupError: if there is none.
+    :raises MigrateSetupError: if there is none.
     """
     if not replicas(move):
-        raise MoveSetupError(
+        raise MigrateSetupError(
             f"max_lag={seconds:g}: there is no replica whose lag could be "
             "read; name those of the database in Move(replicas=...), and "
             "standbys of the shards in the topology"

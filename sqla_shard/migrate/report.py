@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from sqla_shard.exc import ShadowReportError
+from sqla_shard.exc import MigrateSetupError
 from sqla_shard.migrate.verdicts import Outcome, OUTCOMES
 from sqla_shard.util.json_values import parsed_json
 
@@ -163,7 +163,7 @@ class Report:
 def load(path: str | os.PathLike[str]) -> Report:
     """Read the report in a file.
 
-    :raises ShadowReportError: if the file has no report, or one of another
+    :raises MigrateSetupError: if the file has no report, or one of another
         version.
     :raises OSError: if it cannot be read.
     """
@@ -175,7 +175,7 @@ def load(path: str | os.PathLike[str]) -> Report:
         reason = f"version {version} of a report; this package reads {VERSION}"
     except (KeyError, TypeError, ValueError) as error:
         reason = f"not a report of shadow mode ({type(error).__name__})"
-    raise ShadowReportError(reason, path=str(path))
+    raise MigrateSetupError(f"{path}: {reason}")
 
 
 def _report(document: dict[str, Any]) -> Report:

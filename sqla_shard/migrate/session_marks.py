@@ -23,7 +23,7 @@ from sqlalchemy import Connection, event, inspect, select
 from sqlalchemy.orm import ORMExecuteState, Session, SessionTransaction
 
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import MoveSetupError, SideClosedError, UnmarkedWriteError
+from sqla_shard.exc import MigrateSetupError, SideClosedError, UnsupportedStatementError
 from sqla_shard.migrate.fences import DatabaseFence
 from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.marks import Marks
@@ -198,7 +198,7 @@ class _SessionMarks(Generic[P]):
     def _keys(self, state: ORMExecuteState, one: MovedRows) -> list[Key]:
         """Return the keys of the rows that a statement will write.
 
-        :raises UnmarkedWriteError: for an INSERT without primary keys.
+        :raises UnsupportedStatementError: for an INSERT without primary keys.
         """
         mapper: Any = state.bind_mapper
         columns = (
@@ -218,7 +218,12 @@ class _SessionMarks(Generic[P]):
         if all(name in row for row in given for name in names):
             return [tuple(row[name] for name in names) for row in given]
         if state.is_insert:
-            raise UnmarkedWriteError(table=one.name)
+            raise UnsupportedStatementError(
+                f"an INSERT into {one.name} without primary keys in its rows "
+                "cannot be marked for the move; use session.add_all(), or "
+                "session.execute(insert(Class), rows) with the keys",
+                construct="INSERT",
+            )
         wanted = select(*attributes).with_for_update()
         where = state.statement.whereclause  # type: ignore[attr-defined]  # of UPDATE and DELETE
         if where is not None:
@@ -287,12 +292,12 @@ class LegacyMarks(_SessionMarks[None]):
     def _connection(self, session: Any, place: None) -> Connection:
         """Return the connection that the session writes the rows with.
 
-        :raises MoveSetupError: if it is one to another database.
+        :raises MigrateSetupError: if it is one to another database.
         """
         for table in self._tables:
             bind = session.get_bind(clause=table)
             if bind.engine.pool is not self._bind.pool:
-                raise MoveSetupError(
+                raise MigrateSetupError(
                     f"a session writes {table.key} with {bind.engine!r}, "
                     f"which is not the engine of the move, {self._bind!r}"
                 )

@@ -47,7 +47,7 @@ from sqlalchemy.sql.elements import (
     SavepointClause,
 )
 
-from sqla_shard.exc import ShadowSetupError, ShardError
+from sqla_shard.exc import MigrateSetupError, ShardError
 from sqla_shard.exc.base import message
 from sqla_shard.migrate.declaration import Declaration
 from sqla_shard.migrate.forms import Form
@@ -108,7 +108,7 @@ class Shadow:
         application is what is outside of ``site-packages``.
     :param most_sites: maximum number of lines in a report.
     :raises DeclarationError: if the declaration does not fit the tables.
-    :raises ShadowSetupError: if an option is not valid.
+    :raises MigrateSetupError: if an option is not valid.
     """
 
     def __init__(
@@ -125,9 +125,7 @@ class Shadow:
     ) -> None:
         for name, share in (("sample", sample), ("budget", budget)):
             if share is not None and not 0 <= share <= 1:
-                raise ShadowSetupError(
-                    f"{name}={share!r} must be from 0 to 1", value=share
-                )
+                raise MigrateSetupError(f"{name}={share!r} must be from 0 to 1")
         self.future = Future(declaration, metadata)
         self._sample = sample
         self._budget = budget
@@ -187,7 +185,7 @@ class Shadow:
         :param targets: an engine or asynchronous engine; a session, or a
             factory of sessions, with its engine as ``bind``; or the class
             ``Engine`` for all engines of the process.
-        :raises ShadowSetupError: if a target has no engine.
+        :raises MigrateSetupError: if a target has no engine.
         """
         for engine in map(_engine_of, targets):
             if engine in self._watched:
@@ -386,7 +384,7 @@ def _parameters(context: Any) -> list[dict[str, Any]]:
 def _engine_of(target: Any) -> Any:
     """Return the engine of an object.
 
-    :raises ShadowSetupError: if it has none.
+    :raises MigrateSetupError: if it has none.
     """
     if target is Engine or isinstance(target, Engine):
         return target
@@ -400,10 +398,9 @@ def _engine_of(target: Any) -> Any:
     factory = getattr(target, "session_factory", None)
     if factory is not None:
         return _engine_of(factory)
-    raise ShadowSetupError(
+    raise MigrateSetupError(
         f"{target!r} has no engine; give the engine itself, or the class "
-        "Engine for all engines of the process",
-        value=target,
+        "Engine for all engines of the process"
     )
 
 

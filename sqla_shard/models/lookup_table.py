@@ -30,8 +30,8 @@ from sqla_shard.engine import scatter
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import (
     InvalidKeyError,
-    KeyspaceKindError,
     LookupPolicyError,
+    LookupTableError,
     UnsupportedStatementError,
 )
 from sqla_shard.models.class_checks import built_once
@@ -67,7 +67,7 @@ class NormalizedKey:
 class LookupAccess:
     """A lookup class in a session.
 
-    :raises KeyspaceKindError: if its keyspace is not of kind ``mod``.
+    :raises LookupTableError: if its keyspace is not of kind ``mod``.
     """
 
     def __init__(self, cls: Any, session: ShardSession) -> None:
@@ -76,8 +76,11 @@ class LookupAccess:
         self.definition: LookupDefinition = link(cls)
         space: Keyspace = session.places.keyspace(self.definition.keyspace, "mod")
         if space.kind != "mod":
-            raise KeyspaceKindError(
-                lookup=self.name, keyspace=space.name, kind=space.kind
+            raise LookupTableError(
+                f"{self.name} is in keyspace {space.name!r}, which is of kind "
+                f"{space.kind!r}: its number of shards may change, and keys "
+                "would be searched on other shards. Use a keyspace of kind "
+                '"mod"'
             )
         self.keyspace = space
 

@@ -215,7 +215,7 @@ def write_pending(
     :param place: location of a shard that the transaction writes.
     :param entries: the name of the region and the key of each.
     :raises CacheKeyError: if a key is not valid.
-    :raises CacheOptionError: if the name of a region is not valid.
+    :raises OptionError: if the name of a region is not valid.
     :raises LookupError: if the transaction has not begun on that server.
     :raises SQLAlchemyError: on server error; roll back the transaction.
     """
@@ -225,7 +225,7 @@ def write_pending(
     check_keys(key for _, key in unique)
     for region in {region for region, _ in unique}:
         if not 1 <= len(region) <= LONGEST_REGION:
-            raise exc.CacheOptionError(
+            raise exc.OptionError(
                 f"is not 1 to {LONGEST_REGION} characters",
                 option="region",
                 value=region,

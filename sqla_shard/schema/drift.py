@@ -28,7 +28,7 @@ from sqla_shard.dialects import Backend
 from sqla_shard.dialects.base import DATABASE
 from sqla_shard.engine import Engines
 from sqla_shard.exc import (
-    DriftReferenceError,
+    SchemaError,
     ServerUnreachableError,
     ShardError,
     UnknownServerError,
@@ -318,7 +318,7 @@ def verify(
     :raises UnknownKeyspaceError: if the topology has no such keyspace.
     :raises UnknownShardError: if no selected keyspace has such a shard.
     :raises UnknownServerError: if no selected keyspace has such a server.
-    :raises DriftReferenceError: if the reference cannot be read.
+    :raises SchemaError: if the reference cannot be read.
     """
     began = monotonic()
     topology, engines = cluster.places.topology, cluster.places.engines
@@ -460,7 +460,7 @@ def _reference(
 ) -> _Database | None:
     """Return the database to compare with; None if nothing was read.
 
-    :raises DriftReferenceError: if the wanted one was not read.
+    :raises SchemaError: if the wanted one was not read.
     """
     if wanted is None or wanted not in keyspace.shard_ids:
         return min(
@@ -477,11 +477,10 @@ def _reference(
         for reading in readings
         if reading.instance.server.name == server and reading.instance.role == "primary"
     ]
-    raise DriftReferenceError(
-        shard_id=wanted,
-        keyspace=keyspace.name,
-        server=server,
-        reason=errors[0] or "database not found",
+    raise SchemaError(
+        f"shard {wanted} of {keyspace.name} on {server} cannot be the reference: "
+        f"{errors[0] or 'database not found'}. Choose another, or leave it out to "
+        "compare with the lowest shard that can be read"
     )
 
 

@@ -148,7 +148,7 @@ def test_values_end_on_the_node(servers):
     region = region_on(servers, memcached_expire_time=1)
     region.set("k", 1)
     assert wait_until(lambda: region.get("k") is NO_VALUE, seconds=60)
-    with pytest.raises(exc.CacheOptionError, match="memcached_expire_time"):
+    with pytest.raises(exc.OptionError, match="memcached_expire_time"):
         region_on(servers, memcached_expire_time=0.5)
 
 
@@ -179,7 +179,7 @@ def test_servers_as_a_file_of_settings_has_them(servers):
     region.set("k", 1)
     assert region.get("k") == 1
     assert region.backend.get_mutex("k") is not None
-    with pytest.raises(exc.CacheOptionError, match="list of different"):
+    with pytest.raises(exc.OptionError, match="list of different"):
         make_region().configure(BACKEND)
 
 

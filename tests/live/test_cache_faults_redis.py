@@ -208,13 +208,13 @@ def test_no_listeners():
 def test_clients_of_several_servers_are_refused():
     sentinel = redis.Sentinel([("127.0.0.1", 1)])
     for client in (sentinel.master_for("main"), object()):
-        with pytest.raises(exc.CacheOptionError, match="single") as caught:
+        with pytest.raises(exc.OptionError, match="single") as caught:
             RedisStore(client)
         assert caught.value.option == "client"
 
 
 @pytest.mark.parametrize("option", ["longest", "timeout", "retry"])
 def test_times_that_cannot_be(option):
-    with pytest.raises(exc.CacheOptionError) as caught:
+    with pytest.raises(exc.OptionError) as caught:
         RedisStore(redis.Redis(), **{option: 0})
     assert caught.value.option == option

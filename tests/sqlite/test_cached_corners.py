@@ -29,7 +29,7 @@ from sqlalchemy.types import UserDefinedType
 from sqla_shard import ObjectMixin
 from sqla_shard.cache import cached_list
 from sqla_shard.cache.columns import Columns
-from sqla_shard.exc import CacheClassError, CacheOptionError
+from sqla_shard.exc import CacheClassError, OptionError
 from sqla_shard.types import ShardedId
 from tests.models.cached_models import (
     Board,
@@ -61,7 +61,7 @@ def corners(cluster):
 
 def test_a_second_cache_is_refused(cluster):
     before = cluster.cache
-    with pytest.raises(CacheOptionError, match="already configured"):
+    with pytest.raises(OptionError, match="already configured"):
         cluster.configure_cache({}, classes={}, prefix="test")
     assert cluster.cache is before
 

@@ -145,7 +145,7 @@ def test_nothing_is_made_where_there_is_nothing(tmp_path: Path) -> None:
         found = objects(report)
         assert (found.reference, found.databases) == (None, 0)
         assert [copies.shards for copies in found.missing] == [(0, 1), (2, 3)]
-        with pytest.raises(exc.DriftReferenceError):
+        with pytest.raises(exc.SchemaError):
             verify(cluster, reference=3)
     assert list(tmp_path.rglob("*")) == [tmp_path / "server1"]
     assert "keyspace objects: nothing could be read" in str(report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from flask import Flask
 
-from sqla_shard.exc import CacheConfigError, CacheOptionError, ExtensionSetupError
+from sqla_shard.exc import CacheConfigError, ExtensionSetupError, OptionError
 from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.testing import sqlite_topology
 from tests.models.models import Board, Pin
@@ -123,9 +123,9 @@ def test_two_caches_are_refused(app):
     ("where", "prefix", "error"),
     [
         ("missing.toml", "shop", CacheConfigError),
-        ({"rows": {"backend": "none"}}, "shop", CacheOptionError),
-        ({"other": _MEMORY}, "shop", CacheOptionError),
-        ({"rows": _MEMORY}, "a b", CacheOptionError),
+        ({"rows": {"backend": "none"}}, "shop", OptionError),
+        ({"other": _MEMORY}, "shop", OptionError),
+        ({"rows": _MEMORY}, "a b", OptionError),
     ],
     ids=["file", "backend", "region", "prefix"],
 )

@@ -11,7 +11,7 @@ from sqlalchemy import insert, select, text
 
 from sqla_shard import pack, scatter, unpack
 from sqla_shard.cache.stores.memory import MemoryStore
-from sqla_shard.exc import MetricsOptionError
+from sqla_shard.exc import OptionError
 from sqla_shard.metrics import (
     LoadCache,
     LoadDirectory,
@@ -103,7 +103,7 @@ def test_samples_have_the_rate(cluster, board, rng):
 def test_nothing_is_counted_when_it_has_stopped(cluster, board):
     meter = measure_load(cluster, rate=1)
     assert meter_of(cluster) is meter
-    with pytest.raises(MetricsOptionError, match="a meter already"):
+    with pytest.raises(OptionError, match="a meter already"):
         measure_load(cluster)
     meter.stop()
     assert meter_of(cluster) is None
@@ -115,7 +115,7 @@ def test_nothing_is_counted_when_it_has_stopped(cluster, board):
 
 @pytest.mark.parametrize("options", [{"rate": 0}, {"rate": 1.5}, {"window": 0}])
 def test_wrong_options(cluster, options):
-    with pytest.raises(MetricsOptionError, match=next(iter(options))):
+    with pytest.raises(OptionError, match=next(iter(options))):
         measure_load(cluster, **options)
     assert meter_of(cluster) is None
 
@@ -260,5 +260,5 @@ def test_errors_of_a_store_are_logged_once(meter, tmp_path, caplog):
 
 
 def test_invalid_stores(meter):
-    with pytest.raises(MetricsOptionError, match="LoadStore"):
+    with pytest.raises(OptionError, match="LoadStore"):
         publish_load(meter, 3)

@@ -20,12 +20,12 @@ from sqla_shard import Cluster, LookupMixin, MappingMixin, SCHEMA
 from sqla_shard.cli.program import program
 from sqla_shard.exc import (
     DeclarationError,
-    MoveSetupError,
+    MigrateSetupError,
     ServerUnreachableError,
     SideClosedError,
     StageRefusedError,
     StageUnavailableError,
-    UnmarkedWriteError,
+    UnsupportedStatementError,
     VerifyPositionError,
 )
 from sqla_shard.migrate import Declaration, Lookup, Move, Moved, Owner
@@ -154,7 +154,7 @@ def test_sessions_copy_what_they_write(move):
         session.execute(update(Post), [{"id": 3, "title": "by key"}])
     assert titles(move) == {1: "changed", 3: "by key", 9: "bulk"}
     assert verify(move).is_equal
-    with move._sessions() as session, pytest.raises(UnmarkedWriteError):
+    with move._sessions() as session, pytest.raises(UnsupportedStatementError):
         session.execute(
             insert(Post),
             [{"user_id": 1, "title": "?", "changes": 0, "written_at": WRITTEN_AT}],
@@ -467,7 +467,7 @@ def test_a_position_of_another_pass(move, tmp_path, monkeypatch):
 def test_a_limit_of_lag_needs_replicas(move):
     Switch(move).go("copying")
     for work in (backfill, reconcile):
-        with pytest.raises(MoveSetupError, match=r"name .* Move\(replicas="):
+        with pytest.raises(MigrateSetupError, match=r"name .* Move\(replicas="):
             work(move, max_lag=5)
     assert titles(move) == {}
 
@@ -482,7 +482,7 @@ def test_a_limit_of_lag_needs_replicas(move):
     ],
 )
 def test_a_replica_is_a_server(move, tmp_path, url, says):
-    with pytest.raises(MoveSetupError, match=says) as info:
+    with pytest.raises(MigrateSetupError, match=says) as info:
         open_move("sqlite://", str(tmp_path / "topology.json"), replicas=[url])
     assert "s3cret" not in str(info.value)
 
@@ -852,7 +852,7 @@ def test_sessions_of_another_engine_are_refused(move):
     with Session(other) as session:
         move._legacy_marks.listen(session)
         session.get(Post, 1).title = "changed"
-        with pytest.raises(MoveSetupError, match="not the engine of the"):
+        with pytest.raises(MigrateSetupError, match="not the engine of the"):
             session.flush()
     # Options of an engine do not change its database.
     with Session(move.engine.execution_options(x=1)) as session:

@@ -21,8 +21,8 @@ from starlette.routing import Mount
 from sqla_shard import pack, scatter
 from sqla_shard.exc import (
     ExtensionSetupError,
-    MetricsOptionError,
     NoShardKeyError,
+    OptionError,
     RetriesExhaustedError,
     StaleDataError,
 )
@@ -136,7 +136,7 @@ def test_every_metric_is_defined_once(metrics):
 def test_a_registry_has_one_cluster(cluster):
     registry = CollectorRegistry()
     first = PrometheusMetrics(cluster, registry)
-    with pytest.raises(MetricsOptionError, match="already"):
+    with pytest.raises(OptionError, match="already"):
         PrometheusMetrics(cluster, registry)
     first.stop()
     PrometheusMetrics(cluster, registry).stop()
@@ -172,7 +172,7 @@ def test_asgi(cluster, metrics):
     assert parsed(found.text)["sqla_shard_topology_epoch",] == 1
     assert asyncio.run(ask("HEAD")).text == ""
     assert asyncio.run(ask("POST")).status_code == 405
-    with pytest.raises(MetricsOptionError, match=r"scope\.type"):
+    with pytest.raises(OptionError, match=r"scope\.type"):
         asyncio.run(metrics.asgi_app({"type": "websocket"}, None, None))
 
 

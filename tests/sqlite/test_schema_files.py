@@ -17,7 +17,7 @@ from alembic.util import CommandError
 
 from examples.pinboard import models as pinboard
 from sqla_shard import Cluster
-from sqla_shard.exc import SchemaSetupError, UnknownKeyspaceError
+from sqla_shard.exc import SchemaError, UnknownKeyspaceError
 from sqla_shard.schema import init, template_path
 from tests.models.sqlite_files import with_files
 
@@ -149,7 +149,7 @@ def test_models_go_into_env_py(
 
 @pytest.mark.parametrize("models", ["", "Base", "a:", "a:b c", "a:b\nimport x"])
 def test_models_that_make_no_sense_are_refused(project: Path, models: str) -> None:
-    with pytest.raises(SchemaSetupError, match="module:name"):
+    with pytest.raises(SchemaError, match="module:name"):
         init("migrations", topology="topology.toml", models=models)
     assert os.listdir() == ["topology.toml"]
 
@@ -160,9 +160,8 @@ def test_nothing_is_overwritten(project: Path, path: str) -> None:
     there.parent.mkdir(parents=True, exist_ok=True)
     there.write_text("mine")
     before = sorted(project.rglob("*"))
-    with pytest.raises(SchemaSetupError) as caught:
+    with pytest.raises(SchemaError, match=path.split("/")[0]):
         init("migrations", topology="topology.toml")
-    assert caught.value.value in (path, os.path.dirname(path))
     assert sorted(project.rglob("*")) == before
     assert there.read_text() == "mine"
 
@@ -170,7 +169,7 @@ def test_nothing_is_overwritten(project: Path, path: str) -> None:
 def test_keyspaces_that_are_not_there_are_refused(project: Path) -> None:
     with pytest.raises(UnknownKeyspaceError, match="'other'"):
         init("migrations", topology="topology.toml", keyspaces=["other"])
-    with pytest.raises(SchemaSetupError, match="keyspaces is empty"):
+    with pytest.raises(SchemaError, match="keyspaces is empty"):
         init("migrations", topology="topology.toml", keyspaces=[])
     assert os.listdir() == ["topology.toml"]
 
@@ -178,7 +177,7 @@ def test_keyspaces_that_are_not_there_are_refused(project: Path) -> None:
 def test_sections_that_alembic_needs_are_not_taken(project: Path) -> None:
     text = TOPOLOGY.replace("main", "logger_root")
     Path("topology.toml").write_text(text)
-    with pytest.raises(SchemaSetupError, match="'logger_root'"):
+    with pytest.raises(SchemaError, match="'logger_root'"):
         init("migrations", topology="topology.toml")
     assert os.listdir() == ["topology.toml"]
     init("m", topology="topology.toml", keyspaces=["logger_root"])

@@ -28,7 +28,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import scoped_session, Session, sessionmaker
 
-from sqla_shard.exc import ShadowReportError, ShadowSetupError
+from sqla_shard.exc import MigrateSetupError
 from sqla_shard.migrate import (
     Declaration,
     load,
@@ -405,7 +405,7 @@ def test_asynchronous_sessions_can_be_watched() -> None:
     ],
 )
 def test_invalid_targets_of_watch(call: Any, message: str) -> None:
-    with pytest.raises(ShadowSetupError, match=message):
+    with pytest.raises(MigrateSetupError, match=message):
         call()
 
 
@@ -445,7 +445,7 @@ def test_reports_of_several_processes(engine: Engine, tmp_path: Path) -> None:
 def test_files_that_are_no_reports(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "shadow-x.json"
     path.write_text(content)
-    with pytest.raises(ShadowReportError, match=message):
+    with pytest.raises(MigrateSetupError, match=message):
         load(path)
 
 

@@ -441,9 +441,9 @@ class Objects(Suite):
             self.ask(cluster, lengths, [7])
 
     def test_an_unknown_region(self, cluster, cache):
-        with pytest.raises(exc.CacheOptionError, match="'nowhere' is no"):
+        with pytest.raises(exc.OptionError, match="'nowhere' is no"):
             self.ask(cluster, nowhere, [1])
-        with pytest.raises(exc.CacheOptionError, match="'nowhere' is no"):
+        with pytest.raises(exc.OptionError, match="'nowhere' is no"):
             self.ask(cluster, nowhere.invalidate, [1])
 
     @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ class Values(Suite):
             ("expire", lambda: store.fill({}, seconds)),
             ("expire", lambda: store.block([mark], token(), seconds)),
         ):
-            with pytest.raises(exc.CacheOptionError) as caught:
+            with pytest.raises(exc.OptionError) as caught:
                 call()
             assert caught.value.option == option
         assert state(store, mark) is State.LEASED
@@ -313,7 +313,7 @@ class Tombstones(Suite):
 
     @pytest.mark.parametrize("wrong", [b"", b"short", b"x" * 17, "x" * 16])
     def test_tokens_that_cannot_be(self, store, mark, wrong):
-        with pytest.raises(exc.CacheOptionError, match="16 bytes"):
+        with pytest.raises(exc.OptionError, match="16 bytes"):
             store.block([mark], wrong, 10)
 
 

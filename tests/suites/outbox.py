@@ -184,8 +184,8 @@ class Outbox(Suite):
         [
             ("r", "a b", exc.CacheKeyError),
             ("r", "a" * 251, exc.CacheKeyError),
-            ("", "a", exc.CacheOptionError),
-            ("r" * 65, "a", exc.CacheOptionError),
+            ("", "a", exc.OptionError),
+            ("r" * 65, "a", exc.OptionError),
         ],
         ids=["blank", "long key", "no region", "long region"],
     )

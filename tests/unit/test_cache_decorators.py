@@ -63,7 +63,7 @@ def test_it_looks_like_the_function():
 )
 @pytest.mark.parametrize("decorate", [objects, a_list])
 def test_invalid_formats(decorate, format_):
-    with pytest.raises(exc.CacheOptionError, match="is not a valid format of keys"):
+    with pytest.raises(exc.OptionError, match="is not a valid format of keys"):
         decorate(format=format_)
 
 
@@ -74,10 +74,10 @@ def test_formats(format_):
 
 def test_two_functions_with_one_format():
     first = objects()
-    with pytest.raises(exc.CacheOptionError, match=r"format of .*many\(\)"):
+    with pytest.raises(exc.OptionError, match=r"format of .*many\(\)"):
         a_list()
     # Made by a function that was called twice, say.
-    with pytest.raises(exc.CacheOptionError, match="once, at the top"):
+    with pytest.raises(exc.OptionError, match="once, at the top"):
         objects()
     del first
     gc.collect()
@@ -103,9 +103,9 @@ def test_options():
         ("rows", 0),
         ("rows", 10_001),
     ):
-        with pytest.raises(exc.CacheOptionError, match=f"^{option}="):
+        with pytest.raises(exc.OptionError, match=f"^{option}="):
             a_list(**{option: value})
-    with pytest.raises(exc.CacheOptionError, match="must be the name of a region"):
+    with pytest.raises(exc.OptionError, match="must be the name of a region"):
         cached_objects(many, format="d:%d")(many)
 
 
@@ -117,7 +117,7 @@ def test_classes():
         assert objects(of=cls)
     with pytest.raises(exc.CacheClassError, match="Plain"):
         objects(of=Plain)
-    with pytest.raises(exc.CacheOptionError, match="ids of User, which are"):
+    with pytest.raises(exc.OptionError, match="ids of User, which are"):
         objects(of=User, format="d:%s")
 
 

@@ -90,5 +90,5 @@ def test_a_dead_writers_token_does_not_last():
 
 
 def test_room_for_nothing():
-    with pytest.raises(exc.CacheOptionError, match="most=0"):
+    with pytest.raises(exc.OptionError, match="most=0"):
         MemoryStore(most=0)

@@ -40,7 +40,7 @@ MEMORY = {"backend": "dogpile.cache.memory"}
 )
 def test_settings_that_make_no_sense(given, option):
     settings = {"regions": {"r": MEMORY}, "classes": {}, "prefix": "p"}
-    with pytest.raises(exc.CacheOptionError) as caught:
+    with pytest.raises(exc.OptionError) as caught:
         Cache(**{**settings, **given})
     assert caught.value.option == option
 

@@ -196,5 +196,5 @@ def test_tombstones_are_removed_once(store):
 
 def test_a_tombstone_that_a_store_cannot_promise():
     store = MemcachedStore(["127.0.0.1"], longest=10)
-    with pytest.raises(exc.CacheOptionError, match="expire=60"):
+    with pytest.raises(exc.OptionError, match="expire=60"):
         Tombstones(store, TIMES).put(["a"])

@@ -213,7 +213,7 @@ def test_all_options():
     ids=str,
 )
 def test_invalid_option_values(option, value):
-    with pytest.raises(exc.CacheOptionError) as caught:
+    with pytest.raises(exc.OptionError) as caught:
         open_region("objects", {"backend": MEMORY, option: value})
     assert caught.value.option == option
     if option == "backend":
@@ -225,35 +225,35 @@ def test_a_backend_that_will_not_do_is_not_even_made(tmp_path):
     file = tmp_path / "file"
     arguments = {"filename": str(file)}
     config = {"backend": "dogpile.cache.dbm", "arguments": arguments}
-    with pytest.raises(exc.CacheOptionError):
+    with pytest.raises(exc.OptionError):
         open_region("objects", config)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("config", [None, "memory", [("backend", MEMORY)]])
 def test_invalid_configurations(config):
-    with pytest.raises(exc.CacheOptionError) as caught:
+    with pytest.raises(exc.OptionError) as caught:
         open_region("objects", config)
     assert caught.value.option == "regions['objects']"
 
 
 def test_a_region_must_be_configured():
     for call in (lambda r: open_region("objects", r), store_of):
-        with pytest.raises(exc.CacheOptionError, match="configure"):
+        with pytest.raises(exc.OptionError, match="configure"):
             call(make_region())
 
 
 @pytest.mark.parametrize("backend", ["null", "memory_pickle"])
 def test_a_region_must_have_a_backend_that_will_do(backend):
     region = make_region().configure(f"dogpile.cache.{backend}")
-    with pytest.raises(exc.CacheOptionError, match="leases"):
+    with pytest.raises(exc.OptionError, match="leases"):
         open_region("objects", region)
 
 
 def test_unknown_arguments():
     arguments = {"servers": ["127.0.0.1:1"], "timout": 1}
     config = {"backend": BACKEND, "arguments": arguments}
-    with pytest.raises(exc.CacheOptionError, match="timeout") as caught:
+    with pytest.raises(exc.OptionError, match="timeout") as caught:
         open_region("objects", config)
     assert caught.value.option == "arguments['timout']"
 
@@ -268,7 +268,7 @@ def test_unknown_arguments():
 )
 def test_arguments_of_other_backends(backend, argument):
     config = {"backend": backend, "arguments": {argument: "x"}}
-    with pytest.raises(exc.CacheOptionError, match="valid are") as caught:
+    with pytest.raises(exc.OptionError, match="valid are") as caught:
         open_region("objects", config)
     assert caught.value.option == f"arguments[{argument!r}]"
 
@@ -298,7 +298,7 @@ def test_arguments_of_other_backends(backend, argument):
 )
 def test_arguments_that_make_no_sense(argument, value):
     arguments = {"servers": ["127.0.0.1:1"], argument: value}
-    with pytest.raises(exc.CacheOptionError) as caught:
+    with pytest.raises(exc.OptionError) as caught:
         open_region("objects", {"backend": BACKEND, "arguments": arguments})
     assert caught.value.option == argument
 
@@ -306,7 +306,7 @@ def test_arguments_that_make_no_sense(argument, value):
 def test_arguments_are_a_mapping():
     for given in ("servers", ["servers"], 1):
         config = {"backend": BACKEND, "arguments": given}
-        with pytest.raises(exc.CacheOptionError, match="mapping") as caught:
+        with pytest.raises(exc.OptionError, match="mapping") as caught:
             open_region("objects", config)
         assert caught.value.option == "arguments"
 
@@ -314,14 +314,14 @@ def test_arguments_are_a_mapping():
 def test_an_invalid_port_of_redis():
     """The client would raise ValueError, in the first transaction."""
     config = {"backend": "dogpile.cache.redis", "arguments": {"port": "x"}}
-    with pytest.raises(exc.CacheOptionError, match="port"):
+    with pytest.raises(exc.OptionError, match="port"):
         open_region("objects", config)
 
 
 def test_a_tombstone_must_not_be_longer_than_a_node_waits():
     arguments = {"servers": ["127.0.0.1:1"], "longest": 60}
     config = {"backend": BACKEND, "arguments": arguments, "tombstone": 70}
-    with pytest.raises(exc.CacheOptionError, match="longest=70"):
+    with pytest.raises(exc.OptionError, match="longest=70"):
         open_region("objects", config)
     assert arguments == {"servers": ["127.0.0.1:1"], "longest": 60}
 

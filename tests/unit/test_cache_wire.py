@@ -286,7 +286,7 @@ def test_names_of_nodes(server, address):
     "server", ["", ":", ":11211", "a:", "a:0", "a:65536", "a:b", "a:-1", "a:1٣"]
 )
 def test_invalid_names(server):
-    with pytest.raises(exc.CacheOptionError, match="write host:port"):
+    with pytest.raises(exc.OptionError, match="write host:port"):
         parse_server(server)
 
 
@@ -307,13 +307,13 @@ def test_invalid_addresses_in_brackets(server):
     ],
 )
 def test_settings_that_make_no_sense(options, match):
-    with pytest.raises(exc.CacheOptionError, match=match):
+    with pytest.raises(exc.OptionError, match=match):
         MemcachedStore(**{"servers": ["127.0.0.1"], **options})
 
 
 def test_no_tombstone_is_longer_than_the_longest(node_of):
     _, store = node_of(GOOD, longest=10)
-    with pytest.raises(exc.CacheOptionError, match="expire=11"):
+    with pytest.raises(exc.OptionError, match="expire=11"):
         store.block(["a"], b"t" * 16, 11)
 
 

@@ -205,7 +205,7 @@ def test_a_topology_shows_no_secret(
 )
 def test_values(value: object, text: str) -> None:
     assert masked(value) == text
-    assert text in str(exc.CacheOptionError("is wrong", option="x", value=value))
+    assert text in str(exc.OptionError("is wrong", option="x", value=value))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_settings_of_a_cache_show_no_secret(arguments: object) -> None:
             )
         )
     assert SECRET not in found
-    assert "CacheOptionError" in found
+    assert "OptionError" in found
 
 
 def test_options_of_urls_are_no_secrets() -> None:

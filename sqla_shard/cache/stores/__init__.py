@@ -141,12 +141,12 @@ T = TypeVar("T")
 def check_seconds(option: str, seconds: int, most: int = LONGEST) -> int:
     """Return a time in seconds.
 
-    :raises sqla_shard.exc.CacheOptionError: if it is not an integer, or too
+    :raises sqla_shard.exc.OptionError: if it is not an integer, or too
         long.
     """
     # An item with 0 seconds would never expire.
     if type(seconds) is not int or not 1 <= seconds <= most:
-        raise exc.CacheOptionError(
+        raise exc.OptionError(
             f"must be an integer, 1 to {most:,} seconds", option=option, value=seconds
         )
     return seconds
@@ -155,10 +155,10 @@ def check_seconds(option: str, seconds: int, most: int = LONGEST) -> int:
 def check_wait(option: str, seconds: float) -> None:
     """Check seconds to wait, which may have a fraction.
 
-    :raises sqla_shard.exc.CacheOptionError: if it is not valid.
+    :raises sqla_shard.exc.OptionError: if it is not valid.
     """
     if type(seconds) not in (int, float) or not 0 < seconds < LONGEST:
-        raise exc.CacheOptionError(
+        raise exc.OptionError(
             f"must be seconds, above 0 and below {LONGEST:,}",
             option=option,
             value=seconds,
@@ -168,11 +168,11 @@ def check_wait(option: str, seconds: float) -> None:
 def check_size(option: str, size: int) -> None:
     """Check the number of items or bytes.
 
-    :raises sqla_shard.exc.CacheOptionError: if it is not an integer, 1 or
+    :raises sqla_shard.exc.OptionError: if it is not an integer, 1 or
         more.
     """
     if type(size) is not int or size < 1:
-        raise exc.CacheOptionError(
+        raise exc.OptionError(
             "must be an integer, 1 or more", option=option, value=size
         )
 
@@ -180,7 +180,7 @@ def check_size(option: str, size: int) -> None:
 def check_lease(seconds: int) -> None:
     """Check the seconds of a lease, which may be 0.
 
-    :raises sqla_shard.exc.CacheOptionError: if it is negative, or too long.
+    :raises sqla_shard.exc.OptionError: if it is negative, or too long.
     """
     if type(seconds) is not int or seconds != 0:
         check_seconds("lease", seconds)
@@ -189,11 +189,11 @@ def check_lease(seconds: int) -> None:
 def check_tombstone(token: bytes, expire: int, longest: int) -> None:
     """Check the token and the seconds of a tombstone.
 
-    :raises sqla_shard.exc.CacheOptionError: if one is not valid.
+    :raises sqla_shard.exc.OptionError: if one is not valid.
     """
     check_seconds("expire", expire, longest)
     if type(token) is not bytes or len(token) != TOKEN_BYTES:
-        raise exc.CacheOptionError(
+        raise exc.OptionError(
             f"must be {TOKEN_BYTES} bytes", option="token", value=token
         )
 

@@ -238,7 +238,7 @@ class MemcachedBackend(BytesBackend):
 
     :param arguments: see the documentation of this module.
     :ivar store: the store on the same nodes, with the same connections.
-    :raises sqla_shard.exc.CacheOptionError: if an argument is not valid.
+    :raises sqla_shard.exc.OptionError: if an argument is not valid.
     """
 
     arguments = (

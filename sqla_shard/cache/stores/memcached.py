@@ -357,7 +357,7 @@ class MemcachedStore:
         response.
     :param retry: seconds after which a failed node is tried again.
     :param connections: maximum number of idle connections to each node.
-    :raises sqla_shard.exc.CacheOptionError: if an argument is not valid.
+    :raises sqla_shard.exc.OptionError: if an argument is not valid.
     """
 
     def __init__(
@@ -537,7 +537,7 @@ def _names(servers: Any) -> list[str]:
     is_list = isinstance(servers, Iterable) and not isinstance(servers, str)
     names = list(servers) if is_list else []
     if not names or len(names) != len(set(map(repr, names))):
-        raise exc.CacheOptionError(
+        raise exc.OptionError(
             "must be a list of different memcached nodes, each as host:port",
             option="servers",
             value=names if is_list else servers,

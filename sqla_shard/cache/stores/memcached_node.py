@@ -59,7 +59,7 @@ def parse_server(server: str) -> tuple[str, int] | str:
 
     :param server: ``host``, ``host:port``, ``[address]:port``, for IPv6 also
         a bare address, or the path of a Unix socket.
-    :raises sqla_shard.exc.CacheOptionError: if it is none of these.
+    :raises sqla_shard.exc.OptionError: if it is none of these.
     """
     if not isinstance(server, str):
         raise _not_a_server(server)
@@ -81,8 +81,8 @@ def parse_server(server: str) -> tuple[str, int] | str:
     return host, int(port)
 
 
-def _not_a_server(server: object) -> exc.CacheOptionError:
-    return exc.CacheOptionError(
+def _not_a_server(server: object) -> exc.OptionError:
+    return exc.OptionError(
         "is not the address of a memcached; write host:port, "
         "[address]:port for IPv6, or the path of a Unix socket",
         option="servers",

@@ -48,7 +48,7 @@ class MemoryStore:
     :param most: maximum number of items; the oldest values are evicted.
     :param largest: maximum size of a value in bytes.
     :param clock: returns the time in seconds; for tests.
-    :raises sqla_shard.exc.CacheOptionError: if an argument is not valid.
+    :raises sqla_shard.exc.OptionError: if an argument is not valid.
     """
 
     def __init__(

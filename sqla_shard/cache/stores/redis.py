@@ -287,7 +287,7 @@ class RedisStore:
     :param timeout: timeout in seconds for connecting, and for each part of a
         response.
     :param retry: seconds after which a failed server is tried again.
-    :raises sqla_shard.exc.CacheOptionError: if an argument is not valid.
+    :raises sqla_shard.exc.OptionError: if an argument is not valid.
     :raises sqla_shard.exc.MissingExtraError: if redis is not installed.
     """
 
@@ -435,7 +435,7 @@ def _connect(
         or not isinstance(pool, redis.ConnectionPool)
         or isinstance(pool, SentinelConnectionPool)
     ):
-        raise exc.CacheOptionError(
+        raise exc.OptionError(
             "is not a client of a single Redis server; after a failover the "
             "promoted one may lack the last writes",
             option="client",

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable
 from configparser import ConfigParser
 from pathlib import Path
 
-from sqla_shard.exc import SchemaSetupError
+from sqla_shard.exc import SchemaError
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS, Topology
 from sqla_shard.topology.follow import is_zookeeper, load_location
 
@@ -67,7 +67,7 @@ def init(
         ``"myapp.tables:metadata"``; None to edit env.py later.
     :param placeholders: names of placeholders ``${NAME}`` in URLs.
     :returns: the files that were written.
-    :raises SchemaSetupError: if a file already exists, or an argument is
+    :raises SchemaError: if a file already exists, or an argument is
         invalid; nothing was written.
     :raises UnknownKeyspaceError: if a keyspace is not in the topology.
     """
@@ -99,9 +99,7 @@ def _ordered(topology: Topology, chosen: Iterable[str] | None) -> list[str]:
         for name in (topology.keyspaces if chosen is None else chosen)
     ]
     if not wanted:
-        raise SchemaSetupError(
-            "keyspaces is empty; leave it out for all keyspaces", value="keyspaces"
-        )
+        raise SchemaError("keyspaces is empty; leave it out for all keyspaces")
     wanted.sort(key=lambda keyspace: keyspace.kind != "objects")
     return list(dict.fromkeys(keyspace.name for keyspace in wanted))
 
@@ -111,10 +109,9 @@ def _check_free(paths: Iterable[Path]) -> None:
         if path.is_dir() and not any(path.iterdir()):
             continue
         if path.exists():
-            raise SchemaSetupError(
+            raise SchemaError(
                 f"{path} already exists and is not overwritten; move it, or "
-                "choose another path",
-                value=str(path),
+                "choose another path"
             )
 
 
@@ -138,11 +135,10 @@ def _config(
     taken.read_string(text)
     for name in list(folders)[1:]:
         if taken.has_section(name) or name == taken.default_section:
-            raise SchemaSetupError(
+            raise SchemaError(
                 f"keyspace {name!r} has the name of a section of {config} "
                 "that alembic uses otherwise; call init() for this keyspace "
-                "alone, with another config",
-                value=name,
+                "alone, with another config"
             )
     return _SECTION.sub(lambda _: "\n".join(sections), text, count=1)
 
@@ -163,10 +159,9 @@ def _location(config: Path, topology: str | os.PathLike[str]) -> str:
 def _with_models(text: str, models: str) -> str:
     match = _MODELS.fullmatch(models)
     if match is None:
-        raise SchemaSetupError(
+        raise SchemaError(
             f"models={models!r} must have the form module:name, such as "
-            "'myapp.models:Base'",
-            value=models,
+            "'myapp.models:Base'"
         )
     module, name, path = match.groups()
     metadata = name + path
