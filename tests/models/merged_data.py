@@ -116,6 +116,7 @@ def make_rows(rng: random.Random, shards: tuple[int, ...]) -> Rows:
         tables["Gem"] += [
             _gem(pack(shard, GEM, k), rng.choice(wares), one) for k in range(1, 6)
         ]
+    _set_spaces(tables["Ware"])
     ids = {
         name: [row["id"] for row in tables[name]] + [pack(shards[0] + 1, t, 1)]
         for name, t in (("Shop", SHOP), ("Ware", WARE), ("Gem", GEM))
@@ -136,6 +137,18 @@ def _ware(
     row |= {key: one(key if key in SAMPLES else "text") for key in texts}
     row["spelled"] = one("colour")
     return {"id": ware, "shop_id": rng.choice([None, *shops]), **row}
+
+
+def _set_spaces(wares: list[dict[str, Any]]) -> None:
+    """Set texts that are equal in some collations, though their hashes differ.
+
+    Two are of one shop, and one is on another shard.
+    """
+    for key in COLLATIONS:
+        if key in wares[0] and "\u3000" in SAMPLES.get(key, _TEXTS):
+            for at, space in ((0, " "), (1, "\u3000"), (-1, "\u3000")):
+                wares[at][key] = space
+    wares[1]["shop_id"] = wares[0]["shop_id"]
 
 
 def _gem(gem: int, ware: int, one: _Chosen) -> dict[str, Any]:

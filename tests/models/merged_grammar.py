@@ -81,6 +81,9 @@ class Made:
     :ivar objects: whether it loads objects.
     :ivar unique: whether rows are repeated for the members of collections.
     :ivar whole: whether ``statement`` has its FROM.
+    :ivar counted: the SELECT whose rows ``statement`` counts, if it does.
+    :ivar keyed: whether an id is in each distinct row or group, so that all of
+        its rows are on one shard.
     """
 
     statement: Any
@@ -94,6 +97,8 @@ class Made:
     objects: bool = False
     unique: bool = False
     whole: bool = False
+    counted: Any = None
+    keyed: bool = False
 
 
 def _source(entity: Any) -> Any:
@@ -392,7 +397,7 @@ class Grammar:
             if self.chance(40):
                 inner = inner.having(func.count() > 1)
         shown = select(func.count()).select_from(inner.subquery())
-        return Made(shown, whole=True)
+        return Made(shown, whole=True, counted=inner, keyed=_has_id(values))
 
     def _labelled(self, values: list[Value]) -> list[Any]:
         # Twice the same column is one column to SQLAlchemy, and its keys
@@ -448,6 +453,7 @@ class Grammar:
         made = self._alike(values)
         made.statement = made.statement.distinct()
         made.distinct = True
+        made.keyed = _has_id(values)
         if self.chance(60):
             made = self._limited(self._sorted(made, values, total=False))
         return made
@@ -513,6 +519,7 @@ class Grammar:
         if not named and self.chance(20):
             shown = made_of or keys
         made = self._alike(shown)
+        made.keyed = _has_id(keys)
         by = [f"c{at}" if named else key.expression for at, key in enumerate(keys)]
         made.statement = made.statement.group_by(*by)
         pool = [*shown, *keys]
@@ -521,6 +528,10 @@ class Grammar:
                 pool.append(self._aggregate())
             made = self._limited(self._sorted(made, pool, total=False))
         return made
+
+
+def _has_id(values: list[Value]) -> bool:
+    return any(value.kind == "id" for value in values)
 
 
 def _is_blob(expression: Any) -> bool:
