@@ -69,9 +69,9 @@ class LoopEngines(Engines):
     def checked_in(self, record: Any) -> None:
         """Count a connection as idle or closed; called by listeners."""
         # No lock: the garbage collector calls it too, at any time.
-        self._busy.pop(id(record), None)
+        self.in_use.pop(id(record), None)
         self._drop_idle()
-        if not self._busy:
+        if not self.in_use:
             self._all_back.set()
 
     def in_parallel(
@@ -107,11 +107,11 @@ class LoopEngines(Engines):
         """
         self.shut()
         self._all_back.clear()
-        if self._busy:
+        if self.in_use:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._all_back.wait(), timeout)
         await self._dispose()
-        return not self._busy
+        return not self.in_use
 
     async def until_the_loop_ends(self) -> AsyncGenerator[None, None]:
         """Close all engines when the event loop ends this generator."""
@@ -123,7 +123,7 @@ class LoopEngines(Engines):
             await self._dispose()
 
     async def _dispose(self) -> None:
-        for engine in (*self, *self.retired):
+        for engine in (*self, *list(self.retired.engines)):
             await AsyncEngine(engine).dispose()
 
     def _dispose_idle(self, engine: Engine) -> None:

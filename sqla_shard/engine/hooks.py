@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, TYPE_CHECKING
@@ -70,23 +70,15 @@ def listen(
     """
     retirement = engines.retired.watch(engine)
     errors = Errors(engines, names, backend)
-    reset = _Reset(engine, backend)
-    checkouts = _Checkouts(engine, engines, retirement)
-    opened = engines.open_connections.listeners(backend)
-    render = partial(render_event, sampling=engines.sampling)
+    state = _ConnectionState(engine, engines, backend, retirement)
+    opened = engines.open_connections
     _register(
         engine,
         {
             # A removed server may be down: refuse new connections to it.
             "do_connect": [retirement.check],
-            # A child process must close the connection even if a later
-            # listener refuses the checkout.
-            "checkout": [opened["checkout"], checkouts.on_checkout, reset.on_checkout],
-            "before_cursor_execute": [
-                retirement.check_deadline,
-                render,
-                reset.on_execute,
-            ],
+            "checkout": [state.on_checkout],
+            "before_cursor_execute": [state.on_execute],
             "do_execute": [
                 partial(
                     execute_everywhere, lanes=engines.lanes, explain=errors.error_for
@@ -94,19 +86,17 @@ def listen(
             ],
             "do_executemany": [execute_many],
             "do_execute_no_params": [get_ready],
-            "begin": [reset.on_begin],
-            # The log sends the last statement of the transaction before the
-            # transaction is marked as ended.
-            "commit": [_log_commit, reset.on_transaction_end],
-            "rollback": [reset.on_transaction_end],
+            "begin": [state.on_begin],
+            "commit": [state.on_commit],
+            "rollback": [state.on_rollback],
             # The last listener that returns an error wins: at COMMIT the log
             # knows more than the error of the server contains.
-            "handle_error": [reset.on_error, errors, _log_error],
-            "reset": [reset],
-            "checkin": [checkouts.on_checkin, _forget_log],
-            "detach": [checkouts.on_detach],
-            "close": [opened["close"]],
-            "close_detached": [opened["close_detached"]],
+            "handle_error": [_note_error, errors, _log_error],
+            "reset": [state.on_reset],
+            "checkin": [state.on_checkin],
+            "detach": [state.on_detach],
+            "close": [opened.on_close],
+            "close_detached": [opened.on_close],
         },
     )
 
@@ -119,17 +109,21 @@ def listen_to_probe(
     :param names: names of its server, for errors; None to raise errors
         unchanged.
     """
-    table = engines.open_connections.listeners(backend)
+    opened = engines.open_connections
+    table: dict[str, list[Callable[..., Any]]] = {
+        "checkout": [partial(opened.on_checkout, backend)],
+        "close": [opened.on_close],
+        "close_detached": [opened.on_close],
+    }
     if names is not None:
-        table["handle_error"] = Errors(engines, names, backend)
-    _register(engine, {name: [call] for name, call in table.items()})
+        table["handle_error"] = [Errors(engines, names, backend)]
+    _register(engine, table)
 
 
 def _register(engine: Engine, table: dict[str, list[Callable[..., Any]]]) -> None:
     for name, calls in table.items():
         for call in calls:
-            renders = getattr(call, "func", None) is render_event
-            event.listen(engine, name, call, retval=renders)
+            event.listen(engine, name, call, retval=name == "before_cursor_execute")
             if name == "do_connect":
                 # The listener of the dialect returns a connection: none after
                 # it is called.
@@ -153,13 +147,21 @@ def _info_of(context: ExceptionContext) -> dict[Any, Any] | None:
         return None
 
 
-# The log of the transaction records COMMIT and the errors of statements.
-
-
-def _log_commit(connection: Connection) -> None:
-    log: TransactionLog | None = connection.info.get(TRANSACTION_LOG)
-    if log is not None:
-        log.committing(connection)
+def _note_error(context: ExceptionContext) -> None:
+    """Note that a transaction may be open, or that a connection is lost."""
+    info = _info_of(context)
+    # The statement may have been COMMIT or ROLLBACK.
+    if info is not None:
+        info[ENDED] = False
+        wire: Any = context.connection
+        wire = wire.connection.dbapi_connection
+        # That of an asynchronous driver is wrapped.
+        wire = getattr(wire, "driver_connection", wire)
+        if getattr(wire, "is_torn", False):
+            # As SQLAlchemy does after KeyboardInterrupt: a rollback to a
+            # savepoint would raise another exception.
+            context.is_disconnect = True
+            context.invalidate_pool_on_disconnect = False
 
 
 def _log_error(context: ExceptionContext) -> Exception | None:
@@ -176,51 +178,138 @@ def _log_error(context: ExceptionContext) -> Exception | None:
     return log.commit_error(context)
 
 
-def _forget_log(dbapi_connection: Any, record: Any) -> None:
-    # The next user of the connection is another transaction.
-    record.info.pop(TRANSACTION_LOG, None)
-
-
 class OpenConnections(dict[int, tuple[Backend, Any]]):
     """The driver's connections that are open, by their ``id()``."""
 
-    def listeners(self, backend: Backend) -> dict[str, Callable[..., Any]]:
-        """Return the listeners that track connections, by event."""
+    # Do not use "connect": if another listener refuses the connection there,
+    # no event reports that it was closed.
+    def on_checkout(
+        self, backend: Backend, connection: Any, record: Any, fairy: Any
+    ) -> None:
+        """Handle ``checkout``."""
+        self[id(connection)] = backend, connection
 
-        # Do not use "connect": if another listener refuses the connection
-        # there, no event reports that it was closed.
-        def checkout(connection: Any, record: Any, fairy: Any) -> None:
-            self[id(connection)] = backend, connection
-
-        def close(connection: Any, record: Any = None) -> None:
-            self.pop(id(connection), None)
-
-        return {"checkout": checkout, "close": close, "close_detached": close}
+    def on_close(self, connection: Any, record: Any = None) -> None:
+        """Handle ``close`` and ``close_detached``."""
+        self.pop(id(connection), None)
 
 
-class _Checkouts:
-    """Reports to the registry the connections of an engine in use."""
+class _ConnectionState:
+    """Tracks the connections of an engine: in use, and in a transaction.
+
+    The only listener of most events: each call of a function counts where a
+    statement is sent to many servers.
+
+    Connections that return to the pool are rolled back here, in their own
+    process.  The pool's own reset would send ROLLBACK over a socket that the
+    parent process is using, from the finalizer of a session that a child
+    process inherited; and it would send a second ROLLBACK after the session's.
+    """
 
     def __init__(
-        self, engine: Engine, engines: Engines, retirement: _Retirement
+        self,
+        engine: Engine,
+        engines: Engines,
+        backend: Backend,
+        retirement: _Retirement,
     ) -> None:
         self._engine = engine
         self._engines = engines
+        self._backend = backend
         self._retirement = retirement
 
     def on_checkout(self, connection: Any, record: Any, fairy: Any) -> None:
         """Handle ``checkout``."""
-        if self._engines.closed:
+        engines = self._engines
+        # First: a child process must close the connection even if the
+        # checkout is refused.
+        engines.open_connections[id(connection)] = self._backend, connection
+        if engines.closed:
             raise ClusterClosedError("the cluster is closed")
-        self._retirement.check()
-        record.info[_PROCESS] = os.getpid()
-        self._engines.checked_out(record, self._engine)
+        if self._retirement.server is not None:
+            self._retirement.check()
+        info = record.info
+        info[_PROCESS] = os.getpid()
+        engines.in_use[id(record)] = self._engine
+        # Statements on a raw_connection() call no listener of this class.
+        info[ENDED] = False
+        if isinstance(connection, PolledConnection):
+            try:
+                connection.settle()
+            except self._engine.dialect.loaded_dbapi.Error as error:
+                # The pool then opens another one.
+                raise DisconnectionError(str(error)) from error
+
+    def on_execute(
+        self,
+        connection: Connection,
+        cursor: Any,
+        statement: str,
+        parameters: Any,
+        context: Any,
+        executemany: bool,
+    ) -> tuple[str, Any]:
+        """Handle ``before_cursor_execute``."""
+        if self._retirement.server is not None:
+            self._retirement.check_deadline()
+        rendered = render_event(
+            connection,
+            cursor,
+            statement,
+            parameters,
+            context,
+            executemany,
+            sampling=self._engines.sampling,
+        )
+        connection.info[ENDED] = False
+        return rendered
+
+    def on_begin(self, connection: Connection) -> None:
+        """Handle ``begin``: the last transaction may have left a ROLLBACK."""
+        wire: Any = connection.connection.dbapi_connection
+        if isinstance(wire, PolledConnection) and wire.pending:
+            try:
+                wire.settle()
+            except self._engine.dialect.loaded_dbapi.Error as error:
+                # The transaction gets another connection, instead of the
+                # error of an earlier one.
+                connection.invalidate(error)
+
+    def on_commit(self, connection: Connection) -> None:
+        """Handle ``commit``."""
+        # The log sends the last statement of the transaction before the
+        # transaction is marked as ended.
+        log: TransactionLog | None = connection.info.get(TRANSACTION_LOG)
+        if log is not None:
+            log.committing(connection)
+        self.on_rollback(connection)
+
+    def on_rollback(self, connection: Connection) -> None:
+        """Handle ``rollback``."""
+        if not connection.invalidated:
+            connection.info[ENDED] = True
+
+    def on_reset(self, connection: Any, record: Any, state: PoolResetState) -> None:
+        """Handle ``reset``: roll back if a transaction may be open."""
+        # Do not use state.transaction_was_reset: it is also set if COMMIT has
+        # failed and the transaction may still be open.
+        if not state.asyncio_safe:
+            return
+        if record.info.get(ENDED) and not (
+            # The driver's cursor may have begun a transaction.
+            self._backend.in_transaction(connection)
+        ):
+            return
+        if record.info.get(_PROCESS) == os.getpid():
+            self._engine.dialect.do_rollback(connection)
 
     def on_checkin(self, connection: Any, record: Any) -> None:
         """Handle ``checkin``."""
         engines = self._engines
+        # The next user of the connection is another transaction.
+        record.info.pop(TRANSACTION_LOG, None)
         try:
-            if not engines.pools_connections or (self._engine in engines.retired):
+            if not engines.pools_connections or self._retirement.server is not None:
                 # The pool of the connection is not used any more.
                 record.close()
         finally:
@@ -405,80 +494,6 @@ def _moved(
     return found
 
 
-class _Reset:
-    """Rolls back connections that return to the pool, in their own process.
-
-    The pool's own reset would send ROLLBACK over a socket that the parent
-    process is using, from the finalizer of a session that a child process
-    inherited; and it would send a second ROLLBACK after the session's.
-    """
-
-    def __init__(self, engine: Engine, backend: Backend) -> None:
-        self._dialect = engine.dialect
-        self._backend = backend
-
-    def on_execute(self, connection: Connection, *details: Any) -> None:
-        """Handle ``before_cursor_execute``."""
-        connection.info[ENDED] = False
-
-    def on_error(self, context: ExceptionContext) -> None:
-        """Handle ``handle_error``."""
-        info = _info_of(context)
-        # The statement may have been COMMIT or ROLLBACK.
-        if info is not None:
-            info[ENDED] = False
-            wire: Any = context.connection
-            wire = wire.connection.dbapi_connection
-            # That of an asynchronous driver is wrapped.
-            wire = getattr(wire, "driver_connection", wire)
-            if getattr(wire, "is_torn", False):
-                # As SQLAlchemy does after KeyboardInterrupt: a rollback to a
-                # savepoint would raise another exception.
-                context.is_disconnect = True
-                context.invalidate_pool_on_disconnect = False
-
-    def on_begin(self, connection: Connection) -> None:
-        """Handle ``begin``: the last transaction may have left a ROLLBACK."""
-        wire: Any = connection.connection.dbapi_connection
-        if isinstance(wire, PolledConnection) and wire.pending:
-            try:
-                wire.settle()
-            except self._dialect.loaded_dbapi.Error as error:
-                # The transaction gets another connection, instead of the
-                # error of an earlier one.
-                connection.invalidate(error)
-
-    def on_transaction_end(self, connection: Connection) -> None:
-        """Handle ``commit`` and ``rollback``."""
-        if not connection.invalidated:
-            connection.info[ENDED] = True
-
-    def on_checkout(self, connection: Any, record: Any, fairy: Any) -> None:
-        """Handle ``checkout``."""
-        # Statements on a raw_connection() call no listener of this class.
-        record.info[ENDED] = False
-        if isinstance(connection, PolledConnection):
-            try:
-                connection.settle()
-            except self._dialect.loaded_dbapi.Error as error:
-                # The pool then opens another one.
-                raise DisconnectionError(str(error)) from error
-
-    def __call__(self, connection: Any, record: Any, state: PoolResetState) -> None:
-        """Handle ``reset``: roll back if a transaction may be open."""
-        # Do not use state.transaction_was_reset: it is also set if COMMIT has
-        # failed and the transaction may still be open.
-        if not state.asyncio_safe:
-            return
-        if record.info.get(ENDED) and not (
-            # The driver's cursor may have begun a transaction.
-            self._backend.in_transaction(connection)
-        ):
-            return
-        if record.info.get(_PROCESS) == os.getpid():
-            self._dialect.do_rollback(connection)
-
-
 # Servers that were removed from the topology while they are in use
 
 
@@ -498,33 +513,31 @@ class _Retirement:
     """
 
     def __init__(self) -> None:
-        self._server: str | None = None
+        #: Name of the server after it was removed.
+        self.server: str | None = None
         self._deadline = 0.0
-
-    def __bool__(self) -> bool:
-        return self._server is not None
 
     def begin(self, server: str, grace: float) -> None:
         """Refuse new connections now, and statements after some seconds."""
         self._deadline = monotonic() + grace
-        self._server = server
+        self.server = server
 
     def check(self, *details: object) -> None:
         """Refuse a connection.
 
         :raises ServerRetiredError: if the server was removed.
         """
-        if self._server is not None:
-            raise ServerRetiredError(server=self._server)
+        if self.server is not None:
+            raise ServerRetiredError(server=self.server)
 
-    def check_deadline(self, *details: object) -> None:
+    def check_deadline(self) -> None:
         """Refuse a statement before it is sent.
 
         :raises ServerRetiredError: if the server was removed, and the grace
             period of open transactions is over.
         """
-        if self._server is not None and monotonic() > self._deadline:
-            raise ServerRetiredError(server=self._server)
+        if self.server is not None and monotonic() > self._deadline:
+            raise ServerRetiredError(server=self.server)
 
 
 class Retired:
@@ -539,7 +552,8 @@ class Retired:
     def __init__(self, grace: float) -> None:
         self._grace = grace
         self._gone: dict[str, None] = {}
-        self._engines: dict[Engine, tuple[str, ...]] = {}
+        #: The engines with connections in use, and the names of their servers.
+        self.engines: dict[Engine, tuple[str, ...]] = {}
         # Includes engines without connections: a transaction that has located
         # a shard may open its first connection later.
         self._watched: weakref.WeakKeyDictionary[Engine, _Retirement] = (
@@ -552,20 +566,6 @@ class Retired:
         # listeners must not change while other threads run statements.
         found = self._watched[engine] = _Retirement()
         return found
-
-    def __contains__(self, engine: Engine) -> bool:
-        return bool(self._watched.get(engine))
-
-    def __iter__(self) -> Iterator[Engine]:
-        """Iterate over the engines with connections in use."""
-        return iter(list(self._engines))
-
-    def __bool__(self) -> bool:
-        return bool(self._engines)
-
-    def names_of(self, engine: Engine) -> tuple[str, ...]:
-        """Return the names of a server with connections in use."""
-        return self._engines.get(engine, ())
 
     def is_gone(self, text: str) -> bool:
         """Return whether a URL belongs to a removed server."""
@@ -588,8 +588,8 @@ class Retired:
         :param names: names of its server.
         :param busy: number of its connections in use.
         """
-        self._engines[engine] = tuple(names)
-        server = ", ".join(self._engines[engine])
+        self.engines[engine] = tuple(names)
+        server = ", ".join(self.engines[engine])
         self._watched[engine].begin(server, self._grace)
         _log.info(
             "server %s has left the topology; %d of its connections are in use",
@@ -603,9 +603,5 @@ class Retired:
 
         :param busy: the engines with connections in use.
         """
-        for engine in self._engines.keys() - set(busy):
-            self._engines.pop(engine, None)
-
-    def clear(self) -> None:
-        """Forget all engines."""
-        self._engines.clear()
+        for engine in self.engines.keys() - set(busy):
+            self.engines.pop(engine, None)

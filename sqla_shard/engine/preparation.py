@@ -270,22 +270,18 @@ def _check_kinds(compiled: Any, connections: Sequence[Connection]) -> None:
 
     It is compiled once for all servers.
     """
-    first, *others = (one.dialect for one in connections)
-    for other in others:
-        if _is_mariadb(other) is _is_mariadb(first):
-            continue
-        if not isinstance(compiled, SQLCompiler) or _is_alike(compiled, other):
-            return
+    dialects: list[Any] = [connection.dialect for connection in connections]
+    kinds = [getattr(dialect, "is_mariadb", False) for dialect in dialects]
+    if True not in kinds or False not in kinds:
+        return
+    other = dialects[kinds.index(not kinds[0])]
+    if isinstance(compiled, SQLCompiler) and not _is_alike(compiled, other):
         raise ScatterUnsupportedError(
             "a statement over servers of MySQL and of MariaDB, which need "
             "different SQL for it; read the shards of one kind at a time, "
             'with bind_arguments={"shard_id": n} or the ids of their objects',
             construct="servers of two kinds",
         )
-
-
-def _is_mariadb(dialect: Any) -> bool:
-    return bool(getattr(dialect, "is_mariadb", False))
 
 
 def _is_alike(compiled: Any, dialect: Any) -> bool:
@@ -307,7 +303,7 @@ def _changes(compiled: Any) -> bool:
     known = _changing.get(compiled)
     if known is None:
         statement = getattr(compiled.compile_state, "statement", None)
-        on_mysql = not _is_mariadb(compiled.dialect)
+        on_mysql = not getattr(compiled.dialect, "is_mariadb", False)
         known = not all(
             is_storable(column, on_mysql=on_mysql) for column in _columns(statement)
         )

@@ -146,7 +146,8 @@ class Engines:
         self._kinds: dict[type[Backend], Backend] = {}
         self._names: dict[URL, dict[str, None]] = {}
         self._report_names: tuple[Topology, dict[str, str]] | None = None
-        self._busy: dict[int, Engine] = {}
+        #: The engines of the connections in use, by the ``id()`` of a record.
+        self.in_use: dict[int, Engine] = {}
         #: Connections of the driver, which a child process must close.
         self.open_connections = OpenConnections()
         #: The engines of servers that were removed from the topology.
@@ -246,15 +247,12 @@ class Engines:
         )
         return url, backend
 
-    def checked_out(self, record: Any, engine: Engine) -> None:
-        """Count a connection as in use; called by listeners."""
-        self._busy[id(record)] = engine
-
     def checked_in(self, record: Any) -> None:
         """Count a connection as idle or closed; called by listeners."""
         with self._returned:
-            self._busy.pop(id(record), None)
-            self._drop_idle()
+            self.in_use.pop(id(record), None)
+            if self.retired.engines:
+                self._drop_idle()
             self._returned.notify_all()
 
     def check(self, topology: Topology) -> None:
@@ -311,7 +309,7 @@ class Engines:
         engine = self._engines.pop(url)
         del self._texts[url], self._backends[url]
         self.only_places.pop(url, None)
-        busy = list(self._busy.values())
+        busy = list(self.in_use.values())
         self.retired.add(engine, self._names.pop(url), busy.count(engine))
         return engine
 
@@ -320,10 +318,9 @@ class Engines:
 
     def _drop_idle(self) -> None:
         """Drop the engines of removed servers that are not in use."""
-        if self.retired:
-            # A list: other threads check connections out meanwhile, and
-            # without the GIL a set is not made at once.
-            self.retired.forget(list(self._busy.values()))
+        # A list: other threads check connections out meanwhile, and without
+        # the GIL a set is not made at once.
+        self.retired.forget(list(self.in_use.values()))
 
     def in_parallel(
         self, jobs: Sequence[Callable[[], T]], purpose: str, most: int = 64
@@ -447,7 +444,7 @@ class Engines:
 
     def name_of(self, engine: Engine) -> str:
         """Return the name, or the names, of the server of an engine."""
-        names = self._names.get(engine.url) or self.retired.names_of(engine)
+        names = self._names.get(engine.url) or self.retired.engines.get(engine)
         return ", ".join(names) if names else server_name(engine.url)
 
     def report_name(self, engine: Engine) -> str:
@@ -473,9 +470,9 @@ class Engines:
 
     def stats(self) -> list[EngineStats]:
         """Return the state of every pool that was opened."""
-        busy = list(self._busy.values())
+        busy = list(self.in_use.values())
         found = []
-        retired = set(self.retired)
+        retired = list(self.retired.engines)
         for engine in [*list(self._engines.values()), *retired]:
             pool = engine.pool
             # A NullPool has no idle connections.
@@ -520,21 +517,21 @@ class Engines:
         # the pools are disposed.
         ended = self.lanes.drain(max(deadline - monotonic(), 0))
         with self._lock:
-            for engine in (*self._engines.values(), *self.retired):
+            for engine in (*self._engines.values(), *list(self.retired.engines)):
                 engine.dispose()
         self.lanes.close(wait=drained and ended)
         return drained
 
     def _in_use(self) -> list[str]:
         """Return the number of connections in use of each server."""
-        busy = list(self._busy.values())
+        busy = list(self.in_use.values())
         counts = Counter(server_name(engine.url) for engine in busy)
         return [f"{count} to {name}" for name, count in sorted(counts.items())]
 
     def _wait_returned(self, seconds: float) -> bool:
         """Return whether all connections were returned in time."""
         with self._returned:
-            return self._returned.wait_for(lambda: not self._busy, max(seconds, 0))
+            return self._returned.wait_for(lambda: not self.in_use, max(seconds, 0))
 
     def after_fork(self) -> None:
         """Drop the connections of the parent in a child process.
@@ -544,11 +541,11 @@ class Engines:
         """
         opened = list(self.open_connections.values())
         self.open_connections.clear()
-        self._busy = {}
+        self.in_use = {}
         self._start()
-        for engine in (*self._engines.values(), *self.retired):
+        for engine in (*self._engines.values(), *list(self.retired.engines)):
             engine.dispose(close=False)
-        self.retired.clear()
+        self.retired.engines.clear()
         for backend, connection in opened:
             backend.abandon(connection)
 

@@ -169,7 +169,8 @@ def connect(
         # Otherwise a hanging server would use up the time of the other ones.
         timeout / 2 if timeout is not None and partial else timeout,
     )
-    for engine, place in sorted(servers.items(), key=lambda one: id(one[0])):
+    for engine in sorted(servers, key=id):
+        place = servers[engine]
         try:
             if engine in late:
                 raise late[engine] or ScatterTimeoutError(

@@ -137,7 +137,8 @@ class ShardSession(ShardedSession):
     def _reset_transaction(self) -> None:
         if self._commits is not None:
             self._commits.forget()
-        self.close_cache_connection()
+        if self._cache_connection is not None:
+            self.close_cache_connection()
         self._places: Places | None = None
         self._views: dict[Place, tuple[Connection, ShardView]] = {}
         self._log: TransactionLog | None = None
@@ -183,7 +184,7 @@ class ShardSession(ShardedSession):
     def follow(self, transaction: SessionTransaction, connection: Connection) -> None:
         """Follow a transaction that has begun on one server."""
         self._connections.append(connection)
-        connection.info[TRANSACTION_LOG] = self.log
+        connection.info[TRANSACTION_LOG] = self._log or self.log
         if not transaction.nested:
             self._commits = self._commits or Commits(self)
             self._commits.take(transaction, connection)
@@ -438,8 +439,11 @@ class ShardSession(ShardedSession):
             known = len(self._connections)
             start = perf_counter()
             connection = super()._connection_for_bind(engine, execution_options, **kw)
-            if len(self._connections) > known:
-                self._report_wait(engine, perf_counter() - start)
+            if len(self._connections) > known and self.cluster.listens(
+                "connection_obtained"
+            ):
+                name = self.places.engines.report_name(engine)
+                self.cluster.notify("connection_obtained", name, perf_counter() - start)
             return connection
         # SQLAlchemy does the same before it connects to a server.
         private.check_can_execute(self)
@@ -448,11 +452,6 @@ class ShardSession(ShardedSession):
             self.close_cache_connection()
             found = self._cache_connection = engine.connect()
         return found
-
-    def _report_wait(self, engine: Any, seconds: float) -> None:
-        if self.cluster.listens("connection_obtained"):
-            name = self.places.engines.report_name(engine)
-            self.cluster.notify("connection_obtained", name, seconds)
 
     def close_cache_connection(self) -> None:
         """Close the connection to the engine of cached rows."""

@@ -268,14 +268,12 @@ class UTCTimestamp(Encoded, TypeDecorator[datetime]):
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
         """Return aware datetimes; the server's time zone is UTC."""
-        if dialect.name in ("mysql", "mariadb"):
-            return _in_utc
-        parse: Any = DateTime().dialect_impl(dialect).result_processor(dialect, coltype)
-        return lambda value: _in_utc(parse(value))
+        return _in_utc
 
 
 def _in_utc(value: datetime | str | None) -> datetime | None:
     if isinstance(value, str):
-        # Servers return a text from a function of a time and a parameter.
+        # SQLite returns text, and servers do from a function of a time and a
+        # parameter.
         value = datetime.fromisoformat(value)
     return None if value is None else value.replace(tzinfo=UTC)
