@@ -413,7 +413,7 @@ class _Work:
         new: str | bytes,
         moment: Any,
     ) -> None:
-        view = self._session.view(self._place)
+        view = self._session._view(self._place)
         key = {"the_id": object_id}
         done = view.execute(statements.write, {**key, "old": old, "new": new})
         if not done.rowcount:

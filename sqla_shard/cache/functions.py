@@ -279,7 +279,7 @@ def shard_session(session: Any) -> ShardSession:
 def with_transaction(session: Any) -> ShardSession:
     """Return the :func:`shard_session`; begin a transaction if needed."""
     found = shard_session(session)
-    found.check_process()
+    found._check_process()
     # Begin the transaction, as a statement would: shard locations and
     # recorded keys belong to it.
     private.autobegin(found)

@@ -377,7 +377,7 @@ class ShardMarks(_SessionMarks[Place]):
         return one.shard_marks
 
     def _connection(self, session: Any, place: Place) -> Connection:
-        found: Connection = session.view(place)
+        found: Connection = session._view(place)
         return found
 
     def _place(self, session: Any, instance: Any) -> Place:

@@ -364,7 +364,7 @@ class ShardPart:
         with self._cluster.begin(cache=False, info={COPYING: True}) as session:
             session.shows_hidden = True
             self._session = session
-            yield session.view(self._place)
+            yield session._view(self._place)
 
     def begin_marking(self) -> AbstractContextManager[Connection]:
         """Begin a transaction that only writes marks."""
@@ -392,7 +392,7 @@ class ShardPart:
 
     def delete(self, keys: Collection[Key]) -> None:
         """Delete rows, in a transaction."""
-        self.write(self._session.view(self._place), dict.fromkeys(keys))
+        self.write(self._session._view(self._place), dict.fromkeys(keys))
 
     def page(self, after: Key | None, limit: int) -> list[Key]:
         """Return the next keys of the shard, in a transaction.

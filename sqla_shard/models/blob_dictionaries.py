@@ -96,7 +96,7 @@ def choose_for_rows(
     name = name_of(table)
     if name is None:
         return
-    found = _active(session.view(place), session.places, place, name)
+    found = _active(session._view(place), session.places, place, name)
     for row in rows:
         blob = row.get("data")
         if isinstance(blob, Blob):

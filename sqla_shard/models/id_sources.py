@@ -214,7 +214,7 @@ def _advance(session: ShardSession, place: Place, least: int, count: int) -> int
     """Advance the row of a shard; return the last id that is issued."""
     values = {"the_least": least, "the_count": count}
     if place.backend.one_writer:
-        return _advance_file(session.view(place), values)
+        return _advance_file(session._view(place), values)
     with place.engine.connect() as root:
         connection = root.execution_options(
             **{OPTION: ExecutionPlan((place,)), "schema_translate_map": TRANSLATE}

@@ -240,7 +240,7 @@ def write_pending(
         for region, key in unique
     ]
     if rows:
-        session.open_view(place).execute(_INSERT, rows)
+        session._open_view(place).execute(_INSERT, rows)
 
 
 _ANY = select(OUTBOX.c.token).limit(1)
@@ -256,7 +256,7 @@ def has_pending(session: ShardSession, place: Place) -> bool:
     :returns: True also on server error.
     """
     try:
-        connection = session.open_view(place)
+        connection = session._open_view(place)
         found = connection.execute(_ANY).first()
         # Do not leave the ROLLBACK to the pool: a cancelled task would lose
         # the connection.

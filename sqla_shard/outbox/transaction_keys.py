@@ -248,7 +248,7 @@ class Token:
 def _insert(session: ShardSession, place: Place, *tokens: bytes) -> None:
     now = func.current_timestamp()
     rows = [{"token": token, "created_at": now} for token in tokens]
-    session.open_view(place).execute(insert(TOKENS).values(rows))
+    session._open_view(place).execute(insert(TOKENS).values(rows))
 
 
 def forget(places: Places, older_than: timedelta, batch: int) -> int:

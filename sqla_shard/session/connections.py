@@ -78,12 +78,12 @@ def bulk_on(session: ShardSession, place: Place) -> Iterator[None]:
     SQLAlchemy's bulk INSERT and UPDATE, and its flush of link tables, use
     the connection of the session without execution options.
     """
-    bulk = session.bulk
+    bulk = session._bulk
     try:
-        session.bulk = place
+        session._bulk = place
         root = session.root_connection(place)
         options = root._execution_options
-        plan = session.plan_for(place)
+        plan = session._plan_for(place)
         try:
             bind_to(root, plan)
             with inserting_on(place.shard_id):
@@ -91,7 +91,7 @@ def bulk_on(session: ShardSession, place: Place) -> Iterator[None]:
         finally:
             root._execution_options = options
     finally:
-        session.bulk = bulk
+        session._bulk = bulk
 
 
 # The shard from which rows that every shard has are read.
@@ -197,7 +197,7 @@ def connect(
         limits=limits,
         started=started,
         scattered=scattered,
-        watch=session.watch,
+        watch=session._watch,
     )
     for place in places if errors else ():
         if place.engine in errors:

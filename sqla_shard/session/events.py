@@ -21,7 +21,7 @@ from sqla_shard.session.transaction import record_commit, refuse_lost
 
 
 def _before_flush(session: Any, context: Any, objects: Any) -> None:
-    session.check_process()
+    session._check_process()
     place_objects(session)
 
 
@@ -33,7 +33,7 @@ def _before_commit(session: Any) -> None:
 def _after_begin(
     session: Any, transaction: SessionTransaction, connection: Any
 ) -> None:
-    session.follow(transaction, connection)
+    session._follow(transaction, connection)
 
 
 def _after_create(session: Any, transaction: SessionTransaction) -> None:
@@ -44,7 +44,7 @@ def _after_create(session: Any, transaction: SessionTransaction) -> None:
 def _after_rollback(session: Any, previous: SessionTransaction) -> None:
     if session._log is not None:  # None after the end of the transaction
         session._log.rolled_back(previous)
-    session.placed.clear()
+    session._placed.clear()
 
 
 def _after_end(session: Any, transaction: SessionTransaction) -> None:

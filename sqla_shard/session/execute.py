@@ -192,7 +192,7 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
         is refused.
     """
     session: Any = context.session
-    session.check_process()
+    session._check_process()
     bind_arguments = context.bind_arguments
     place = bind_arguments.get("place")
     if place is not None:
@@ -456,7 +456,7 @@ def _send(
 ) -> None:
     """Set the plan of an execution, which SQLAlchemy then continues."""
     if len(places) == 1 and limits is None:
-        made = session.plan_for(places[0])
+        made = session._plan_for(places[0])
     else:
         made = connect(session, places, merge, limits, scattered=scattered)
     if made.watch is not None:
@@ -504,7 +504,7 @@ def _write_each_shard(
         for place in places
     ]
     connections = connect(session, places, None, None).connections
-    with session.usage.overlapping():
+    with session._usage.overlapping():
         return _merged(overlap(jobs, connections, session.places.engines.lanes))
 
 
@@ -553,7 +553,7 @@ def _invoke(
     return context.invoke_statement(
         bind_arguments={**context.bind_arguments, "place": place},
         execution_options={
-            OPTION: session.plan_for(place, scattered=scattered),
+            OPTION: session._plan_for(place, scattered=scattered),
             "schema_translate_map": TRANSLATE,
             **(options or {}),
         },

@@ -227,7 +227,7 @@ def place_of(
         subquery of tables that are sharded.
     """
     state = instance_state(instance)
-    place = session.placed.get(state)
+    place = session._placed.get(state)
     if place is not None and state.key is None:
         return place
     spec = spec_of(state.mapper.local_table)
@@ -256,7 +256,7 @@ def place_of(
     if shard_id is None:
         _check_root(state, spec)
         return _place_root(session, state, keyspace)
-    place = session.placed[state] = places.place(keyspace, shard_id)
+    place = session._placed[state] = places.place(keyspace, shard_id)
     return place
 
 
@@ -282,7 +282,7 @@ def _place_root(
 ) -> Place:
     shard_id = root_shard(session, keyspace, state.mapper.class_)
     place = session.places.place(keyspace, shard_id)
-    session.placed[state] = place
+    session._placed[state] = place
     return place
 
 
@@ -293,7 +293,7 @@ def place_objects(session: ShardSession) -> None:
     :raises CrossShardWriteError: if the flush writes a second shard.
     """
     # The placement of a refused flush may be wrong for the next flush.
-    session.placed.clear()
+    session._placed.clear()
     with session.log.all_or_none():
         _place_objects(session)
     issue_for_objects(session)
@@ -376,7 +376,7 @@ def _has_own_shard(
     if state.key is None and spec.kind != "global" and not spec.reference:
         places = session.places
         keyspace = places.keyspace(spec.keyspace, spec.kind, spec.layout)
-        session.placed[state] = places.place(keyspace, shard_id)
+        session._placed[state] = places.place(keyspace, shard_id)
     return True
 
 
@@ -389,7 +389,7 @@ def _place_roots(
     """Place new objects whose shard is not determined by an id or a parent."""
     # The roots of a transaction share a shard: find it once for each class.
     known: dict[Mapper[Any], Place] = {}
-    placed = session.placed
+    placed = session._placed
     for state in roots:
         mapper = state.mapper
         place = known.get(mapper)

@@ -71,7 +71,7 @@ def issue_for_objects(session: ShardSession) -> None:
     for instance in session.new:
         state = instance_state(instance)
         if _lacks_id(session, state):
-            place = session.placed.get(state)
+            place = session._placed.get(state)
             if place is not None:
                 key = place, state.mapper.local_table
                 wanted.setdefault(key, []).append(state)

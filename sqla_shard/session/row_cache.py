@@ -57,7 +57,7 @@ def cache_in_transaction(
     """
     if cache_for(session, table) is None:
         return None
-    session.check_process()
+    session._check_process()
     private.autobegin(session)
     if flush:
         # Flush before cache_for(): the written rows are not in the cache.

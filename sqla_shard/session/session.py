@@ -126,11 +126,11 @@ class ShardSession(ShardedSession):
         self.cluster = cluster
         self.root_shard_id = shard_id
         self._cross_shard: CrossShard = check_cross_shard(cross_shard)
-        self.usage = Usage()
+        self._usage = Usage()
         self._process = os.getpid()
         self._reset_transaction()
         #: The shard that SQLAlchemy's bulk INSERT or UPDATE is writing.
-        self.bulk: Place | None = None
+        self._bulk: Place | None = None
 
     _commits: Commits | None = None
 
@@ -146,7 +146,7 @@ class ShardSession(ShardedSession):
         self._connections: list[Connection] = []
         self._commits = None
         #: Shard locations of objects that are not flushed yet.
-        self.placed: dict[Any, Place] = {}
+        self._placed: dict[Any, Place] = {}
         self._transaction_cross_shard: CrossShard = None
 
     @property
@@ -165,7 +165,7 @@ class ShardSession(ShardedSession):
         return self._log
 
     @property
-    def watch(self) -> StatementReports | None:
+    def _watch(self) -> StatementReports | None:
         """The observers of the session's statements."""
         watch = self.cluster.watch
         return None if watch is None else replace(watch, session=self)
@@ -181,7 +181,7 @@ class ShardSession(ShardedSession):
         self._transaction_cross_shard = check_cross_shard(cross_shard)
         return transaction
 
-    def follow(self, transaction: SessionTransaction, connection: Connection) -> None:
+    def _follow(self, transaction: SessionTransaction, connection: Connection) -> None:
         """Follow a transaction that has begun on one server."""
         self._connections.append(connection)
         connection.info[TRANSACTION_LOG] = self._log or self.log
@@ -210,7 +210,7 @@ class ShardSession(ShardedSession):
         if failed is not None:
             raise failed
 
-    def check_process(self) -> None:
+    def _check_process(self) -> None:
         """Refuse to continue a transaction of the parent process.
 
         :raises ForkedSessionError: in a child process.
@@ -263,7 +263,7 @@ class ShardSession(ShardedSession):
         if place is None and asked is not None and asked[0] is self:
             place = asked[1]
         if place is None:
-            place = self.bulk
+            place = self._bulk
         if place is None:
             place = self.place_for(mapper, shard_id, instance, clause)
             if self._flushing:
@@ -283,6 +283,10 @@ class ShardSession(ShardedSession):
     ) -> Place:
         """Return the location of an object, or of a shard of a class.
 
+        :param mapper: the class, or its mapper.
+        :param shard_id: number of the shard; not needed in a global keyspace.
+        :param instance: the object, instead of class and shard.
+        :param clause: a statement or table, instead of a class.
         :param keyspace: name of the keyspace, instead of a class.
         :raises KeyspaceMismatchError: if the class is in another keyspace.
         :raises NoShardKeyError: if the shard cannot be determined.
@@ -324,7 +328,7 @@ class ShardSession(ShardedSession):
         The unit of work calls it.
         """
         # SQLAlchemy's bulk operations refuse sessions with this attribute.
-        return None if self.bulk is not None else self._connection_of
+        return None if self._bulk is not None else self._connection_of
 
     def _connection_of(
         self, mapper: Any = None, instance: Any = None, **kw: Any
@@ -332,15 +336,15 @@ class ShardSession(ShardedSession):
         place = place_of(self, mapper, instance)
         known = self._flush_views
         if known is None:
-            return self.view(place)
+            return self._view(place)
         issue_for_object(self, instance, place)
         # Called for each object: the transaction of a flush stays the same.
         view = known.get(place)
         if view is None:
-            view = known[place] = self.view(place)
+            view = known[place] = self._view(place)
         return view
 
-    def view(self, place: Place) -> ShardView:
+    def _view(self, place: Place) -> ShardView:
         """Return the session's connection to a server, seen from a shard."""
         root = self.root_connection(place)
         known = self._views.get(place)
@@ -351,7 +355,7 @@ class ShardSession(ShardedSession):
             known = self._views[place] = root, view
         return known[1]
 
-    def open_view(self, place: Place) -> ShardView:
+    def _open_view(self, place: Place) -> ShardView:
         """Return :meth:`view`; also works while COMMIT is being sent.
 
         :raises LookupError: if the transaction has not begun on the shard's
@@ -365,18 +369,18 @@ class ShardSession(ShardedSession):
             f"{place.shard_id} of {place.keyspace} is"
         )
 
-    def plan_for(self, place: Place, *, scattered: bool = False) -> ExecutionPlan:
+    def _plan_for(self, place: Place, *, scattered: bool = False) -> ExecutionPlan:
         """Return the plan of a statement that the session has checked."""
         return ExecutionPlan(
-            (place,), (), self.log.wrote, scattered=scattered, watch=self.watch
+            (place,), (), self.log.wrote, scattered=scattered, watch=self._watch
         )
 
     def _connection_plan(self, place: Place) -> ExecutionPlan:
         """Return the plan of statements that are executed on a connection."""
-        return ExecutionPlan((place,), (), self._wrote, watch=self.watch)
+        return ExecutionPlan((place,), (), self._wrote, watch=self._watch)
 
     def _wrote(self, place: Place, what: str, table: Any = None) -> None:
-        by_session = self._flushing or self.bulk is not None
+        by_session = self._flushing or self._bulk is not None
         check_write(self, place, table, by_session=by_session)
         self.log.wrote(place, what, table)
 
@@ -409,7 +413,7 @@ class ShardSession(ShardedSession):
             None for the only global one.
         :raises NoShardKeyError: if the shard cannot be determined.
         """
-        self.check_process()
+        self._check_process()
         given = dict(bind_arguments or {})
         place = given.pop("place", None) or self.place_for(**given)
         if execution_options:
@@ -418,7 +422,7 @@ class ShardSession(ShardedSession):
                 bind_arguments={"bind": place.engine},
                 execution_options=execution_options,
             )
-        return self.view(place)
+        return self._view(place)
 
     # Cached rows: the connection to the engine that returns them is not part
     # of the transaction, since listeners to after_begin and execution
@@ -460,19 +464,19 @@ class ShardSession(ShardedSession):
             self._cache_connection = None
 
     def _execute_internal(self, *args: Any, **kwargs: Any) -> Any:
-        with self.usage:
+        with self._usage:
             try:
                 return super()._execute_internal(*args, **kwargs)
             except RoutingError as error:
                 # Once, although a statement on several shards is several
                 # executions.
-                if not self.usage.is_nested:
+                if not self._usage.is_nested:
                     self.cluster.notify("statement_refused", error)
                 raise
 
     def flush(self, objects: Any = None) -> None:
         """Flush; see :meth:`sqlalchemy.orm.Session.flush`."""
-        with self.usage:
+        with self._usage:
             try:
                 self._flush_views = {}
                 self.issued_attributes = {}
@@ -482,12 +486,12 @@ class ShardSession(ShardedSession):
 
     def commit(self) -> None:
         """Commit; see :meth:`sqlalchemy.orm.Session.commit`."""
-        with self.usage:
+        with self._usage:
             super().commit()
 
     def rollback(self) -> None:
         """Roll back; see :meth:`sqlalchemy.orm.Session.rollback`."""
-        with self.usage:
+        with self._usage:
             super().rollback()
 
     def close(self) -> None:
@@ -500,11 +504,11 @@ class ShardSession(ShardedSession):
         :raises ConcurrentUseError: if another thread or task is using the
             session.
         """
-        with self.usage:
+        with self._usage:
             try:
                 self._close()
             finally:
-                self.usage.end()
+                self._usage.end()
 
     def get(self, entity: type[T] | Mapper[T], ident: Any, **kwargs: Any) -> T | None:
         """Return the object of an id; see :meth:`sqlalchemy.orm.Session.get`.

@@ -113,7 +113,7 @@ class Outbox(Suite):
         def commit_all(commits: Any) -> None:
             session = commits._session
             place = session.log.first[0]
-            for ask in (session.view, session.root_connection):
+            for ask in (session._view, session.root_connection):
                 with pytest.raises(Exception, match="prepared") as caught:
                     ask(place)
                 raised.append(caught.value)
@@ -168,7 +168,7 @@ class Outbox(Suite):
             place = session.log.first[0]
             sent: list[str] = []
             event.listen(
-                session.view(place),
+                session._view(place),
                 "before_cursor_execute",
                 lambda c, cursor, statement, *more: sent.append(statement),
             )

@@ -166,7 +166,7 @@ class SharedByTasks:
 def _until_waiting(session: Any) -> None:
     """Wait until another thread is inside a statement of a session."""
     deadline = monotonic() + PATIENCE
-    while not session.usage._users:
+    while not session._usage._users:
         assert monotonic() < deadline, "no thread has begun a statement"
         sleep(0.01)
 
