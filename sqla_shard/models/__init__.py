@@ -19,8 +19,7 @@
 ``lookup_definition``, ``lookup_table``, ``lookup_claims``, ``lookup_mixin``
                       :class:`LookupMixin`, objects found by a key
 ``registration``      :func:`sign_up` and :func:`change`
-``reference``, ``reference_rows``
-                      tables with the same rows on every shard
+``reference``         tables with the same rows on every shard
 ``deletion_plan``, ``deletion``
                       deleting objects with everything that refers to them
 """

@@ -34,36 +34,59 @@ Limits:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
-from sqlalchemy import event, MetaData
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    delete,
+    event,
+    inspect,
+    literal,
+    MetaData,
+    select,
+    tuple_,
+    UniqueConstraint,
+)
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.orm import Mapper
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.engine import by_server
-from sqla_shard.engine.rendering import Place
+from sqla_shard.dialects import Failure
+from sqla_shard.dialects.sql import Upsert
+from sqla_shard.engine import by_server, ExecutionPlan, OPTION, Places
+from sqla_shard.engine.rendering import Place, TRANSLATE
 from sqla_shard.engine.unread import message_of, unread_lines
-from sqla_shard.exc import ShardMissingError
-from sqla_shard.exc.base import shortened_list
-from sqla_shard.models.reference_rows import (
-    Change,
-    CopyDifference,
-    define,
-    finish,
-    Key,
-    keys_of,
-    PARALLEL,
-    ReferenceCopies,
-    Rows,
-    rows_by_key,
-    table_of,
-    with_retries,
-    write,
+from sqla_shard.exc import (
+    ClassDefinitionError,
+    ReferenceIncompleteError,
+    ReferenceRowsError,
+    ReferenceSizeError,
+    ReferenceWriteError,
+    ServerFencedError,
+    ServerRetiredError,
+    ServerUnreachableError,
+    ShardMissingError,
+    UnknownKeyspaceError,
 )
-from sqla_shard.routing import spec_of
+from sqla_shard.exc.base import shortened_list
+from sqla_shard.models.class_checks import (
+    check_abstract,
+    check_declarative,
+    check_first_mapped,
+    check_members,
+    check_schema,
+    default_tablename,
+    own_definition,
+    whole_or_not_at_all,
+)
+from sqla_shard.models.layouts import adopt_layout
+from sqla_shard.routing import declare, spec_of, TableSpec
+from sqla_shard.types import IdType
+from sqla_shard.types.shard_bound import ShardNumber
 from sqla_shard.util.json_values import json_value
 from sqla_shard.util.tables import sorted_tables
 
@@ -154,9 +177,6 @@ def _change_to_upsert(cls: Any, rows: Iterable[Any]) -> Change:
 def _change_to_delete(cls: Any, keys: Iterable[Any]) -> Change:
     deleted = keys_of(cls, keys)
     return lambda there: {k: r for k, r in there.items() if k not in deleted}
-
-
-event.listen(ReferenceMixin, "after_mapper_constructed", finish, propagate=True)
 
 
 #: Maximum number of shards of a table in ``str()``.
@@ -406,3 +426,543 @@ def _add_outcome(
 
 def _in_order(keys: Iterable[Key]) -> tuple[Key, ...]:
     return tuple(sorted(keys, key=str))
+
+
+# -- Rows of reference tables: reading, comparing and changing them.
+#
+# The lowest shard of the keyspace is the source, every other one a copy.  A copy
+# is changed in one transaction that first locks all of its rows, then reads the
+# source, and writes the difference.  Of two concurrent changes the second reads
+# the source after the first has committed, so the copy ends equal to it.
+#
+# On the server of the source this is one transaction, whose snapshot is taken
+# after the lock, because a locking read takes no snapshot.
+
+
+# -- creation of reference classes
+#
+# :func:`define` runs before SQLAlchemy maps the class.  :func:`finish` runs
+# after it was mapped, rejects tables that could differ between shards, and
+# declares the table to routing.
+
+
+_TABLE = "__sqla_shard_reference__"
+
+
+def define(cls: Any, mixin: type[Any], *, keyspace: str | None) -> None:
+    """Check a class before it is mapped.
+
+    :raises ClassDefinitionError: if the class is not valid.
+    """
+    if check_abstract(cls, keyspace=keyspace):
+        return
+    check_declarative(cls, mixin)
+    check_first_mapped(cls)
+    check_members(cls, mixin, (), "reference")
+    default_tablename(cls)
+    cls.__sqla_shard_keyspace_name__ = keyspace
+
+
+@whole_or_not_at_all
+def finish(mapper: Mapper[Any], cls: Any) -> None:
+    """Handle ``after_mapper_constructed``: declare the table to routing.
+
+    :raises ClassDefinitionError: if the class is not valid.
+    """
+    table: Any = mapper.local_table
+    check_schema(cls, table)
+    for reason in _faults(table):
+        raise ClassDefinitionError(reason, class_name=cls.__name__)
+    adopt_layout(cls, table)
+    keyspace = cls.__sqla_shard_keyspace_name__
+    declare(
+        table,
+        TableSpec(
+            kind="objects",
+            keyspace=keyspace,
+            guard=partial(_refuse, cls.__name__),
+            reference=cls.__name__,
+        ),
+    )
+    setattr(cls, _TABLE, table)
+
+
+def _refuse(name: str, statement: Any) -> None:
+    """Reject a statement that writes the table on one shard.
+
+    :raises ReferenceWriteError: always.
+    """
+    raise ReferenceWriteError(reference=name)
+
+
+def table_of(cls: Any) -> Any:
+    """Return the table of a reference class.
+
+    :raises ClassDefinitionError: if the class is abstract.
+    """
+    return own_definition(cls, _TABLE)
+
+
+def _faults(table: Any) -> Iterator[str]:
+    """Yield the reasons why rows could differ between shards."""
+    generated = table.autoincrement_column
+    if generated is not None:
+        yield (
+            "its keys would be generated on each shard separately: use "
+            "mapped_column(primary_key=True, autoincrement=False) for "
+            f"{generated.name!r}, and give each row its key"
+        )
+    for column in table.c:
+        if isinstance(column.type, IdType) and column.type.routes:
+            yield (
+                f"its column {column.name!r} refers to an object of the "
+                "row's own shard, and the row is on every shard; use "
+                "ObjectRef() without a foreign key"
+            )
+        default = column.default
+        if column.server_default is not None or (
+            default is not None and not (default.is_scalar or default.is_callable)
+        ):
+            # Computed and Identity set server_default as well.
+            yield (
+                f"the values of its column {column.name!r} would be "
+                "generated on each shard separately; use default= with a "
+                "value or a function"
+            )
+    for foreign in table.foreign_keys:
+        yield (
+            f"its column {foreign.parent.name!r} has a foreign key, but each "
+            "table is written separately, and the referenced row may be "
+            "written later; leave it out, and give relationship() a "
+            "primaryjoin with foreign()"
+        )
+    if any(isinstance(c, UniqueConstraint) for c in table.constraints) or any(
+        index.unique for index in table.indexes
+    ):
+        yield (
+            "it has a unique constraint in addition to its primary key: two "
+            "rows that exchange such values could not be written one by one; "
+            "check the rows before you write them instead"
+        )
+
+
+# -- rows given by the application
+
+
+#: Maximum number of rows of a reference table.
+_MOST_ROWS = 10_000
+
+#: The values of the primary key.
+Key: TypeAlias = "tuple[Any, ...]"
+#: The values of all columns, in their order.
+Row: TypeAlias = "tuple[Any, ...]"
+#: The rows of a table.
+Rows: TypeAlias = "dict[Key, Row]"
+
+
+def rows_by_key(cls: Any, rows: Iterable[Any]) -> Rows:
+    """Return the given rows by their keys.
+
+    :param rows: mappings from attributes to values, or objects.
+    :raises ReferenceRowsError: if a row is not valid, or two have the same
+        key.
+    :raises ReferenceSizeError: if there are too many rows.
+    """
+    table = table_of(cls)
+    mapper = inspect(cls)
+    names = {mapper.get_property_by_column(c).key: c for c in table.c}
+    found: Rows = {}
+    for one in rows:
+        values = _values(cls, one, names)
+        key = tuple(
+            value
+            for column, value in zip(table.c, values, strict=True)
+            if column.primary_key
+        )
+        _check_key(cls, one, key)
+        if key in found:
+            raise ReferenceRowsError(
+                reference=cls.__name__,
+                row=key,
+                reason="two of the rows have this key; leave one out",
+            )
+        found[key] = values
+    _check_size(cls.__name__, found)
+    return found
+
+
+def _check_size(reference: str, rows: Rows) -> None:
+    """Reject more rows than a reference table may have.
+
+    :raises ReferenceSizeError: if there are more rows.
+    """
+    if len(rows) > _MOST_ROWS:
+        raise ReferenceSizeError(reference=reference, rows=len(rows), most=_MOST_ROWS)
+
+
+def _check_not_overwritten(reference: str, wanted: Rows, there: Rows) -> None:
+    """Reject rows if one has overwritten another.
+
+    :param there: the rows on the server after they were written.
+    :raises ReferenceRowsError: if the server has fewer rows.
+    """
+    if len(there) < len(wanted):
+        raise ReferenceRowsError(
+            reference=reference,
+            row=next(key for key in wanted if key not in there),
+            reason="this key is equal to another under the collation of the "
+            "server, which may ignore case and trailing spaces; write each "
+            "key as it is in the table",
+        )
+
+
+def keys_of(cls: Any, keys: Iterable[Any]) -> set[Key]:
+    """Return keys as tuples.
+
+    :param keys: values, or tuples if the primary key has several columns.
+    :raises ReferenceRowsError: if a key is not valid.
+    """
+    if isinstance(keys, (str, bytes)):
+        # Otherwise each character would be treated as a key.
+        raise ReferenceRowsError(
+            reference=cls.__name__,
+            row=keys,
+            reason="keys must be a list, even of one key",
+        )
+    count = len(table_of(cls).primary_key)
+    found = set()
+    for one in keys:
+        key = tuple(one) if isinstance(one, (tuple, list)) else (one,)
+        if len(key) != count:
+            raise ReferenceRowsError(
+                reference=cls.__name__,
+                row=one,
+                reason=f"its primary key has {count} column(s)",
+            )
+        _check_key(cls, one, key)
+        found.add(key)
+    return found
+
+
+def _values(cls: Any, one: Any, names: Mapping[str, Any]) -> Row:
+    """Return the values of a row in the order of the columns."""
+    if isinstance(one, cls):
+        state = inspect(one)
+        # Unset attributes have no value yet; expired ones are loaded.
+        known = (
+            state.dict
+            if state.transient
+            else {name: getattr(one, name) for name in names}
+        )
+    elif isinstance(one, Mapping):
+        known = one
+        unknown = [name for name in one if name not in names]
+        if unknown:
+            raise ReferenceRowsError(
+                reference=cls.__name__,
+                row=one,
+                reason=f"{unknown[0]!r} is not one of {', '.join(names)}",
+            )
+    else:
+        raise ReferenceRowsError(
+            reference=cls.__name__,
+            row=one,
+            reason="a row must be a mapping or an object of the class",
+        )
+    return tuple(
+        known[name] if name in known else _default(column)
+        for name, column in names.items()
+    )
+
+
+def _default(column: Any) -> Any:
+    if column.default is None:
+        return None
+    if column.default.is_callable:
+        return column.default.arg(None)
+    return column.default.arg
+
+
+def _check_key(cls: Any, one: Any, key: Key) -> None:
+    if any(value is None for value in key):
+        raise ReferenceRowsError(
+            reference=cls.__name__, row=one, reason="its key is NULL"
+        )
+
+
+T = TypeVar("T")
+
+#: Number of rows in a statement: more rows do not make it faster, and this is
+#: far below max_allowed_packet.
+_BATCH = 500
+#: Maximum number of attempts after a deadlock or lock timeout.
+_ATTEMPTS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyDifference:
+    """The difference between a copy and the source.
+
+    :ivar missing: rows that the copy lacks.
+    :ivar different: rows with other values in the copy.
+    :ivar extra: keys that the source lacks.
+    """
+
+    missing: Rows
+    different: Rows
+    extra: tuple[Key, ...]
+
+    @classmethod
+    def between(cls, copy_rows: Rows, source_rows: Rows) -> CopyDifference:
+        """Return how the rows of a copy differ from the rows of the source."""
+        return cls(
+            missing={k: row for k, row in source_rows.items() if k not in copy_rows},
+            different={
+                k: row
+                for k, row in source_rows.items()
+                if k in copy_rows and copy_rows[k] != row
+            },
+            extra=tuple(k for k in copy_rows if k not in source_rows),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.different or self.extra)
+
+
+class ReferenceCopies:
+    """A reference table and its copies in a cluster.
+
+    :param table: the table of a reference class.
+    :raises UnknownKeyspaceError: if its keyspace is not found, or is not of
+        kind ``objects``.
+
+    :ivar source: the lowest shard.
+    :ivar others: the other shards, which have copies.
+    """
+
+    def __init__(self, table: Any, places: Places) -> None:
+        spec = spec_of(table)
+        self.name = str(spec.reference)
+        self.keyspace = places.keyspace(spec.keyspace, "objects")
+        if self.keyspace.kind != "objects":
+            raise UnknownKeyspaceError(
+                f"{self.name} is in keyspace {self.keyspace.name!r} of kind "
+                f"{self.keyspace.kind!r}; a reference table belongs to one "
+                'of kind "objects"',
+                keyspace=self.keyspace.name,
+                known=tuple(
+                    one.name
+                    for one in places.topology.keyspaces.values()
+                    if one.kind == "objects"
+                ),
+            )
+        self.source, *self.others = places.all_places(self.keyspace)
+        self._table = table
+        columns = tuple(table.c)
+        self._names = [column.key for column in columns]
+        self._key = tuple(index for index, c in enumerate(columns) if c.primary_key)
+        self._read = select(*columns)
+        self._read_lock = self._read.with_for_update()
+        self._read_many = select(literal(ShardNumber(), BigInteger()), *columns)
+
+    def read(self, connection: Connection) -> Rows:
+        """Return the rows of the source."""
+        return self._rows(_send(connection, self.source, self._read))
+
+    def read_source(self) -> Rows:
+        """Return the rows of the source, read with another connection."""
+        with self.source.engine.connect() as connection:
+            return self.read(connection)
+
+    def lock(self, connection: Connection, place: Place) -> Rows:
+        """Begin a transaction; return the rows of a shard, locked."""
+        place.backend.begin_locking(connection)
+        return self._rows(_send(connection, place, self._read_lock))
+
+    def read_many(
+        self, connection: Connection, places: Sequence[Place]
+    ) -> dict[int, Rows]:
+        """Return the rows of the given shards of a server, by shard."""
+        found: dict[int, list[Any]] = {p.shard_id: [] for p in places}
+        plan = ExecutionPlan(places, [connection] * len(places))
+        rows = connection.execute(self._read_many, execution_options=_options(plan))
+        for shard_id, *row in rows:
+            found[shard_id].append(row)
+        return {shard: self._rows(rows) for shard, rows in found.items()}
+
+    def change(
+        self, connection: Connection, place: Place, found: CopyDifference
+    ) -> None:
+        """Write a difference to a shard."""
+        # Delete first: a key that is spelled differently may be equal to a new
+        # key on the server.
+        for some in _batches(found.extra):
+            gone = delete(self._table).where(self._among(some))
+            _send(connection, place, gone)
+        rows = [*found.missing.values(), *found.different.values()]
+        for some in _batches(rows):
+            values = [dict(zip(self._names, r, strict=True)) for r in some]
+            _send(connection, place, Upsert(self._table), values)
+
+    def synchronize(self, place: Place) -> CopyDifference:
+        """Make a copy equal to the source, in one transaction.
+
+        :returns: the difference before the change.
+        """
+        return with_retries(place, lambda: self._synchronize(place))
+
+    def _synchronize(self, place: Place) -> CopyDifference:
+        with place.engine.connect() as connection:
+            there = self.lock(connection, place)
+            if place.engine is self.source.engine:
+                # Reuse this connection: the pool may be exhausted.
+                wanted = self.read(connection)
+            else:
+                wanted = self.read_source()
+            found = CopyDifference.between(there, wanted)
+            if found:
+                self.change(connection, place, found)
+                connection.commit()
+            return found
+
+    def _rows(self, rows: Any) -> Rows:
+        key = self._key
+        return {tuple(row[i] for i in key): tuple(row) for row in rows}
+
+    def _among(self, keys: Sequence[Key]) -> Any:
+        columns = list(self._table.primary_key)
+        if len(columns) == 1:
+            return columns[0].in_([key[0] for key in keys])
+        return tuple_(*columns).in_(list(keys))
+
+
+def _options(plan: ExecutionPlan) -> dict[str, Any]:
+    return {OPTION: plan, "schema_translate_map": TRANSLATE}
+
+
+def _send(
+    connection: Connection, place: Place, statement: Any, values: Any = None
+) -> Any:
+    return connection.execute(
+        statement, values, execution_options=_options(ExecutionPlan((place,)))
+    )
+
+
+def _batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), _BATCH):
+        yield items[start : start + _BATCH]
+
+
+def with_retries(place: Place, work: Callable[[], T]) -> T:
+    """Run a transaction, with retries after a deadlock or lock timeout.
+
+    It is also retried once after a lost connection, which the pool may have
+    opened before a restart of the server.  The transaction must be idempotent.
+    """
+    was_lost = False
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return work()
+        except ServerUnreachableError:
+            if was_lost:
+                raise
+            was_lost = True
+        except DBAPIError as error:
+            original: Any = error.orig
+            if place.backend.classify(original) is not Failure.CONFLICT:
+                raise
+    return work()
+
+
+# -- the same change on every shard, first on the source
+
+
+#: Returns the wanted rows for the current rows.
+Change = Callable[[Rows], Rows]
+
+#: Maximum number of servers that are written in parallel.  The threads also
+#: read from the server of the source, whose pool has few connections.
+PARALLEL = 8
+
+#: Errors that apply to all shards of a server.
+_GONE = (ServerUnreachableError, ServerFencedError, ServerRetiredError)
+
+
+@dataclass
+class _Outcome:
+    done: list[int] = field(default_factory=list)
+    errors: dict[int, Exception] = field(default_factory=dict)
+    not_reached: list[int] = field(default_factory=list)
+
+
+def write(cls: Any, change: Change, places: Places) -> None:
+    """Change a reference table on every shard.
+
+    :raises ReferenceSizeError: if there would be too many rows.
+    :raises ReferenceIncompleteError: if some shards were not written.
+    """
+    copies = ReferenceCopies(table_of(cls), places)
+    try:
+        with_retries(copies.source, lambda: _write_source(copies, change))
+    except ServerUnreachableError as error:
+        # The connection may have been lost during COMMIT, so the source may
+        # have been written.
+        raise _incomplete(
+            copies,
+            _Outcome(
+                errors={copies.source.shard_id: error},
+                not_reached=[place.shard_id for place in copies.others],
+            ),
+        ) from error
+    jobs = [
+        partial(_write_on_server, copies, shards) for shards in by_server(copies.others)
+    ]
+    whole = _Outcome(done=[copies.source.shard_id])
+    for part in places.engines.in_parallel(jobs, "reference", PARALLEL):
+        whole.done += part.done
+        whole.errors.update(part.errors)
+        whole.not_reached += part.not_reached
+    if whole.errors:
+        raise _incomplete(copies, whole) from next(iter(whole.errors.values()))
+
+
+def _write_source(copies: ReferenceCopies, change: Change) -> None:
+    place = copies.source
+    with place.engine.connect() as connection:
+        there = copies.lock(connection, place)
+        wanted = change(there)
+        _check_size(copies.name, wanted)
+        found = CopyDifference.between(there, wanted)
+        copies.change(connection, place, found)
+        if found.missing:
+            _check_not_overwritten(copies.name, wanted, copies.read(connection))
+        connection.commit()
+
+
+def _write_on_server(copies: ReferenceCopies, shards: Sequence[Place]) -> _Outcome:
+    outcome = _Outcome()
+    for index, place in enumerate(shards, 1):
+        try:
+            copies.synchronize(place)
+        except _GONE as error:
+            outcome.errors[place.shard_id] = error
+            outcome.not_reached += [p.shard_id for p in shards[index:]]
+            break
+        except (SQLAlchemyError, OSError) as error:
+            outcome.errors[place.shard_id] = error
+        else:
+            outcome.done.append(place.shard_id)
+    return outcome
+
+
+def _incomplete(copies: ReferenceCopies, outcome: _Outcome) -> ReferenceIncompleteError:
+    return ReferenceIncompleteError(
+        reference=copies.name,
+        keyspace=copies.keyspace.name,
+        done=tuple(sorted(outcome.done)),
+        errors=dict(sorted(outcome.errors.items())),
+        not_reached=tuple(sorted(outcome.not_reached)),
+    )
+
+
+event.listen(ReferenceMixin, "after_mapper_constructed", finish, propagate=True)

@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster
 from sqla_shard.dialects import Failure
-from sqla_shard.models.reference_rows import ReferenceCopies
+from sqla_shard.models.reference import ReferenceCopies
 from tests.models.backends import On
 from tests.models.reference_models import COUNTRIES, Country, REFERENCES
 from tests.servers.kinds import Kind

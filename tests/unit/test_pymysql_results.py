@@ -12,9 +12,8 @@ import pytest
 from pymysql.constants import FIELD_TYPE
 from pymysql.cursors import DictCursor
 
-from sqla_shard.dialects.mysql import pymysql_results
-from sqla_shard.dialects.mysql.pymysql_connections import _class_of
-from sqla_shard.dialects.mysql.pymysql_results import Received
+from sqla_shard.dialects.mysql import pymysql_connections
+from sqla_shard.dialects.mysql.pymysql_connections import _class_of, Received
 from sqla_shard.dialects.polling import PIPELINING
 
 UTF8, BINARY = 45, 63
@@ -342,7 +341,7 @@ def test_a_result_while_the_file_is_that_of_the_driver():
 )
 def test_a_response_that_drips_ends(monkeypatch, length, size, error):
     clock = itertools.count()
-    monkeypatch.setattr(pymysql_results, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(pymysql_connections, "monotonic", lambda: next(clock))
     rows = [row_of(["x" * length])]
     chosen = [(FIELD_TYPE.VAR_STRING, UTF8, [])]
     made = connection(True, packets(answer(chosen, rows)), lambda: size)

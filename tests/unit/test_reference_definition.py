@@ -22,7 +22,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, MappedAsDatac
 from sqla_shard import blob_field, ObjectMixin, ObjectRef, ReferenceMixin, ShardedId
 from sqla_shard.dialects.sql import Upsert
 from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.models.reference_rows import rows_by_key
+from sqla_shard.models.reference import rows_by_key
 from sqla_shard.routing import spec_of, TableSpec
 
 
