@@ -323,22 +323,26 @@ class Failover(Promotion):
         set_scheduler(self.old.admin, on=False)
 
     def _fence(self) -> Mapping[str, Any]:
-        old, new = self.old, self.new
+        old = self.old
         old.freeze(_FENCE)
-        position = old.position()
-        if not new.reaches(position, _CATCH_UP):
-            raise new.admin.error(f"it has not applied {position} within {_CATCH_UP} s")
-        new.stop()
-        # In the session of the fence: what was written since is seen, and a
-        # fence that was lost is an error here.
-        last, applied = old.position(), new.applied()
-        if not new.covers(applied, last):
-            raise new.admin.error(
-                f"it has applied {applied}, but the primary is at {last}"
-            )
+        self._catch_up(position := old.position())
+        # In the session of the fence: one that was lost is an error here, and
+        # what was written since is seen.
         old.close_writes()
+        last = old.position()
+        if last != position:
+            self._catch_up(last)
         self._is_fenced = True
+        # The standby is not stopped before the step "attach": on MySQL that
+        # takes longer than all of this.
         return {"position": last}
+
+    def _catch_up(self, position: str) -> None:
+        """Wait until the standby has applied a position of the fence."""
+        if not self.new.reaches(position, _CATCH_UP):
+            raise self.new.admin.error(
+                f"it has not applied {position} within {_CATCH_UP} s"
+            )
 
     def _open_new(self) -> Mapping[str, Any] | None:
         found: Mapping[str, Any] | None = None

@@ -84,9 +84,9 @@ def applications(admin: Admin, users: Collection[str]) -> dict[int, AppSession]:
 
 def _sessions(admin: Admin) -> Iterator[tuple[AppSession, str]]:
     """Yield every session, with its command."""
-    for number, user, address, database, command in admin.rows(
-        "SELECT id, user, host, db, command FROM information_schema.processlist"
-    ):
+    # A tenth of the time of information_schema.processlist, for which the
+    # server makes a temporary table: writes wait for it in a split.
+    for number, user, address, database, command, *_ in admin.rows("SHOW PROCESSLIST"):
         session = AppSession(
             id=number, user=user, address=address or "", database=database
         )

@@ -1,7 +1,7 @@
 """Run with ``make bench``; arguments choose the parts by name.
 
 ``make bench ARGS="--server mysql --server mariadb reading"``: each part on the
-servers of each kind; on MariaDB where none is named.
+servers of each kind; on MariaDB where none is named.  "pauses" compares them.
 
 ``make bench ARGS="--profile scatter"``: with ``--profile`` the parts say
 where their time goes, if they can, and nothing else.
@@ -29,6 +29,7 @@ from tests.benchmarks import (
     lookups,
     moving,
     operations,
+    pauses,
     reading,
     scale,
     scatter,
@@ -62,6 +63,7 @@ PARTS = {
     "schema": schema.run,
     "capacity": capacity.run,
     "compare": fleet_compare.run,
+    "pauses": pauses.run,
     "shadow": shadow.run,
     "moving": moving.run,
     "blobs": blobs.run,
@@ -73,7 +75,11 @@ PROFILES = {
     "writing": writing.profile,
     "cached": cached.profile,
     "operations": operations.profile,
+    "pauses": pauses.profile,
 }
+
+#: Parts that measure all kinds of servers, in turns.
+OF_ALL_KINDS = frozenset(["pauses"])
 
 
 def main(names: list[str]) -> int:
@@ -103,7 +109,7 @@ def main(names: list[str]) -> int:
         "medians of the ratios of each turn"
     )
     for name in names or parts:
-        for kind in kinds or ["mariadb"]:
+        for kind in ["mariadb"] if name in OF_ALL_KINDS else kinds or ["mariadb"]:
             choose(kind)
             parts[name]()
     return 0

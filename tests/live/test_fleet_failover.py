@@ -33,6 +33,7 @@ from tests.servers.fleet_load import (
     writing,
 )
 from tests.servers.fleet_pairs import FleetPairs
+from tests.servers.fleet_pauses import PauseLog
 from tests.servers.fleet_processes import apply_until
 from tests.servers.load_checks import pauses
 from tests.servers.published import places
@@ -118,6 +119,14 @@ def test_failovers_lose_nothing(pairs, fleet, load, say):
     prove(pairs, attempts)
     errors = [attempt.error for attempt in attempts if attempt.error]
     assert any("1290" in error for error in errors)
+
+
+def test_writes_wait_for_few_statements(pairs, fleet):
+    plan = Failover.planned(fleet, "server1", compare_limit=None)
+    with PauseLog() as log:
+        apply(fleet, plan, progress=log.progress)
+    assert 5 < len(log.statements) <= 12
+    assert log.avoidable() == []
 
 
 @pytest.fixture

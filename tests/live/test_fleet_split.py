@@ -25,11 +25,13 @@ from sqla_shard.fleet.orphans import OrphanChange, orphans_of
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.split import Split
 from sqla_shard.testing.server_setup import system_user
-from tests.servers.fleet_pairs import empty_server, FleetPairs
+from tests.servers.fleet_pairs import FleetPairs
+from tests.servers.fleet_pauses import PauseLog
 from tests.servers.fleet_processes import apply_until
+from tests.servers.fleet_splits import address, planned, renewed
 from tests.servers.load_checks import check, only_old, pauses, rows_at, rows_of_places
 from tests.servers.load_log import Attempt
-from tests.servers.load_writers import create_tables, RawWriter
+from tests.servers.load_writers import RawWriter
 from tests.servers.published import connect_to, places, publish_to
 from tests.servers.server_statements import unlogged, words
 from tests.servers.writing_load import Load
@@ -67,47 +69,6 @@ def seed(request, say):
 @pytest.fixture
 def fleet(pairs):
     return renewed(pairs)
-
-
-def renewed(pairs):
-    """Return the fleet with one pair in its topology, and an empty one.
-
-    No server has a history, so that there is little to replicate.
-    """
-    source, target = pairs["server1"], pairs["server2"]
-    for pair in (source, target):
-        # First the standbys, which would replicate the DROP.
-        for server in (*pair.standbys, pair.primary):
-            empty_server(server)
-        pair.attach(pair.standby)
-    source.primary.root_execute("SET GLOBAL read_only = 0")
-    names = [place[1] for place in places(pairs.document()).values()]
-    with source.primary.connect() as connection:
-        create_tables(connection, names)
-    source.wait_caught_up()
-    publish_to(pairs.path, pairs.document())
-    return pairs.fleet()
-
-
-def planned(fleet, pairs, **changes):
-    """Return the plan to move the second half of the shards."""
-    target = pairs["server2"]
-    arguments = {
-        "server": "server1",
-        "shards": ["8-15"],
-        "target": "server2",
-        "primary": address(target.primary),
-        "standby": address(target.standby),
-        "allowed_users": [system_user()],
-        # The machine of the tests is shared.
-        "patience": 30.0,
-        **changes,
-    }
-    return Split.planned(fleet, **arguments)
-
-
-def address(server):
-    return f"{server.host}:{server.port}"
 
 
 def loaded(pairs, folder, seed, processes=8):
@@ -300,10 +261,21 @@ def test_both_sides_write_under_their_own_domain(split_once):
 
 
 @pytest.fixture(scope="module")
-def split_once(pairs):
+def pause_log(pairs):
+    return PauseLog()
+
+
+@pytest.fixture(scope="module")
+def split_once(pairs, pause_log):
     fleet = renewed(pairs)
-    apply(fleet, planned(fleet, pairs))
+    with pause_log:
+        apply(fleet, planned(fleet, pairs), progress=pause_log.progress)
     return pairs
+
+
+def test_writes_wait_for_few_statements(split_once, pause_log):
+    assert 10 < len(pause_log.statements) <= 18
+    assert pause_log.avoidable() == []
 
 
 # -- a process that dies --------------------------------------------------
