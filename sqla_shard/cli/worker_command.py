@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -29,6 +27,7 @@ from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs.claims import LEASE
 from sqla_shard.jobs.running import JobLogFilter
 from sqla_shard.jobs.worker import RunReport, Worker
+from sqla_shard.util.processes import ending
 
 _log = logging.getLogger("sqla_shard.jobs.worker")
 
@@ -97,7 +96,7 @@ def _unused(
     metavar="S",
     default=_STOP_TIMEOUT,
     type=FiniteRange(least=0),
-    help="Seconds for running tasks to end after SIGTERM or Ctrl-C.",
+    help="Seconds for running tasks to end after SIGTERM, SIGHUP or Ctrl-C.",
 )
 @click.option(
     "--ready-file",
@@ -128,8 +127,8 @@ def worker_command(
     The modules in --models, or that of --app, must define or import the tasks.
     Start as many workers as there is work for.
 
-    After SIGTERM or Ctrl-C no more jobs are claimed, and running tasks have
-    --stop-timeout to end; the jobs of others are released for other workers.
+    After SIGTERM, SIGHUP or Ctrl-C no more jobs are claimed, and running tasks
+    have --stop-timeout to end; the jobs of others are released for other workers.
     A second signal releases them immediately.  The status is then 0.
 
     With --deliver, it also applies the operations and cache invalidations that
@@ -249,11 +248,5 @@ def _stopped_by_signals(worker: Worker, timeout: float) -> Iterator[None]:
     def stop(*signal_arguments: object) -> None:
         worker.stop(timeouts.pop() if len(timeouts) > 1 else timeouts[0])
 
-    before: dict[int, Any] = {
-        one: signal.signal(one, stop) for one in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
+    with ending(stop):
         yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)

@@ -14,7 +14,6 @@ with status 1 if a server does not respond.  Passwords are never shown.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TYPE_CHECKING
@@ -27,6 +26,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.topology import describe
+from sqla_shard.util.processes import ending
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
@@ -139,7 +139,7 @@ def _create_all(keyspace: str | None) -> None:
     default=25.0,
     show_default=True,
     type=click.FloatRange(0),
-    help="Seconds for running tasks to end after SIGTERM or Ctrl-C.",
+    help="Seconds for running tasks to end after SIGTERM, SIGHUP or Ctrl-C.",
 )
 @click.option("--once", is_flag=True, help="Exit when no job is due any more.")
 def _worker(
@@ -147,7 +147,7 @@ def _worker(
 ) -> None:
     """Run the jobs of queues, each task in an application context.
 
-    After SIGTERM or Ctrl-C no more jobs are claimed; the jobs of tasks that
+    After SIGTERM, SIGHUP or Ctrl-C no more jobs are claimed; the jobs of tasks that
     do not end in time are released for other workers.
     """
     from sqla_shard.jobs import Worker
@@ -163,14 +163,8 @@ def _worker(
     def stop(*signal_arguments: object) -> None:
         worker.stop(stop_timeout)
 
-    signals = (signal.SIGTERM, signal.SIGINT)
-    before = {one: signal.signal(one, stop) for one in signals}
-    try:
-        with _contexts(app, _extension().cluster):
-            report = worker.run(until_empty=once)
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+    with ending(stop), _contexts(app, _extension().cluster):
+        report = worker.run(until_empty=once)
     click.echo(str(report))
     if once and (report.failed or report.lost or report.unknown):
         raise click.ClickException("not all jobs have succeeded")

@@ -19,6 +19,7 @@ writes the shard of its job is acknowledged by the same transaction.
 ``crontab``    times at which periodic tasks are due
 ``periodic``   one job for each periodic task, which is pending again
 ``running``    the job that runs: what its task can do with it
+``beginning``  what is written before a function is called
 ``calling``    the call of a task, and what becomes of the job
 ``runners``    the threads, and the event loop, of a worker
 ``handling``   transactions of a worker: outcomes go, new jobs come

@@ -27,6 +27,7 @@ from sqla_shard.exc import (
     UnknownTaskError,
 )
 from sqla_shard.exc.base import summary
+from sqla_shard.jobs.beginning import Beginnings
 from sqla_shard.jobs.claims import ClaimedJob
 from sqla_shard.jobs.running import as_current, Ending, Outcome, RunningJob
 from sqla_shard.jobs.tasks import Task
@@ -43,7 +44,7 @@ _UNTIL_AGAIN = 0.5
 UNKNOWN_DELAY = 60.0
 
 
-def run_job(cluster: Cluster, running: RunningJob) -> Outcome:
+def run_job(cluster: Cluster, running: RunningJob, beginnings: Beginnings) -> Outcome:
     """Call the task of a job.
 
     Errors of the task are in the outcome.
@@ -53,6 +54,14 @@ def run_job(cluster: Cluster, running: RunningJob) -> Outcome:
         return _unknown(running)
     if running.job.damage is not None:
         return _damaged(running.job, running.job.damage)
+    end, refused = beginnings.begin(running)
+    try:
+        return refused or _call_and_catch(cluster, task, running)
+    finally:
+        end()
+
+
+def _call_and_catch(cluster: Cluster, task: Task, running: RunningJob) -> Outcome:
     running.begin(task.time_limit)
     try:
         with as_current(running):
@@ -62,13 +71,27 @@ def run_job(cluster: Cluster, running: RunningJob) -> Outcome:
     return _succeeded(running)
 
 
-async def async_run_job(cluster: Cluster, running: RunningJob) -> Outcome:
+async def async_run_job(
+    cluster: Cluster, running: RunningJob, beginnings: Beginnings
+) -> Outcome:
     """Await the task of a job; see :func:`run_job`."""
     task = running.task
     if task is None:
         return _unknown(running)
     if running.job.damage is not None:
         return _damaged(running.job, running.job.damage)
+    if not running.job.counts_at_start:
+        return await _await_and_catch(cluster, task, running)
+    end, refused = await asyncio.to_thread(beginnings.begin, running)
+    try:
+        return refused or await _await_and_catch(cluster, task, running)
+    finally:
+        end()
+
+
+async def _await_and_catch(
+    cluster: Cluster, task: Task, running: RunningJob
+) -> Outcome:
     running.begin(task.time_limit)
     try:
         with as_current(running):
@@ -160,6 +183,8 @@ async def _within(awaited: Coroutine[Any, Any, Any], running: RunningJob) -> Non
             # wait_for() does before Python 3.12.
             task.cancel()
             await asyncio.wait([task], timeout=_UNTIL_AGAIN)
+        # Another job may have cancelled it before it has begun.
+        awaited.close()
     if is_late:
         raise running.late()
     ending = task.result()

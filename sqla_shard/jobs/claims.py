@@ -14,7 +14,7 @@ Rows are updated by primary key only, in one order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from secrets import token_bytes
 from typing import Any
@@ -65,6 +65,8 @@ class ClaimedJob:
     :ivar context: what listeners of ``before_enqueue`` have stored with it.
     :ivar unique_key: its unique key; None if it has none.
     :ivar duplicates: how often the key was enqueued again before the claim.
+    :ivar was_lost: whether its last claim has expired: it may be the job that
+        has killed its worker.
     :ivar damage: why its row cannot be read: the job fails; None if it can.
     """
 
@@ -82,7 +84,18 @@ class ClaimedJob:
     context: Mapping[str, str] = field(default_factory=dict, repr=False)
     unique_key: bytes | None = None
     duplicates: int = 0
+    was_lost: bool = False
     damage: JobArgumentError | None = None
+
+    @property
+    def counts_at_start(self) -> bool:
+        """Whether the attempt counts when the function begins, not earlier.
+
+        A claim counts others, which have attempts left.  But a worker that was
+        killed may not have begun its jobs: the last attempt must not be lost
+        so, nor any that follows a lost claim, which may be lost again.
+        """
+        return self.was_lost or self.attempt >= self.max_attempts
 
     @property
     def address(self) -> tuple[str, int]:
@@ -156,13 +169,13 @@ _BATCH = locked_batch(
     _job.attempts,
     _job.max_attempts,
     _job.unique_key,
+    # Of a pending job it is that of a claim that has expired.
+    _job.token,
 )
 _CLAIM = update_rows(_job.id.in_(_ids), _job.state == PENDING).values(
-    state=RUNNING,
-    token=bindparam("the_token"),
-    due_at=ServerTime(_later),
-    attempts=_job.attempts + 1,
+    state=RUNNING, token=bindparam("the_token"), due_at=ServerTime(_later)
 )
+_CLAIM_AND_COUNT = _CLAIM.values(attempts=_job.attempts + 1)
 _MINE = select(_job.id).where(
     _job.id.in_(_ids),
     _job.token == bindparam("the_token"),
@@ -194,19 +207,42 @@ def claim(
     if not rows:
         return []
     token = token_bytes(TOKEN_BYTES)
-    values = {
-        "ids": sorted(row.id for row in rows),
-        "the_token": token,
-        "later": microseconds(lease),
-    }
-    result: Any = session.execute(_CLAIM, values, bind_arguments=at)
-    if result.rowcount != len(rows):
+    jobs = _claimed(place, rows, token, queue, priority)
+    count = 0
+    for statement, its in (
+        (_CLAIM_AND_COUNT, [job for job in jobs if not job.counts_at_start]),
+        (_CLAIM, [job for job in jobs if job.counts_at_start]),
+    ):
+        values: dict[str, Any] = {
+            "ids": sorted(job.local_id for job in its),
+            "the_token": token,
+            "later": microseconds(lease),
+        }
+        if its:
+            result: Any = session.execute(statement, values, bind_arguments=at)
+            count += result.rowcount
+    if count != len(jobs):
         # The server cannot skip locked rows, and others have claimed some.
-        del values["later"]
-        values["state"] = RUNNING
+        values = {
+            "ids": sorted(job.local_id for job in jobs),
+            "the_token": token,
+            "state": RUNNING,
+        }
         mine = set(session.execute(_MINE, values, bind_arguments=at).scalars())
-        rows = [row for row in rows if row.id in mine]
-    duplicates = duplicates_of(session, at, rows)
+        jobs = [job for job in jobs if job.local_id in mine]
+    duplicates = duplicates_of(session, at, jobs)
+    return [
+        replace(job, duplicates=duplicates[job.local_id])
+        if job.local_id in duplicates
+        else job
+        for job in jobs
+    ]
+
+
+def _claimed(
+    place: Place, rows: Iterable[Any], token: bytes, queue: str, priority: int
+) -> list[ClaimedJob]:
+    """Return the jobs of rows."""
     return [
         ClaimedJob(
             keyspace=place.keyspace,
@@ -219,7 +255,7 @@ def claim(
             attempt=row.attempts + 1,
             max_attempts=row.max_attempts,
             unique_key=row.unique_key,
-            duplicates=duplicates.get(row.id, 0),
+            was_lost=row.token is not None,
             **readable(row, "arguments", "checkpoint", "context"),
         )
         for row in rows
@@ -336,16 +372,17 @@ def _end(
     return [job for job in jobs if job.local_id not in done]
 
 
-def reopened(pause: Any) -> dict[Any, Any]:
+def reopened(pause: Any, token: Any = None) -> dict[Any, Any]:
     """Return the columns that an attempt without success sets.
 
     :param pause: the time of the next one, in SQL.
+    :param token: the token until then.
     """
     ends = bindparam("ends", type_=Boolean(create_constraint=False))
     return {
         _job.state: case((ends, FAILED), else_=PENDING),
         _job.due_at: case((ends, ServerTime()), else_=pause),
-        _job.token: case((ends, _job.token), else_=None),
+        _job.token: case((ends, _job.token), else_=token),
         _job.error: bindparam("the_error"),
         _job.attempts: bindparam("the_attempts"),
     }
@@ -393,7 +430,7 @@ def fail(
 _RELEASE = update_rows(_one, held).values(
     state=PENDING,
     due_at=ServerTime(_later),
-    attempts=_job.attempts - 1,
+    attempts=bindparam("the_attempts"),
     token=None,
     error=bindparam("the_error"),
 )
@@ -412,7 +449,28 @@ def release(
     :param error: why, for people.
     :raises JobClaimLostError: if the claim is lost.
     """
-    fenced(session, job, _RELEASE, the_error=error, later=microseconds(delay))
+    fenced(
+        session,
+        job,
+        _RELEASE,
+        the_error=error,
+        the_attempts=job.attempt - 1,
+        later=microseconds(delay),
+    )
+
+
+_START = update_rows(_one, held).values(
+    attempts=bindparam("the_attempts"), due_at=ServerTime(_later)
+)
+
+
+def start(session: ShardSession, job: ClaimedJob, lease: float = LEASE) -> None:
+    """Count an attempt whose function begins now, and extend the claim.
+
+    :param lease: seconds until it expires.
+    :raises JobClaimLostError: if the claim is lost.
+    """
+    fenced(session, job, _START, the_attempts=job.attempt, later=microseconds(lease))
 
 
 _CHECKPOINT = update_rows(_one, held).values(

@@ -135,7 +135,7 @@ _RECOVER = (
         _job.state == RUNNING,
         _job.due_at <= ServerTime(),
     )
-    .values(reopened(ServerTime()))
+    .values(reopened(ServerTime(), JOBS.c.token))
 )
 _DELETE = delete(JOBS).where(
     _job.id.in_(bindparam("ids", expanding=True)), _job.state == bindparam("state")

@@ -306,7 +306,17 @@ def check_binary_logs(cluster: Cluster) -> None:
         for server, place in cluster.places.servers():
             if server != name:
                 continue
-            with cluster.session() as session:
-                connection = session.root_connection(place)
-                if place.backend.logs_statements(connection):
-                    raise UnsafeBinaryLogError(server=name)
+            try:
+                with cluster.session() as session:
+                    connection = session.root_connection(place)
+                    is_unsafe = place.backend.logs_statements(connection)
+            except SQLAlchemyError as error:
+                # It went away after the first look, as in a failover.
+                _log.warning(
+                    *("the binary log of %s cannot be checked: %s", name),
+                    short(error),
+                    extra={"action": "check", "server": name},
+                )
+                continue
+            if is_unsafe:
+                raise UnsafeBinaryLogError(server=name)

@@ -9,24 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
+from sqla_shard.exc.base import summary
+from sqla_shard.jobs.beginning import Beginnings
 from sqla_shard.jobs.calling import async_run_job, run_job
 from sqla_shard.jobs.job_events import job_begins, job_ends
-from sqla_shard.jobs.running import Outcome, RunningJob
+from sqla_shard.jobs.running import Ending, Outcome, RunningJob
 from sqla_shard.util.jitter import jittered
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
 
+_log = logging.getLogger(__name__)
+
 #: Called with each job that has ended, by any thread.
 Finished = Callable[[RunningJob, Outcome], None]
 #: Seconds that the end of a worker waits for a thread.
 _UNTIL_ENDED = 5.0
+#: Seconds until the next attempt of a job whose retry policy has failed.
+_UNTIL_AGAIN = 60.0
 
 
 class Repeating:
@@ -44,7 +52,7 @@ class Repeating:
         purpose: str,
         function: Callable[[], object],
         seconds: float,
-        failed: Callable[[Exception], object],
+        failed: Callable[[BaseException], object],
         *,
         spread: float = 0.1,
     ) -> None:
@@ -69,9 +77,21 @@ class Repeating:
         while not self._end.wait(jittered(*self._pause)):
             try:
                 self._function()
-            except Exception as error:  # Otherwise it would not be reported.
+            # Otherwise it would not be reported, and sys.exit() of an operation
+            # would end the thread in silence.
+            except BaseException as error:
                 self._failed(error)
                 return
+
+
+def _unforeseen(running: RunningJob, error: BaseException) -> Outcome:
+    """Return the outcome of a run with an error outside of the task.
+
+    Such as one of a retry policy of the application.
+    """
+    return Outcome(
+        job=running.job, ending=Ending.FAILED, error=summary(error), delay=_UNTIL_AGAIN
+    )
 
 
 class Runners:
@@ -86,6 +106,7 @@ class Runners:
         self._cluster = cluster
         self._concurrency = concurrency
         self._finished = finished
+        self._beginnings = Beginnings(cluster)
         self._queue: queue.SimpleQueue[RunningJob | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._loop: _Loop | None = None
@@ -94,7 +115,10 @@ class Runners:
         """Run a job as soon as a thread, or the event loop, is free."""
         if running.is_async:
             if self._loop is None:
-                self._loop = _Loop(self._cluster, self._concurrency, self._finished)
+                self._loop = _Loop(
+                    *(self._cluster, self._concurrency, self._finished),
+                    self._beginnings,
+                )
             self._loop.submit(running)
             return
         if len(self._threads) < self._concurrency:
@@ -140,35 +164,68 @@ class Runners:
             if running is None:
                 return
             began = job_begins(self._cluster, running.job)
-            outcome = run_job(self._cluster, running)
+            try:
+                outcome = run_job(self._cluster, running, self._beginnings)
+            # Without an outcome the job would be held for ever.
+            except BaseException as error:
+                outcome = _unforeseen(running, error)
             self._finished(running, job_ends(self._cluster, outcome, began))
 
 
 class _Loop:
     """An event loop in a thread, and the jobs that run in it."""
 
-    def __init__(self, cluster: Cluster, concurrency: int, finished: Finished) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        concurrency: int,
+        finished: Finished,
+        beginnings: Beginnings,
+    ) -> None:
         self._cluster = cluster
         self._concurrency = concurrency
         self._finished = finished
+        self._beginnings = beginnings
         self._waiting: deque[RunningJob] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop
         self._end: asyncio.Event
         is_ready = threading.Event()
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._main(is_ready)),
+            target=self._serve,
+            args=(is_ready,),
             name="sqla-shard-jobs-loop",
             daemon=True,
         )
         self._thread.start()
         is_ready.wait()
 
+    def _serve(self, is_ready: threading.Event) -> None:
+        # It cancels the tasks, and closes the connections.
+        with asyncio.Runner() as runner:
+            loop = runner.get_loop()
+            main = loop.create_task(self._main(is_ready))
+            while not main.done():
+                try:
+                    loop.run_until_complete(main)
+                # Such as SystemExit of a task that a job has started, or stop():
+                # they end the loop, in which other jobs run.
+                except BaseException as error:
+                    if loop.is_closed():
+                        raise
+                    _log.warning(
+                        "a job has ended the event loop, which goes on: %s",
+                        summary(error),
+                        extra={"action": "run"},
+                    )
+
     async def _main(self, is_ready: threading.Event) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
         is_ready.set()
-        # asyncio.run() then cancels the tasks, and closes the connections.
-        await self._end.wait()
+        while not self._end.is_set():
+            # A job may cancel all tasks that it finds.
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._end.wait()
 
     def submit(self, running: RunningJob) -> None:
         self._loop.call_soon_threadsafe(self._add, running)
@@ -183,7 +240,7 @@ class _Loop:
             task = asyncio.ensure_future(self._run(running))
             running.cancel = self._canceller(task)
             self._tasks.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(partial(self._ended, running))
 
     def _canceller(self, task: asyncio.Task[None]) -> Callable[[], None]:
         return lambda: self._call(task.cancel)
@@ -195,11 +252,19 @@ class _Loop:
 
     async def _run(self, running: RunningJob) -> None:
         began = job_begins(self._cluster, running.job)
-        outcome = await async_run_job(self._cluster, running)
+        try:
+            outcome = await async_run_job(self._cluster, running, self._beginnings)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            outcome = _unforeseen(running, error)
         self._finished(running, job_ends(self._cluster, outcome, began))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, running: RunningJob, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        if task.cancelled():
+            # Before it has begun, by another job: it has no outcome.
+            self._finished(running, Outcome(job=running.job, ending=Ending.RELEASED))
         self._begin()
 
     def take_back(self) -> list[RunningJob]:

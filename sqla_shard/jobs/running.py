@@ -62,6 +62,7 @@ class RunningJob:
 
     :ivar job: the job, with its arguments and checkpoint.
     :ivar cluster: the cluster of the worker.
+    :ivar lease: seconds for which its worker claims jobs.
     :ivar is_written: whether a transaction has acknowledged it.
     :ivar is_lost: whether the claim is known to be lost: another worker may
         be running the job.
@@ -76,7 +77,7 @@ class RunningJob:
         :param expires: when its claim expires, by the monotonic clock.
         :param lease: seconds for which claims are made and extended.
         """
-        self._lease = lease
+        self.lease = lease
         self.cluster = cluster
         self.job = job
         self.expires = expires
@@ -145,7 +146,7 @@ class RunningJob:
         :raises JobClaimLostError: if it is lost: end the task.
         """
         before = monotonic()
-        lease = self._lease if lease is None else lease
+        lease = self.lease if lease is None else lease
         if self.cluster.run(extend, [self.job], lease):
             self.is_lost = True
             raise JobClaimLostError(jobs=(str(self.job),))
@@ -166,9 +167,9 @@ class RunningJob:
         """
         text = self._encoded(checkpoint)
         if session is None:
-            self.cluster.run(claims.checkpoint, self.job, text, lease=self._lease)
+            self.cluster.run(claims.checkpoint, self.job, text, lease=self.lease)
         else:
-            claims.checkpoint(session, self.job, text, lease=self._lease)
+            claims.checkpoint(session, self.job, text, lease=self.lease)
 
     async def async_save(
         self, checkpoint: Any, *, session: AsyncShardSession | None = None

@@ -51,7 +51,8 @@ class StoredJob:
     :ivar due_at: the time at which a pending job may run, a claim expires, or
         a job has finished; by the clock of the server.
     :ivar created_at: the time at which it was enqueued.
-    :ivar attempts: number of attempts that have begun.
+    :ivar attempts: number of attempts that have begun, and of those before the
+        last one that a worker has claimed.
     :ivar max_attempts: maximum number of attempts.
     :ivar unique_key: its unique key; None if it has none.
     :ivar error: the error of the last attempt, or why the row cannot be read;

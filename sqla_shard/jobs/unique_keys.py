@@ -52,14 +52,13 @@ _FIND = select(_key.job_id).where(*_this)
 
 
 def duplicates_of(
-    session: ShardSession, at: dict[str, Any], rows: Iterable[Any]
+    session: ShardSession, at: dict[str, Any], jobs: Iterable[Keyed]
 ) -> dict[int, int]:
     """Return how often the keys of jobs were enqueued again, by job.
 
     :param at: the shard, as ``bind_arguments``.
-    :param rows: rows of jobs.
     """
-    keys = sorted(r.unique_key for r in rows if r.unique_key is not None)
+    keys = sorted(one.unique_key for one in jobs if one.unique_key is not None)
     if not keys:
         return {}
     found = session.execute(_COUNTS, {"keys": keys}, bind_arguments=at)

@@ -174,7 +174,7 @@ class Worker:
         self._seconds = 0.0  # of a job, on average
         self._exchanges = Exchanges(cluster, self._lease)
         self._runners = Runners(cluster, concurrency, self._ended)
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._checked: object = None  # version of the topology
         self._unread: list[str] = []
         self._survey_error: Exception | None = None
@@ -247,7 +247,7 @@ class Worker:
             raise error
         return report
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Let :meth:`run` end, and raise the error of another thread."""
         self._error = error
         self.stop()

@@ -110,18 +110,52 @@ class LoadSnapshot:
     def from_dict(cls, values: Any) -> LoadSnapshot | None:
         """Return a snapshot from its JSON values.
 
-        :returns: None if they are not a snapshot of this version.
+        :returns: None if they are not a snapshot of this version: others may
+            have written them, or a disk may have damaged them.
         """
         if not isinstance(values, dict) or values.get("version") != _VERSION:
             return None
-        return cls(
-            process=values["process"],
-            at=values["at"],
-            seconds=values["seconds"],
-            rate=values["rate"],
-            cells={Cell(*cell): count for *cell, count in values["cells"]},
-            keys={Key(*key): count for *key, count in values["keys"]},
+        try:
+            made = cls(
+                process=values["process"],
+                at=values["at"],
+                seconds=values["seconds"],
+                rate=values["rate"],
+                cells={Cell(*cell): count for *cell, count in values["cells"]},
+                keys={Key(*key): count for *key, count in values["keys"]},
+            )
+        except (KeyError, TypeError, ValueError):
+            return None
+        return made if made._is_valid() else None
+
+    def _is_valid(self) -> bool:
+        return (
+            _has_types((self.process,), ((str,),))
+            and _is_within(self.at, 0, _LAST_TIME)
+            and _is_within(self.seconds, 1, _MOST_SECONDS)
+            and _is_within(self.rate, 1e-9, 1)
+            and all(map(_is_count, self.cells.values()))
+            and all(map(_is_count, self.keys.values()))
+            and all(_has_types(cell, _CELL_TYPES) for cell in self.cells)
+            and all(_has_types(key, _KEY_TYPES) for key in self.keys)
         )
+
+
+_CELL_TYPES = ((str,), (int, type(None)), (str,), (bool,))
+_KEY_TYPES = ((str,), (int,), (str,), (int,), (bool,), (bool,))
+_LAST_TIME, _MOST_SECONDS = 2.0**40, 86_400
+
+
+def _is_within(value: object, least: float, most: float) -> bool:
+    return type(value) in (int, float) and least <= value <= most  # type: ignore[operator]  # a number
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _has_types(one: Iterable[object], types: Iterable[tuple[type, ...]]) -> bool:
+    return all(type(part) in its for part, its in zip(one, types, strict=True))
 
 
 def cut(counts: Counter[Cell]) -> dict[Cell, int]:

@@ -30,6 +30,7 @@ from sqla_shard.exc import OptionError
 from sqla_shard.metrics.load import LoadSnapshot
 from sqla_shard.metrics.load_meter import LoadMeter
 from sqla_shard.util.files import replace_file
+from sqla_shard.util.json_values import parsed_json
 from sqla_shard.util.processes import in_children
 
 if TYPE_CHECKING:
@@ -71,15 +72,23 @@ def _packed(snapshot: LoadSnapshot) -> bytes:
 
 
 def _unpacked(values: Iterable[bytes]) -> list[LoadSnapshot]:
-    """Return the fresh snapshots of this version."""
-    oldest = time() - _FRESH
+    """Return the fresh snapshots of this version; others are missing."""
+    now = time()
     found = []
     for data in values:
-        # A crash of the machine may leave an empty file.
-        one = LoadSnapshot.from_dict(json.loads(data)) if data else None
-        if one is not None and one.at >= oldest:
+        one = LoadSnapshot.from_dict(_decoded(data))
+        # A time in the future, of another clock, would be fresh for ever.
+        if one is not None and abs(now - one.at) <= _FRESH:
             found.append(one)
     return found
+
+
+def _decoded(data: bytes) -> Any:
+    """Return the JSON value of an item; None if it is damaged, or empty."""
+    try:
+        return parsed_json(data)
+    except ValueError:
+        return None
 
 
 class LoadDirectory:
@@ -171,7 +180,10 @@ class LoadCache:
     def _put(self, key: str, process: str, data: bytes) -> bool:
         """Store an item, unless it belongs to another process."""
         there = self._store.fetch([key], lease=0)[key].value
-        if there and json.loads(there)["process"] != process:
+        values = _decoded(there)
+        # A damaged item is replaced; one of another version is not.
+        owner = values.get("process") if isinstance(values, dict) else None
+        if owner not in (None, process):
             return False
         if there:
             # Only a missing item can be filled.
@@ -236,7 +248,8 @@ class LoadPublisher:
         """Put a snapshot into the store; log an error once."""
         try:
             self.store.put(self.meter.snapshot())
-        except OSError as error:
+        # Such as of a store of the application: it would end the thread.
+        except Exception as error:
             if not self._failed:
                 _log.warning(
                     "the load of this process is not published: %s",

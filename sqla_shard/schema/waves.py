@@ -30,7 +30,7 @@ from sqla_shard.schema.reports import Outcome, RunReport, State
 from sqla_shard.schema.selection import RunOptions
 from sqla_shard.schema.versions import revisions_text, Version, without_ledger
 from sqla_shard.topology.keyspaces import as_ranges
-from sqla_shard.util.processes import ENDING, waking
+from sqla_shard.util.processes import handle_ending, waking
 
 #: The signal with this number kills the processes.
 _PATIENCE = 3
@@ -130,8 +130,7 @@ class Workers:
         signal.set_wakeup_fd(-1)
         applier = self._applier()
         applier.sent.update(self._sent.get(server, {}))
-        for number in ENDING:
-            signal.signal(number, applier.stop)
+        handle_ending(applier.stop)
         try:
             while (task := pipe.recv()) is not None:
                 index, plans = task
@@ -260,7 +259,7 @@ class Workers:
 
     @contextmanager
     def stopped_by_signals(self) -> Iterator[None]:
-        """Call :meth:`stop` on SIGINT and SIGTERM, in the main thread."""
+        """Call :meth:`stop` on the signals that end it, in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

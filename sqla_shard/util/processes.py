@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, ExitStack
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 
@@ -51,8 +51,31 @@ os.register_at_fork(after_in_child=_after_fork)
 # -- Signals that end a wait, whenever they arrive.
 
 
-ENDING = (signal.SIGINT, signal.SIGTERM)
-"""The signals of Ctrl-C and of service managers."""
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals of Ctrl-C, of service managers and of a terminal that is closed."""
+
+
+def handle_ending(handler: Callable[..., object]) -> dict[int, Any]:
+    """Let a function handle :data:`ENDING`; return the former handlers.
+
+    SIGHUP remains ignored where it is, as below ``nohup``.
+    """
+    return {
+        number: signal.signal(number, handler)
+        for number in ENDING
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    }
+
+
+@contextmanager
+def ending(handler: Callable[..., object]) -> Iterator[None]:
+    """Return a context manager in which a function handles :data:`ENDING`."""
+    before = handle_ending(handler)
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 @contextmanager
@@ -71,10 +94,8 @@ def waking(writer: int, handler: Callable[..., object]) -> Iterator[None]:
         end at once.
     """
     fd_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    before = {number: signal.signal(number, handler) for number in ENDING}
     try:
-        yield
+        with ending(handler):
+            yield
     finally:
-        for number, former in before.items():
-            signal.signal(number, former)
         signal.set_wakeup_fd(fd_before)

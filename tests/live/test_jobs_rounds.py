@@ -270,8 +270,13 @@ def test_shards_that_are_moved(server_kind: Kind, tmp_path: Path) -> None:
 # -- The command.
 
 
-def test_sigterm(
-    cluster: Cluster, document: Any, servers: ServerFleet[Any], tmp_path: Path
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
+def test_signals(
+    cluster: Cluster,
+    document: Any,
+    servers: ServerFleet[Any],
+    tmp_path: Path,
+    how: signal.Signals,
 ) -> None:
     path, ready = written(document, tmp_path), tmp_path / "ready"
     near = counter(cluster)
@@ -292,7 +297,7 @@ def test_sigterm(
         wait_until(ready.exists, seconds=SECONDS)
         pausing.enqueue_now(cluster, near, near=near)
         assert process.stdout.readline() == "inside\n"
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(how)
         # The task does not end, but the process does.
         assert process.wait(SECONDS) == 0
         out, err = process.stdout.read(), process.stderr.read()

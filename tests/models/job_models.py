@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import BigInteger, delete, literal, select, update
@@ -65,6 +69,20 @@ def acking(counter_id: int) -> None:
     with job.cluster.begin() as session:
         add(session, counter_id)
         job.ack_with(session)
+
+
+#: Ways to end the process of a worker, of which no program knows more.
+DEATHS: dict[str, Callable[[], object]] = {
+    "exit": lambda: os._exit(3),
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segmentation fault": lambda: ctypes.string_at(0),
+}
+
+
+@task("tests.kills", queue="adding", retry=Linear(2, step=0), in_transaction=False)
+def kills(how: str) -> None:
+    """End the process."""
+    DEATHS[how]()
 
 
 @task("tests.awaiting", queue="adding", retry=Linear(2, step=0))

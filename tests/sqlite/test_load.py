@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 
 import pytest
 from sqlalchemy import insert, select, text
@@ -120,10 +121,10 @@ def test_wrong_options(cluster, options):
     assert meter_of(cluster) is None
 
 
-def snapshot(cells, keys=(), process="a:1", rate=0.01, seconds=10.0):
+def snapshot(cells, keys=(), process="a:1", rate=0.01, seconds=10.0, at=0.0):
     return LoadSnapshot(
         process=process,
-        at=0.0,
+        at=at,
         seconds=seconds,
         rate=rate,
         cells=dict(cells),
@@ -242,6 +243,60 @@ def test_snapshots_of_several_processes(cluster, board, meter, store):
 def test_old_snapshots_are_not_read(store):
     store.put(snapshot({}))
     assert store.snapshots() == []
+
+
+def _changed(**values: object) -> bytes:
+    return json.dumps({**snapshot({}, at=time.time()).as_dict(), **values}).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"[[[[", b"[" * 50_000, b"null", b"5", b"[1]", b"{}", b"\xff", b'"x"'),
+        *(b'{"version": 1}', b"1" * 5000),
+        _changed(seconds=0),
+        _changed(rate=0),
+        _changed(rate=None),
+        _changed(seconds=float("inf")),
+        _changed(at=time.time() + 3600),
+        _changed(at=float("nan")),
+        _changed(at="now"),
+        _changed(process=7),
+        _changed(cells=None),
+        _changed(cells=[[1]]),
+        _changed(cells=[["objects", "1", "boards", False, 1]]),
+        _changed(cells=[[["objects"], 1, "boards", False, 1]]),
+        _changed(cells=[["objects", 1, "boards", False, "1"]]),
+        _changed(cells=[["objects", 1, "boards", False, -1]]),
+        _changed(keys=[["objects", 1, "boards", 7, False, 1]]),
+    ],
+    ids=lambda data: f"{len(data)} bytes",
+)
+def test_a_damaged_item_hides_no_other(cluster, meter, store, data):
+    if isinstance(store, LoadDirectory):
+        store.path.mkdir()
+        (store.path / "other.load").write_bytes(data)
+    else:
+        for key in store._keys[::2]:
+            lease = store._store.fetch([key], lease=5)[key].lease
+            store._store.fill({key: (lease, data)}, 60)
+    publisher = publish_load(meter, store)
+    publisher.publish()
+    (own,) = store.snapshots()
+    assert [own.process] == [one.process for one in publisher.snapshots()]
+    assert report_load(publisher.snapshots(), cluster.topology).seconds > 0
+    publisher.stop()
+
+
+def test_any_error_of_a_store_is_logged(meter, tmp_path, caplog):
+    class Odd(LoadDirectory):
+        def put(self, snapshot: LoadSnapshot) -> None:
+            raise ZeroDivisionError
+
+    publisher = publish_load(meter, Odd(tmp_path))
+    publisher.publish()
+    publisher.stop()
+    assert "is not published" in caplog.text
 
 
 def test_a_directory_that_cannot_be_read(tmp_path):

@@ -459,12 +459,51 @@ class WorkerMaintenance(Suite):
             add.enqueue(session, near, near=near)
         with cluster.begin() as session:
             jobs = take(session, near)
+            claims.start(session, jobs[0])
         expire(cluster, jobs[0])
         expire(cluster, jobs[1])
         assert clean_up(cluster, ["adding"]).recovered == 2
         assert clean_up(cluster, ["adding"]).recovered == 0
         assert [row.state for row in rows(cluster)] == [3, 0, 1]
         assert "expired" in rows(cluster)[0].error
+
+    @pytest.mark.parametrize("most", [1, 3])
+    def test_an_attempt_counts_when_its_function_begins(self, cluster, near, most):
+        """A worker that is killed again and again has not begun some jobs."""
+        with cluster.begin() as session:
+            add.enqueue(session, near, near=near, max_attempts=most)
+        for _ in range(5):
+            with cluster.begin() as session:
+                (job,) = take(session, near)
+            assert job.attempt <= most
+            expire(cluster, job)
+            assert clean_up(cluster, ["adding"]).recovered == 1
+        (row,) = rows(cluster)
+        assert (row.state, row.attempts) == (JobState.PENDING, min(1, most - 1))
+        for attempt in range(row.attempts + 1, most + 1):
+            assert rows(cluster)[0].state == JobState.PENDING
+            with cluster.begin() as session:
+                (job,) = take(session, near)
+                assert (job.attempt, job.was_lost) == (attempt, True)
+                claims.start(session, job)
+            expire(cluster, job)
+            with cluster.begin() as session, pytest.raises(JobClaimLostError):
+                claims.start(session, job)
+            clean_up(cluster, ["adding"])
+        (row,) = rows(cluster)
+        assert (row.state, row.attempts) == (JobState.FAILED, most)
+
+    def test_a_release_gives_the_attempt_back(self, cluster, near):
+        with cluster.begin() as session:
+            add.enqueue(session, near, near=near, max_attempts=1)
+        for starts in (False, True, False):
+            with cluster.begin() as session:
+                (job,) = take(session, near)
+                if starts:
+                    claims.start(session, job)
+                claims.release(session, job)
+            (row,) = rows(cluster)
+            assert (row.state, row.attempts, row.token) == (0, 0, None)
 
     def test_finished_jobs_are_deleted_by_the_time_they_finished(self, cluster, near):
         with cluster.begin() as session:

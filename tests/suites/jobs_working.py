@@ -6,6 +6,7 @@ Each class is a suite; a test module has a fixture ``cluster``.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ import threading
 import time
 from collections import Counter as Counts
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from itertools import count
@@ -24,7 +25,12 @@ from sqlalchemy import delete, update
 from sqlalchemy.exc import DataError
 
 from sqla_shard import Cluster, jobs
-from sqla_shard.exc import JobArgumentError, JobClaimLostError, JobOptionError
+from sqla_shard.exc import (
+    JobArgumentError,
+    JobClaimLostError,
+    JobOptionError,
+    ServerUnreachableError,
+)
 from sqla_shard.jobs import (
     claims,
     Crontab,
@@ -423,6 +429,42 @@ def raising(error: BaseException) -> Callable[[], None]:
     return fails
 
 
+def in_a_thread() -> None:
+    """Fail because of a thread, which ends in its own way."""
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(sys.exit, "odd").result()
+
+
+started: list[Any] = []  # asyncio has weak references only
+
+
+def ends_the_loop() -> None:
+    """As a task of asyncio that a library has started."""
+
+    async def exits() -> None:
+        sys.exit("of a library")
+
+    loop = asyncio.get_running_loop()
+    started.append(loop.create_task(exits()))
+    raise RuntimeError("after it has started another task")
+
+
+def stops_the_loop() -> None:
+    asyncio.get_running_loop().stop()
+    raise RuntimeError("after it has stopped the loop")
+
+
+def cancels_all() -> None:
+    for one in asyncio.all_tasks():
+        one.cancel()
+    raise RuntimeError("after it has cancelled all tasks")
+
+
+def of_a_handler() -> None:
+    """Set the handler of a signal, which only the main thread may do."""
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+
 #: Ways to fail that tasks of an application find.
 WAYS: dict[str, Callable[[], object]] = {
     "a file name that is no UTF-8": raising(
@@ -462,6 +504,15 @@ WAYS: dict[str, Callable[[], object]] = {
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "\udcff")
     ),
     "an error of the system": raising(OSError(28, "No space", "\udcff")),
+    "more memory than there is": lambda: bytearray(2**62),
+    "a number that is too long": lambda: str(10**5000),
+    "JSON that is too deep": lambda: json.loads("[" * 100_000),
+    "a thread of a pool": in_a_thread,
+    "a thread that does not come": lambda: threading.Barrier(2).wait(0),
+    "a loop in a loop": ends_the_loop,
+    "a loop that is stopped": stops_the_loop,
+    "all tasks are cancelled": cancels_all,
+    "a handler of a signal": of_a_handler,
 }
 
 
@@ -528,6 +579,38 @@ class Strangers(Suite):
         for row in failed:
             assert f"{column}= cannot be read" in row.error
             assert row.attempts == 1
+
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_a_retry_policy_of_the_application(self, cluster, near, defined, is_async):
+        class Odd(Linear):
+            def delay(self, attempt: int) -> float:
+                raise ZeroDivisionError
+
+        def fails_once(session: Any) -> None:
+            raise ValueError
+
+        async def awaited(session: Any) -> None:
+            raise ValueError
+
+        odd = defined(awaited if is_async else fails_once, retry=Odd(2))
+        for _ in range(3):
+            odd.enqueue_now(cluster, near=near)
+        assert work(cluster, "own", concurrency=1).failed == 3
+        for row in rows(cluster):
+            assert (row.state, row.error) == (JobState.PENDING, "ZeroDivisionError: ")
+
+    def test_a_server_that_goes_away_while_it_is_checked(
+        self, cluster, near, monkeypatch
+    ):
+        """Between the look whether it responds and that at its binary log."""
+
+        def gone(self: Any, connection: Any) -> bool:
+            raise ServerUnreachableError(server="server1", error=OSError("gone"))
+
+        place = cluster.places.place(cluster.places.keyspace(None, "objects"), 1)
+        monkeypatch.setattr(type(place.backend), "logs_statements", gone)
+        add.enqueue_now(cluster, near, near=near)
+        assert work(cluster, "adding").succeeded == 1
 
     def test_a_text_that_the_server_refuses_holds_nobody(
         self, cluster, near, defined, monkeypatch

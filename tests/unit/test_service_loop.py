@@ -11,9 +11,21 @@ import pytest
 
 from sqla_shard.cli.service_loop import log_to_stderr, StopFlag
 from sqla_shard.cli.worker_command import _logging
+from sqla_shard.util.processes import ENDING, ending
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_terminal_that_is_closed_does_not_end_what_nohup_started():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ending(lambda *details: None):
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", ENDING)
 def test_a_signal_that_interrupts_no_system_call(number):
     """A signal is noticed even if the call that waits goes on.
 
