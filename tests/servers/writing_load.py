@@ -47,6 +47,8 @@ _CONTEXT.set_forkserver_preload(
         "sqla_shard.topology.zookeeper",
         "tests.servers.fleet_writers",
         "tests.servers.writing_load",
+        # The last one.
+        "tests.workers.freeze",
     ]
 )
 _PATIENCE = 60.0

@@ -77,6 +77,8 @@ def _serve() -> None:
     # No process waits for those that have ended.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     server = os.getpid()
+    import tests.workers.freeze  # noqa: F401 - the last one
+
     for line in sys.stdin:
         function, arguments = json.loads(line)
         child = os.fork()

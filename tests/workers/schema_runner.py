@@ -284,7 +284,11 @@ def _serve() -> None:
     import sqlalchemy.dialects.mysql
     import sqlalchemy.dialects.sqlite  # noqa: F401 - see above
 
-    import sqla_shard.schema  # noqa: F401 - see above
+    from sqla_shard.schema.ledger import own_head
+
+    # Revisions of the package, which each process would compile.
+    own_head()
+    import tests.workers.freeze  # noqa: F401 - the last one
 
     for line in sys.stdin:
         number, message = json.loads(line)

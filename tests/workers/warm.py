@@ -78,6 +78,8 @@ def _serve() -> None:
     """Fork a process for each line, which returns from here to its program."""
     for name in _IMPORTED:
         importlib.import_module(name)
+    import tests.workers.freeze  # noqa: F401 - the last one
+
     for line in sys.stdin:
         asked = json.loads(line)
         child = os.fork()
