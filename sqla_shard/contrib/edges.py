@@ -596,6 +596,17 @@ class EdgeCounts:
         if rows:
             session.execute(self._add, rows, bind_arguments={"place": place})
 
+    def forget_empty(
+        self, session: ShardSession, place: Place, source_ids: Iterable[int]
+    ) -> None:
+        """Delete the numbers of some objects that are 0."""
+        session.execute(
+            delete(self.table).where(
+                self._source.in_(source_ids), self.table.c.number == 0
+            ),
+            bind_arguments={"place": place},
+        )
+
     # -- repairing
 
     def sources(

@@ -67,8 +67,15 @@ from sqla_shard.engine import scatter
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import FeedStoreError, InvalidBookmarkError
 from sqla_shard.jobs import current_job, task
-from sqla_shard.models.deletion_plan import Part, register_belongings, Work
+from sqla_shard.models.deletion_plan import (
+    call,
+    existing,
+    Part,
+    register_belongings,
+    Work,
+)
 from sqla_shard.models.layouts import require_default_layout
+from sqla_shard.outbox import operation
 from sqla_shard.routing import declare, spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.paging import check_limit, Page, Subject
@@ -149,11 +156,51 @@ class FeedTables:
                 "since": mapped_column(BigInteger, nullable=False),
             },
         )
-
+        self.drop = operation(f"{name}.drop", on="author_id")(self._drop)
         register_belongings(follows.user, self._of_users)
+        register_belongings(post, self._of_posts)
+
+    def _drop(self, session: ShardSession, author_id: int, post_ids: list[int]) -> None:
+        """Remove posts of a user that were deleted: the operation."""
+        for post_id in post_ids:
+            self.withdraw(session, author_id, post_id)
+
+    def _of_posts(
+        self, session: ShardSession, place: Place, ids: Sequence[int], everywhere: bool
+    ) -> Iterator[Work | str]:
+        """Yield the steps that remove posts to be deleted from feeds."""
+        columns = self.posts.c
+        there = select(columns.author_id, columns.post_id).where(
+            type_coerce(columns.post_id, BigInteger()).in_(ids)
+        )
+        theirs = spec_of(self.posts).keyspace
+        if everywhere:
+            rows = session.execute(there.options(scatter()))
+        else:
+            yield self.posts.name
+            if place.keyspace != session.places.keyspace(theirs, "objects").name:
+                return
+            rows = session.execute(there, bind_arguments={"place": place})
+        by_author: dict[int, list[int]] = {}
+        for author_id, post_id in rows:
+            by_author.setdefault(author_id, []).append(post_id)
+        for author_id, post_ids in by_author.items():
+            their_place = self._place(session, author_id)
+            is_here = their_place.address == place.address
+            part = Part.on(
+                their_place,
+                "delete",
+                self.posts.name,
+                len(post_ids),
+                items=tuple((author_id, post_id) for post_id in post_ids),
+                is_here=is_here,
+            )
+            arguments = {"author_id": author_id, "post_ids": post_ids}
+            one = self.drop.name, their_place, arguments
+            yield part, partial(call, session, place, one, is_here)
 
     def _of_users(
-        self, session: ShardSession, place: Place, ids: Sequence[int]
+        self, session: ShardSession, place: Place, ids: Sequence[int], scatter: bool
     ) -> Iterator[Work]:
         """Yield the steps that delete what users have published."""
         at = {"place": place}
@@ -435,6 +482,17 @@ class Feed(FeedTables):
         """
         if self.store is not None:
             self.forget.enqueue(session, list(followers), near=near)
+
+    def _of_users(
+        self, session: ShardSession, place: Place, ids: Sequence[int], scatter: bool
+    ) -> Iterator[Work]:
+        yield from super()._of_users(session, place, ids, scatter)
+        there = existing(session, self.follows.user, ids)
+        if there and self.store is not None:
+            part = Part.on(
+                place, "remove", f"{self.name} in Redis", len(there), is_here=False
+            )
+            yield part, partial(self.forget.enqueue, session, there, near=there[0])
 
     def _forget(self, user_ids: list[int]) -> None:
         required(self.store, "Feed.store").forget(user_ids)

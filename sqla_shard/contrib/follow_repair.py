@@ -325,7 +325,7 @@ def _recount(table: EdgeTable) -> Any:
 def purge_follows(
     cluster: Cluster, follows: Follows, keep: timedelta = timedelta(days=30)
 ) -> int:
-    """Delete rows of edges that ended some time ago.
+    """Delete rows of edges that ended some time ago, and their stored numbers.
 
     :param keep: longer than operations may be pending, and than the clocks of
         processes differ.  A row that is written by a still older operation is
@@ -363,6 +363,9 @@ def _purge(session: ShardSession, table: EdgeTable, place: Place, until: int) ->
             ),
             bind_arguments={"place": place},
         )
+    if table.counts and found:
+        sources = {source_id for source_id, _ in found}
+        table.counts.forget_empty(session, place, sources)
     return len(found)
 
 

@@ -405,7 +405,7 @@ class Follows(FollowLists):
             self.forget_board(session, follower_id, owner_id, board_id)
 
     def _of_users(
-        self, session: ShardSession, place: Place, ids: Sequence[int]
+        self, session: ShardSession, place: Place, ids: Sequence[int], scatter: bool
     ) -> Iterator[Work]:
         """Yield the steps that end the edges of users to be deleted."""
         for index, (table, other) in enumerate(
@@ -435,7 +435,7 @@ class Follows(FollowLists):
         return edge.number if table is self.boards else 0
 
     def _of_boards(
-        self, session: ShardSession, place: Place, ids: Sequence[int]
+        self, session: ShardSession, place: Place, ids: Sequence[int], scatter: bool
     ) -> Iterator[Work]:
         """Yield the steps that end the edges to boards to be deleted."""
         found = self.boards_reversed.lasting(session, place, ids)

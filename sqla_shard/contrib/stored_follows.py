@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from sqla_shard.contrib.edges import Edge, EdgeTable, Pair, Related
@@ -27,9 +28,11 @@ from sqla_shard.contrib.follow_lists import AudienceBatch, FollowLists, Relation
 from sqla_shard.contrib.follow_store import FollowStore
 from sqla_shard.contrib.follows import Follows
 from sqla_shard.contrib.redis_databases import required, RETRY
+from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import FeedStoreError
 from sqla_shard.ids import DEFAULT_LAYOUT, unpack
 from sqla_shard.jobs import task
+from sqla_shard.models.deletion_plan import existing, Part, register_belongings, Work
 from sqla_shard.session import ShardSession
 from sqla_shard.session.session import separate_session
 
@@ -71,11 +74,19 @@ class StoredFollows(FollowLists):
             in_transaction=False,
             retry=RETRY,
         )(self._add)
+        self.forget_lists = task(
+            f"{follows.name}.forget_lists",
+            queue=queue,
+            in_transaction=False,
+            retry=RETRY,
+        )(self._forget_lists)
         for table in (
             *(follows.users, follows.users_reversed),
             *(follows.boards, follows.boards_reversed),
         ):
             table.listeners.append(self._on_change)
+        for entity in (follows.user, follows.board):
+            register_belongings(entity, partial(self._lists_of, entity))
 
     # -- writing
 
@@ -99,6 +110,29 @@ class StoredFollows(FollowLists):
             lists.setdefault(source_id, []).append((target_id, Edge(*edge)))
         for source_id, edges in lists.items():
             store.add(table, source_id, edges)
+
+    def _lists_of(
+        self,
+        entity: Any,
+        session: ShardSession,
+        place: Place,
+        ids: Sequence[int],
+        scatter: bool,
+    ) -> Iterator[Work]:
+        """Yield the step that removes the lists of objects to be deleted."""
+        there = existing(session, entity, ids)
+        if there and self.store is not None:
+            name = f"{self.follows.name} in Redis"
+            part = Part.on(place, "remove", name, len(there), is_here=False)
+            work = partial(self.forget_lists.enqueue, session, there, near=there[0])
+            yield part, work
+
+    def _forget_lists(self, object_ids: list[int]) -> None:
+        """Remove the lists of users and boards: the task."""
+        store = required(self.store, "StoredFollows.store")
+        for object_id in object_ids:
+            for table in self._tables_of(object_id):
+                store.forget(table.name, object_id)
 
     # -- reading
 

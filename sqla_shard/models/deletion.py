@@ -28,7 +28,9 @@ from sqla_shard.models.deletion_plan import (
     deepest,
     DeletableClass,
     DeletionPlan,
+    existing,
     kind_of,
+    never_searched,
     Part,
     READS,
     release_calls,
@@ -75,7 +77,7 @@ class Finder:
     :param place: the shard.
     :param scatter: whether to read all shards for lists and keys of classes
         without ``inverse=`` or ``field=``.
-    :ivar unseen: names of the classes that were skipped.
+    :ivar unseen: what was not searched, as of a plan.
     """
 
     def __init__(
@@ -105,19 +107,23 @@ class Finder:
             if issubclass(cls, MappingMixin):
                 yield from self._lists(cls, ids)
         entity = self._kind.entity
-        for part, work in belongings(entity, self._session, self._place, ids):
-            yield DeletionStep(part, work)
+        for found in belongings(
+            entity, self._session, self._place, ids, scatter=self._scatter
+        ):
+            if isinstance(found, str):
+                self.unseen.append(found)
+            else:
+                yield DeletionStep(*found)
+        self.unseen.extend(never_searched(entity))
         yield from self._rows(ids)
-        there = self._session.scalars(
-            select(self._kind.id).where(self._kind.id.in_(ids)), execution_options=READS
-        ).all()
+        there = existing(self._session, entity, ids)
         if there:
             yield self._local_step(
                 "delete",
                 entity.__name__,
                 len(there),
                 delete(entity).where(self._kind.id.in_(there)),
-                items=tuple(sorted(there)),
+                items=tuple(there),
             )
 
     # -- on the shard itself
@@ -165,6 +171,8 @@ class Finder:
                 # Rows of an inverse are deleted by changes of the mapping.
                 changed = definition.inverse_of
                 if changed is not None:
+                    # Operations of the removals leave numbers of 0.
+                    self.unseen.append(definition.counts.name)
                     found = [(two, one) for one, two in found]
                 yield from self._remove_entries(changed or cls, found)
             elif found and definition.inverse_of is not None:

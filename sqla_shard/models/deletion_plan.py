@@ -7,17 +7,21 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from sqlalchemy import event, inspect, select
-from sqlalchemy.orm import Mapper
+from sqlalchemy.orm import ColumnProperty, Mapper
 
 from sqla_shard.engine.rendering import Place
+from sqla_shard.models.field_declarations import FieldProperty
+from sqla_shard.models.list_counts import forget_counts
 from sqla_shard.models.lookup_mixin import LookupMixin
 from sqla_shard.models.lookup_table import LookupAccess, statements_of
+from sqla_shard.models.mapping_list import statements_of as list_statements_of
 from sqla_shard.models.mapping_mixin import MappingMixin
 from sqla_shard.models.spread_list import list_of, readdress
 from sqla_shard.outbox.apply import function_named, operation_name, register_for
 from sqla_shard.outbox.operations import add_pending
 from sqla_shard.routing import has_objects, routes, spec_of
 from sqla_shard.session import INCLUDE_INACTIVE, ShardSession
+from sqla_shard.types import ObjectRef
 
 Action = Literal["delete", "set NULL", "clear", "remove", "release"]
 
@@ -79,8 +83,11 @@ class DeletionPlan:
 
     :ivar object_id: id of the object.
     :ivar parts: the steps, in order.
-    :ivar unseen: names of mapping and lookup classes that were not searched,
-        because a search would read all shards.
+    :ivar unseen: what may still name the object: the names of mapping and
+        lookup classes and tables that were not searched, because a search
+        would read all shards; and, whatever the search, those of attributes
+        that refer to it from other shards, ``"arguments of jobs"``, and tables
+        in which numbers of 0 remain.
     """
 
     object_id: int
@@ -101,7 +108,7 @@ class DeletionPlan:
     def __str__(self) -> str:
         lines = [f"object {self.object_id}", *map(str, self.parts)]
         if self.unseen:
-            lines.append(f"not searched without scatter=True: {', '.join(self.unseen)}")
+            lines.append(f"not searched: {', '.join(self.unseen)}")
         return "\n  ".join(lines)
 
 
@@ -170,6 +177,13 @@ def _remove(cls: Any, session: ShardSession, pairs: list[list[int]]) -> None:
         list_of(cls, session, source_id).part_of(target_id).settle(target_id)
     for source_id, target_id in ours:
         cls.remove(session, source_id, target_id)
+    by_place: dict[Place, set[int]] = {}
+    for source_id, target_id in ours:
+        place = list_of(cls, session, source_id).part_of(target_id).place
+        by_place.setdefault(place, set()).add(source_id)
+    statements = list_statements_of(cls)
+    for place, sources in by_place.items():
+        forget_counts(session, statements, place, sources, only_empty=True)
 
 
 def _take(cls: Any, session: ShardSession, text: str, target_id: int) -> None:
@@ -196,8 +210,9 @@ event.listen(LookupMixin, _NEW, _register_take, propagate=True)
 #: A step of a deletion, and the function that performs it.
 Work = tuple[Part, Callable[[], object]]
 
-#: Yields the steps for objects of one shard.
-Belongings = Callable[[ShardSession, Place, Sequence[int]], Iterator[Work]]
+#: Yields the steps for objects of one shard, or the name of a table that was
+#: not searched; the last argument is ``scatter``.
+Belongings = Callable[[ShardSession, Place, Sequence[int], bool], Iterator[Work | str]]
 
 _BELONGINGS = "sqla_shard_belongings"
 
@@ -213,12 +228,24 @@ def register_belongings(entity: Any, found: Belongings) -> None:
 
 
 def belongings(
-    entity: Any, session: ShardSession, place: Place, ids: Sequence[int]
-) -> Iterator[Work]:
+    entity: Any,
+    session: ShardSession,
+    place: Place,
+    ids: Sequence[int],
+    *,
+    scatter: bool,
+) -> Iterator[Work | str]:
     """Yield the steps that were registered for objects of a class."""
     table: Any = inspect(entity).local_table
     for found in table.info.get(_BELONGINGS, ()):
-        yield from found(session, place, ids)
+        yield from found(session, place, ids, scatter)
+
+
+def existing(session: ShardSession, entity: Any, ids: Sequence[int]) -> list[int]:
+    """Return the ids of the objects of one shard that are not deleted yet."""
+    key = _id_of(entity)
+    found = session.scalars(select(key).where(key.in_(ids)), execution_options=READS)
+    return sorted(found)
 
 
 # -- objects and columns that refer to an object
@@ -294,6 +321,28 @@ def kind_of(entity: Any) -> DeletableClass:
         loose=tuple(loose),
         rows=tuple(rows),
     )
+
+
+def never_searched(entity: Any) -> Iterator[str]:
+    """Yield what may name objects of a class on other shards."""
+    mapper: Any = inspect(entity)
+    type_id = spec_of(mapper.local_table).type_id
+    for other in sorted(mapper.registry.mappers, key=lambda one: one.class_.__name__):
+        name = other.class_.__name__
+        if issubclass(other.class_, (MappingMixin, LookupMixin)):
+            continue
+        parents = {one.key for one in _parent_attributes(other, type_id)}
+        for prop in other.iterate_properties:
+            if prop.parent is not other or prop.key in parents:
+                continue
+            kind: Any = None
+            if isinstance(prop, FieldProperty):
+                _, kind = prop.field.sql_type()
+            elif isinstance(prop, ColumnProperty):
+                kind = prop.columns[0].type
+            if isinstance(kind, ObjectRef) and kind.type_id == type_id:
+                yield f"{name}.{prop.key}"
+    yield "arguments of jobs"
 
 
 def _parent_attributes(mapper: Mapper[Any], type_id: int | None) -> Iterator[Any]:

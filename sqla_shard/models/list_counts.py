@@ -189,14 +189,17 @@ def recount(rows: List) -> tuple[int | None, int]:
     return before, now
 
 
-def forget_counts(session: Any, statements: Any, place: Any, ids: Any) -> None:
+def forget_counts(
+    session: Any, statements: Any, place: Any, ids: Any, *, only_empty: bool = False
+) -> None:
     """Delete the numbers of lists of one shard, whose rows are deleted.
 
     :param ids: ids of the sources.
+    :param only_empty: whether to delete only numbers that are 0.
     """
     counts = statements.counts
     if counts is not None:
-        session.execute(
-            delete(counts.table).where(counts.source.in_(ids)),
-            bind_arguments={"place": place},
-        )
+        there = delete(counts.table).where(counts.source.in_(ids))
+        if only_empty:
+            there = there.where(counts.table.c.number == 0)
+        session.execute(there, bind_arguments={"place": place})

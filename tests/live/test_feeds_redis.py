@@ -15,6 +15,7 @@ from sqla_shard import Cluster
 from sqla_shard.contrib import feeds, FeedStore
 from sqla_shard.exc import FeedStoreError
 from sqla_shard.jobs import Worker
+from sqla_shard.models.deletion import delete_object
 from sqla_shard.outbox import apply
 from sqla_shard.testing import RedisServer, run_jobs
 from tests.models.graph_models import (
@@ -26,6 +27,7 @@ from tests.models.graph_models import (
     Pin,
     pin,
     run,
+    User,
     users,
 )
 from tests.servers.redis import finish_jobs, two_databases
@@ -81,6 +83,32 @@ def test_added_by_a_job(cluster, store):
     assert stored(store, eve) is None
     assert ids_of(cluster, eve) == pins[::-1]
     assert stored(store, eve) == pins[::-1]
+
+
+def test_deleted_users_and_posts(cluster, store):
+    """Nothing in Redis names them when the jobs have run."""
+    ada, bob = users(cluster, 2)
+    (own,), (other,) = boards(cluster, ada, 1), boards(cluster, bob, 1)
+    run(cluster, follows.follow_user, ada, bob)
+    run(cluster, follows.follow_user, bob, ada)
+    run_jobs(cluster)
+    posts = [pin(cluster, bob, other) for _ in range(2)]
+    pin(cluster, ada, own)
+    assert ids_of(cluster, ada) == posts[::-1]
+    assert len(ids_of(cluster, bob)) == 1
+    delete_object(cluster, Pin, posts[0])
+    assert ids_of(cluster, ada) == posts[1:]
+    assert stored(store, ada) == posts[1:]
+    # A user whose edges have ended before.
+    run(cluster, follows.unfollow_user, ada, bob)
+    run_jobs(cluster)
+    assert ids_of(cluster, ada) == []
+    assert stored(store, ada) == []
+    delete_object(cluster, User, ada)
+    run_jobs(cluster)
+    assert stored(store, ada) is None
+    assert stored(store, bob) is None
+    assert delete_object(cluster, User, ada).parts == ()
 
 
 def test_a_job_that_runs_again_changes_nothing(cluster, store, monkeypatch):

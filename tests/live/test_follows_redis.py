@@ -15,9 +15,18 @@ from sqla_shard import Cluster
 from sqla_shard.contrib import FollowKind, FollowStore, repair_follows
 from sqla_shard.exc import BlockedError, FeedStoreError, WrongTypeError
 from sqla_shard.jobs import Worker
+from sqla_shard.models.deletion import delete_object
 from sqla_shard.outbox import apply
 from sqla_shard.testing import RedisServer, run_jobs, StatementLog
-from tests.models.graph_models import boards, CLUSTERS, follows, run, stored, users
+from tests.models.graph_models import (
+    boards,
+    CLUSTERS,
+    follows,
+    run,
+    stored,
+    User,
+    users,
+)
 from tests.servers.redis import finish_jobs, two_databases
 
 EXPLICIT, IMPLICIT = FollowKind.EXPLICIT, FollowKind.IMPLICIT
@@ -45,6 +54,23 @@ def store(
     # Before it is closed: jobs write to it.
     run_jobs(cluster)
     store.databases.close()
+
+
+def test_a_deleted_user(cluster, store):
+    """Nothing in Redis names it when the jobs have run."""
+    ada, bob = users(cluster, 2)
+    run(cluster, follows.follow_user, ada, bob)
+    with cluster.session() as session:
+        assert list(stored.following(session, ada, [bob])) == [bob]
+        assert list(stored.followed_by(session, ada, [bob])) == []
+        assert list(stored.followed_by(session, bob, [ada])) == [ada]
+    tables = (follows.users, follows.users_reversed)
+    assert None not in [store.whole(one.name, ada) for one in tables]
+    delete_object(cluster, User, ada)
+    run_jobs(cluster)
+    assert [store.whole(one.name, ada) for one in tables] == [None, None]
+    with cluster.session() as session:
+        assert list(stored.followed_by(session, bob, [ada])) == []
 
 
 def answers(

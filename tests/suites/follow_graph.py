@@ -45,6 +45,7 @@ from tests.models.graph_models import (
     feed,
     follows,
     ids_of,
+    Pin,
     pin,
     run,
     User,
@@ -419,6 +420,34 @@ class Deletions(Suite):
             assert follows.count_followees(session, eve)[EXPLICIT] == 1
         assert delete_object(cluster, User, ada).parts == ()
         assert repair_follows(cluster, follows).changed == 0
+        purge_follows(cluster, follows, timedelta(0))
+        for table in (follows.users, follows.users_reversed):
+            numbers = table.counts.table
+            with cluster.session() as session:
+                own = select(numbers).where(numbers.columns[0] == ada)
+                assert session.execute(own).all() == []
+
+    def test_posts_that_are_deleted(self, cluster, people):
+        """One in the feed of its author, and of others who share it."""
+        ada, bob, *_ = people
+        (board,) = boards(cluster, ada, 1)
+        (other,) = boards(cluster, bob, 1)
+        post, left = pin(cluster, ada, board), pin(cluster, ada, board)
+        cluster.run(feed.publish, bob, other, post)
+        done = delete_object(cluster, Pin, post)
+        assert feed.posts.name in done.unseen
+        assert self.authors(cluster, post) == [bob]
+        done = delete_object(cluster, Pin, post, scatter=True)
+        assert feed.posts.name not in done.unseen
+        assert [part.items for part in done.parts] == [((bob, post),)]
+        assert self.authors(cluster, post) == []
+        assert self.authors(cluster, left) == [ada]
+
+    def authors(self, cluster, post):
+        own = feed.posts.c
+        rows = select(own.author_id).where(own.post_id == post)
+        with cluster.session() as session:
+            return session.scalars(rows.options(scatter())).all()
 
     def test_a_process_that_is_killed(self, cluster, people):
         ada, *_ = people

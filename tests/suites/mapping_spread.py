@@ -10,6 +10,7 @@ from sqlalchemy import delete, insert, select
 
 from sqla_shard import exc, pack, scatter, unpack
 from sqla_shard.models.deletion import delete_object
+from sqla_shard.models.mapping_definition import definition_of
 from sqla_shard.models.spread import piece_of, shard_of
 from sqla_shard.testing import StatementLog
 from sqla_shard.verify import verify_relations
@@ -294,8 +295,14 @@ class Together:
             cluster.run(Watches.append, other, ada)
             cluster.run(Watches.append, other, grace)
             cluster.run(Stars.append, ada, other)
-        delete_object(cluster, User, ada)
+        done = delete_object(cluster, User, ada)
         cluster.repair(now=True)
+        monkeypatch.setattr(cluster, "scatters", True)
+        table = definition_of(Stars).counts
+        there = select(table).where(table.columns[0] == ada).options(scatter())
+        with cluster.session() as session:
+            assert session.execute(there).all() == []
+        assert definition_of(Watchers).counts.name in done.unseen
         assert length(cluster, Watchers, ada) == 0
         assert fans(cluster, ada) == []
         with cluster.session() as session:
