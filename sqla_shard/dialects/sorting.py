@@ -35,6 +35,7 @@ from sqlalchemy.sql.elements import (
     Grouping,
     Label,
     Null,
+    TypeCoerce,
     UnaryExpression,
 )
 from sqlalchemy.sql.functions import FunctionElement
@@ -315,6 +316,7 @@ _PARTS: Mapping[str, Callable[[_MySQL], str]] = {
 }
 
 
+_BINARY = (BINARY, LargeBinary, VARBINARY)
 _PLAIN = (Integer, Numeric, Boolean, Date, DateTime, Time, Interval)
 
 _LIKE_ARGUMENT = frozenset(["max", "min", "nullif"])
@@ -344,6 +346,13 @@ def kind_of(element: Any) -> str | None:
     if isinstance(type_, NullType):
         return _kind_of_untyped(_origin(element))
     kind = _kind_of_type(type_)
+    origin = _origin(element)
+    if (
+        kind == "text"
+        and isinstance(origin, TypeCoerce)
+        and isinstance(plain_type(origin.clause.type), _BINARY)
+    ):
+        return None  # the server compares and returns bytes
     if kind == "enum" and not _is_stored(element):
         # CASE, coalesce() and the like convert an ENUM to a text.
         return "text"
@@ -428,7 +437,7 @@ def _kind_of_type(type_: Any) -> str | None:
     type_ = plain_type(type_)
     if isinstance(type_, Enum):
         return "enum" if type_.native_enum else "text"
-    if isinstance(type_, (BINARY, LargeBinary, VARBINARY)):
+    if isinstance(type_, _BINARY):
         # Of longer ones a server may sort by the beginning alone.
         return "plain" if 0 < (type_.length or 0) <= _SORTED_BYTES else None
     if isinstance(type_, (BIT, SET)):

@@ -205,8 +205,8 @@ def _kind(element: Any, construct: str) -> str:
         raise ScatterUnsupportedError(
             f"{construct} over several shards compares {element}, whose "
             f"type is {element.type!r}: how its values compare depends on "
-            "the server. Use cast() or type_coerce() to a number, a time or "
-            "a text",
+            "the server. Use cast() to a number, a time or a text; or "
+            "type_coerce(), if the server has one",
             construct=construct,
         )
     return kind

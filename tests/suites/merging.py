@@ -20,6 +20,7 @@ from sqlalchemy import (
     LargeBinary,
     literal,
     select,
+    String,
     text,
     tuple_,
     type_coerce,
@@ -432,6 +433,8 @@ class Merging:
             (text("1"), "pass the column itself"),
             (type_coerce(Ware.name, LargeBinary), "cast()"),
             (type_coerce(Ware.name, JSON), "cast()"),
+            # The column of a lookup's keys is such a one.
+            (type_coerce(type_coerce(Ware.name, LargeBinary(9)), String), "cast()"),
             (func.soundex(Ware.name), "are"),
         ],
     )
