@@ -193,26 +193,46 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
     """
     session: Any = context.session
     session._check_process()
+    if _send_where_known(context, session):
+        return None
+    statement = _set_statement(context)
+    place = named_place(context, session)
+    if isinstance(statement, Insert):
+        return _insert(context, session, place)
+    if isinstance(statement, (Update, Delete)):
+        return _change(context, session, place)
+    _read(context, session, place)
+    return None
+
+
+def _send_where_known(context: ORMExecuteState, session: ShardSession) -> bool:
+    """Send a statement whose shards need not be read from it.
+
+    :returns: whether they are known: of a statement of the package, or of an
+        object that is refreshed.
+    """
     bind_arguments = context.bind_arguments
     place = bind_arguments.get("place")
     if place is not None:
         _send(context, session, (place,))
-        return None
+        return True
     places = bind_arguments.get("places")
     if places is not None:
-        _send(
-            context,
-            session,
-            places,
-            limits=bind_arguments.get("limits"),
-            merge=_merge_of(context, places),
-        )
-        return None
-    if context.is_column_load:
-        located = _located(context, session)
-        if located:
-            _send(context, session, located)
-            return None
+        limits, merge = bind_arguments.get("limits"), _merge_of(context, places)
+        _send(context, session, places, limits=limits, merge=merge)
+        return True
+    located = context.is_column_load and _located(context, session)
+    if located:
+        _send(context, session, located)
+    return bool(located)
+
+
+def _set_statement(context: ORMExecuteState) -> Any:
+    """Set the statement to route, which :func:`.lambda_stmt` may contain.
+
+    :returns: the statement.
+    :raises UnsupportedStatementError: if it is refused on any shard.
+    """
     statement: Any = context.statement
     if isinstance(statement, LambdaElement):
         # The statement of lambda_stmt() is found under this name only.
@@ -228,36 +248,47 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
             "RETURNING, which MySQL has not",
             construct="from_statement()",
         )
-    place = named_place(context, session)
-    if isinstance(statement, Insert):
-        return _insert(context, session, place)
+    return statement
+
+
+def _change(
+    context: ORMExecuteState, session: ShardSession, place: Place | None
+) -> Result[Any] | None:
+    """Send an UPDATE or DELETE, with one set of parameters or several."""
+    statement: Any = context.statement
+    parameters: Any = context.parameters
+    many = isinstance(parameters, list)
+    if isinstance(statement, Update) and many and context.is_orm_statement:
+        rows = updated_rows(session, statement, parameters, place)
+        return _by_shard(context, session, rows)
+    if place is not None:
+        return _write(context, session, (place,), scattered=False)
+    if many:
+        return _write_each_set(context, session)
+    limits = limits_of(statement)
+    places, decision = _decided(context, session, limits)
+    _check_write(limits)
+    return _write(context, session, places, scattered=decision.scattered)
+
+
+def _read(context: ORMExecuteState, session: ShardSession, place: Place | None) -> None:
+    """Send a SELECT or textual SQL."""
+    statement: Any = context.statement
     if isinstance(statement, TextClause) and place is None:
         # As textual SQL, SELECT 1 would need a default database.
         known = constant(statement)
         if known is not None:
             statement = context.statement = known
-    many = isinstance(context.parameters, list)
-    if isinstance(statement, Update) and many and context.is_orm_statement:
-        given: Any = context.parameters
-        rows = updated_rows(session, statement, given, place)
-        return _by_shard(context, session, rows)
-    if many and place is None and isinstance(statement, (Update, Delete)):
-        return _write_each_set(context, session)
     limits = limits_of(statement)
     if limits is not None and context.is_relationship_load:
         # Some loaders inherit all options of the parent statement,
         # including scatter().
         limits = Scatter()
     if place is not None:
-        if isinstance(statement, (Update, Delete)):
-            return _write(context, session, (place,), scattered=False)
         context.statement = _accepted(statement)
         _send(context, session, (place,), limits=limits)
-        return None
+        return
     places, decision = _decided(context, session, limits)
-    if isinstance(statement, (Update, Delete)):
-        _check_write(limits)
-        return _write(context, session, places, scattered=decision.scattered)
     merge = None
     if len(places) > 1:
         planned = plan(
@@ -279,7 +310,6 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
         limits=limits,
         scattered=decision.scattered,
     )
-    return None
 
 
 def _accepted(statement: Any) -> Any:

@@ -142,7 +142,7 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walks]:
         ("new_object", 210),
         ("changed_object", 278),
         ("enqueued", 133),
-        ("worker", 1720),
+        ("worker", 1750),
         ("opened", 525),
     ],
 )
