@@ -3,8 +3,7 @@
 Each process writes its :class:`.LoadSnapshot` every two seconds, and any of
 them, or ``sqla-shard load`` on another machine, reads all::
 
-    from sqla_shard.metrics import measure_load
-    from sqla_shard.metrics import publish_load
+    from sqla_shard.metrics import measure_load, publish_load
 
     publish_load(measure_load(cluster), "/run/pinboard/load")
 
