@@ -155,32 +155,22 @@ and one warning::
 
 from __future__ import annotations
 
-from sqla_shard.exc import (
-    blobs,
-    contrib,
-    definitions,
-    fleet,
-    jobs,
-    migrate,
-    operations,
-    statements,
-)
+from sqla_shard.exc import base
 from sqla_shard.exc.base import ShardError
 from sqla_shard.exc.blobs import *  # noqa: F403
 from sqla_shard.exc.contrib import *  # noqa: F403
-from sqla_shard.exc.definitions import *  # noqa: F403 - all are public
+from sqla_shard.exc.definitions import *  # noqa: F403
 from sqla_shard.exc.fleet import *  # noqa: F403
 from sqla_shard.exc.jobs import *  # noqa: F403
 from sqla_shard.exc.migrate import *  # noqa: F403
 from sqla_shard.exc.operations import *  # noqa: F403
 from sqla_shard.exc.statements import *  # noqa: F403
 
+# The classes of these modules, without the helpers that they import.
 __all__ = ["ShardError"]
-__all__ += blobs.__all__
-__all__ += contrib.__all__
-__all__ += definitions.__all__
-__all__ += fleet.__all__
-__all__ += jobs.__all__
-__all__ += migrate.__all__
-__all__ += operations.__all__
-__all__ += statements.__all__
+__all__ += [
+    name
+    for name, value in globals().items()
+    if getattr(value, "__module__", "").startswith(f"{__name__}.")
+    and value.__module__ != base.__name__
+]

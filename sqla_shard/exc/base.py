@@ -16,22 +16,6 @@ from sqlalchemy.exc import (
     StatementError,
 )
 
-__all__ = [
-    "DriverError",
-    "MessageError",
-    "ShardError",
-    "bullets",
-    "code_of",
-    "cut",
-    "field",
-    "message",
-    "original",
-    "shortened_list",
-    "shown",
-    "summary",
-]
-
-
 _MOST = 10
 _MOST_PROBLEMS = 100
 

@@ -5,14 +5,6 @@ from __future__ import annotations
 from sqla_shard.exc.base import MessageError
 from sqla_shard.exc.definitions import BlobError
 
-__all__ = [
-    "BlobCompressionError",
-    "DamagedBlobError",
-    "DictionaryError",
-    "DictionaryNotFoundError",
-    "UnreadableBlobError",
-]
-
 
 class BlobCompressionError(BlobError):
     """Base of the errors of compressed blobs and their dictionaries."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from sqla_shard.exc.base import MessageError, ShardError
 
-__all__ = ["BlockedError", "FeedStoreError", "FollowError", "FollowRefusedError"]
-
 
 class FollowError(ShardError):
     """Base of the errors of follow graphs and feeds."""

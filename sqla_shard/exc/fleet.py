@@ -7,24 +7,6 @@ from typing import Any
 from sqla_shard.exc.base import bullets, field, MessageError, ShardError, shortened_list
 from sqla_shard.exc.definitions import Problem
 
-__all__ = [
-    "ApplierStoppedError",
-    "BackupDamagedError",
-    "BackupFailedError",
-    "BackupNotFoundError",
-    "CopyFailedError",
-    "FleetError",
-    "FleetLockLostError",
-    "FleetLockedError",
-    "FleetServerError",
-    "FleetSetupError",
-    "NoOperationError",
-    "OperationFailedError",
-    "OperationRefusedError",
-    "UndoRefusedError",
-]
-
-
 #: Errors of the driver with a server that answers: about TLS, a plugin of
 #: accounts, and what that plugin needs.
 _ANSWERED = frozenset([2026, 2059, 2061])

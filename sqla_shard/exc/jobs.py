@@ -4,18 +4,6 @@ from __future__ import annotations
 
 from sqla_shard.exc.base import bullets, cut, MessageError, ShardError, shortened_list
 
-__all__ = [
-    "JobArgumentError",
-    "JobClaimLostError",
-    "JobError",
-    "JobOptionError",
-    "JobTimeLimitError",
-    "NoHealthyShardsError",
-    "TaskDefinitionError",
-    "UnknownTaskError",
-    "UnsafeBinaryLogError",
-]
-
 
 class JobError(ShardError):
     """Base of the errors of jobs."""

@@ -6,19 +6,6 @@ from collections.abc import Iterable
 
 from sqla_shard.exc.base import bullets, MessageError, ShardError
 
-__all__ = [
-    "ConversionError",
-    "DeclarationError",
-    "MigrateError",
-    "MigrateSetupError",
-    "SideClosedError",
-    "StageChangedError",
-    "StageConflictError",
-    "StageRefusedError",
-    "StageUnavailableError",
-    "UnclaimableRowError",
-]
-
 
 class MigrateError(ShardError):
     """Base of the errors of :mod:`sqla_shard.migrate`."""

@@ -17,27 +17,6 @@ from sqla_shard.exc.base import (
 from sqla_shard.exc.definitions import Problem
 from sqla_shard.util.masking import redact
 
-__all__ = [
-    "DivergedRevisionsError",
-    "InDoubtError",
-    "KeyUsedError",
-    "MigrationFailedError",
-    "ProvisionError",
-    "ReservedNameError",
-    "SchemaError",
-    "SchemaOptionError",
-    "ServerFencedError",
-    "ServerRetiredError",
-    "ShardMissingError",
-    "ShardMovedError",
-    "StaleTopologyError",
-    "TopologyConflictError",
-    "TopologyRefusedError",
-    "TopologyUnavailableError",
-    "VerifyPositionError",
-]
-
-
 # The reader may be about to create empty tables in the place of a shard
 # whose objects are on another server: the way to find out changes nothing.
 _CHECK = (

@@ -17,40 +17,6 @@ from sqla_shard.exc.base import (
     summary,
 )
 
-__all__ = [
-    "ClusterClosedError",
-    "CommitUnknownError",
-    "ConcurrentUseError",
-    "EncryptedStatementsError",
-    "ExtensionSetupError",
-    "ForkedSessionError",
-    "KeyspaceMismatchError",
-    "LoginFailedError",
-    "MissingDriverError",
-    "MissingExtraError",
-    "NoEventLoopError",
-    "NoShardKeyError",
-    "OperationArgumentError",
-    "OperationDefinitionError",
-    "OperationError",
-    "ParameterValueError",
-    "PartialCommitError",
-    "RetriesExhaustedError",
-    "RoutingError",
-    "ScatterDisabledError",
-    "ScatterFailedError",
-    "ScatterLimitError",
-    "ScatterTimeoutError",
-    "ScatterUnsupportedError",
-    "ServerProcessError",
-    "ServerUnreachableError",
-    "StatementTextError",
-    "UnkeyedReferenceError",
-    "UnknownOperationError",
-    "UnsupportedStatementError",
-    "WrittenShard",
-]
-
 
 class OperationError(ShardError):
     """Base of the errors of operations."""
