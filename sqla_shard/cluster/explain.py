@@ -131,8 +131,6 @@ class Explanation:
             "with_scatter": self.with_scatter and self.with_scatter.as_dict(),
         }
 
-    to_mapping = as_dict
-
     def __str__(self) -> str:
         return self.text()
 

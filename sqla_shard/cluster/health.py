@@ -66,8 +66,6 @@ class Health(SourceReport):
             "down": self.down,
         }
 
-    to_mapping = as_dict
-
 
 def health_of(report: SourceReport, answers: Mapping[str, Exception | None]) -> Health:
     """Return the health of a cluster.

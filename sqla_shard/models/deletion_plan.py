@@ -103,8 +103,6 @@ class DeletionPlan:
         """Return the attributes as JSON values."""
         return asdict(self)
 
-    to_mapping = as_dict
-
     def __str__(self) -> str:
         lines = [f"object {self.object_id}", *map(str, self.parts)]
         if self.unseen:

@@ -152,8 +152,6 @@ class StatusReport:
             "shards": json_value(self.shards),
         }
 
-    to_mapping = as_dict
-
     def __str__(self) -> str:
         return "\n".join(self._lines())
 

@@ -172,8 +172,6 @@ class DriftReport:
             "seconds": self.seconds,
         }
 
-    to_mapping = as_dict
-
     def __str__(self) -> str:
         return "\n".join(_report_lines(self))
 

@@ -81,8 +81,6 @@ class ProvisionReport(RunReport):
             "others": list(self.others),
         }
 
-    to_mapping = as_dict
-
     def _lines(self) -> Iterator[str]:
         yield from super()._lines()
         which = f"the topology of epoch {self.epoch}"

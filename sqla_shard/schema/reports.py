@@ -83,8 +83,6 @@ class Outcome:
         """Return the attributes as JSON values."""
         return {**asdict(self), "state": self.state.value}
 
-    to_mapping = as_dict
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
@@ -134,8 +132,6 @@ class RunReport:
             "counts": {state.value: len(self.of(state)) for state in State},
             "shards": [outcome.as_dict() for outcome in self.outcomes],
         }
-
-    to_mapping = as_dict
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

@@ -237,8 +237,6 @@ class TopologyDiff:
         """
         return {item.name: _document(getattr(self, item.name)) for item in fields(self)}
 
-    to_mapping = as_dict
-
     def __str__(self) -> str:
         lines = list(self._changes()) or ["nothing else changed"]
         return "\n".join([f"epoch {self.old_epoch} -> {self.new_epoch}", *lines])

@@ -329,8 +329,6 @@ class Location:
             "standby": server.standby,
         }
 
-    to_mapping = as_dict
-
 
 def find_object(
     topology: Topology, object_id: int, keyspace: str | None = None

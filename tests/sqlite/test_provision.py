@@ -72,8 +72,8 @@ def test_the_first_topology_and_a_larger_one(
     report = project.provision(grown, options=ONE)
     assert [one.shard_id for one in report.outcomes] == [2, 3]
     assert {one.state for one in report.outcomes} == {State.CHANGED}
-    assert report.to_mapping()["may_be_published"] is True
-    assert report.to_mapping()["epoch"] == 2
+    assert report.as_dict()["may_be_published"] is True
+    assert report.as_dict()["epoch"] == 2
     assert project.status(grown).ok
     rows = execute(path_of(tmp_path, "server2", 3), "SELECT id FROM kinds")
     assert rows == [(1,), (2,)]

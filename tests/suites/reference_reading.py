@@ -116,7 +116,7 @@ class Alone(Suite):
         assert shown.refusal is None
         assert len(shown.shards) == len(shown.sent) == 1
         assert "the same on every shard" in str(shown)
-        document = shown.to_mapping()
+        document = shown.as_dict()
         assert [one["shard"] for one in document["shards"]] == [*shown.shards]
         for write in (
             update(Country).values(name="x"),

@@ -180,7 +180,7 @@ def test_a_topology_shows_no_secret(
             describe(old),
             str(diff(old, new)),
             repr(diff(old, new)),
-            json.dumps(diff(old, new).to_mapping()),
+            json.dumps(diff(old, new).as_dict()),
             repr(cluster),
             repr(cluster.health()),
             repr(cluster.stats()),

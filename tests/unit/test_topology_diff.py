@@ -239,7 +239,7 @@ def test_generation(
     )
     assert not found.is_empty
     assert change.lines() == [f"objects: generation of 'b' {line}"]
-    assert found.to_mapping()["generations"] == [
+    assert found.as_dict()["generations"] == [
         {"keyspace": "objects", "server": "b", "old": old, "new": new}
     ]
     assert pickle.loads(pickle.dumps(found)) == found  # our own

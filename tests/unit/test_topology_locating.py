@@ -30,7 +30,7 @@ def test_objects_and_shards_are_found(topology, rng):
         assert int(found.object_id) == object_id
         alone = find_shard(topology, shard)
         assert (alone.server, alone.object_id) == (found.server, None)
-        assert "id" not in alone.to_mapping()
+        assert "id" not in alone.as_dict()
 
 
 def test_keyspaces_by_name(topology):
@@ -44,7 +44,7 @@ def test_passwords_are_left_out(topology):
     for shown in (
         str(found),
         repr(found),
-        str(found.to_mapping()),
+        str(found.as_dict()),
         describe(topology),
         str(topology.redacted().to_mapping()),
     ):
