@@ -23,6 +23,7 @@ from sqla_shard.dialects.base import (
     DDL,
     Failure,
     interrupt,
+    retry_conflicts,
 )
 from sqla_shard.dialects.mysql import MySQL
 from sqla_shard.dialects.polling import PIPELINING, Pipelining
@@ -37,6 +38,7 @@ __all__ = [
     "backend_for",
     "check_driver",
     "interrupt",
+    "retry_conflicts",
 ]
 
 

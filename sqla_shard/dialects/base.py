@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import socket
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from sqlalchemy import Connection, create_engine, Engine
 from sqlalchemy.engine import URL
@@ -24,6 +24,8 @@ from sqlalchemy.sql.visitors import InternalTraversal
 
 from sqla_shard.dialects.passwords import PasswordSource
 from sqla_shard.exc import MissingDriverError
+
+T = TypeVar("T")
 
 
 def interrupt(dbapi_connection: Any) -> None:
@@ -520,6 +522,29 @@ class Backend(Protocol):
         :param error: an error that is :attr:`Failure.MISPLACED`.
         """
         ...
+
+
+def retry_conflicts(
+    attempt: Callable[[], T],
+    backends: Callable[[], Collection[Backend]],
+    *,
+    attempts: int,
+) -> T:
+    """Run a transaction; retry it at once on a deadlock or lock wait timeout.
+
+    :param backends: returns the kinds of its servers, which classify errors.
+    :param attempts: maximum number of attempts.
+    """
+    for _ in range(attempts - 1):
+        try:
+            return attempt()
+        except DBAPIError as error:
+            original = error.orig
+            if original is None or not any(
+                backend.classify(original) is Failure.CONFLICT for backend in backends()
+            ):
+                raise
+    return attempt()
 
 
 def new_engine(url: URL, settings: Mapping[str, Any], *, asynchronous: bool) -> Engine:

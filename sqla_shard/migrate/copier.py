@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Engine, select
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.dialects import backend_for
-from sqla_shard.dialects.base import Failure
+from sqla_shard.dialects import Backend, backend_for, retry_conflicts
 from sqla_shard.engine.unread import reason
 from sqla_shard.exc import ConversionError, UnclaimableRowError
 from sqla_shard.migrate.copying import (
@@ -334,7 +334,11 @@ class Copier:
         """
         one, shard_id, keys = waiting
         try:
-            self._copy_again(waiting, number)
+            retry_conflicts(
+                partial(self.copy, waiting, number=number),
+                self._backends,
+                attempts=_ATTEMPTS,
+            )
         except SQLAlchemyError as error:
             if len(keys) > 1 and reason(error) is None:
                 half = len(keys) // 2
@@ -353,26 +357,12 @@ class Copier:
             return len(keys)
         return 0
 
-    def _copy_again(self, waiting: Waiting, number: int) -> None:
-        for left in reversed(range(_ATTEMPTS)):
-            try:
-                self.copy(waiting, number=number)
-            except DBAPIError as error:
-                if not left or not self._is_conflict(error):
-                    raise
-            else:
-                return
-
-    def _is_conflict(self, error: DBAPIError) -> bool:
+    def _backends(self) -> set[Backend]:
         dialect = self._engine.dialect
-        backends = {
+        return {
             backend_for(dialect.name, driver=dialect.driver),
             *self._cluster.places.engines.backends(),
         }
-        original = error.orig
-        return original is not None and any(
-            backend.classify(original) is Failure.CONFLICT for backend in backends
-        )
 
 
 # -- Object ids of rows: claimed once, in the table of marks.

@@ -51,11 +51,11 @@ from sqlalchemy import (
     tuple_,
     UniqueConstraint,
 )
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Mapper
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.dialects import Failure
+from sqla_shard.dialects import retry_conflicts
 from sqla_shard.dialects.sql import Upsert
 from sqla_shard.engine import by_server, ExecutionPlan, OPTION, Places
 from sqla_shard.engine.rendering import Place, TRANSLATE
@@ -859,19 +859,13 @@ def with_retries(place: Place, work: Callable[[], T]) -> T:
     It is also retried once after a lost connection, which the pool may have
     opened before a restart of the server.  The transaction must be idempotent.
     """
-    was_lost = False
-    for _ in range(_ATTEMPTS - 1):
-        try:
-            return work()
-        except ServerUnreachableError:
-            if was_lost:
-                raise
-            was_lost = True
-        except DBAPIError as error:
-            original: Any = error.orig
-            if place.backend.classify(original) is not Failure.CONFLICT:
-                raise
-    return work()
+    attempt = partial(
+        retry_conflicts, work, lambda: (place.backend,), attempts=_ATTEMPTS
+    )
+    try:
+        return attempt()
+    except ServerUnreachableError:
+        return attempt()
 
 
 # -- the same change on every shard, first on the source

@@ -28,7 +28,7 @@ from sqla_shard.models.list_counts import add_to_count
 from sqla_shard.models.mapping_definition import piece_place
 from sqla_shard.models.mapping_list import List, statements_of
 from sqla_shard.models.spread import MOST_PIECES
-from sqla_shard.outbox.apply import retry_conflicts
+from sqla_shard.outbox.apply import retried
 from sqla_shard.session import ShardSession
 from sqla_shard.session.execute import OUR_OWN
 from sqla_shard.session.transaction import TransactionLog
@@ -49,7 +49,7 @@ def apart(session: ShardSession, change: Callable[[ShardSession], T]) -> T:
             own.commit()
             return result
 
-    return retry_conflicts(cluster, attempt)
+    return retried(cluster, attempt)
 
 
 class PieceStatements:

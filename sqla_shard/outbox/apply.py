@@ -21,9 +21,9 @@ from time import monotonic
 from typing import Any, TYPE_CHECKING, TypeVar
 
 from sqlalchemy import BigInteger, bindparam, Connection, delete, insert, select, update
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import IntegrityError
 
-from sqla_shard.dialects import Failure
+from sqla_shard.dialects import retry_conflicts
 from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import short
@@ -303,7 +303,7 @@ def _apply_each(
                 # Do not try: each of them would time out on that server.
                 failed.append((operation, down[place.server]))
                 continue
-            queue += retry_conflicts(cluster, partial(_apply, cluster, operation))
+            queue += retried(cluster, partial(_apply, cluster, operation))
         except Exception as error:
             # Apply the other operations; and do not raise for a COMMIT that
             # has succeeded.
@@ -326,25 +326,14 @@ def _write_outcomes(
 ) -> None:
     errors = {operation.token: error for operation, error in failed}
     for address, its in _by_home(operations):
-        retry_conflicts(cluster, partial(_write_outcome, cluster, address, its, errors))
+        retried(cluster, partial(_write_outcome, cluster, address, its, errors))
 
 
-def retry_conflicts(cluster: AnyCluster, attempt: Callable[[], T]) -> T:
+def retried(cluster: AnyCluster, attempt: Callable[[], T]) -> T:
     """Run a transaction; retry it on a deadlock or lock wait timeout."""
-    for _ in range(_CONFLICT_ATTEMPTS - 1):
-        try:
-            return attempt()
-        except DBAPIError as error:
-            if not _is_conflict(cluster, error):
-                raise
-    return attempt()
-
-
-def _is_conflict(cluster: AnyCluster, error: DBAPIError) -> bool:
-    return Failure.CONFLICT in {
-        backend.classify(error.orig)  # type: ignore[arg-type]  # None is an OTHER
-        for backend in cluster.places.engines.backends()
-    }
+    return retry_conflicts(
+        attempt, cluster.places.engines.backends, attempts=_CONFLICT_ATTEMPTS
+    )
 
 
 def _apply(

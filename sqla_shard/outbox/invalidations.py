@@ -37,7 +37,7 @@ from sqla_shard.engine.unread import (
     short,
     UnreadServer,
 )
-from sqla_shard.outbox.apply import Address, place_at, retry_conflicts, transaction
+from sqla_shard.outbox.apply import Address, place_at, retried, transaction
 from sqla_shard.outbox.scan import check_batch, PARALLEL, read_all
 from sqla_shard.outbox.tables import check_keys, LONGEST_REGION, OUTBOX, TOKEN_BYTES
 from sqla_shard.session import ShardSession
@@ -395,7 +395,7 @@ def _drain_shard(
         tokens = _invalidate(stores, rows)
         if tokens:
             delete_rows = partial(_delete, cluster, address, tokens)
-            done.removed += retry_conflicts(cluster, delete_rows)
+            done.removed += retried(cluster, delete_rows)
         done.add_left(row for row in rows if row.token not in tokens)
         last = rows[-1]
         if len(rows) < batch or last.made > until:

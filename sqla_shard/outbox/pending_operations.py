@@ -37,7 +37,7 @@ from sqla_shard.outbox.apply import (
     operation_names,
     PendingOperation,
     place_at,
-    retry_conflicts,
+    retried,
     transaction,
 )
 from sqla_shard.outbox.scan import check_age, oldest, PARALLEL, read_all
@@ -386,9 +386,7 @@ def _take_and_apply(
 ) -> tuple[int, list[str]]:
     """Return the number of applied operations, and errors."""
     try:
-        taken = retry_conflicts(
-            cluster, partial(_take, cluster, address, operations, now)
-        )
+        taken = retried(cluster, partial(_take, cluster, address, operations, now))
         failed = apply_all(cluster, taken)
     except SQLAlchemyError as error:
         keyspace, shard_id = address
@@ -474,7 +472,7 @@ def _forget_of(
             by_shard.setdefault(row.shard_id, []).append(row.token)
     for shard_id, tokens in by_shard.items():
         address = keyspace, shard_id
-        retry_conflicts(cluster, partial(_delete, cluster, address, tokens))
+        retried(cluster, partial(_delete, cluster, address, tokens))
     return sum(map(len, by_shard.values()))
 
 
