@@ -12,7 +12,7 @@ from typing import NamedTuple, TYPE_CHECKING, TypeAlias, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqla_shard.exc import ServerUnreachableError, ShardMissingError
+from sqla_shard.exc import ClusterClosedError, ServerUnreachableError, ShardMissingError
 from sqla_shard.exc.base import summary
 from sqla_shard.topology.keyspaces import as_ranges
 
@@ -56,13 +56,14 @@ def for_each_shard(
     """Call a function for each shard of one server; return unread shards.
 
     If the server does not respond, its other shards are skipped: each of
-    them would time out too.
+    them would time out too.  So they are when the cluster is closed: a program
+    that has not waited for thousands of them would do so at its end.
     """
     unread: list[UnreadServer] = []
     for number, place in enumerate(places):
         try:
             work(place)
-        except ServerUnreachableError as error:
+        except (ClusterClosedError, ServerUnreachableError) as error:
             return [*unread, UnreadServer.of(places[number:], error)]
         except SQLAlchemyError as error:
             unread.append(UnreadServer.of([place], error))

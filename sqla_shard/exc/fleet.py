@@ -31,7 +31,14 @@ class FleetServerError(FleetError):
     server: str
     number: int
     reason: str
-    _text = "{server}: {reason} (error {number})"
+
+    def _describe(self, *_: Any, **__: Any) -> str:
+        return f"{self.server}: {self.cause}"
+
+    @property
+    def cause(self) -> str:
+        """The reason, with the number if there is one."""
+        return f"{self.reason} (error {self.number})" if self.number else self.reason
 
     @property
     def is_unanswered(self) -> bool:
@@ -52,8 +59,7 @@ class FleetServerError(FleetError):
 
         :param consequence: what follows, such as ``"its state is unknown"``.
         """
-        text = f"{self.reason} (error {self.number}); {consequence}"
-        return Problem(self.server, text)
+        return Problem(self.server, f"{self.cause}; {consequence}")
 
 
 class CopyFailedError(FleetError):

@@ -470,7 +470,12 @@ class DeadFailover(Promotion):
         new = self.new
         if new.is_read_only() or new.status() is not None:
             raise self._failed("it is read-only or replicates")
-        return {**late_note(self.fleet), "loss": self.notes["stop"]["loss"]}
+        return {
+            **late_note(self.fleet),
+            "loss": self.notes["stop"]["loss"],
+            "todo": f"{new.admin} has no standby, and its COMMITs wait for none: "
+            f"sqla-shard fleet replica build {self.server} HOST, or rebuild",
+        }
 
     def _failed(self, reason: str) -> FleetServerError:
         return FleetServerError(

@@ -307,7 +307,18 @@ class Failover(Promotion):
             if caught_up and time.monotonic() < begin + 0.1:
                 break
             if time.monotonic() > deadline:
-                raise new.admin.error(f"it stays behind its primary for {_LAG:g} s")
+                # A COMMIT that hangs on a full disk, or a standby that waits.
+                slow = [
+                    f"{one}: {text}"
+                    for one in (old.admin, new.admin)
+                    for text in one.long_statements(_LAG)[:3]
+                ]
+                raise new.admin.error(
+                    f"it stays behind its primary for {_LAG:g} s; "
+                    f"{'; '.join(slow) or 'no statement runs for so long'}. Look for "
+                    "full disks in the error logs of both, and for locks with SHOW "
+                    "PROCESSLIST"
+                )
         self.prepare_publish()
         semi_sync = old.semi_sync(), new.semi_sync()
         return {

@@ -129,7 +129,7 @@ class CloseFormer(Operation):
                 text = "it is closed; there is nothing to do"
                 found.append(Problem(address, text))
         except FleetServerError as error:
-            text = f"{error.reason} (error {error.number})"
+            text = error.cause
             found.append(Problem(error.server, text))
         return found
 

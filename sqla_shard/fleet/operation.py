@@ -88,6 +88,15 @@ class Result:
         return note.get("loss") if isinstance(note, Mapping) else None
 
     @property
+    def todo(self) -> tuple[str, ...]:
+        """What the operator has to do next."""
+        return tuple(
+            str(note["todo"])
+            for note in self.notes.values()
+            if isinstance(note, Mapping) and note.get("todo")
+        )
+
+    @property
     def ended(self) -> tuple[str, ...]:
         """Lines about the sessions that were ended, by their clients."""
         return tuple(
@@ -130,6 +139,7 @@ class Result:
                 *self.ended,
                 *self.late,
                 *(f"problem: {text}" for text in self.problems),
+                *(f"next: {text}" for text in self.todo),
             ]
         )
 

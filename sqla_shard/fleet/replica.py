@@ -499,8 +499,20 @@ class Replica(Operation):
 
         return partial(self.fleet.admin, url, name=name)
 
-    def _finish(self) -> None:
+    def _finish(self) -> Mapping[str, Any] | None:
         finish_copy(self._new.admin)
+        if not self._publishes and self._action != "rebuild":
+            return None
+        primary = self._primary
+        semi_sync = primary.semi_sync()
+        if semi_sync is None or semi_sync.source_enabled:
+            return None
+        # As after a failover from a primary that was lost.
+        return {
+            "todo": "acknowledged writes can be lost with "
+            f"{primary.admin}, where semi-sync is off; on it: SET GLOBAL "
+            f"{primary.SEMI_SYNC[0]}_enabled = 1"
+        }
 
     def _detach_old(self) -> Mapping[str, Any] | None:
         address = str(self.plan.arguments["standby"])

@@ -258,19 +258,10 @@ class Replication(ABC):
 
         :returns: database, table, next id, and highest id of the column.
         """
-        rows = self.admin.rows(
-            "SELECT t.table_schema, t.table_name,"
-            # MySQL has no number before the first row.
-            " COALESCE(t.auto_increment, 1), c.data_type, c.column_type"
-            " FROM information_schema.tables t"
-            " JOIN information_schema.columns c"
-            " ON c.table_schema = t.table_schema"
-            " AND c.table_name = t.table_name"
-            " WHERE c.extra LIKE '%%auto_increment%%'"
-        )
         return [
-            (database, table, int(number), _highest(kind, column))
-            for database, table, number, kind, column in rows
+            (one.database, one.table, one.next_id, _highest(one.id_type))
+            for one in self.table_sizes()
+            if one.next_id is not None
         ]
 
     @abstractmethod
@@ -529,6 +520,7 @@ class Replication(ABC):
         """
         only = "" if database is None else " AND table_schema = %s"
         names = () if database is None else (database,)
+        # Not a join: MariaDB compares each table with each column of all others.
         types = {
             (schema, table): column_type
             for schema, table, column_type in self.admin.rows(
@@ -634,6 +626,7 @@ def _filters(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _highest(kind: str, column: str) -> int:
+def _highest(column: str) -> int:
+    kind = column.partition("(")[0].partition(" ")[0]
     bits = 8 * _BYTES.get(kind.lower(), 4)
     return int(2 ** (bits if "unsigned" in column else bits - 1)) - 1

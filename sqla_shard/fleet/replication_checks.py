@@ -14,7 +14,7 @@ from sqla_shard.fleet.findings import (
 )
 from sqla_shard.fleet.replication import Replication, replication_kind
 
-SEMI_SYNC_TIMEOUT = 20.0
+SEMI_SYNC_TIMEOUT = 25.0
 """Seconds that semi-sync should wait at least: afterwards it gives up."""
 
 NET_TIMEOUT = 4

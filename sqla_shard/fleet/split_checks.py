@@ -40,6 +40,12 @@ _NOT_MOVED = {
         " WHERE UNIQUE_CONSTRAINT_SCHEMA <> CONSTRAINT_SCHEMA"
     ),
 }
+#: Whether MariaDB has such a foreign key at all: for its name the server opens
+#: every table, which takes seconds for thousands of databases.
+_HAS_FOREIGN = (
+    "SELECT COUNT(*) FROM information_schema.innodb_sys_foreign"
+    " WHERE SUBSTRING_INDEX(for_name, '/', 1) <> SUBSTRING_INDEX(ref_name, '/', 1)"
+)
 
 
 @as_list
@@ -174,6 +180,12 @@ def _objects(server: Replication, databases: Collection[str]) -> Iterator[str]:
     """Yield sentences about objects that cannot move with a database."""
     moved = set(databases)
     for what, sql in _NOT_MOVED.items():
+        if (
+            what.startswith("foreign")
+            and server.admin.is_mariadb
+            and not server.admin.value(_HAS_FOREIGN)
+        ):
+            continue
         names = sorted(
             f"{schema}.{name}"
             for schema, name, other in server.admin.rows(sql)

@@ -51,7 +51,7 @@ from sqla_shard.topology.urls import address_of
 
 _log = logging.getLogger(__name__)
 
-SESSION = 6.0
+SESSION = 5.0
 """Seconds after which a leader that was killed is succeeded: its successor must
 finish the failover before semi-sync would have stopped waiting."""
 
@@ -477,7 +477,7 @@ class _View:
             if not error.may_be_lost:
                 # It responds.
                 self._lost = None
-                yield f"{name}: {error.server} refuses: error {error.number}"
+                yield f"{name}: {error.server} refuses: {error.cause}"
             elif self._lost is None:
                 self._lost = begin
 
@@ -524,9 +524,7 @@ class _View:
                 )
         except FleetServerError as error:
             self._forget(url)
-            yield (
-                f"{name}: the state of {error.server} is unknown: error {error.number}"
-            )
+            yield f"{name}: the state of {error.server} is unknown: {error.cause}"
 
     def _look_at_accounts(self, url: str) -> list[str]:
         """Return what applications could not do on the standby."""

@@ -126,6 +126,7 @@ def survive(pairs, folder, seed, say, *, behind):
         result = apply(fleet, plan)
         assert result.notes["verify"]["loss"].startswith("none: semi-sync")
         assert "\nlost writes: none: semi-sync" in str(result)
+        assert "\nnext: server1 standby" in str(result)
         assert roles(pairs) == (standby, None)
         (server,) = document(pairs)["keyspaces"]["objects"]["servers"]
         assert server["generation"] == 8

@@ -479,7 +479,7 @@ def test_semi_sync_that_has_fallen_back(doctor, pair, pairs):
         changed(
             pair.primary,
             "SET GLOBAL {source}_timeout = 50",
-            "SET GLOBAL {source}_timeout = 20000",
+            "SET GLOBAL {source}_timeout = 25000",
         ),
         changed(
             pair.standby,

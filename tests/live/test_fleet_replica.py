@@ -35,7 +35,7 @@ from tests.servers.fleet_processes import apply_until
 from tests.servers.load_checks import check, rows_at, rows_of_places
 from tests.servers.load_writers import create_tables, RawWriter
 from tests.servers.published import places, publish_to
-from tests.servers.server_statements import let_root_write
+from tests.servers.server_statements import let_root_write, words
 from tests.servers.writing_load import Load
 
 pytestmark = pytest.mark.live
@@ -187,8 +187,10 @@ def test_a_standby_is_built_and_promoted(scene, load, say):
     plan = scene.planned("build", new)
     assert plan.arguments["source"] == plan.arguments["primary"]
     assert any("copied from the primary" in text for text in plan.warnings)
-    applied(scene, plan, say)
+    result = applied(scene, plan, say)
     primary, standby = scene.roles
+    source, _ = words(primary).SEMI_SYNC
+    assert f"where semi-sync is off; on it: SET GLOBAL {source}_enabled" in str(result)
     assert standby is new
     load.wait_for_acks(100)
     applied_failover = apply(scene.fleet, Failover.planned(scene.fleet, "server1"))

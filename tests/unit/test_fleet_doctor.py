@@ -95,7 +95,7 @@ def server(role, address, **changes):
             acknowledges=role != "primary",
             after_sync=True,
             waits_alone=True,
-            timeout=20.0,
+            timeout=25.0,
             standbys=1,
         ),
         "heartbeat": None if role == "primary" else 2.0,
