@@ -89,7 +89,7 @@ class Result:
 
     @property
     def todo(self) -> tuple[str, ...]:
-        """What the operator has to do next."""
+        """Lines about what the operator has to do next."""
         return tuple(
             str(note["todo"])
             for note in self.notes.values()

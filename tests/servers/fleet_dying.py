@@ -17,6 +17,7 @@ import contextlib
 import random
 import shutil
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -73,12 +74,16 @@ class Loss:
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    """Mount a small file system; skip the test if that is not allowed."""
+def small_disk() -> Iterator[Path]:
+    """Mount a small file system; skip the test if that is not allowed.
+
+    Not below the folder of the test, which is private to its account: root's
+    servers may run as another one.
+    """
     mount, umount = shutil.which("mount"), shutil.which("umount")
     if mount is None or umount is None:
         pytest.skip("mount is needed")
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="sqlashard-disk-"))
     options = f"size={_DISK},mode=0777"
     mounted = subprocess.run(
         [mount, "-t", "tmpfs", "-o", options, "tmpfs", str(folder)],
@@ -87,11 +92,13 @@ def small_disk(folder: Path) -> Iterator[Path]:
         check=False,
     )
     if mounted.returncode:
+        folder.rmdir()
         pytest.skip(f"mount is not permitted: {mounted.stderr.strip()}")
     try:
         yield folder
     finally:
         subprocess.run([umount, "--lazy", str(folder)], check=True)
+        folder.rmdir()
 
 
 def lose_primary(kind: Kind, cause: str, folder: Path, seed: str) -> Loss:
@@ -106,7 +113,7 @@ def lose_primary(kind: Kind, cause: str, folder: Path, seed: str) -> Loss:
     with contextlib.ExitStack() as stack:
         disk = None
         if cause == "disk":
-            disk = stack.enter_context(small_disk(folder / "disk"))
+            disk = stack.enter_context(small_disk())
         scene = _Scene(stack, folder, kind, cause, disk, rng)
         return scene.run(seed)
 

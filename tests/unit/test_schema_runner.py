@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from tests.models.schema import until
-from tests.workers.schema_runner import Runner, RunnerError
+from tests.workers.schema_runner import _forked, Runner, RunnerError
 
 WAITS = """\
 import signal
@@ -85,3 +87,23 @@ def test_a_test_that_is_interrupted_while_it_waits(runner, waiting):
         signal.signal(signal.SIGUSR1, before)
     until(lambda: is_gone(waiting.pid), "its end")
     works(runner)
+
+
+def test_a_command_that_is_killed_at_once_has_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its child has done nothing yet: neither opened them, nor made a group."""
+    groups = []
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE
+    ) as child:
+        try:
+            # After exec() the group of a child cannot be changed any more.
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "fork", lambda: child.pid)
+                patched.setattr(os, "setpgid", lambda *ids: groups.append(ids))
+                assert _forked(["--help"], str(tmp_path / "run1")) == child.pid
+        finally:
+            child.kill()
+    assert {one.name for one in tmp_path.iterdir()} == {"run1.out", "run1.err"}
+    assert groups == [(child.pid, child.pid)]

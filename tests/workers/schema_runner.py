@@ -150,7 +150,7 @@ class Runner:
         if process is None:
             return
         for pid in _children(process.pid):
-            # One that was just forked does not lead a group yet.
+            # One that was just forked may not lead a group yet.
             for kill in (os.killpg, os.kill):
                 with suppress(ProcessLookupError):
                     kill(pid, signal.SIGKILL)
@@ -242,14 +242,20 @@ def _started() -> subprocess.Popen[bytes]:
 
 def _forked(arguments: list[str], output: str) -> int:
     sys.stdout.flush()
+    # Before the child can be killed: its caller reads them then, and kills its
+    # group.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    files = [os.open(f"{output}.{suffix}", flags) for suffix in ("out", "err")]
     pid = os.fork()
     if pid:
+        for file in files:
+            os.close(file)
+        with suppress(ProcessLookupError):
+            os.setpgid(pid, pid)
         return pid
     try:
-        os.setsid()
-        for number, suffix in ((1, "out"), (2, "err")):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-            file = os.open(f"{output}.{suffix}", flags)
+        os.setpgid(0, 0)
+        for number, file in enumerate(files, 1):
             os.dup2(file, number)
             os.close(file)
         # A closed one would be given to a pipe of a worker, which closes its
