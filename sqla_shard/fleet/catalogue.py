@@ -30,7 +30,7 @@ from sqla_shard.fleet.replication import replication_of
 _TRIES = 5
 _TABLES = ("BASE TABLE", "SYSTEM VERSIONED")
 #: Databases that are read together.
-_TOGETHER = 256
+_TOGETHER = 64
 #: Engines whose snapshots are consistent.
 _ENGINES = ("InnoDB", "ROCKSDB")
 _SHOWN = 120

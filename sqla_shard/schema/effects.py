@@ -91,7 +91,7 @@ _SELECT = re.compile(r"\bSELECT\b", re.I)
 # The body belongs to the one object that is created.
 _PROGRAM = re.compile(
     r"CREATE\s+(?:AGGREGATE\s+)?(?:DEFINER\s*=\s*\S+\s+)?"
-    r"(?:AGGREGATE\s+)?(?:TRIGGER|PROCEDURE|FUNCTION|EVENT)\b",
+    r"(?:AGGREGATE\s+)?(?:TRIGGER|PROCEDURE|FUNCTION|EVENT|SEQUENCE)\b",
     re.I,
 )
 _MAIN = re.compile(r"[()]|\b(?:SELECT|INSERT|UPDATE|DELETE|REPLACE)\b", re.I)

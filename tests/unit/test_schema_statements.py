@@ -203,6 +203,8 @@ def test_rows_that_a_statement_returns_may_be_read():
         ("CREATE EVENT e ON SCHEDULE EVERY 1 DAY DO DELETE FROM a", True),
         # The object that it replaces may be lost.
         ("CREATE OR REPLACE TRIGGER t BEFORE INSERT ON a", False),
+        ("CREATE SEQUENCE s INCREMENT BY 2", True),
+        ("CREATE OR REPLACE SEQUENCE s INCREMENT BY 2", False),
         ("CALL fill()", False),
         ("DROP FUNCTION f", False),
         ("DELETE FROM a; CREATE TRIGGER t BEFORE INSERT ON a", False),
