@@ -49,7 +49,7 @@ from sqla_shard.merging.elements import Added, divides, same
 from sqla_shard.merging.merge import Computed, Extreme, First, Recipe
 from sqla_shard.merging.values import places_of_quotient, rounded_as
 from sqla_shard.routing.aggregates import is_textual, may_aggregate
-from sqla_shard.routing.clauses import is_column, is_select, walk
+from sqla_shard.routing.clauses import children, is_column, is_select, walk
 from sqla_shard.util import sqlalchemy_private as private
 
 # Servers have different rules for the digits of a quotient, for ``round()``
@@ -289,7 +289,7 @@ class Computations:
             )
         made = replacement_traverse(element, {}, self._replaced)
         for part in walk(made):
-            if is_select(part) or isinstance(part, Over):
+            if isinstance(part, Over) or any(map(is_select, (part, *children(part)))):
                 raise self._refusal(element, "a subquery or window function")
             if is_column(part) and not _is_part(part):
                 raise self._refusal(element, f"{part}, not in GROUP BY,")

@@ -20,13 +20,14 @@ where the subquery has a NULL on another shard.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from sqlalchemy import Table
 from sqlalchemy.engine.default import StrCompileDialect
-from sqlalchemy.sql import operators
+from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.compiler import StrSQLCompiler
 from sqlalchemy.sql.elements import BinaryExpression, BindParameter, Tuple
 from sqlalchemy.sql.functions import FunctionElement
@@ -277,8 +278,7 @@ class Reader:
             self._filter(clause, block, block.level)
         for part in _expressions(block.select):
             self._expression(part, block)
-        if not self._is_merged or len(self.blocks) > 1 + self._counts:
-            self._check_having(block)
+        self._check_having(block)
         problem = check_columns(map(unlabelled, private.raw_columns(block.select)))
         if problem is not None:
             self.problems.append(problem)
@@ -286,17 +286,33 @@ class Reader:
         return block
 
     def _check_having(self, block: Block) -> None:
-        """Refuse fields in the HAVING of a SELECT that is sent unchanged."""
-        for clause in private.having_criteria(block.select):
-            for part in _beside_aggregates(clause):
-                if isinstance(part, BlobValue) and part.column.table in block.sources:
-                    self._refuse(
-                        "HAVING",
-                        f"HAVING {part} in a subquery or UNION: servers know "
-                        "no field there, even if it is in GROUP BY; use "
-                        "func.min(field), which is the same in a group, or "
-                        "WHERE",
-                    )
+        """Refuse fields in HAVING, but for those that the merge replaces."""
+        criteria = private.having_criteria(block.select)
+        if not self._is_merged or len(self.blocks) > 1 + self._counts:
+            for part in _fields(criteria, block.sources):
+                self._refuse(
+                    "HAVING",
+                    f"HAVING {part} in a subquery or UNION: servers know "
+                    "no field there, even if it is in GROUP BY; use "
+                    "func.min(field), which is the same in a group, or "
+                    "WHERE",
+                )
+        inside = [
+            one
+            for clause in criteria
+            for part in visitors.iterate(clause)
+            for one in block.inside.get(id(part), ())
+        ]
+        for one in inside:
+            for part in _fields([one.select], {*block.sources} - {*one.sources}):
+                self._refuse(
+                    "HAVING",
+                    f"HAVING with a subquery that names {part} of the enclosing "
+                    "statement: servers know no field there, even if it is in "
+                    "GROUP BY; compare func.min(field), which is the same in a "
+                    "group, with the subquery, or use WHERE",
+                )
+            inside += chain.from_iterable(one.inside.values())
 
     def keyed(self, keys: Iterable[Any], block: Block) -> bool:
         """Return whether rows that agree in the keys are on one shard."""
@@ -590,6 +606,14 @@ def _assignments(statement: Any) -> Iterator[tuple[Any, Any]]:
                 yield statement.table.c.get(key), value
             else:
                 yield key, value
+
+
+def _fields(clauses: Iterable[Any], sources: Collection[Any]) -> Iterator[BlobValue]:
+    """Yield the fields of tables that are outside of aggregates and SELECTs."""
+    for clause in clauses:
+        for part in _beside_aggregates(clause):
+            if isinstance(part, BlobValue) and part.column.table in sources:
+                yield part
 
 
 def _beside_aggregates(element: Any) -> Iterator[Any]:

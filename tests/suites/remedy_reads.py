@@ -38,6 +38,7 @@ from tests.models.returning import inserted
 
 _TEXT = text(f"SELECT age FROM {SCHEMA}.users").columns(column("age"))
 _WHERE = text(f"age IN (SELECT max(age) FROM {SCHEMA}.users)")
+_OTHER = aliased(User)
 _COUNT = func.count(User.id)
 _BY_AGE = select(User.id).order_by(User.age)
 
@@ -52,6 +53,15 @@ def _with_name(data: Any, condition: Any) -> Any:
     other = aliased(User)
     found = select(other.age).where(other.id == data.users[1])
     return found.where(other.name.in_(names))
+
+
+def _of_one(data: Any, condition: Any) -> Any:
+    made = select(func.count(User.id)).where(User.id == data.users[1])
+    return made.group_by(User.name).having(condition)
+
+
+def _names(data: Any) -> Any:
+    return select(_OTHER.name).where(_OTHER.id == data.users[1])
 
 
 def _without_scatter(session: ShardSession) -> None:
@@ -110,6 +120,16 @@ READS: dict[str, Case] = {
         refused=lambda s, d: s.scalars(_with_name(d, User.name != "x")),
         names=("in a subquery or UNION", "use func.min(field)"),
         remedy=lambda s, d: s.scalars(_with_name(d, func.min(User.name) != "x")).all(),
+        answer=lambda s, d: [1],
+    ),
+    "HAVING with a subquery that names a field": Case(
+        refused=lambda s, d: s.scalars(
+            _of_one(d, _names(d).where(_OTHER.name == User.name).exists())
+        ),
+        names=("with a subquery that names", "compare func.min(field)"),
+        remedy=lambda s, d: s.scalars(
+            _of_one(d, func.min(User.name).in_(_names(d)))
+        ).all(),
         answer=lambda s, d: [1],
     ),
     "DDL": Case(

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Integer, MetaData, select, Table
+from sqlalchemy import Column, func, Integer, MetaData, select, Table
 
 from sqla_shard.engine import scatter
 from sqla_shard.exc import ScatterUnsupportedError
@@ -328,3 +328,13 @@ def test_sort_keys_are_freed_with_their_column() -> None:
     del table, statement, first, second, hidden, again
     gc.collect()
     assert column() is None
+
+
+def test_a_subquery_is_not_computed_without_the_rows_of_its_shard() -> None:
+    table = Table("t", MetaData(), Column("a", Integer), Column("b", Integer))
+    other = table.alias()
+    alike = select(func.avg(other.c.b)).where(other.c.a == table.c.a)
+    groups = select(table.c.a).group_by(table.c.a)
+    for condition in (func.max(table.c.b) > alike.scalar_subquery(), alike.exists()):
+        with pytest.raises(ScatterUnsupportedError, match="a subquery or window"):
+            plan(groups.having(condition), {}, Spread())
