@@ -1,7 +1,7 @@
 """Types that read and write values of columns as the server has them.
 
 Drivers and SQLAlchemy's types change some: a TIME beyond a day or below zero
-becomes a time of day, a FLOAT loses digits, a DOUBLE or DECIMAL is rounded by
+becomes a time of day, a FLOAT or VECTOR loses digits, a DOUBLE or DECIMAL is rounded by
 ``asdecimal``, an invalid date becomes NULL with some drivers, and NULL of a
 JSON column is written as the JSON value ``null``.  Who compares what was read
 so on two sides sees the same on both, and finds no difference.
@@ -189,6 +189,30 @@ class _JSONValue(_JSONText):
         return process
 
 
+class _Hex(_Exact):
+    """The bytes of a VECTOR, which as text has fewer digits."""
+
+    cache_ok = True
+
+    def column_expression(self, colexpr: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Return what a SELECT reads."""
+        return func.hex(colexpr)
+
+    def bind_expression(self, bindvalue: Any) -> ColumnElement[Any]:
+        """Return what an INSERT writes."""
+        return func.unhex(bindvalue)
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        """Return a function that decodes what some drivers return."""
+        return _decoded
+
+
+def is_vector(type_: TypeEngine[Any]) -> bool:
+    """Return whether a type of the application is VECTOR."""
+    shown: Any = getattr(type_, "get_col_spec", str)
+    return isinstance(type_, UserDefinedType) and shown().upper().startswith("VECTOR")
+
+
 def _decoded(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
@@ -215,6 +239,8 @@ def exact(type_: TypeEngine[Any], *, is_raw: bool) -> TypeEngine[Any]:
         return _Moment(type_, date.fromisoformat)
     if isinstance(type_, JSON):
         return (_JSONText if is_raw else _JSONValue)(type_)
+    if is_raw and is_vector(type_):
+        return _Hex(type_)
     if isinstance(type_, Float):
         return _Digits(type_, is_raw=is_raw)
     if is_raw and isinstance(type_, Numeric) and not type_.asdecimal:
@@ -262,6 +288,8 @@ def unfit(
             "only without NO_ZERO_DATE and NO_ZERO_IN_DATE in sql_mode"
         )
         return reason, or_(*(part(column) == 0 for part in parts))
+    if not is_raw and is_vector(type_):
+        return "a VECTOR, which only a column of the same type has", column.is_not(None)
     if isinstance(type_, Enum) and "" not in type_.enums:
         reason = "the error value '' of ENUM, which strict mode refuses"
         return reason, column == literal_column("''")

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import case, Connection, func, inspect, select, Table
 
 from sqla_shard.dialects import backend_for
-from sqla_shard.dialects.exact import unfit
+from sqla_shard.dialects.exact import is_vector, unfit
 from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.declaration import Lookup, MappingTable, Reference
 from sqla_shard.migrate.move import Move
@@ -148,6 +148,13 @@ def _problems_of_rows(move: Move, one: MovedRows) -> Iterator[str]:
         and not given.converts(name)
         and (found := unfit(column, dialect.name, is_raw=name in given.raw))
     }
+    for name, column in given.raw.items():
+        if is_vector(column.type) and not column.nullable:
+            yield (
+                f"{one.name}.{name}: a VECTOR is written after the rest of its "
+                f"row; let {column.table.name}.{column.name} of the shards be "
+                "NULL until the move has ended"
+            )
     with snapshot(move.engine) as connection:
         triggers = backend.triggers(connection, one.table.name)
         counts: Sequence[Any] = ()

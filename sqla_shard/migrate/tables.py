@@ -32,7 +32,7 @@ from sqlalchemy import (
 )
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.dialects.exact import exact_table
+from sqla_shard.dialects.exact import exact_table, is_vector
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import DeclarationError
@@ -176,7 +176,8 @@ class MovedTable(MovedRows):
     :ivar lookups: lookup classes by the name of the attribute with the key.
     :ivar raw: columns on the shards, with types that change no value, by name
         of the attribute; where the mapped type may change one.
-    :ivar texts: those of ``raw`` that have JSON.
+    :ivar texts: those of ``raw`` that have JSON or vectors.
+    :ivar vectors: names of those that have vectors.
     :ivar computed: attributes that the servers of the shards compute.
     """
 
@@ -215,9 +216,15 @@ class MovedTable(MovedRows):
             attribute: there.c[column.name]
             for name, column in raw.items()
             if (attribute := self._conversion.attribute_of(name))
-            and isinstance(column.type, JSON)
+            and (isinstance(column.type, JSON) or is_vector(column.type))
             and column.computed is None
         }
+        self.vectors = frozenset(
+            attribute
+            for name, column in raw.items()
+            if (attribute := self._conversion.attribute_of(name))
+            and is_vector(column.type)
+        )
         self.computed = frozenset(
             attribute
             for name, column in raw.items()
@@ -480,21 +487,23 @@ class ShardObjects(ShardPart):
 
     def _mapped(self, row: Row) -> Row:
         """Return the values that the class can write itself."""
-        computed, texts = self._one.computed, self._one.texts
-        if not computed and not texts:
+        one = self._one
+        if not one.computed and not one.texts and not one.vectors:
             return row
         return {
-            name: _parsed(value) if name in texts else value
+            name: _parsed(value) if name in one.texts else value
             for name, value in row.items()
-            if name not in computed
+            # The type of the class takes other values than hexadecimal digits.
+            if name not in one.computed and name not in one.vectors
         }
 
     def _write_texts(
         self, connection: Connection, rows: Mapping[Key, Row | None]
     ) -> None:
-        """Write JSON as the database has it.
+        """Write JSON and vectors as the database has them.
 
-        The class writes NULL as a JSON null, and other spaces.
+        The class writes NULL as a JSON null, and other spaces; and a vector
+        as its own type reads it.
         """
         texts = self._one.texts
         written = [(key, row) for key, row in rows.items() if row is not None]

@@ -18,8 +18,10 @@ from sqlalchemy import (
     Table,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped
+from sqlalchemy.types import UserDefinedType
 
 from sqla_shard import blob_field, ObjectMixin, pack
+from sqla_shard.dialects.exact import unfit
 from sqla_shard.exc import DeclarationError
 from sqla_shard.migrate import Declaration, Owned, Owner
 from sqla_shard.migrate.future import Future
@@ -179,3 +181,17 @@ MOMENT = datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC)
 def test_values_are_compared_by_their_types(one, other, same):
     assert is_same(one, other) is same
     assert is_same(other, one) is same
+
+
+class _Vector(UserDefinedType):
+    cache_ok = True
+
+    def get_col_spec(self, **kw):
+        return "VECTOR(3)"
+
+
+def test_a_vector_fits_a_column_of_its_type_only():
+    column = Column("embedding", _Vector())
+    assert unfit(column, "mysql", is_raw=True) is None
+    reason, _ = unfit(column, "mysql", is_raw=False)
+    assert reason.startswith("a VECTOR")
