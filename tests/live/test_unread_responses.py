@@ -8,17 +8,20 @@ would get the response that was left.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import func, literal, select, String, update
-from sqlalchemy.exc import StatementError
+from sqlalchemy import func, literal, make_url, select, String, update
+from sqlalchemy.exc import OperationalError, StatementError
+from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqla_shard import Cluster, ObjectMixin
+from sqla_shard.dialects.mysql import MySQL
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.testing.server_fleet import ServerFleet
 
@@ -182,6 +185,60 @@ def test_a_transaction_does_not_get_the_error_of_an_earlier_rollback(
         with connection.begin():
             assert connection.scalar(select(literal("other"))) == "other"
             assert connection.scalar(select(func.connection_id())) != number
+
+
+def test_a_response_that_drips_ends(fleet: ServerFleet[Any]) -> None:
+    """With asyncmy, whose own limit begins again with each byte."""
+    pytest.importorskip("asyncmy")
+    url = make_url(fleet.servers[0].url)
+
+    async def main() -> None:
+        drips, ended = asyncio.Event(), asyncio.Event()
+
+        async def pump(reader: Any, writer: Any, *, can_drip: bool) -> None:
+            while data := await reader.read(65536):
+                parts = [bytes([byte]) for byte in data]
+                for part in parts if can_drip and drips.is_set() else [data]:
+                    writer.write(part)
+                    await writer.drain()
+                    if part is not data:
+                        await asyncio.sleep(0.1)
+            writer.close()
+
+        async def serve(reader: Any, writer: Any) -> None:
+            up = await asyncio.open_connection(url.host, url.port)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(pump(reader, up[1], can_drip=False))
+                    group.create_task(pump(up[0], writer, can_drip=True))
+            except* ConnectionError:
+                pass  # the driver has closed the connection
+            for one in (writer, up[1]):
+                one.close()
+                with contextlib.suppress(ConnectionError):
+                    await one.wait_closed()
+            ended.set()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        limits = {"read_timeout": 1, "ssl_disabled": True}
+        engine = MySQL("asyncmy", asynchronous=True).open(
+            url.set(drivername="mysql+asyncmy", host=host, port=port),
+            {"connect_args": limits},
+        )
+        async with AsyncEngine(engine).connect() as connection:
+            assert await connection.scalar(select(literal("whole"))) == "whole"
+            drips.set()
+            async with asyncio.timeout(8):
+                with pytest.raises(OperationalError, match="read timeout"):
+                    await connection.scalar(select(literal("x" * 200)))
+            assert connection.invalidated
+        engine.dispose()
+        server.close()
+        async with asyncio.timeout(8):
+            await ended.wait()
+
+    asyncio.run(main())
 
 
 class Suspending:

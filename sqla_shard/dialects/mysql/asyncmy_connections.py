@@ -8,6 +8,7 @@ They differ from those of the driver:
 * ``connect_timeout`` includes the handshake: a server that hangs accepts
   connections, and the wait for its greeting would not end;
 * ``ssl_disabled`` is supported;
+* ``read_timeout`` ends a response whose packets arrive a few bytes at a time;
 * a connection whose response was not read, because an exception such as that
   of the handler of a signal has ended the call, is closed, as asyncmy does
   after a cancellation;
@@ -31,6 +32,9 @@ from typing import Any
 from sqla_shard.dialects.mysql.driver import refuse_clear_passwords
 
 _CANNOT_CONNECT = 2003
+_LOST = 2013
+#: Bytes of a large packet that ``read_timeout`` is for.
+_PART = 32 * 1024
 #: Seconds for the end of TLS.
 _FAREWELL = 1.0
 #: CLIENT_SSL: the bit of TLS in the capabilities of a server and a client.
@@ -48,7 +52,7 @@ def open_connection(dialect: Any, record: Any, cargs: Any, cparams: Any) -> Any:
         return dialect.connect(*cargs, **cparams)
     # The package itself has a function of this name.
     module = import_module(f"{dbapi.asyncmy.__name__}.connection")
-    made = _class_of(module.Connection, dbapi.Error, tries_tls=not disabled)
+    made = _class_of(module.Connection, dbapi, tries_tls=not disabled)
 
     async def connect(*args: Any, **kwargs: Any) -> Any:
         limit = kwargs["connect_timeout"]
@@ -65,11 +69,8 @@ def open_connection(dialect: Any, record: Any, cargs: Any, cparams: Any) -> Any:
 
 
 @cache
-def _class_of(base: Any, errors: Any, *, tries_tls: bool) -> Any:
-    """Return a class of connections.
-
-    :param errors: the class of the driver's errors.
-    """
+def _class_of(base: Any, dbapi: Any, *, tries_tls: bool) -> Any:
+    """Return a class of connections."""
 
     class Connection(base):  # type: ignore[misc]  # asyncmy's
         is_torn = False
@@ -78,7 +79,16 @@ def _class_of(base: Any, errors: Any, *, tries_tls: bool) -> Any:
             await self._unless_torn(super()._execute_command(command, sql))
 
         async def _fill_buffer(self, need: int) -> None:
-            await self._unless_torn(super()._fill_buffer(need))
+            # The driver's own limit begins again with each byte.
+            limit = getattr(self, "_read_timeout", None)
+            try:
+                for enough in (*range(_PART, need, _PART), need):
+                    async with asyncio.timeout(limit):
+                        await self._unless_torn(super()._fill_buffer(enough))
+            except TimeoutError as error:
+                raise dbapi.OperationalError(
+                    _LOST, "Lost connection to MySQL server during query (read timeout)"
+                ) from error
 
         async def _read_query_result(self, unbuffered: bool = False) -> None:
             await self._unless_torn(super()._read_query_result(unbuffered))
@@ -87,7 +97,7 @@ def _class_of(base: Any, errors: Any, *, tries_tls: bool) -> Any:
             """Await a part of a command; close the connection if it is cut."""
             try:
                 await call
-            except errors:
+            except dbapi.Error:
                 raise
             except BaseException:
                 # The next statement would read the response.
