@@ -41,7 +41,7 @@ LAYERS = {
     "schema": "alembic rich sqlalchemy",
     "verify": "sqlalchemy",
     "blobs": "sqlalchemy",
-    "jobs": "sqlalchemy",
+    "jobs": "redis sqlalchemy",
     "contrib": "redis sqlalchemy",
     "fleet": "fsspec kazoo sqlalchemy",
     "metrics": "prometheus_client sqlalchemy",

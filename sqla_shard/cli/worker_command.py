@@ -25,6 +25,7 @@ from sqla_shard.cli.service_loop import LineFormatter, once_option
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs.claims import LEASE
+from sqla_shard.jobs.hints import share_hints
 from sqla_shard.jobs.running import JobLogFilter
 from sqla_shard.jobs.worker import RunReport, Worker
 from sqla_shard.util.processes import ending
@@ -92,6 +93,11 @@ def _unused(
     help='Also do what "sqla-shard repair" and "sqla-shard cache repair" do.',
 )
 @click.option(
+    "--hints",
+    metavar="URL",
+    help="Redis server through which programs tell of new jobs.",
+)
+@click.option(
     "--stop-timeout",
     metavar="S",
     default=_STOP_TIMEOUT,
@@ -117,6 +123,7 @@ def worker_command(
     cache: str | None,
     lease: float,
     deliver: bool,
+    hints: str | None,
     stop_timeout: float,
     ready_file: Path | None,
     once: bool,
@@ -152,6 +159,11 @@ def worker_command(
             )
         except JobOptionError as error:
             raise click.BadParameter(str(error), param_hint="--queues") from error
+        if hints is not None:
+            try:
+                share_hints(cluster, hints)
+            except JobOptionError as error:
+                raise click.BadParameter(str(error), param_hint="--hints") from error
         with _logging(), _stopped_by_signals(worker, stop_timeout):
             try:
                 report = worker.run(

@@ -186,6 +186,11 @@ class Loops:
         return self._known
 
     @property
+    def synchronous(self) -> AnyCluster:
+        """The cluster of synchronous sessions."""
+        return self._cluster
+
+    @property
     def placement(self) -> PlacementPolicy:
         """The policy for new roots."""
         return self._cluster.placement

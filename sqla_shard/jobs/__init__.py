@@ -24,6 +24,7 @@ writes the shard of its job is acknowledged by the same transaction.
 ``runners``    the threads, and the event loop, of a worker
 ``handling``   transactions of a worker: outcomes go, new jobs come
 ``schedule``   where a worker claims next, and when it looks for work again
+``hints``      workers hear of jobs after COMMIT
 ``worker``     the loop of a worker
 ``delivery``   what transactions have left, beside the jobs
 ``job_events``  events for listeners, such as OpenTelemetry
@@ -38,6 +39,7 @@ from __future__ import annotations
 from sqla_shard.jobs.claims import ClaimedJob, JobState
 from sqla_shard.jobs.crontab import Crontab
 from sqla_shard.jobs.enqueue import EnqueuedJob
+from sqla_shard.jobs.hints import share_hints
 from sqla_shard.jobs.job_events import JobReport
 from sqla_shard.jobs.queue_counts import count_queues, QueueCount
 from sqla_shard.jobs.queue_limits import limits, pause, QueueLimit, resume, set_limit
@@ -93,6 +95,7 @@ __all__ = [
     "retry_failed",
     "retry_jobs",
     "set_limit",
+    "share_hints",
     "stored_job",
     "task",
 ]

@@ -30,6 +30,8 @@ from sqla_shard.outbox.tables import JOB_INDEX, JOBS, TOKEN_BYTES
 from sqla_shard.session import ShardSession
 from sqla_shard.util.json_values import parsed_json
 
+#: The priorities of jobs: 1 is the most urgent.
+PRIORITIES = (1, 2, 3)
 #: Seconds until a claim expires.
 LEASE = 60.0
 

@@ -19,7 +19,9 @@ from sqlalchemy import BigInteger, bindparam, delete, insert, select
 from sqla_shard.dialects.sql import InsertCounting, ServerTime
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import JobArgumentError, JobOptionError
-from sqla_shard.jobs.claims import PENDING
+from sqla_shard.jobs.claims import JobState, PENDING, PRIORITIES
+from sqla_shard.jobs.hints import hints_of, tell_after_commit
+from sqla_shard.jobs.survey import DueGroup
 from sqla_shard.outbox.apply import microseconds
 from sqla_shard.outbox.tables import JOB_KEYS, JOBS, LONGEST_QUEUE, LONGEST_UNIQUE_KEY
 from sqla_shard.session import ShardSession
@@ -27,8 +29,6 @@ from sqla_shard.session.placement import root_shard
 from sqla_shard.util import sqlalchemy_private as private
 from sqla_shard.util.json_values import compact_json
 
-#: The priorities of jobs: 1 is the most urgent.
-PRIORITIES = (1, 2, 3)
 #: Maximum bytes of the arguments, or of a checkpoint, as JSON.
 _LONGEST = 1_000_000
 _MOST_ATTEMPTS = 10_000
@@ -255,6 +255,8 @@ def insert_job(
     _refuse_autocommit(session, place)
     result: Any = session.execute(_statement(due), row, bind_arguments=at)
     local_id: int = result.inserted_primary_key[0]
+    if due == "now":
+        _hint(session, place, options)
     if key is None:
         return _address(place, local_id)
     holder = take_key(session, at, key, local_id)
@@ -317,7 +319,22 @@ def insert_jobs(
         for arguments in calls
     ]
     session.execute(insert(JOBS), rows, bind_arguments=at)
+    if not after:
+        _hint(session, place, options)
     return len(rows)
+
+
+def _hint(session: ShardSession, place: Place, options: JobOptions) -> None:
+    """Let workers hear of a due job after COMMIT."""
+    if hints_of(session.cluster).is_used:
+        group = DueGroup(
+            keyspace=place.keyspace,
+            shard_id=place.shard_id,
+            state=JobState.PENDING,
+            queue=options.queue,
+            priority=options.priority,
+        )
+        session.log.after_commit(tell_after_commit, group)
 
 
 def _row(

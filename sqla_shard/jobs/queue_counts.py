@@ -18,8 +18,16 @@ from sqlalchemy import BigInteger, bindparam, func, literal, select, type_coerce
 from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import complete, UnreadServer
-from sqla_shard.jobs.claims import DONE, FAILED, JobState, PENDING, RUNNING, using_index
-from sqla_shard.jobs.enqueue import check_queue, PRIORITIES
+from sqla_shard.jobs.claims import (
+    DONE,
+    FAILED,
+    JobState,
+    PENDING,
+    PRIORITIES,
+    RUNNING,
+    using_index,
+)
+from sqla_shard.jobs.enqueue import check_queue
 from sqla_shard.jobs.tasks import task_names
 from sqla_shard.outbox.scan import scan
 from sqla_shard.outbox.tables import JOBS

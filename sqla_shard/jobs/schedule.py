@@ -53,6 +53,19 @@ class Schedule:
         self._pause = _FIRST_PAUSE
         self._next_survey = 0.0
 
+    def look_now(self) -> None:
+        """Look for work now, also while there is some."""
+        self.reset()
+        self._next_look = 0.0
+
+    def add(self, groups: Iterable[DueGroup]) -> None:
+        """Take over groups that are said to have a due job."""
+        for group in groups:
+            its = self._groups.setdefault(group.address, [])
+            if group not in its:
+                its.append(group)
+                self.is_empty = False
+
     @property
     def has_work(self) -> bool:
         """Whether any shard is known to have work."""

@@ -21,8 +21,7 @@ from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import UnreadServer
 from sqla_shard.exc import NoHealthyShardsError
-from sqla_shard.jobs.claims import JobState
-from sqla_shard.jobs.enqueue import PRIORITIES
+from sqla_shard.jobs.claims import JobState, PRIORITIES
 from sqla_shard.jobs.health import HealthWindows, windows_of
 from sqla_shard.outbox.scan import Read, scan
 from sqla_shard.outbox.tables import JOBS

@@ -16,7 +16,7 @@ import logging
 import queue
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -34,13 +34,14 @@ from sqla_shard.jobs.delivery import deliver
 from sqla_shard.jobs.enqueue import check_queue
 from sqla_shard.jobs.handling import check_binary_logs, Exchanges
 from sqla_shard.jobs.heartbeat import Heartbeat
+from sqla_shard.jobs.hints import hints_of
 from sqla_shard.jobs.job_events import report_lost_claims
 from sqla_shard.jobs.periodic import ensure_periodic
 from sqla_shard.jobs.queue_limits import LimitedQueues
 from sqla_shard.jobs.runners import Repeating, Runners
 from sqla_shard.jobs.running import Ending, Outcome, RunningJob
 from sqla_shard.jobs.schedule import Schedule
-from sqla_shard.jobs.survey import due_jobs
+from sqla_shard.jobs.survey import due_jobs, DueGroup
 from sqla_shard.outbox.apply import Address
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ _LONGEST_WAIT = 1.0
 _CLEANUP = 30.0
 #: Seconds between two passes of delivery.
 _DELIVERY = 5.0
+#: Hints that wait for a busy worker, which looks for jobs without them, too.
+_MOST_HEARD = 1000
 _MOST_THREADS = 1000
 _LONGEST_LEASE = 86400
 
@@ -171,6 +174,11 @@ class Worker:
             queue.SimpleQueue()
         )
         self._held: set[RunningJob] = set()
+        #: Groups that are said to have a due job; None to look for all.
+        self._heard: queue.SimpleQueue[Collection[DueGroup] | None] = (
+            queue.SimpleQueue()
+        )
+        self._is_told = False
         self._seconds = 0.0  # of a job, on average
         self._exchanges = Exchanges(cluster, self._lease)
         self._runners = Runners(cluster, concurrency, self._ended)
@@ -195,6 +203,23 @@ class Worker:
         """
         self._stops_at = monotonic() + (inf if timeout is None else timeout)
         self._finished.put(None)
+
+    def wake(self) -> None:
+        """Look for jobs now, not after the pause of an idle worker.
+
+        After COMMIT workers of the process, and with
+        :func:`~sqla_shard.jobs.share_hints` those of others, are told of jobs;
+        this is for others, such as rows that SQL has inserted.  It can be
+        called by any thread, and by a signal handler.
+        """
+        self._hear(None)
+
+    def _hear(self, groups: Collection[DueGroup] | None) -> None:
+        if groups is None or self._heard.qsize() < _MOST_HEARD:
+            self._heard.put(groups)
+        if not self._is_told:
+            self._is_told = True
+            self._finished.put(None)
 
     def run(
         self,
@@ -223,6 +248,7 @@ class Worker:
             self._deliver()
             delivery = Repeating("delivery", self._deliver, _DELIVERY, self._fail)
         with (
+            hints_of(self._cluster).listening(self._hear),
             delivery,
             Repeating(
                 "cleanup",
@@ -272,6 +298,7 @@ class Worker:
             for running in self._runners.take_back():
                 self._give_back(running)
         elif (free := self._room()) > 0:
+            self._take_hints()
             if self._schedule.is_survey_due():
                 self._survey()
             address = self._schedule.next_shard()
@@ -375,6 +402,28 @@ class Worker:
             self._give_back(running)
         self._runners.close()
         self._write_all()
+
+    def _take_hints(self) -> None:
+        """Take over what was heard since the last round."""
+        self._is_told = False
+        found: set[DueGroup] = set()
+        while not self._heard.empty():
+            groups = self._heard.get()
+            if groups is None:
+                self._schedule.look_now()
+            else:
+                found.update(one for one in groups if one.queue in self._queues)
+        if found:
+            topology, queues = self._cluster.topology, self._limits.open_queues()
+            self._schedule.add(
+                one
+                for one in found
+                if one.queue in queues
+                # Of another cluster, or of another epoch of this one.
+                and (space := topology.keyspaces.get(one.keyspace)) is not None
+                and space.kind == "objects"
+                and 0 <= one.shard_id < space.shards
+            )
 
     # -- Transactions.
 

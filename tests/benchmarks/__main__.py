@@ -60,6 +60,7 @@ PARTS = {
     "operations": operations.run,
     "jobs": jobs.run,
     "queues": job_queues.run,
+    "waits": job_queues.latency,
     "schema": schema.run,
     "capacity": capacity.run,
     "compare": fleet_compare.run,

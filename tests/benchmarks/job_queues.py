@@ -29,7 +29,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 from sqla_shard import Cluster
-from sqla_shard.jobs import Worker
+from sqla_shard.jobs import share_hints, Worker
 from sqla_shard.testing import RedisServer
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.benchmarks.job_tasks import late, noop, STARTS
@@ -38,6 +38,7 @@ from tests.models.job_models import Base
 
 _JOBS = 4000
 _PROCESSES = 2
+_LATE = 60
 _SECONDS = 120.0
 _HERE = Path(__file__).parent
 #: The list with the jobs, and the arguments of a worker.
@@ -76,7 +77,7 @@ def run() -> None:
     else:
         for name in _QUEUES:
             _theirs(str(Path(python).absolute()), name)
-    _latency()
+    latency()
     _idle()
 
 
@@ -185,30 +186,47 @@ def _unfinished(fleet: ServerFleet[Any]) -> int:
     return count
 
 
-def _latency() -> None:
-    """Print the time from COMMIT to the start of the task."""
-    with (
-        new_fleet(servers=1, shards=4, fast=True) as fleet,
-        Cluster.from_topology(
-            fleet.topology_mapping(), environ=fleet.environ
-        ) as cluster,
-    ):
-        cluster.create_all(Base.metadata)
-        worker = Worker(cluster, ["bench"], concurrency=1)
-        thread = threading.Thread(target=worker.run)
-        thread.start()
-        waits = []
-        for number in range(20):
-            time.sleep(0.3 + 0.09 * number)
-            late.enqueue_now(cluster)
-            committed = perf_counter()
-            waits.append(STARTS.get(timeout=_SECONDS) - committed)
-        worker.stop()
-        thread.join()
-    median = statistics.median(waits)
+def latency() -> None:
+    """Print the times from COMMIT to the start of a task, of an idle worker."""
+    with new_fleet(servers=1, shards=4, fast=True) as fleet, RedisServer() as redis:
+        document = fleet.topology_mapping()
+        url = f"redis://{redis.host}:{redis.port}/0"
+        with (
+            Cluster.from_topology(document, environ=fleet.environ) as working,
+            Cluster.from_topology(document, environ=fleet.environ) as enqueuing,
+        ):
+            working.create_all(Base.metadata)
+            _waits("without a hint", working, enqueuing)
+            _waits("hint in its process", working, working)
+            for cluster in (working, enqueuing):
+                share_hints(cluster, url)
+            _waits("hint through Redis", working, enqueuing)
+            for cluster in (working, enqueuing):
+                share_hints(cluster, None)
+
+
+def _waits(what: str, working: Cluster, enqueuing: Cluster) -> None:
+    """Print how long jobs wait.
+
+    :param working: the cluster of the worker.
+    :param enqueuing: that of the program that enqueues.
+    """
+    worker = Worker(working, ["bench"], concurrency=1)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    waits = []
+    for number in range(_LATE):
+        # At all times between two looks.
+        time.sleep(0.3 + 0.7 * number / _LATE)
+        late.enqueue_now(enqueuing)
+        committed = perf_counter()
+        waits.append(STARTS.get(timeout=_SECONDS) - committed)
+    worker.stop()
+    thread.join()
+    cuts = statistics.quantiles(waits, n=100)
     print(
-        f"from COMMIT to start, an idle worker: median {median * 1e3:,.0f} ms"
-        f", most {max(waits) * 1e3:,.0f} ms"
+        f"from COMMIT to start, {title()}, {what}: p50 {cuts[49] * 1e3:,.1f} ms, "
+        f"p99 {cuts[98] * 1e3:,.1f} ms of {_LATE}"
     )
 
 

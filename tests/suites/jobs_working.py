@@ -15,6 +15,7 @@ import time
 from collections import Counter as Counts
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from itertools import count
@@ -47,6 +48,7 @@ from sqla_shard.jobs import (
     Worker,
     worker as workers,
 )
+from sqla_shard.jobs.hints import _unpacked, hints_of
 from sqla_shard.jobs.periodic import ensure_periodic
 from sqla_shard.outbox.tables import JOBS, QUEUES
 from sqla_shard.session import ShardSession
@@ -639,6 +641,102 @@ class Strangers(Suite):
         assert (report.succeeded, report.failed) == (1, 1)
         errors = {row.error for row in rows(cluster)}
         assert "the server has refused the text of the error" in errors
+
+
+class Hints(Suite):
+    """Idle workers hear of a job when its transaction has committed."""
+
+    @pytest.fixture(autouse=True)
+    def _idle(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # A worker that hears nothing looks at once, and then after an hour.
+        monkeypatch.setattr(schedule, "_FIRST_PAUSE", 3600.0)
+        monkeypatch.setattr(schedule, "_LONGEST_PAUSE", 7200.0)
+
+    @contextmanager
+    def idle(self, cluster: Cluster) -> Iterator[Worker]:
+        worker = Worker(cluster, queues=["adding"], lease=86400)
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        try:
+            assert wait_until(
+                lambda: worker._schedule.until_survey() > 60, seconds=WAIT
+            )
+            yield worker
+        finally:
+            worker.stop()
+            thread.join(WAIT)
+            assert not thread.is_alive()
+
+    @pytest.mark.parametrize("how", ["one", "many", "async"])
+    def test_at_once_in_its_process(self, cluster, near, how):
+        async def enqueue() -> None:
+            async with cluster.async_begin() as session:
+                await session.run_sync(add.enqueue, near, near=near)
+
+        with self.idle(cluster):
+            if how == "one":
+                add.enqueue_now(cluster, near, near=near)
+            elif how == "many":
+                with cluster.begin() as session:
+                    add.enqueue_many(session, [{"counter_id": near}], near=near)
+            else:
+                asyncio.run(enqueue())
+            assert wait_until(lambda: counters(cluster, [near]) == [1], seconds=WAIT)
+
+    def test_wake(self, cluster, near):
+        job = add.enqueue_now(cluster, near, near=near, run_after=3600)
+        with self.idle(cluster) as worker:
+            expire(cluster, job)
+            worker.wake()
+            assert wait_until(lambda: counters(cluster, [near]) == [1], seconds=WAIT)
+
+    def test_a_queue_that_is_paused(self, cluster, near):
+        on_shard(cluster, 0, delete(QUEUES))
+        jobs.pause(cluster, "adding")
+        try:
+            with self.idle(cluster) as worker:
+                add.enqueue_now(cluster, near, near=near)
+                worker.wake()
+                assert wait_until(lambda: worker._heard.empty(), seconds=WAIT)
+            assert counters(cluster, [near]) == [0]
+        finally:
+            on_shard(cluster, 0, delete(QUEUES))
+
+    def test_what_is_said(self, cluster, near):
+        heard: list[Any] = []
+        with hints_of(cluster).listening(heard.append):
+            with cluster.session() as session:
+                add.enqueue(session, near, near=near)
+                session.rollback()
+            with cluster.begin() as session:
+                add.enqueue(session, near, near=near, run_after=5)
+                add.enqueue_many(
+                    session, [{"counter_id": near}], near=near, run_after=5
+                )
+            assert heard == []
+            with cluster.begin() as session:
+                for _ in range(3):
+                    add.enqueue(session, near, near=near, priority=1)
+                assert heard == []
+        ((group,),) = heard
+        assert (group.address, group.priority) == (("objects", 1), 1)
+        add.enqueue_now(cluster, near, near=near)
+        assert len(heard) == 1
+
+    def test_what_others_say(self, cluster, near):
+        """A channel may have messages of another cluster, or of anybody."""
+        with self.idle(cluster) as worker:
+            for data in (
+                *(b"", b"[" * 50_000, b"\xff", b"7", b"[7]", b'[["objects", 1]]'),
+                b'[["objects", "1", "adding", 2], ["objects", true, "adding", 2]]',
+                b'[["none", 1, "adding", 2], ["objects", 99999, "adding", 2]]',
+                b'[["objects", -1, "adding", 2], ["main", 0, "adding", 2]]',
+                b'[["objects", 1, "other", 2], ["objects", 1, "adding", 77]]',
+            ):
+                hints_of(cluster).hear(_unpacked(data))
+            add.enqueue_now(cluster, near, near=near)
+            assert wait_until(lambda: counters(cluster, [near]) == [1], seconds=WAIT)
+            assert worker._schedule.until_survey() > 60
 
 
 class Limits(Suite):

@@ -1,0 +1,273 @@
+"""Hints: workers hear of a job as soon as its transaction has committed.
+
+A hint names a shard, a queue and a priority.  After COMMIT it goes to the
+workers of the process at once, and to those of others through a channel of a
+Redis server, if :func:`share_hints` has named one, from a thread: COMMIT does
+not wait for it.  A hint may be lost, or come for nothing; workers also look for
+jobs without it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from sqla_shard.cluster.event_loops import Loops
+from sqla_shard.exc import JobOptionError, MissingExtraError
+from sqla_shard.jobs.claims import JobState
+from sqla_shard.jobs.survey import DueGroup
+from sqla_shard.util.json_values import parsed_json
+from sqla_shard.util.processes import in_children
+
+if TYPE_CHECKING:
+    from sqla_shard import Cluster
+    from sqla_shard.session.session import AnyCluster
+
+_log = logging.getLogger(__name__)
+
+#: Called with groups that have a due job, by any thread.
+Hear = Callable[[Collection[DueGroup]], None]
+#: Seconds to wait for a response of Redis.
+_TIMEOUT = 1.0
+#: Seconds between two messages of a process, in which hints are gathered.
+_PAUSE = 0.005
+#: Seconds between two looks whether a worker still listens.
+_LOOK = 0.5
+#: Hints that wait while Redis does not respond; others are dropped.
+_MOST_WAITING = 1000
+
+
+def share_hints(
+    cluster: Cluster, url: str | None, *, channel: str = "sqla_shard:jobs"
+) -> None:
+    """Send hints to the workers of other processes, through Redis.
+
+    Call it in the programs that enqueue jobs, and in those of the workers::
+
+        share_hints(cluster, "redis://cache1:6379/0")
+
+    The user of the URL needs ``PUBLISH`` and ``SUBSCRIBE``.
+
+    :param url: URL of a Redis server; None sends no more.
+    :param channel: name of the channel; the same for all processes, and another
+        one for another cluster.
+    :raises JobOptionError: if the URL is not valid.
+    :raises MissingExtraError: if the package redis is not installed.
+    """
+    hints = hints_of(cluster)
+    former, hints.channel = hints.channel, None
+    if former is not None:
+        former.close()
+    if url is not None:
+        hints.channel = _Channel(url, channel, hints.hear)
+
+
+class Hints:
+    """The hints of a cluster in this process."""
+
+    def __init__(self) -> None:
+        self.channel: _Channel | None = None
+        self._listeners: tuple[Hear, ...] = ()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anybody hears a hint."""
+        return bool(self._listeners) or self.channel is not None
+
+    def hear(self, groups: Collection[DueGroup]) -> None:
+        """Tell the workers of this process."""
+        for listener in self._listeners:
+            listener(groups)
+
+    def tell(self, groups: Collection[DueGroup]) -> None:
+        """Tell all workers; this neither waits nor fails."""
+        self.hear(groups)
+        if self.channel is not None:
+            self.channel.send(groups)
+
+    @contextmanager
+    def listening(self, hear: Hear) -> Iterator[None]:
+        """Return a context manager in which a worker hears hints."""
+        self._listeners = (*self._listeners, hear)
+        channel = self.channel
+        try:
+            if channel is not None:
+                channel.listen()
+            yield
+        finally:
+            self._listeners = tuple(one for one in self._listeners if one != hear)
+            if channel is not None and not self._listeners:
+                channel.stop_listening()
+
+
+_lock = threading.Lock()
+_known: WeakKeyDictionary[AnyCluster, Hints] = WeakKeyDictionary()
+
+
+def hints_of(cluster: AnyCluster) -> Hints:
+    """Return the hints of a cluster in this process."""
+    if isinstance(cluster, Loops):
+        cluster = cluster.synchronous
+    with _lock:
+        return _known.setdefault(cluster, Hints())
+
+
+def tell_after_commit(session: Any, groups: Collection[DueGroup], _: bool) -> None:
+    """Tell all workers of jobs that a transaction has enqueued."""
+    hints_of(session.cluster).tell(frozenset(groups))
+
+
+class _Channel:
+    """A channel of Redis, with a thread that sends, and one that listens."""
+
+    def __init__(self, url: str, name: str, hear: Hear) -> None:
+        try:
+            import redis
+        except ImportError as error:
+            raise MissingExtraError(
+                package="redis", extra="redis", reason=str(error)
+            ) from None
+        self._error = redis.RedisError
+        self._name = name
+        self._hear = hear
+        try:
+            self._client = redis.Redis.from_url(
+                url,
+                socket_timeout=_TIMEOUT,
+                socket_connect_timeout=_TIMEOUT,
+                health_check_interval=10,
+            )
+        except ValueError as error:
+            raise JobOptionError(str(error), option="url", value=url) from error
+        self.after_fork()
+        in_children(self)
+
+    def after_fork(self) -> None:
+        """Start with threads, and connections, of the child."""
+        self._lock = threading.Lock()
+        self._waiting: queue.SimpleQueue[Collection[DueGroup] | None] = (
+            queue.SimpleQueue()
+        )
+        self._sender: threading.Thread | None = None
+        self._listener: threading.Thread | None = None
+        self._end = threading.Event()
+        self._has_failed = False
+
+    def close(self) -> None:
+        """End the threads, and close the connections."""
+        self.stop_listening()
+        with self._lock:
+            sender, self._sender = self._sender, None
+        if sender is not None:
+            self._waiting.put(None)
+            sender.join(2 * _TIMEOUT)
+        self._client.close()
+
+    def send(self, groups: Collection[DueGroup]) -> None:
+        """Let the thread send hints."""
+        if self._sender is None:
+            self._start_sender()
+        if self._waiting.qsize() < _MOST_WAITING:
+            self._waiting.put(groups)
+
+    def _start_sender(self) -> None:
+        with self._lock:
+            if self._sender is None:
+                self._sender = threading.Thread(
+                    target=self._send, name="sqla-shard-hints", daemon=True
+                )
+                self._sender.start()
+
+    def _send(self) -> None:
+        pause = threading.Event()
+        while True:
+            found = {self._waiting.get()}
+            while not self._waiting.empty():
+                found.add(self._waiting.get())
+            groups = {group for some in found if some is not None for group in some}
+            try:
+                if groups:
+                    self._client.publish(self._name, _packed(groups))
+                    self._has_failed = False
+            except self._error as error:
+                self._report(error)
+            if None in found:
+                return
+            pause.wait(_PAUSE)
+
+    def listen(self) -> None:
+        """Start the thread that hears the hints of other processes."""
+        if self._listener is None:
+            self._end = threading.Event()
+            self._listener = threading.Thread(
+                target=self._listen,
+                args=(self._end,),
+                name="sqla-shard-hearing",
+                daemon=True,
+            )
+            self._listener.start()
+
+    def stop_listening(self) -> None:
+        """End the thread that hears hints."""
+        self._end.set()
+        if self._listener is not None:
+            self._listener.join(2 * _TIMEOUT)
+            self._listener = None
+
+    def _listen(self, end: threading.Event) -> None:
+        while not end.is_set():
+            try:
+                client: Any = self._client  # pubsub() has no types
+                with client.pubsub(ignore_subscribe_messages=True) as pubsub:
+                    pubsub.subscribe(self._name)
+                    while not end.is_set():
+                        message = pubsub.get_message(timeout=_LOOK)
+                        self._has_failed = False
+                        if message is not None:
+                            self._hear(_unpacked(message["data"]))
+            except self._error as error:
+                self._report(error)
+                end.wait(_TIMEOUT)
+
+    def _report(self, error: Exception) -> None:
+        if not self._has_failed:
+            _log.warning(
+                "hints about jobs are lost, so these begin later: Redis has failed: %s",
+                error,
+                extra={"action": "hint"},
+            )
+        self._has_failed = True
+
+
+def _packed(groups: Collection[DueGroup]) -> str:
+    return json.dumps(
+        [[one.keyspace, one.shard_id, one.queue, one.priority] for one in groups]
+    )
+
+
+_TYPES = [str, int, str, int]
+
+
+def _unpacked(data: bytes) -> set[DueGroup]:
+    """Return the groups of a message; others may have written it."""
+    try:
+        found = parsed_json(data)
+    except ValueError:
+        return set()
+    return {
+        DueGroup(
+            keyspace=one[0],
+            shard_id=one[1],
+            state=JobState.PENDING,
+            queue=one[2],
+            priority=one[3],
+        )
+        for one in (found if isinstance(found, list) else ())
+        if isinstance(one, list) and list(map(type, one)) == _TYPES
+    }
