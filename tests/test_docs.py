@@ -416,8 +416,10 @@ LONG = {
     ],
     ids=ids_of(WITH_CODE),
 )
-def test_code_runs(page, directory, python, output):
+def test_code_runs(page, directory, python, output, caplog):
     run_page(page, python=python, output=output)
+    # A cluster that is closed before its sessions waits for them for 10 s.
+    assert "close() waits" not in caplog.text
 
 
 @pytest.mark.live
