@@ -63,6 +63,8 @@ class ServerPair(Startable, Generic[_Server]):
     :param options: arguments of every server, which override the others.
     :param base: directory of an unpacked server; by default the one of
         :mod:`.programs`.
+    :param parent: parent of the servers' directories; by default the directory
+        for temporary files (``TMPDIR``).
     :param start_timeout: seconds to wait for each server.
     :raises ValueError: if an argument is not valid.
     """
@@ -80,6 +82,7 @@ class ServerPair(Startable, Generic[_Server]):
         fast: bool = False,
         options: Sequence[str] = (),
         base: Path | None = None,
+        parent: Path | None = None,
         start_timeout: float = 60.0,
     ) -> None:
         if not 1 <= standbys < len(_LETTERS):
@@ -97,6 +100,7 @@ class ServerPair(Startable, Generic[_Server]):
                 fast=fast,
                 options=(*closed, *options),
                 base=base,
+                parent=parent,
                 start_timeout=start_timeout,
             )
             servers.append(server)

@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -31,6 +33,23 @@ MYSQL_OPTIONS = (
     "--plugin-load-add=semisync_replica.so",
     "--plugin-load-add=mysql_clone.so",
 )
+
+
+#: Bytes of memory that have to be left for all else.
+_LEFT = 10 << 30
+
+
+def _parent() -> Path | None:
+    """Return where the servers of a pair are: in memory, if there is enough.
+
+    They wait for the disk at each COMMIT, as those of a fleet have to.
+    Benchmarks have them on it.
+    """
+    root = os.environ.get("PYTEST_DEBUG_TEMPROOT")  # see tests/conftest.py
+    found = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
+    if root is None or found is None or int(found[1]) << 10 < _LEFT:
+        return None
+    return Path(root)
 
 
 class FleetPairs:
@@ -72,6 +91,7 @@ class FleetPairs:
                 password=password,
                 fast=fast,
                 options=(*FLEET_OPTIONS, *own, *options),
+                parent=_parent(),
             )
             for number in range(1, pairs + spare + 1)
         )
