@@ -16,9 +16,11 @@ from typing import Any
 from sqlalchemy import (
     asc,
     case,
+    cast,
     desc,
     distinct,
     func,
+    literal,
     nulls_first,
     nulls_last,
     or_,
@@ -57,12 +59,14 @@ class Value:
     :ivar kind: ``id``, or a key of ``SAMPLES``.
     :ivar collation: of a text; None of others.
     :ivar label: under which it is shown, if it is.
+    :ivar is_field: whether it is a field of a blob, on the shards.
     """
 
     expression: Any
     kind: str
     collation: str | None = None
     label: str | None = None
+    is_field: bool = False
 
 
 @dataclass
@@ -194,7 +198,11 @@ class Grammar:
         ]
         kinds = {"Ware": _WARE, "Gem": _GEM}.get(name, ("number",))
         found += [
-            Value(getattr(e, key), "colour" if key == "spelled" else key)
+            Value(
+                getattr(e, key),
+                "colour" if key == "spelled" else key,
+                is_field=name == "Gem",
+            )
             for key in kinds
         ]
         found += [
@@ -277,6 +285,10 @@ class Grammar:
     def _simple(self) -> Any:
         chosen = self.rng.choice([v for v in self.values if v.kind != "id"])
         e = chosen.expression
+        if chosen.is_field and chosen.kind != "rank" and self.chance(30):
+            # A value beside a field has the format of the field.
+            (given,) = self._bound(chosen, [self.rng.choice(SAMPLES[chosen.kind])])
+            e = func.coalesce(e, self._typed(given, e) if self.models.plain else given)
         how = self.rng.randrange(5)
         if how == 0:
             return e.is_not(None)
@@ -287,6 +299,13 @@ class Grammar:
             return e.in_(self._bound(chosen, self.rng.sample(sample, 2)))
         (least,) = self._bound(chosen, [self.rng.choice(sample)])
         return e >= least if how == 3 else e <= least
+
+    def _typed(self, given: Any, column: Any) -> Any:
+        """Return a value as one of a column, to which it is compared."""
+        typed = literal(given, column.type)
+        # To servers a time without a type is a text.
+        is_text = self.dialect != "sqlite" and isinstance(given, dt.date)
+        return cast(typed, column.type) if is_text else typed
 
     def _sampled(self, value: Value) -> str:
         return "latin" if value.kind == "text" else value.kind
@@ -383,6 +402,8 @@ class Grammar:
     def _counted(self) -> Made:
         """Count distinct rows, or groups."""
         values = [self.value() for _ in range(self.rng.randint(1, 2))]
+        if str(values[0].expression) == str(values[-1].expression):
+            del values[1:]  # MariaDB refuses one expression twice.
         inner = select(*self._labelled(values))
         # The columns may be all that names the class.
         implied = not self.joined and self.chance(60)
@@ -498,11 +519,13 @@ class Grammar:
     def _aggregates(self) -> Made:
         count = self.rng.randint(1, 4)
         values = [self._aggregate() for _ in range(count)]
-        if self.chance(40):
-            # One of ids, which are of one shard each, beside another.
-            for chosen in (self.value("id"), self.value("number")):
-                counted = func.count(distinct(chosen.expression))
-                values.append(Value(counted, "number"))
+        if self.chance(80 if self.joined else 40):
+            # One of ids, which are of one shard each, beside another; an id may
+            # have several numbers of what is joined.
+            both = [self.value("id").expression, self.value("number").expression]
+            if self.joined:
+                both = [self.first.id, self.joined[0][0].number]
+            values += [Value(func.count(distinct(one)), "number") for one in both]
         return self._alike(values)
 
     def _groups(self) -> Made:
