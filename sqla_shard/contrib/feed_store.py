@@ -189,9 +189,14 @@ class FeedStore:
             [self._key(user_id)],
             (sequence, f"{post_id:0{_DIGITS}}", number, self._expires),
         )
-        entries = [
-            _entry(flat[index], flat[index + 1]) for index in range(0, len(flat), 2)
-        ]
+        try:
+            entries = [
+                _entry(flat[index], flat[index + 1]) for index in range(0, len(flat), 2)
+            ]
+        except (ValueError, OverflowError):
+            # Others may write to the database: a damaged feed is built again.
+            self.forget([user_id])
+            return StoredFeed([], exists=False, is_whole=False)
         return StoredFeed(entries, state > 0, state == 2)
 
     def begin(self, user_id: int) -> str:
@@ -244,5 +249,7 @@ def _member(entry: Entry) -> str:
 
 def _entry(member: bytes | str, score: bytes | str) -> Entry:
     text = member.decode() if isinstance(member, bytes) else member
-    post_id, board_id, author_id = map(int, text.split(":"))
+    ids = post_id, board_id, author_id = tuple(map(int, text.split(":")))
+    if min(ids) < 0 or max(ids) >= 2**63:
+        raise ValueError(f"{text!r:.80} has no ids")
     return Entry(int(float(score)), post_id, board_id, author_id)

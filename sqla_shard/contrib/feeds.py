@@ -66,6 +66,7 @@ from sqla_shard.dialects.sql import InsertMissing
 from sqla_shard.engine import scatter
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import FeedStoreError, InvalidBookmarkError
+from sqla_shard.ids import unpack
 from sqla_shard.jobs import current_job, task
 from sqla_shard.models.deletion_plan import (
     call,
@@ -418,6 +419,7 @@ class Feed(FeedTables):
     ) -> None:
         super().__init__(base, follows=follows, post=post, name=name)
         self.store = store
+        self._post_type = spec_of(inspect(post).local_table).type_id
         self.pull_above = pull_above
         self._batch = batch
         #: When it was read whose posts are pulled, and the users, by cluster.
@@ -658,6 +660,9 @@ class Feed(FeedTables):
         :returns: None if the tables have entries that Redis does not have.
         """
         feed = store.read(user_id, bound, number)
+        if not all(map(self._is_possible, feed.entries)):
+            store.forget([user_id])
+            feed = feed._replace(exists=False)
         if not feed.exists:
             self.rebuild(session, user_id)
             feed = store.read(user_id, bound, number)
@@ -677,6 +682,12 @@ class Feed(FeedTables):
             if end is not None:
                 entries = [one for one in entries if one[:2] >= end]
         return entries, end
+
+    def _is_possible(self, entry: Entry) -> bool:
+        """Return whether the ids of an entry are of their classes."""
+        types = [unpack(one).type_id for one in entry[1:]]
+        follows = self.follows
+        return types == [self._post_type, follows.board_type, follows.user_type]
 
     def _followed(
         self, session: ShardSession, user_id: int, entries: list[Entry]

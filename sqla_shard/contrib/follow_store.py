@@ -22,14 +22,16 @@ then.  An empty one is correct.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from secrets import token_hex
-from typing import Any
+from typing import Any, TypeVar
 
 from sqla_shard.contrib.edges import Edge, Related
 from sqla_shard.contrib.redis_databases import RedisDatabases
 
 __all__ = ["FollowStore"]
+
+_Decoded = TypeVar("_Decoded")
 
 #: The kinds of edges that have not ended.
 _KINDS = (1, 2, 3)
@@ -139,7 +141,11 @@ for index = 5, #ARGV, 4 do
   local known = redis.call('HGET', key, member)
   local before, version = 0, 0
   if known then
-    before, version = string.match(known, '^(%d+) .* (%d+)$')
+    before, version = string.match(known, '^([0-3]) .* (%d+)$')
+    if not before then
+      clear()
+      return 0
+    end
   end
   if tonumber(version) <= tonumber(ARGV[index + 3]) then
     if tonumber(before) > 0 then
@@ -215,19 +221,36 @@ class FollowStore:
         )
         return found if is_complete else None
 
+    def _decoded(
+        self,
+        table: str,
+        source_id: int,
+        found: list[Any] | None,
+        decode: Callable[[list[Any]], _Decoded],
+    ) -> _Decoded | None:
+        """Decode a reply; remove a list that others have damaged."""
+        if found is None:
+            return None
+        try:
+            return decode(found)
+        except (ValueError, OverflowError):
+            self.forget(table, source_id)
+            return None
+
     def some(
         self, table: str, source_id: int, target_ids: Sequence[int]
     ) -> dict[int, Edge] | None:
         """Return the edges to given targets."""
         members = [_member(one) for one in target_ids]
         found = self._read(table, source_id, _SOME, *members)
-        if found is None:
-            return None
-        return {
-            target_id: _edge(content)
-            for target_id, content in zip(target_ids, found, strict=True)
-            if content is not None
-        }
+        return self._decoded(
+            *(table, source_id, found),
+            lambda contents: {
+                target_id: _edge(content)
+                for target_id, content in zip(target_ids, contents, strict=True)
+                if content is not None
+            },
+        )
 
     def count(self, table: str, source_id: int) -> dict[int, int] | None:
         """Return the number of edges of each kind."""
@@ -253,12 +276,15 @@ class FollowStore:
             *(table, source_id, _NEWEST),
             *(at, _member(before), number, *map(int, kinds)),
         )
-        if flat is None:
+        found = self._decoded(
+            *(table, source_id, flat),
+            lambda flat: [
+                Related(int(member), *_edge(content)[:3])
+                for member, content in zip(flat[::2], flat[1::2], strict=True)
+            ],
+        )
+        if found is None:
             return None
-        found = [
-            Related(int(member), *_edge(content)[:3])
-            for member, content in zip(flat[::2], flat[1::2], strict=True)
-        ]
         found.sort(key=lambda one: (one.sequence, one.id), reverse=True)
         return found[:number]
 
@@ -270,8 +296,11 @@ class FollowStore:
         :returns: edges by target; the target, kind and time of each entry.
         """
         found = self._read(table, source_id, _WHOLE)
-        if found is None:
-            return None
+        return self._decoded(table, source_id, found, self._whole)
+
+    def _whole(
+        self, found: list[Any]
+    ) -> tuple[dict[int, Edge], set[tuple[int, int, int]]]:
         flat, *sets = found
         edges = {
             int(member): _edge(content)
@@ -347,5 +376,10 @@ def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _edge(content: bytes | str) -> Edge:
-    return Edge(*map(int, content.split()))
+def _edge(content: bytes | str | None) -> Edge:
+    if content is None:
+        raise ValueError("it is missing")
+    kind, number, sequence, version = map(int, content.split())
+    if not 0 <= kind <= max(_KINDS):
+        raise ValueError(f"{kind} is no kind of edges")
+    return Edge(kind, number, sequence, version)

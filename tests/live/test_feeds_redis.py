@@ -111,6 +111,24 @@ def test_deleted_users_and_posts(cluster, store):
     assert delete_object(cluster, User, ada).parts == ()
 
 
+def test_a_damaged_entry_is_a_miss(cluster, store):
+    ada, bob = users(cluster, 2)
+    (board,) = boards(cluster, bob, 1)
+    run(cluster, follows.follow_user, ada, bob)
+    pins = [pin(cluster, bob, board) for _ in range(2)]
+    run_jobs(cluster)
+    assert ids_of(cluster, ada) == pins[::-1]
+    client = store.databases.clients[store.databases.number_of(ada)]
+    for member in (
+        *(b"\xff\xfe", b"", b"no entry", b"1:2", b"1:2:3:4", b"-1:2:3", b"0:0:0"),
+        *(f"{2**70}:1:1", f"{'9' * 5000}:1:1", f"{bob}:{board}:{bob}"),
+        *(f"{pins[0]}:{bob}:{bob}", f"{pins[0]}:{board}:{board}"),
+    ):
+        client.zadd(store._key(ada), {member: 4e15})
+        assert ids_of(cluster, ada) == pins[::-1], member
+        assert stored(store, ada) == pins[::-1]
+
+
 def test_a_job_that_runs_again_changes_nothing(cluster, store, monkeypatch):
     star, *fans = users(cluster, 8)
     (board,) = boards(cluster, star, 1)

@@ -127,6 +127,36 @@ def change(
         assert name.startswith("follow_")
 
 
+def test_a_damaged_edge_is_a_miss(cluster, store):
+    ada, bob, eve = users(cluster, 3)
+    run(cluster, follows.follow_user, ada, bob)
+    run_jobs(cluster)
+    expected = answers(follows, cluster, [ada, bob], {})
+    assert answers(stored, cluster, [ada, bob], {}) == expected
+    client = store.databases.clients[store.databases.number_of(ada)]
+    key = store._keys(follows.users.name, ada)[0]
+    for content in (
+        b"",
+        b"\xff",
+        b"x",
+        b"1 0 1",
+        b"77 0 1 1",
+        b"1 0 1 1 1",
+        b"1 0 -inf 1",
+    ):
+        client.hset(key, f"{bob:019}", content)
+        assert answers(stored, cluster, [ada, bob], {}) == expected, content
+        assert differences(cluster, ada) == {}
+    client.hset(key, f"{bob:019}", b"x")
+    # A job that finds it removes the list, too.
+    run(cluster, follows.unfollow_user, ada, bob)
+    run(cluster, follows.follow_user, ada, eve)
+    run_jobs(cluster)
+    people = [ada, bob, eve]
+    expected = answers(follows, cluster, people, {})
+    assert answers(stored, cluster, people, {}) == expected
+
+
 def test_changed_by_jobs(cluster, store):
     ada, bob, *others = users(cluster, 26)
     run(cluster, follows.follow_user, ada, bob)
