@@ -81,10 +81,10 @@ def test_a_connection_is_returned_while_others_are_checked_out() -> None:
         engines = cluster._engines
         place = cluster.places.place(cluster.topology.keyspace("objects"), 7)
         engines.retired.add(place.engine, ["server2"], 0)
-        engines._busy[1] = Meeting(engines._busy)
+        engines.in_use[1] = Meeting(engines.in_use)
         engines.checked_in(object())
         assert not engines.retired
-        engines._busy.clear()
+        engines.in_use.clear()
 
 
 def test_caches_are_listed_while_clusters_are_opened() -> None:
