@@ -83,7 +83,7 @@ def test_a_connection_is_returned_while_others_are_checked_out() -> None:
         engines.retired.add(place.engine, ["server2"], 0)
         engines.in_use[1] = Meeting(engines.in_use)
         engines.checked_in(object())
-        assert not engines.retired
+        assert not engines.retired.engines
         engines.in_use.clear()
 
 
