@@ -1,7 +1,8 @@
 """The imports that each module may have.
 
 Imports inside functions count.  Imports under ``if TYPE_CHECKING:`` do not:
-they are never executed, so an annotation may name a class of a higher layer.
+they are never executed, so an annotation may name a class of a higher layer,
+but none of the core a class of a system.
 """
 
 from __future__ import annotations
@@ -55,6 +56,13 @@ LAYERS = {
     # It uses the front door.
     "cli": "alembic click kazoo rich sqlalchemy",
 }
+
+#: The rooms that work without the others, which are systems on top of them.
+CORE = (
+    *("util", "exc", "ids", "types", "topology", "dialects", "engine", "routing"),
+    *("merging", "session", "outbox", "cache", "cluster", "models", "lookup"),
+    *("schema", "api", "__init__"),
+)
 
 # Rooms that a room must not import, although they are above it.
 APART = {
@@ -186,6 +194,18 @@ def test_imports_for_annotations_are_not_checked():
         for alias in node.names
     ]
     assert names == ["b", "d", "e"]
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if layer_of(m) in CORE])
+def test_the_core_imports_no_system_even_for_annotations(module):
+    names = {
+        alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}"
+        for node in ast.walk(ast.parse(MODULES[module].read_text("utf-8")))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    }
+    rooms = {layer_of(name) for name in names if name.startswith(f"{PACKAGE}.")}
+    assert not rooms & ({*LAYERS} - {*CORE})
 
 
 def test_every_module_has_a_layer():

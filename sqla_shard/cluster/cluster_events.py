@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from sqlalchemy.event import Events
 
@@ -11,9 +11,6 @@ from sqla_shard.engine import StatementReport
 from sqla_shard.exc import RoutingError
 from sqla_shard.session.commit import CommitReport
 from sqla_shard.topology import Topology
-
-if TYPE_CHECKING:
-    from sqla_shard.jobs import ClaimedJob, JobReport
 
 
 class ClusterEvents(Events[Cluster]):
@@ -89,18 +86,22 @@ class ClusterEvents(Events[Cluster]):
             is stored with the jobs; workers get it as ``job.context``.
         """
 
-    def before_job(self, cluster: Cluster, job: ClaimedJob) -> None:
+    def before_job(self, cluster: Cluster, job: Any) -> None:
         """Called before a worker calls the task of a job.
 
         It is called in the thread, or in the task of the event loop, that
         runs the job; exceptions are only logged.
+
+        :param job: a :class:`~sqla_shard.jobs.ClaimedJob`.
         """
 
-    def after_job(self, cluster: Cluster, report: JobReport) -> None:
+    def after_job(self, cluster: Cluster, report: Any) -> None:
         """Called after a task has returned or failed, where it was called.
 
         A job whose task returns its result outside a transaction is
         acknowledged later.  Exceptions of the listener are only logged.
+
+        :param report: a :class:`~sqla_shard.jobs.JobReport`.
         """
 
     def job_claims_lost(self, cluster: Cluster, jobs: tuple[str, ...]) -> None:

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any, TYPE_CHECKING
+from typing import Any, Protocol, TYPE_CHECKING
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import ExceptionContext
@@ -51,7 +51,19 @@ from sqla_shard.util.sqlalchemy_private import call_last_first
 
 if TYPE_CHECKING:
     from sqla_shard.engine.registry import Engines
-    from sqla_shard.session.transaction import TransactionLog
+
+
+class TransactionLog(Protocol):
+    """The log of a session's transaction, which knows what was written."""
+
+    def committing(self, connection: Connection) -> None:
+        """Record that COMMIT is about to be sent to a server."""
+
+    def statement_failed(self, error: BaseException) -> None:
+        """Record an error of a statement."""
+
+    def commit_error(self, context: ExceptionContext) -> Exception | None:
+        """Return the error that reports the outcome of a failed COMMIT."""
 
 
 #: Key in the ``info`` of a connection: the process that has checked it out

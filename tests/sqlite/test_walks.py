@@ -135,17 +135,18 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walks]:
 @pytest.mark.parametrize(
     ("name", "most"),
     [
-        ("get", 96),
-        ("get_many", 515),
-        ("newest", 540),
-        ("groups", 705),
-        ("new_object", 210),
-        ("changed_object", 278),
-        ("enqueued", 133),
-        ("worker", 1750),
-        ("opened", 525),
+        ("get", 100),
+        ("get_many", 520),
+        ("newest", 550),
+        ("groups", 715),
+        ("new_object", 215),
+        ("changed_object", 285),
+        ("enqueued", 141),
+        ("worker", 1770),
+        ("opened", 530),
     ],
 )
+@pytest.mark.usefixtures("no_listeners")
 def test_calls(walks: Walks, name: str, most: int, say: Callable[[str], None]) -> None:
     action = getattr(walks, name)
     action()
