@@ -17,6 +17,7 @@ from typing import Literal
 
 from sqlalchemy.engine import URL
 
+from sqla_shard.dialects.mysql.catalogue import TABLE_TYPES
 from sqla_shard.engine.registry import filled
 from sqla_shard.fleet.accounts import Accounts
 from sqla_shard.fleet.admin import Admin, SYSTEM
@@ -193,7 +194,8 @@ class ServerReader:
                     " + COALESCE(index_length, 0)),"
                     " SUM(COALESCE(table_rows, 0))"
                     " FROM information_schema.tables"
-                    " WHERE table_type = 'BASE TABLE' GROUP BY table_schema"
+                    " WHERE table_type IN %s GROUP BY table_schema",
+                    TABLE_TYPES,
                 )
                 if name not in SYSTEM
             }

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+from sqla_shard.dialects.mysql.catalogue import TABLE_TYPES
 from sqla_shard.dialects.mysql.show_create import (
     without_character_sets,
     without_counter,
@@ -28,7 +29,6 @@ from sqla_shard.fleet.differences import Difference, DifferenceKind, Unread
 from sqla_shard.fleet.replication import replication_of
 
 _TRIES = 5
-_TABLES = ("BASE TABLE", "SYSTEM VERSIONED")
 #: Databases that are read together.
 _TOGETHER = 64
 #: Engines whose snapshots are consistent.
@@ -291,7 +291,7 @@ def _compare(
             result.differences += _counter(
                 name, table, one.counter, later.get(table), two.counter
             )
-        if one.kind not in _TABLES or two.kind not in _TABLES:
+        if one.kind not in TABLE_TYPES or two.kind not in TABLE_TYPES:
             continue
         chosen = _columns(name, table, one, two)
         if isinstance(chosen, ComparedColumns):

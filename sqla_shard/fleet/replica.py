@@ -33,6 +33,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from sqla_shard.dialects.mysql.catalogue import TABLE_TYPES
 from sqla_shard.exc import FleetServerError, Problem
 from sqla_shard.fleet.addresses import (
     address_in,
@@ -576,7 +577,8 @@ class Replica(Operation):
 def _size(admin: Admin) -> str:
     size = admin.value(
         "SELECT SUM(data_length + index_length)"
-        " FROM information_schema.tables WHERE table_type = 'BASE TABLE'"
+        " FROM information_schema.tables WHERE table_type IN %s",
+        TABLE_TYPES,
     )
     return (
         f"about {int(size or 0) / _GIB:.2f} GiB are copied from {admin}; the "

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from sqla_shard.dialects.mysql.catalogue import TABLE_TYPES
 from sqla_shard.fleet.accounts import Account
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.logins import Login, logins_of
@@ -545,9 +546,10 @@ class Replication(ABC):
                 " COALESCE(data_length, 0) + COALESCE(index_length, 0),"
                 " COALESCE(table_rows, 0), auto_increment"
                 " FROM information_schema.tables"
-                " WHERE table_type = 'BASE TABLE' AND table_schema NOT IN"
+                " WHERE table_type IN %s AND table_schema NOT IN"
                 " ('mysql', 'sys', 'information_schema',"
                 f" 'performance_schema'){only}",
+                TABLE_TYPES,
                 *names,
             )
         ]

@@ -24,6 +24,7 @@ from urllib.parse import quote, unquote, urlsplit
 import pymysql
 
 from sqla_shard import exc
+from sqla_shard.dialects.mysql.catalogue import TABLE_TYPES
 from sqla_shard.testing.database_server import DatabaseServer, SQLServer
 from sqla_shard.testing.local_server import in_parallel, Startable
 from sqla_shard.testing.mariadb import MariaDBServer
@@ -416,8 +417,8 @@ def _delete_rows(cursor: Any, schemas: Sequence[str]) -> int:
     """Delete the rows of some databases; return their number."""
     cursor.execute(
         "SELECT table_schema, table_name FROM information_schema.tables"
-        " WHERE table_type = 'BASE TABLE' AND table_schema IN %s",
-        (schemas,),
+        " WHERE table_type IN %s AND table_schema IN %s",
+        (TABLE_TYPES, schemas),
     )
     tables = [
         ".".join(f"`{one.replace('`', '``')}`" for one in (schema, name))

@@ -450,7 +450,7 @@ def killed_before_publish(pairs):
     return fleet, primary
 
 
-def test_the_clocks_of_ids_are_raised(pairs):
+def test_the_clocks_of_ids_and_counters_are_raised(pairs):
     topology = document(pairs)
     topology["keyspaces"]["objects"]["id_layout"] = TIMES.to_mapping()
     pairs.path.write_text(json.dumps(topology))
@@ -463,6 +463,12 @@ def test_the_clocks_of_ids_are_raised(pairs):
             f"CREATE TABLE {table} (id INT PRIMARY KEY, last_id BIGINT)"
         )
         primary.root_execute(f"INSERT INTO {table} VALUES (1, 500)")
+    if pairs.kind == "mariadb":
+        primary.root_execute(
+            f"CREATE TABLE {names[0]}.versioned"
+            " (id INT PRIMARY KEY AUTO_INCREMENT) WITH SYSTEM VERSIONING"
+        )
+        primary.root_execute(f"INSERT INTO {names[0]}.versioned VALUES (500)")
     wait_until_equal(primary, standby)
     kill(pairs)
     fleet = pairs.fleet()
@@ -471,6 +477,11 @@ def test_the_clocks_of_ids_are_raised(pairs):
     for name in names[1:]:
         found = standby.root_execute(f"SELECT * FROM {name}.{CLOCKS.name}")
         assert found == [(1, 100_500)]
+    if pairs.kind == "mariadb":
+        table = f"{names[0]}.versioned"
+        standby.root_execute(f"INSERT INTO {table} VALUES ()")
+        found = standby.root_execute(f"SELECT MAX(id) FROM {table}")
+        assert found == [(100_501,)]
 
 
 def reason_of_resume(fleet):

@@ -92,6 +92,9 @@ def _name_unless_same(column: str, schema: str) -> str:
     return f"NULLIF({column}, {schema})"
 
 
+TABLE_TYPES = ("BASE TABLE", "SYSTEM VERSIONED")
+"""Values of ``table_type`` of what has rows; the second is one of MariaDB."""
+
 _I_S = "information_schema."
 TABLES = InformationTable(
     source=_I_S + "tables",

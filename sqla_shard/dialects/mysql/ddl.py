@@ -21,6 +21,7 @@ from sqla_shard.dialects.mysql.batches import (
     MySQLBatch,
     NO_SUCH_TABLE,
 )
+from sqla_shard.dialects.mysql.catalogue import TABLE_TYPES
 from sqla_shard.dialects.mysql.new_tables import index_of
 
 _INTERRUPTED = 1317
@@ -39,9 +40,9 @@ _NAMES = text(
     "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
 )
 _NOT_TRANSACTIONAL = text(
-    "SELECT COUNT(*) FROM information_schema.tables t "
+    "SELECT COUNT(*) FROM information_schema.tables t "  # noqa: S608 - constants
     "LEFT JOIN information_schema.engines e ON e.engine = t.engine "
-    "WHERE t.table_schema = DATABASE() AND t.table_type = 'BASE TABLE' "
+    f"WHERE t.table_schema = DATABASE() AND t.table_type IN {TABLE_TYPES} "
     "AND COALESCE(e.transactions, 'NO') <> 'YES'"
 )
 
