@@ -135,8 +135,9 @@ def worker_command(
     Start as many workers as there is work for.
 
     After SIGTERM, SIGHUP or Ctrl-C no more jobs are claimed, and running tasks
-    have --stop-timeout to end; the jobs of others are released for other workers.
-    A second signal releases them immediately.  The status is then 0.
+    have --stop-timeout to end; the jobs of others are released for other workers,
+    or failed in their last attempt.  A second signal does that immediately.  The
+    status is then 0.
 
     With --deliver, it also applies the operations and cache invalidations that
     transactions have left: the modules must define the operations, and --cache

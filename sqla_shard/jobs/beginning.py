@@ -8,8 +8,9 @@ after time, others that were lost with it.
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 #: Seconds that a job whose claim was lost has alone; longer ones then run at
 #: the same time.
 _ALONE = 1.0
+#: Seconds after which no further attempt to write a start begins.
+_TIMEOUT = 2.0
 #: Seconds until a job is claimed again whose start could not be written.
 _AGAIN_AFTER = 5.0
 
@@ -36,29 +39,54 @@ class Beginnings:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._turn = threading.Lock()
-        self._last = threading.Event()
-        self._last.set()
+        self._last: RunningJob | None = None
+        self._waiting: ThreadPoolExecutor | None = None
 
-    def begin(self, running: RunningJob) -> tuple[Callable[[], None], Outcome | None]:
+    def begin(self, running: RunningJob) -> Outcome | None:
         """Wait for the turn of a job, and count its attempt, if it needs that.
 
-        :returns: a function to be called when it has ended; and its outcome, if
-            it cannot begin.
+        Call :meth:`end` when it has ended.
+
+        :returns: its outcome, if it cannot begin.
         """
+        if running.job.was_lost:
+            self._take_turn(running)
+        return self._count(running) if running.job.counts_at_start else None
+
+    async def async_begin(self, running: RunningJob) -> Outcome | None:
+        """Wait, and count, in an event loop; see :meth:`begin`."""
+        if running.job.was_lost:
+            # In one thread of its own: many jobs that wait would fill those of
+            # the loop, which functions of jobs need.
+            if self._waiting is None:
+                self._waiting = ThreadPoolExecutor(1, "sqla-shard-turns")
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._waiting, self._take_turn, running)
         if not running.job.counts_at_start:
-            return _nothing, None
-        if not running.job.was_lost:
-            return _nothing, self._count(running)
-        ended = threading.Event()
+            return None
+        return await asyncio.to_thread(self._count, running)
+
+    def end(self, running: RunningJob) -> None:
+        """Let the next job begin."""
+        running.has_ended.set()
+
+    def close(self) -> None:
+        """Give up the jobs of event loops that wait for their turn."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.shutdown(wait=False, cancel_futures=True)
+
+    def _take_turn(self, running: RunningJob) -> None:
         with self._turn:
-            self._last.wait(_ALONE)
-            self._last = ended
-            return ended.set, self._count(running)
+            if self._last is not None and not running.is_lost:
+                self._last.has_ended.wait(_ALONE)
+            self._last = running
 
     def _count(self, running: RunningJob) -> Outcome | None:
         job, before = running.job, monotonic()
         try:
-            self._cluster.run(claims.start, job, running.lease)
+            running.check()
+            self._cluster.run(claims.start, job, running.lease, timeout=_TIMEOUT)
         except JobClaimLostError:
             return Outcome(job=job, ending=Ending.LOST)
         except SQLAlchemyError as error:
@@ -70,7 +98,3 @@ class Beginnings:
             )
         running.expires = before + running.lease
         return None
-
-
-def _nothing() -> None:
-    """Do nothing: nobody waits for this job."""

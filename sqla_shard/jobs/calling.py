@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any, TYPE_CHECKING
 
 from sqlalchemy import Connection
@@ -54,16 +53,16 @@ def run_job(cluster: Cluster, running: RunningJob, beginnings: Beginnings) -> Ou
         return _unknown(running)
     if running.job.damage is not None:
         return _damaged(running.job, running.job.damage)
-    end, refused = beginnings.begin(running)
     try:
+        refused = beginnings.begin(running)
         return refused or _call_and_catch(cluster, task, running)
     finally:
-        end()
+        beginnings.end(running)
 
 
 def _call_and_catch(cluster: Cluster, task: Task, running: RunningJob) -> Outcome:
-    running.begin(task.time_limit)
     try:
+        running.begin(task.time_limit)
         with as_current(running):
             _call(cluster, task, running)
     except BaseException as error:  # Whatever a task raises is its failure.
@@ -80,20 +79,18 @@ async def async_run_job(
         return _unknown(running)
     if running.job.damage is not None:
         return _damaged(running.job, running.job.damage)
-    if not running.job.counts_at_start:
-        return await _await_and_catch(cluster, task, running)
-    end, refused = await asyncio.to_thread(beginnings.begin, running)
     try:
+        refused = await beginnings.async_begin(running)
         return refused or await _await_and_catch(cluster, task, running)
     finally:
-        end()
+        beginnings.end(running)
 
 
 async def _await_and_catch(
     cluster: Cluster, task: Task, running: RunningJob
 ) -> Outcome:
-    running.begin(task.time_limit)
     try:
+        running.begin(task.time_limit)
         with as_current(running):
             await _await(cluster, task, running)
     except BaseException as error:  # Whatever a task raises is its failure.
@@ -112,8 +109,7 @@ def _unknown(running: RunningJob) -> Outcome:
 
 def _damaged(job: ClaimedJob, damage: JobArgumentError) -> Outcome:
     # No other attempt could read it.
-    last = replace(job, max_attempts=job.attempt)
-    return Outcome(job=last, ending=Ending.FAILED, error=summary(damage))
+    return Outcome(job=job, ending=Ending.FAILED, error=summary(damage), is_final=True)
 
 
 def _succeeded(running: RunningJob) -> Outcome:

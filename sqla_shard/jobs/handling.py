@@ -98,7 +98,7 @@ def _write(session: ShardSession, outcomes: Sequence[Outcome]) -> list[str]:
             if is_periodic(one.job) and _ends(one):
                 repeat(session, one.job, one.error or None)
             elif one.ending is Ending.FAILED:
-                fail(session, one.job, one.error, one.delay)
+                fail(session, one.job, one.error, one.delay, is_final=one.is_final)
             elif one.ending in (Ending.UNKNOWN, Ending.RELEASED):
                 release(session, one.job, delay=one.delay, error=one.error)
         except JobClaimLostError as error:
@@ -109,7 +109,7 @@ def _write(session: ShardSession, outcomes: Sequence[Outcome]) -> list[str]:
 def _ends(outcome: Outcome) -> bool:
     """Return whether no attempt follows."""
     if outcome.ending is Ending.FAILED:
-        return outcome.job.attempt >= outcome.job.max_attempts
+        return outcome.is_final or outcome.job.attempt >= outcome.job.max_attempts
     return outcome.ending is Ending.SUCCEEDED
 
 

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any, TYPE_CHECKING
 
 from sqla_shard.jobs.claims import ClaimedJob
-from sqla_shard.jobs.running import Ending, Outcome
+from sqla_shard.jobs.running import Ending, Outcome, RunningJob
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
@@ -24,7 +24,7 @@ class JobReport:
     :ivar ending: ``"succeeded"``, also for one step of several; ``"failed"``;
         ``"unknown"``: the task is not defined in this process;
         ``"released"``: the worker ends; or ``"lost"``: the claim was lost.
-    :ivar seconds: duration of the run.
+    :ivar seconds: duration of the run; 0 if the function has not begun.
     :ivar error: the error, as text; empty if there is none.
     """
 
@@ -34,25 +34,22 @@ class JobReport:
     error: str
 
 
-def job_begins(cluster: Cluster, job: ClaimedJob) -> float:
-    """Call the listeners of ``before_job``; return the present."""
+def job_begins(cluster: Cluster, job: ClaimedJob) -> None:
+    """Call the listeners of ``before_job``."""
     _call(cluster.dispatch.before_job, cluster, job)
-    return monotonic()
 
 
-def job_ends(cluster: Cluster, outcome: Outcome, began: float) -> Outcome:
-    """Call the listeners of ``after_job``; return the outcome.
-
-    :param began: the result of :func:`job_begins`.
-    """
+def job_ends(cluster: Cluster, running: RunningJob, outcome: Outcome) -> Outcome:
+    """Call the listeners of ``after_job``; return the outcome."""
     if cluster.dispatch.after_job:
+        began = running.began
         ending = outcome.ending
         if ending is Ending.WRITTEN:
             ending = Ending.SUCCEEDED
         report = JobReport(
             job=outcome.job,
             ending=ending.name.lower(),
-            seconds=monotonic() - began,
+            seconds=0.0 if began is None else monotonic() - began,
             error=outcome.error,
         )
         _call(cluster.dispatch.after_job, cluster, report)

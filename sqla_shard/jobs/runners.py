@@ -94,6 +94,11 @@ def _unforeseen(running: RunningJob, error: BaseException) -> Outcome:
     )
 
 
+def _not_begun(running: RunningJob) -> Outcome:
+    """Return the outcome of a job that was cancelled, by another, before it began."""
+    return Outcome(job=running.job, ending=Ending.RELEASED)
+
+
 class Runners:
     """Runs jobs.
 
@@ -152,6 +157,7 @@ class Runners:
         """
         if self._loop is not None:
             self._loop.close()
+        self._beginnings.close()
         for _ in self._threads:
             self._queue.put(None)
         # A thread that does not end must not take jobs of another run.
@@ -163,13 +169,13 @@ class Runners:
             running = jobs.get()
             if running is None:
                 return
-            began = job_begins(self._cluster, running.job)
+            job_begins(self._cluster, running.job)
             try:
                 outcome = run_job(self._cluster, running, self._beginnings)
             # Without an outcome the job would be held for ever.
             except BaseException as error:
                 outcome = _unforeseen(running, error)
-            self._finished(running, job_ends(self._cluster, outcome, began))
+            self._finished(running, job_ends(self._cluster, running, outcome))
 
 
 class _Loop:
@@ -251,20 +257,19 @@ class _Loop:
             self._loop.call_soon_threadsafe(function)
 
     async def _run(self, running: RunningJob) -> None:
-        began = job_begins(self._cluster, running.job)
+        job_begins(self._cluster, running.job)
         try:
             outcome = await async_run_job(self._cluster, running, self._beginnings)
         except asyncio.CancelledError:
-            raise
+            outcome = _not_begun(running)
         except BaseException as error:
             outcome = _unforeseen(running, error)
-        self._finished(running, job_ends(self._cluster, outcome, began))
+        self._finished(running, job_ends(self._cluster, running, outcome))
 
     def _ended(self, running: RunningJob, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if task.cancelled():
-            # Before it has begun, by another job: it has no outcome.
-            self._finished(running, Outcome(job=running.job, ending=Ending.RELEASED))
+            self._finished(running, _not_begun(running))
         self._begin()
 
     def take_back(self) -> list[RunningJob]:

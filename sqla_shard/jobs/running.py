@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -49,12 +50,14 @@ class Outcome:
     :ivar ending: how it has ended.
     :ivar error: the error, if it has failed.
     :ivar delay: seconds until the next attempt.
+    :ivar is_final: whether no attempt follows one that has failed.
     """
 
     job: ClaimedJob
     ending: Ending
     error: str = ""
     delay: float = 0.0
+    is_final: bool = False
 
 
 class RunningJob:
@@ -63,6 +66,9 @@ class RunningJob:
     :ivar job: the job, with its arguments and checkpoint.
     :ivar cluster: the cluster of the worker.
     :ivar lease: seconds for which its worker claims jobs.
+    :ivar began: when its function has begun, by the monotonic clock; None
+        before.
+    :ivar has_ended: set when the run is over.
     :ivar is_written: whether a transaction has acknowledged it.
     :ivar is_lost: whether the claim is known to be lost: another worker may
         be running the job.
@@ -83,6 +89,8 @@ class RunningJob:
         self.expires = expires
         self.task = find_task(job.task)
         self.began: float | None = None
+        self.has_ended = threading.Event()
+        self._lock = threading.Lock()
         self.deadline: float | None = None
         self._limit = 0.0
         self.is_written = False
@@ -96,8 +104,13 @@ class RunningJob:
         return self.task is not None and self.task.is_async
 
     def begin(self, time_limit: float | None) -> None:
-        """Start the time of the task."""
-        self.began = monotonic()
+        """Start the time of the task.
+
+        :raises JobClaimLostError: if the claim was lost, or the job released.
+        """
+        with self._lock:
+            self.check()
+            self.began = monotonic()
         if time_limit is not None:
             self._limit = time_limit
             self.deadline = self.began + time_limit
@@ -115,8 +128,12 @@ class RunningJob:
         return self.remaining == 0
 
     def lose(self) -> None:
-        """Record that the claim is lost, and cancel the run."""
-        self.is_lost = True
+        """Record that the claim is lost, and cancel the run.
+
+        If it has not begun, it does not any more.
+        """
+        with self._lock:
+            self.is_lost = True
         self.cancel()
 
     def check(self) -> None:

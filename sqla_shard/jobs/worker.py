@@ -63,6 +63,7 @@ _CLEANUP = 30.0
 _DELIVERY = 5.0
 #: Hints that wait for a busy worker, which looks for jobs without them, too.
 _MOST_HEARD = 1000
+_TOO_LATE = "the worker ended before it"
 _MOST_THREADS = 1000
 _LONGEST_LEASE = 86400
 
@@ -72,7 +73,7 @@ class RunReport:
     """Report of a worker's run.
 
     :ivar succeeded: number of jobs that have succeeded.
-    :ivar failed: number of failed attempts.
+    :ivar failed: number of failed attempts, and of those that could not begin.
     :ivar lost: number of runs whose claim was lost.
     :ivar released: number of jobs that were given back when it ended.
     :ivar unknown: the names of tasks that are not defined in this process,
@@ -198,8 +199,8 @@ class Worker:
 
         :param timeout: seconds for the running tasks to end.  Others are then
             cancelled, if they are ``async def``, and their jobs released for
-            other workers: what their threads still write for them is refused.
-            None waits for all tasks.
+            other workers, or failed in their last attempt: what their threads
+            still write for them is refused.  None waits for all tasks.
         """
         self._stops_at = monotonic() + (inf if timeout is None else timeout)
         self._finished.put(None)
@@ -348,10 +349,11 @@ class Worker:
 
     def _note(self, outcome: Outcome) -> None:
         job, ending = outcome.job, outcome.ending
+        could_not_begin = ending is Ending.RELEASED and outcome.error
         self._schedule.is_empty = False
         if ending in (Ending.SUCCEEDED, Ending.WRITTEN):
             self._report.succeeded += 1
-        elif ending is Ending.FAILED:
+        elif ending is Ending.FAILED or could_not_begin:
             self._report.failed += 1
         elif ending is Ending.UNKNOWN:
             self._report.unknown[job.task] += 1
@@ -359,7 +361,7 @@ class Worker:
             self._report.released += 1
         else:
             self._lose([str(job)])
-        if ending in (Ending.FAILED, Ending.UNKNOWN):
+        if ending in (Ending.FAILED, Ending.UNKNOWN) or could_not_begin:
             _log.warning(
                 "job %s (%s), attempt %d of %d: %s",
                 *(job, job.task, job.attempt, job.max_attempts, outcome.error),
@@ -393,10 +395,16 @@ class Worker:
 
     def _give_back(self, running: RunningJob) -> None:
         self._held.discard(running)
-        self._note(Outcome(job=running.job, ending=Ending.RELEASED))
+        job = running.job
+        if running.began is None or job.attempt < job.max_attempts:
+            self._note(Outcome(job=job, ending=Ending.RELEASED))
+        else:
+            # Its last attempt has begun, and may have done anything.
+            self._note(Outcome(job=job, ending=Ending.FAILED, error=_TOO_LATE))
 
     def _release_all(self) -> None:
         """Write all outcomes, and release what still runs."""
+        self._take(None)
         for running in list(self._held):
             running.lose()
             self._give_back(running)

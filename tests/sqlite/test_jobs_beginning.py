@@ -1,0 +1,186 @@
+"""Jobs begin: their turns, the attempts that count, and workers that end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+import pytest
+from sqlalchemy import event, update
+
+from sqla_shard import Cluster
+from sqla_shard.jobs import beginning, current_job, JobState, Worker
+from sqla_shard.jobs.beginning import Beginnings
+from sqla_shard.jobs.calling import run_job
+from sqla_shard.jobs.running import Ending, Outcome, RunningJob
+from sqla_shard.outbox.tables import JOBS
+from sqla_shard.testing.local_server import wait_until
+from tests.models.job_models import (
+    add,
+    counter,
+    counters,
+    expire,
+    JOB_CLUSTERS,
+    on_shard,
+    rows,
+    take,
+)
+from tests.suites.jobs import Suite
+from tests.suites.jobs_holding import working
+from tests.suites.jobs_working import defined, WAIT, work
+
+__all__ = ["defined"]
+
+cluster = JOB_CLUSTERS.on_sqlite()
+
+
+def claimed(cluster: Cluster, near: int, queue: str = "adding") -> list[Any]:
+    with cluster.begin() as session:
+        return take(session, near, queue, limit=100)
+
+
+def running_of(cluster: Cluster, job: Any) -> RunningJob:
+    return RunningJob(cluster, job, expires=monotonic() + 60, lease=60)
+
+
+class TestEnds(Suite):
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_the_last_attempt_is_not_repeated(self, cluster, near, defined, is_async):
+        calls: list[int] = []
+        running, end = threading.Event(), threading.Event()
+
+        def hangs() -> None:
+            calls.append(1)
+            running.set()
+            assert end.wait(WAIT)
+
+        async def waits() -> None:
+            calls.append(1)
+            running.set()
+            await asyncio.sleep(WAIT)
+
+        defined(
+            waits if is_async else hangs, in_transaction=False, max_attempts=1
+        ).enqueue_now(cluster, near=near)
+        with working(cluster) as (worker, reports):
+            assert running.wait(WAIT)
+            worker.stop(0)
+            wait_until(lambda: reports, seconds=WAIT)
+        (row,) = rows(cluster)
+        assert (row.state, row.attempts) == (JobState.FAILED, 1)
+        assert row.error == "the worker ended before it"
+        assert (reports[0].failed, reports[0].released) == (1, 0)
+        assert work(cluster, "own").succeeded == 0
+        end.set()
+        assert calls == [1]
+
+    @pytest.mark.parametrize("most", [1, 3])
+    def test_what_was_released_is_not_called(self, cluster, near, most):
+        add.enqueue_now(cluster, near, near=near, max_attempts=most)
+        (job,) = claimed(cluster, near)
+        running = running_of(cluster, job)
+        running.lose()
+        assert run_job(cluster, running, Beginnings(cluster)).ending is Ending.LOST
+        assert counters(cluster, [near]) == [0]
+        assert [row.attempts for row in rows(cluster)] == [int(most > 1)]
+
+    def test_one_that_could_not_begin_is_reported(self, cluster, near, caplog):
+        add.enqueue_now(cluster, near, near=near)
+        (job,) = claimed(cluster, near)
+        worker = Worker(cluster, queues=["adding"])
+        worker._note(Outcome(job=job, ending=Ending.RELEASED, error="it is down"))
+        assert (worker._report.failed, worker._report.released) == (1, 0)
+        assert "attempt 1 of 3: it is down" in caplog.text
+
+
+class TestTurns(Suite):
+    def test_a_server_that_does_not_respond_holds_no_turn(
+        self, cluster, near, monkeypatch
+    ):
+        monkeypatch.setattr(beginning, "_ALONE", 0.01)
+        other = counter(cluster, 2)
+        jobs = []
+        for one in (near, other):
+            add.enqueue_now(cluster, one, near=one, max_attempts=1)
+            jobs += [replace(job, was_lost=True) for job in claimed(cluster, one)]
+        silent, alive = (running_of(cluster, job) for job in jobs)
+        beginnings = Beginnings(cluster)
+        thread = threading.Thread(target=beginnings.begin, args=(silent,))
+        with cluster.begin() as session:
+            add.function(session, near)
+            thread.start()
+            assert wait_until(lambda: beginnings._last is silent, seconds=WAIT)
+            assert beginnings.begin(alive) is None
+            assert thread.is_alive()
+        thread.join(WAIT)
+        assert [row.attempts for row in (*rows(cluster, 1), *rows(cluster, 2))] == [
+            1,
+            1,
+        ]
+
+    def test_jobs_that_wait_leave_the_threads_of_the_loop(self, cluster, near, defined):
+        inside: list[int] = []
+        most: list[int] = []
+
+        async def needs_a_thread() -> None:
+            inside.append(1)
+            most.append(len(inside))
+            await asyncio.to_thread(current_job().check)
+            inside.pop()
+
+        made = defined(needs_a_thread, in_transaction=False)
+        with cluster.begin() as session:
+            # More than the threads of a loop.
+            made.enqueue_many(session, [{}] * 40, near=near)
+        for job in claimed(cluster, near, "own"):
+            expire(cluster, job)
+        report = work(cluster, "own", concurrency=40)
+        assert report.succeeded == 40
+        assert max(most) == 1
+
+    def test_each_run_that_begins_ends(self, cluster, near, defined):
+        """Also those that are cancelled while they wait, and damaged ones.
+
+        The one that cancels all others cancels itself, and is run again.
+        """
+        begun: list[int] = []
+        ended: list[tuple[int, str]] = []
+        jobs: list[Any] = []  # as long as their ids are compared
+        first: list[int] = []
+
+        @event.listens_for(cluster, "before_job")
+        def begins(cluster: Any, job: Any) -> None:
+            jobs.append(job)
+            begun.append(id(job))
+
+        @event.listens_for(cluster, "after_job")
+        def ends(cluster: Any, report: Any) -> None:
+            ended.append((id(report.job), report.ending))
+
+        async def cancels(number: int) -> None:
+            if not first:
+                first.append(number)
+                while len(begun) < 3:
+                    await asyncio.sleep(0)
+                for one in asyncio.all_tasks() - {asyncio.current_task()}:
+                    one.cancel()
+
+        made = defined(cancels, in_transaction=False)
+        for number in range(3):
+            made.enqueue_now(cluster, number, near=near)
+        for job in claimed(cluster, near, "own"):
+            expire(cluster, job)
+        broken = made.enqueue_now(cluster, 3, near=near)
+        which = update(JOBS).where(JOBS.c.id == broken.local_id)
+        on_shard(cluster, 1, which.values(arguments="x"))
+        try:
+            report = work(cluster, "own", concurrency=4)
+        finally:
+            event.remove(cluster, "before_job", begins)
+            event.remove(cluster, "after_job", ends)
+        assert (report.succeeded, report.failed) == (3, 2)
+        assert sorted(begun) == sorted(number for number, _ in ended)
+        assert [ending for _, ending in ended].count("released") == 2
