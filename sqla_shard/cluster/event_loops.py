@@ -70,7 +70,8 @@ class LoopEngines(Engines):
         """Count a connection as idle or closed; called by listeners."""
         # No lock: the garbage collector calls it too, at any time.
         self.in_use.pop(id(record), None)
-        self._drop_idle()
+        if self.retired.engines:
+            self._drop_idle()
         if not self.in_use:
             self._all_back.set()
 

@@ -222,6 +222,10 @@ class PolledConnection:
         """Whether ROLLBACK would not wait for its response."""
         return self.defers and not self._has_locks
 
+    def wait_for_rollback(self) -> None:
+        """Read the response to the next ROLLBACK at once."""
+        self._has_locks = True
+
     def before_command(self, statement: bytes | None = None) -> None:
         """Read a pending response, and look for locks in a statement.
 

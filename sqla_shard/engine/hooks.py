@@ -98,7 +98,6 @@ def listen(
             ],
             "do_executemany": [execute_many],
             "do_execute_no_params": [get_ready],
-            "begin": [state.on_begin],
             "commit": [state.on_commit],
             "rollback": [state.on_rollback],
             # The last listener that returns an error wins: at COMMIT the log
@@ -276,17 +275,6 @@ class _ConnectionState:
         connection.info[ENDED] = False
         return rendered
 
-    def on_begin(self, connection: Connection) -> None:
-        """Handle ``begin``: the last transaction may have left a ROLLBACK."""
-        wire: Any = connection.connection.dbapi_connection
-        if isinstance(wire, PolledConnection) and wire.pending:
-            try:
-                wire.settle()
-            except self._engine.dialect.loaded_dbapi.Error as error:
-                # The transaction gets another connection, instead of the
-                # error of an earlier one.
-                connection.invalidate(error)
-
     def on_commit(self, connection: Connection) -> None:
         """Handle ``commit``."""
         # The log sends the last statement of the transaction before the
@@ -294,12 +282,21 @@ class _ConnectionState:
         log: TransactionLog | None = connection.info.get(TRANSACTION_LOG)
         if log is not None:
             log.committing(connection)
-        self.on_rollback(connection)
+        if not connection.invalidated:
+            connection.info[ENDED] = True
 
     def on_rollback(self, connection: Connection) -> None:
         """Handle ``rollback``."""
-        if not connection.invalidated:
-            connection.info[ENDED] = True
+        if connection.invalidated:
+            return
+        info = connection.info
+        info[ENDED] = True
+        if TRANSACTION_LOG not in info:
+            wire: Any = connection.connection.dbapi_connection
+            if isinstance(wire, PolledConnection):
+                # No session's: the connection may begin another transaction,
+                # which would get the error of this ROLLBACK.
+                wire.wait_for_rollback()
 
     def on_reset(self, connection: Any, record: Any, state: PoolResetState) -> None:
         """Handle ``reset``: roll back if a transaction may be open."""

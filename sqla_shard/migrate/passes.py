@@ -275,7 +275,7 @@ def replicas(move: Move) -> Replicas:
     return found
 
 
-# -- One pass over all rows of both sides; see :mod:`.comparing`.
+# -- One pass over all rows of both sides
 
 
 #: Rows of a page.

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 from sqlalchemy import func, literal, make_url, select, String, update
-from sqlalchemy.exc import OperationalError, StatementError
+from sqlalchemy.exc import DBAPIError, OperationalError, StatementError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqla_shard import Cluster, ObjectMixin
 from sqla_shard.dialects.mysql import MySQL
+from sqla_shard.dialects.mysql.asyncmy_connections import _class_of
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.testing.server_fleet import ServerFleet
 
@@ -169,10 +170,11 @@ def test_no_later_statement_gets_the_response(
     assert interrupted
 
 
+@pytest.mark.parametrize("begins", [True, False])
 def test_a_transaction_does_not_get_the_error_of_an_earlier_rollback(
-    cluster: Cluster, fleet: ServerFleet[Any]
+    cluster: Cluster, fleet: ServerFleet[Any], begins: bool
 ) -> None:
-    """The same connection, whose deferred ROLLBACK was not answered."""
+    """The same connection, which was lost before ROLLBACK was sent."""
     with cluster.session() as session:
         engine = session.connection(bind_arguments={"shard_id": 0}).engine
     with engine.connect() as connection:
@@ -181,10 +183,25 @@ def test_a_transaction_does_not_get_the_error_of_an_earlier_rollback(
         transaction = connection.begin()
         assert connection.scalar(select(func.connection_id())) == number
         fleet.servers[0].root_execute(f"KILL {number}")
-        transaction.rollback()
-        with connection.begin():
-            assert connection.scalar(select(literal("other"))) == "other"
-            assert connection.scalar(select(func.connection_id())) != number
+        with pytest.raises(DBAPIError):
+            transaction.rollback()
+        if begins:
+            connection.begin()
+        assert connection.scalar(select(literal("other"))) == "other"
+        assert connection.scalar(select(func.connection_id())) != number
+        connection.rollback()
+
+
+def test_engines_share_a_class_of_connections(async_cluster: Cluster) -> None:
+    """Each class has settings of TLS, which are half a megabyte."""
+
+    async def main() -> None:
+        await async_cluster.async_health()
+        first = _class_of.cache_info().misses
+        await async_cluster.async_health()
+        assert _class_of.cache_info().misses == first
+
+    asyncio.run(main())
 
 
 def test_a_response_that_drips_ends(fleet: ServerFleet[Any]) -> None:

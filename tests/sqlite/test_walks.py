@@ -115,7 +115,9 @@ class Walks:
             greet.enqueue(session, near=self.ids[0])
 
     def worker(self) -> None:
-        assert Worker(self.cluster, ["greeting"], concurrency=1).run(until_empty=True)
+        self.enqueued()
+        worker = Worker(self.cluster, ["greeting"], concurrency=1)
+        assert worker.run(until_empty=True).succeeded
 
     def opened(self) -> None:
         document = sqlite_topology(self.directory, shards=SHARDS)
@@ -142,7 +144,7 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walks]:
         ("new_object", 215),
         ("changed_object", 285),
         ("enqueued", 141),
-        ("worker", 1770),
+        ("worker", 3250),
         ("opened", 530),
     ],
 )

@@ -52,7 +52,9 @@ def open_connection(dialect: Any, record: Any, cargs: Any, cparams: Any) -> Any:
         return dialect.connect(*cargs, **cparams)
     # The package itself has a function of this name.
     module = import_module(f"{dbapi.asyncmy.__name__}.connection")
-    made = _class_of(module.Connection, dbapi, tries_tls=not disabled)
+    # Not of dbapi, which SQLAlchemy makes for each engine.
+    errors = dbapi.asyncmy.errors
+    made = _class_of(module.Connection, errors, tries_tls=not disabled)
 
     async def connect(*args: Any, **kwargs: Any) -> Any:
         limit = kwargs["connect_timeout"]
@@ -69,8 +71,11 @@ def open_connection(dialect: Any, record: Any, cargs: Any, cparams: Any) -> Any:
 
 
 @cache
-def _class_of(base: Any, dbapi: Any, *, tries_tls: bool) -> Any:
-    """Return a class of connections."""
+def _class_of(base: Any, errors: Any, *, tries_tls: bool) -> Any:
+    """Return a class of connections.
+
+    :param errors: the driver's module of errors.
+    """
 
     class Connection(base):  # type: ignore[misc]  # asyncmy's
         is_torn = False
@@ -81,14 +86,21 @@ def _class_of(base: Any, dbapi: Any, *, tries_tls: bool) -> Any:
         async def _fill_buffer(self, need: int) -> None:
             # The driver's own limit begins again with each byte.
             limit = getattr(self, "_read_timeout", None)
-            try:
-                for enough in (*range(_PART, need, _PART), need):
-                    async with asyncio.timeout(limit):
+            for enough in (*range(_PART, need, _PART), need):
+                timer = asyncio.timeout(limit)
+                try:
+                    async with timer:
                         await self._unless_torn(super()._fill_buffer(enough))
-            except TimeoutError as error:
-                raise dbapi.OperationalError(
-                    _LOST, "Lost connection to MySQL server during query (read timeout)"
-                ) from error
+                except TimeoutError as error:
+                    if not timer.expired():
+                        raise
+                    # Closed, and lost as by the driver's own limit: the pool
+                    # closes its other connections to the server.
+                    self.is_torn = False
+                    raise errors.OperationalError(
+                        _LOST,
+                        "Lost connection to MySQL server during query (read timeout)",
+                    ) from error
 
         async def _read_query_result(self, unbuffered: bool = False) -> None:
             await self._unless_torn(super()._read_query_result(unbuffered))
@@ -97,7 +109,7 @@ def _class_of(base: Any, dbapi: Any, *, tries_tls: bool) -> Any:
             """Await a part of a command; close the connection if it is cut."""
             try:
                 await call
-            except dbapi.Error:
+            except errors.Error:
                 raise
             except BaseException:
                 # The next statement would read the response.

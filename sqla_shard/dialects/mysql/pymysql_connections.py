@@ -7,8 +7,7 @@ They differ from those of the driver:
 * ``connect_timeout`` includes the handshake: a server that hangs accepts
   connections, and the wait for its greeting would not end;
 * all connections of a process share a TLS context;
-* results are read in less time; see
-  :mod:`sqla_shard.dialects.mysql.pymysql_connections`;
+* results are read in less time;
 * a connection whose response was not read, because an exception such as that
   of the handler of a signal has ended the call, is not used again;
 * clear-text passwords are sent only to verified servers.
