@@ -95,6 +95,8 @@ def _unused(
 @click.option(
     "--hints",
     metavar="URL",
+    envvar="SQLA_SHARD_HINTS",
+    show_envvar=True,
     help="Redis server through which programs tell of new jobs.",
 )
 @click.option(

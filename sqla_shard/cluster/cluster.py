@@ -226,6 +226,7 @@ class Cluster(FromSources, EventTarget):
             topology, self._engines, self._loops, self._call_listeners
         )
         self._session_options = dict(session_options or {})
+        self._closing: dict[Callable[[], object], None] = {}
         DICTIONARIES.add_source(self)
 
     # -- Topology
@@ -544,7 +545,7 @@ class Cluster(FromSources, EventTarget):
         DICTIONARIES.remove_source(self)
         self._follower.close_soon()
         ended = await self._loops.aclose(timeout)
-        self._close_cache()
+        self._close_rest()
         if not any(stats.busy for stats in self._engines.stats()):
             return self._engines.close(0) and ended
         # close() waits for sessions of other threads.
@@ -779,7 +780,9 @@ class Cluster(FromSources, EventTarget):
         """The cache, for sessions."""
         return self.cache
 
-    def _close_cache(self) -> None:
+    def _close_rest(self) -> None:
+        for function in list(self._closing):
+            function()
         if self.cache is not None:
             self.cache.close()
 
@@ -823,8 +826,15 @@ class Cluster(FromSources, EventTarget):
         self._loops.shut()
         drained = self._engines.close(timeout)
         self._follower.close(1.0)
-        self._close_cache()
+        self._close_rest()
         return drained
+
+    def call_at_close(self, function: Callable[[], object]) -> None:
+        """Call a function each time that the cluster is closed.
+
+        It is called in the thread, or the event loop, that closes it.
+        """
+        self._closing[function] = None
 
     def __enter__(self) -> Cluster:
         return self

@@ -16,13 +16,14 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import finalize, WeakKeyDictionary
 
 from sqla_shard.cluster.event_loops import Loops
 from sqla_shard.exc import JobOptionError, MissingExtraError
 from sqla_shard.jobs.claims import JobState
 from sqla_shard.jobs.survey import DueGroup
 from sqla_shard.util.json_values import parsed_json
+from sqla_shard.util.masking import redact
 from sqla_shard.util.processes import in_children
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def share_hints(
 
     The user of the URL needs ``PUBLISH`` and ``SUBSCRIBE``.
 
+    The channel is closed with the cluster, or at the end of the process.
+
     :param url: URL of a Redis server; None sends no more.
     :param channel: name of the channel; the same for all processes, and another
         one for another cluster.
@@ -61,11 +64,8 @@ def share_hints(
     :raises MissingExtraError: if the package redis is not installed.
     """
     hints = hints_of(cluster)
-    former, hints.channel = hints.channel, None
-    if former is not None:
-        former.close()
-    if url is not None:
-        hints.channel = _Channel(url, channel, hints.hear)
+    hints.use(None if url is None else _Channel(url, channel, hints.hear))
+    cluster.call_at_close(hints.close)
 
 
 class Hints:
@@ -74,11 +74,30 @@ class Hints:
     def __init__(self) -> None:
         self.channel: _Channel | None = None
         self._listeners: tuple[Hear, ...] = ()
+        self.after_fork()
+        in_children(self)
+
+    def after_fork(self) -> None:
+        """Start with a lock of the child."""
+        self._lock = threading.Lock()
 
     @property
     def is_used(self) -> bool:
         """Whether anybody hears a hint."""
         return bool(self._listeners) or self.channel is not None
+
+    def use(self, channel: _Channel | None) -> None:
+        """Use another channel from now on."""
+        with self._lock:
+            former, self.channel = self.channel, channel
+            if channel is not None and self._listeners:
+                channel.listen()
+        if former is not None:
+            former.close()
+
+    def close(self) -> None:
+        """Send what waits, and close the channel."""
+        self.use(None)
 
     def hear(self, groups: Collection[DueGroup]) -> None:
         """Tell the workers of this process."""
@@ -88,22 +107,24 @@ class Hints:
     def tell(self, groups: Collection[DueGroup]) -> None:
         """Tell all workers; this neither waits nor fails."""
         self.hear(groups)
-        if self.channel is not None:
-            self.channel.send(groups)
+        channel = self.channel
+        if channel is not None:
+            channel.send(groups)
 
     @contextmanager
     def listening(self, hear: Hear) -> Iterator[None]:
         """Return a context manager in which a worker hears hints."""
-        self._listeners = (*self._listeners, hear)
-        channel = self.channel
+        with self._lock:
+            self._listeners = (*self._listeners, hear)
+            if self.channel is not None:
+                self.channel.listen()
         try:
-            if channel is not None:
-                channel.listen()
             yield
         finally:
-            self._listeners = tuple(one for one in self._listeners if one != hear)
-            if channel is not None and not self._listeners:
-                channel.stop_listening()
+            with self._lock:
+                self._listeners = tuple(one for one in self._listeners if one != hear)
+                if self.channel is not None and not self._listeners:
+                    self.channel.stop_listening()
 
 
 _lock = threading.Lock()
@@ -115,7 +136,12 @@ def hints_of(cluster: AnyCluster) -> Hints:
     if isinstance(cluster, Loops):
         cluster = cluster.synchronous
     with _lock:
-        return _known.setdefault(cluster, Hints())
+        found = _known.get(cluster)
+        if found is None:
+            found = _known[cluster] = Hints()
+            # A cluster that nobody closes ends with the process at the latest.
+            finalize(cluster, found.close)
+        return found
 
 
 def tell_after_commit(session: Any, groups: Collection[DueGroup], _: bool) -> None:
@@ -133,7 +159,6 @@ class _Channel:
             raise MissingExtraError(
                 package="redis", extra="redis", reason=str(error)
             ) from None
-        self._error = redis.RedisError
         self._name = name
         self._hear = hear
         try:
@@ -143,8 +168,16 @@ class _Channel:
                 socket_connect_timeout=_TIMEOUT,
                 health_check_interval=10,
             )
-        except ValueError as error:
-            raise JobOptionError(str(error), option="url", value=url) from error
+            # It is not opened: this refuses options of which redis knows nothing.
+            self._client.connection_pool.make_connection()
+        except (TypeError, ValueError):
+            # Their messages may show a part of the password.
+            raise JobOptionError(
+                "must be the URL of a Redis server, with options of the package "
+                "redis, such as redis://cache1:6379/0",
+                option="url",
+                value=redact(url),
+            ) from None
         self.after_fork()
         in_children(self)
 
@@ -157,46 +190,58 @@ class _Channel:
         self._sender: threading.Thread | None = None
         self._listener: threading.Thread | None = None
         self._end = threading.Event()
-        self._has_failed = False
+        self._is_closed = False
+        #: What has failed, and was reported.
+        self._failing: set[str] = set()
 
     def close(self) -> None:
-        """End the threads, and close the connections."""
+        """Send what waits, end the threads, and close the connections.
+
+        This waits for a second at most for each thread.
+        """
         self.stop_listening()
         with self._lock:
+            self._is_closed = True
             sender, self._sender = self._sender, None
         if sender is not None:
             self._waiting.put(None)
-            sender.join(2 * _TIMEOUT)
+            sender.join(_TIMEOUT)
         self._client.close()
 
     def send(self, groups: Collection[DueGroup]) -> None:
         """Let the thread send hints."""
-        if self._sender is None:
-            self._start_sender()
         if self._waiting.qsize() < _MOST_WAITING:
             self._waiting.put(groups)
-
-    def _start_sender(self) -> None:
         with self._lock:
-            if self._sender is None:
-                self._sender = threading.Thread(
-                    target=self._send, name="sqla-shard-hints", daemon=True
-                )
-                self._sender.start()
+            if self._sender is None and not self._is_closed:
+                self._sender = self._started("sqla-shard-hints", self._send)
+
+    def _started(
+        self, name: str, target: Callable[..., None], *arguments: Any
+    ) -> threading.Thread | None:
+        """Return a thread that was started; None if the system has no more."""
+        thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._report("starting a thread", error)
+            return None
+        self._failing.discard("starting a thread")
+        return thread
 
     def _send(self) -> None:
         pause = threading.Event()
         while True:
-            found = {self._waiting.get()}
+            found = [self._waiting.get()]
             while not self._waiting.empty():
-                found.add(self._waiting.get())
+                found.append(self._waiting.get())
             groups = {group for some in found if some is not None for group in some}
             try:
                 if groups:
                     self._client.publish(self._name, _packed(groups))
-                    self._has_failed = False
-            except self._error as error:
-                self._report(error)
+                    self._failing.discard("sending")
+            except Exception as error:  # The client raises others than its own.
+                self._report("sending", error)
             if None in found:
                 return
             pause.wait(_PAUSE)
@@ -205,19 +250,15 @@ class _Channel:
         """Start the thread that hears the hints of other processes."""
         if self._listener is None:
             self._end = threading.Event()
-            self._listener = threading.Thread(
-                target=self._listen,
-                args=(self._end,),
-                name="sqla-shard-hearing",
-                daemon=True,
+            self._listener = self._started(
+                "sqla-shard-hearing", self._listen, self._end
             )
-            self._listener.start()
 
     def stop_listening(self) -> None:
         """End the thread that hears hints."""
         self._end.set()
         if self._listener is not None:
-            self._listener.join(2 * _TIMEOUT)
+            self._listener.join(_TIMEOUT)
             self._listener = None
 
     def _listen(self, end: threading.Event) -> None:
@@ -228,21 +269,21 @@ class _Channel:
                     pubsub.subscribe(self._name)
                     while not end.is_set():
                         message = pubsub.get_message(timeout=_LOOK)
-                        self._has_failed = False
+                        self._failing.discard("listening")
                         if message is not None:
                             self._hear(_unpacked(message["data"]))
-            except self._error as error:
-                self._report(error)
+            except Exception as error:  # as above
+                self._report("listening", error)
                 end.wait(_TIMEOUT)
 
-    def _report(self, error: Exception) -> None:
-        if not self._has_failed:
+    def _report(self, what: str, error: Exception) -> None:
+        if what not in self._failing:
             _log.warning(
-                "hints about jobs are lost, so these begin later: Redis has failed: %s",
-                error,
+                "hints about jobs are lost, so these begin later: %s has failed: %s",
+                *(what, error),
                 extra={"action": "hint"},
             )
-        self._has_failed = True
+        self._failing.add(what)
 
 
 def _packed(groups: Collection[DueGroup]) -> str:

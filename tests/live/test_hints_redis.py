@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +18,11 @@ import pytest
 from sqla_shard import Cluster
 from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs import schedule, share_hints, Worker
+from sqla_shard.jobs.hints import hints_of
 from sqla_shard.testing import RedisServer, sqlite_topology
 from sqla_shard.testing.local_server import wait_until
 from tests.models.job_models import add, Base, counter, counters, SHARDS
+from tests.servers.command_line import environment
 
 WAIT = 60
 
@@ -83,8 +90,7 @@ def test_a_worker_of_another_process(
         finally:
             for cluster in clusters:
                 share_hints(cluster, None)
-    names = {thread.name for thread in threading.enumerate()}
-    assert not names & {"sqla-shard-hints", "sqla-shard-hearing"}
+    assert threads_of_hints() == set()
 
 
 def listens(server: RedisServer) -> None:
@@ -104,6 +110,102 @@ def is_at(cluster: Cluster, near: int, count: int) -> bool:
     return counters(cluster, [near]) == [count]
 
 
-def test_a_bad_url(clusters: tuple[Cluster, Cluster]) -> None:
-    with pytest.raises(JobOptionError, match="url"):
-        share_hints(clusters[0], "http://cache1")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://app:secret@cache1",
+        "redis://app:sec/ret@cache1:6379/0",
+        "redis://cache1:6379/0?password=secret&unknown=secret",
+    ],
+)
+def test_a_bad_url_is_refused_without_its_password(
+    clusters: tuple[Cluster, Cluster], url: str
+) -> None:
+    with pytest.raises(JobOptionError, match="url=") as caught:
+        share_hints(clusters[0], url)
+    text = "".join(traceback.format_exception(caught.value))
+    assert not re.search("secret|sec/ret|'sec'", text)
+
+
+def test_a_server_that_cannot_be_named(
+    clusters: tuple[Cluster, Cluster], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client raises UnicodeError; threads and COMMIT go on."""
+    cluster = clusters[0]
+    near = counter(cluster)
+    with hints_of(cluster).listening(lambda groups: None):
+        # After the workers have begun to listen.
+        share_hints(cluster, f"redis://{'x' * 70}.example/0")
+        for _ in range(3):
+            add.enqueue_now(cluster, near, near=near)
+        assert wait_until(lambda: caplog.text.count("hints about") == 2, seconds=WAIT)
+        assert threads_of_hints() == {"sqla-shard-hints", "sqla-shard-hearing"}
+        cluster.close()
+    assert threads_of_hints() == set()
+    assert caplog.text.count("hints about") == 2
+
+
+def test_no_thread_can_be_started(
+    clusters: tuple[Cluster, Cluster],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    share_hints(clusters[0], "redis://127.0.0.1:1/0")
+    hints = hints_of(clusters[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        hints.tell([])
+        assert "can't start new thread" in caplog.text
+    hints.tell([])
+    assert threads_of_hints() == {"sqla-shard-hints"}
+
+
+_SHORT = """
+import sys
+from sqla_shard.jobs import share_hints
+from sqla_shard import Cluster
+from tests.models.job_models import add, counter
+path, url = sys.argv[1:]
+cluster = Cluster.from_file(path)
+near = counter(cluster)
+share_hints(cluster, url)
+add.enqueue_now(cluster, near, near=near)
+"""
+
+
+def test_a_short_program(tmp_path: Path, redis_installed: Any) -> None:
+    """It ends without closing its cluster, and its hint arrives."""
+    import redis
+
+    path = tmp_path / "topology.json"
+    path.write_text(json.dumps(sqlite_topology(tmp_path / "data", 1, SHARDS)))
+    with Cluster.from_file(path) as cluster:
+        cluster.create_all(Base.metadata)
+    with RedisServer() as server:
+        client = redis.Redis(server.host, server.port)
+        with client.pubsub(ignore_subscribe_messages=True) as pubsub:
+            pubsub.subscribe("sqla_shard:jobs")
+            listens(server)
+            url = f"redis://{server.host}:{server.port}/0"
+            subprocess.run(
+                [sys.executable, "-c", _SHORT, str(path), url],
+                env=environment(),
+                check=True,
+                timeout=WAIT,
+            )
+            heard: list[Any] = []
+
+            def hears() -> bool:
+                heard.append(pubsub.get_message(timeout=0.1))
+                return heard[-1] is not None
+
+            assert wait_until(hears, seconds=5)
+        client.close()
+
+
+def threads_of_hints() -> set[str]:
+    names = {thread.name for thread in threading.enumerate()}
+    return names & {"sqla-shard-hints", "sqla-shard-hearing"}
