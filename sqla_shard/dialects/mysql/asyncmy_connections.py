@@ -107,6 +107,7 @@ def _class_of(base: Any, errors: Any, *, tries_tls: bool) -> Any:
 
         async def _unless_torn(self, call: Awaitable[None]) -> None:
             """Await a part of a command; close the connection if it is cut."""
+            transport = self._transport
             try:
                 await call
             except errors.Error:
@@ -116,6 +117,9 @@ def _class_of(base: Any, errors: Any, *, tries_tls: bool) -> Any:
                 self.is_torn = True
                 self.close()
                 self._connected = False
+                if transport is not None:
+                    # TLS would wait 30 s for the answer of a server that hangs.
+                    transport.abort()
                 raise
 
     return _trying_tls(Connection) if tries_tls else Connection
