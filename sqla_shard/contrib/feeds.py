@@ -171,6 +171,8 @@ class FeedTables:
     ) -> Iterator[Work | str]:
         """Yield the steps that remove posts to be deleted from feeds."""
         columns = self.posts.c
+        # No index begins with the post: this reads all rows of a shard, without
+        # locks.  Anybody may have published it, so the authors are unknown.
         there = select(columns.author_id, columns.post_id).where(
             type_coerce(columns.post_id, BigInteger()).in_(ids)
         )

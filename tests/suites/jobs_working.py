@@ -624,10 +624,12 @@ class Strangers(Suite):
 
         written = claims.fail
 
-        def refusing(session: Any, job: Any, error: str, *more: Any) -> None:
+        def refusing(
+            session: Any, job: Any, error: str, *more: Any, **options: Any
+        ) -> None:
             if "letter" in error:
                 raise DataError("UPDATE", {}, ValueError("refused"))
-            written(session, job, error, *more)
+            written(session, job, error, *more, **options)
 
         monkeypatch.setattr(handling, "fail", refusing)
         defined(unlettered, max_attempts=1).enqueue_now(cluster, near=near)
