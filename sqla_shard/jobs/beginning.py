@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _ALONE = 1.0
 #: Seconds after which no further attempt to write a start begins.
 _TIMEOUT = 2.0
+#: Jobs of event loops that are counted at the same time.
+_MOST_COUNTING = 32
 #: Seconds until a job is claimed again whose start could not be written.
 _AGAIN_AFTER = 5.0
 
@@ -40,7 +42,7 @@ class Beginnings:
         self._cluster = cluster
         self._turn = threading.Lock()
         self._last: RunningJob | None = None
-        self._waiting: ThreadPoolExecutor | None = None
+        self._pools: dict[int, ThreadPoolExecutor] = {}
 
     def begin(self, running: RunningJob) -> Outcome | None:
         """Wait for the turn of a job, and count its attempt, if it needs that.
@@ -55,26 +57,32 @@ class Beginnings:
 
     async def async_begin(self, running: RunningJob) -> Outcome | None:
         """Wait, and count, in an event loop; see :meth:`begin`."""
+        # Not in the threads of the loop, which functions of jobs need: many
+        # jobs that wait, or count on a server that is silent, would fill them.
+        loop = asyncio.get_running_loop()
         if running.job.was_lost:
-            # In one thread of its own: many jobs that wait would fill those of
-            # the loop, which functions of jobs need.
-            if self._waiting is None:
-                self._waiting = ThreadPoolExecutor(1, "sqla-shard-turns")
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._waiting, self._take_turn, running)
+            await loop.run_in_executor(self._pool(1), self._take_turn, running)
         if not running.job.counts_at_start:
             return None
-        return await asyncio.to_thread(self._count, running)
+        return await loop.run_in_executor(
+            self._pool(_MOST_COUNTING), self._count, running
+        )
+
+    def _pool(self, most: int) -> ThreadPoolExecutor:
+        """Return the threads for waiting, or for counting."""
+        if most not in self._pools:
+            self._pools[most] = ThreadPoolExecutor(most, "sqla-shard-beginning")
+        return self._pools[most]
 
     def end(self, running: RunningJob) -> None:
         """Let the next job begin."""
         running.has_ended.set()
 
     def close(self) -> None:
-        """Give up the jobs of event loops that wait for their turn."""
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None:
-            waiting.shutdown(wait=False, cancel_futures=True)
+        """Give up the jobs of event loops that wait."""
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _take_turn(self, running: RunningJob) -> None:
         with self._turn:

@@ -124,6 +124,11 @@ class TestTurns(Suite):
     def test_jobs_that_wait_leave_the_threads_of_the_loop(self, cluster, near, defined):
         inside: list[int] = []
         most: list[int] = []
+        threads: set[str] = set()
+
+        @event.listens_for(cluster, "connection_obtained")
+        def connects(cluster: Any, server: str, seconds: float) -> None:
+            threads.add(threading.current_thread().name)
 
         async def needs_a_thread() -> None:
             inside.append(1)
@@ -137,9 +142,14 @@ class TestTurns(Suite):
             made.enqueue_many(session, [{}] * 40, near=near)
         for job in claimed(cluster, near, "own"):
             expire(cluster, job)
-        report = work(cluster, "own", concurrency=40)
+        try:
+            report = work(cluster, "own", concurrency=40)
+        finally:
+            event.remove(cluster, "connection_obtained", connects)
         assert report.succeeded == 40
         assert max(most) == 1
+        assert any(name.startswith("sqla-shard-beginning") for name in threads)
+        assert not any(name.startswith("asyncio") for name in threads)
 
     def test_each_run_that_begins_ends(self, cluster, near, defined):
         """Also those that are cancelled while they wait, and damaged ones.
@@ -163,7 +173,7 @@ class TestTurns(Suite):
         async def cancels(number: int) -> None:
             if not first:
                 first.append(number)
-                while len(begun) < 3:
+                while len(begun) < 4:
                     await asyncio.sleep(0)
                 for one in asyncio.all_tasks() - {asyncio.current_task()}:
                     one.cancel()
