@@ -94,7 +94,8 @@ class Split(Operation):
         self._fences: dict[tuple[str, bool], Fence] = {}
         self._compare_limit = arguments["compare_limit"]
         self._contents = self._contents_to_compare()
-        #: Whether this process has prepared the fence of the source.
+        #: Whether this process has inserted the fence of the source, which
+        #: has no effect yet.
         self._is_prepared = False
         #: Programs of sessions of the source, before writes are stopped.
         self._programs: Mapping[int, Program] = {}
@@ -307,7 +308,8 @@ class Split(Operation):
             ),
             Step(
                 name="reopen",
-                text=f"let applications write to what stays on {source}",
+                text=f"end receiving on {target}, let applications write to "
+                f"what stays on {source}",
                 run=self._reopen,
                 critical=True,
             ),
@@ -444,6 +446,7 @@ class Split(Operation):
         if not self._is_prepared:
             # Resumed: the sessions of the process before have ended.
             self._prepare_fence()
+        self._is_prepared = False
         fence = self._fence_of(self._source)
         self._source.close_writes()
         fence.flush()
@@ -488,12 +491,19 @@ class Split(Operation):
         )
 
     def _reopen(self) -> Mapping[str, Any] | None:
-        if not self._move.staying:
-            # Nothing of the fleet is on it any more.
-            return None
-        return self._if_reachable(
-            ("source",), lambda role: self._at(role).open_writes()
-        )
+        def reopen(role: str) -> None:
+            server = self._at(role)
+            if role == "target":
+                # What is written on the source from now on, past the fence,
+                # would be replayed into shards that have moved, if this
+                # process died before the next step.
+                server.stop_receiver()
+            else:
+                server.open_writes()
+
+        # Without shards that stay, nothing of the fleet is on the source.
+        sources = ("source",) if self._move.staying else ()
+        return self._if_reachable(("target", *sources), reopen)
 
     def _detach(self) -> Mapping[str, Any] | None:
         target = self._target
@@ -587,6 +597,12 @@ class Split(Operation):
 
     def disconnect(self) -> None:
         """Close the sessions on all servers."""
+        if self._is_prepared:
+            # Without the journal nothing is undone, and a restart of the
+            # source, or any GRANT, would stop writes to what moves.
+            self._is_prepared = False
+            with suppress(FleetServerError):
+                self._fence_of(self._source).delete()
         if self._contents is not None:
             self._contents.close()
         super().disconnect()

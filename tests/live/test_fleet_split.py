@@ -12,6 +12,7 @@ import pymysql
 import pytest
 
 from sqla_shard.exc import (
+    FleetLockLostError,
     FleetServerError,
     OperationFailedError,
     OperationRefusedError,
@@ -33,7 +34,7 @@ from tests.servers.load_checks import check, only_old, pauses, rows_at, rows_of_
 from tests.servers.load_log import Attempt
 from tests.servers.load_writers import RawWriter
 from tests.servers.published import connect_to, places, publish_to
-from tests.servers.server_statements import unlogged, words
+from tests.servers.server_statements import received, unlogged, words
 from tests.servers.writing_load import Load
 
 pytestmark = pytest.mark.live
@@ -41,7 +42,9 @@ pytestmark = pytest.mark.live
 SHARDS = 16
 STAYING = range(8)
 MOVING = range(8, 16)
+LATE = "db00015.late"
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
+LOCK = "topology.json.fleet/lock"
 STEPS = (
     *("attach", "compare", "prepare", "wait", "fence", "drain", "publish"),
     *("open", "reopen", "detach", "shut", "verify"),
@@ -266,11 +269,34 @@ def pause_log(pairs):
 
 
 @pytest.fixture(scope="module")
-def split_once(pairs, pause_log):
+def receivers():
+    return []
+
+
+@pytest.fixture(scope="module")
+def split_once(pairs, pause_log, receivers):
     fleet = renewed(pairs)
+    source, target = pairs["server1"], pairs["server2"]
+
+    def tell(event):
+        pause_log.progress(event)
+        if (event.step, event.state) == ("reopen", "done"):
+            # As if this process had died here: root passes the fence.
+            source.primary.root_execute(f"CREATE TABLE {LATE} (id INT)")
+            source.wait_caught_up()
+            receivers.append(received(target.primary))
+
     with pause_log:
-        apply(fleet, planned(fleet, pairs), progress=pause_log.progress)
+        apply(fleet, planned(fleet, pairs), progress=tell)
     return pairs
+
+
+def test_a_write_past_the_fence_does_not_reach_the_target(split_once, receivers):
+    assert set(receivers) == {"No"}
+    source, target = split_once["server1"], split_once["server2"]
+    exists = "SELECT COUNT(*) FROM information_schema.tables WHERE table_name = 'late'"
+    assert source.standby.root_execute(exists) == [(1,)]
+    assert target.primary.root_execute(exists) == [(0,)]
 
 
 def test_writes_wait_for_few_statements(split_once, pause_log):
@@ -325,6 +351,25 @@ def test_kill_9_after_it_is_published(pairs, tmp_path, seed, say):
             load.wait_for_acks(100, shards=MOVING)
             attempts = load.stop()
         prove(pairs, attempts)
+
+
+def test_rows_of_a_fence_do_not_stay_without_effect(fleet, pairs):
+    """A restart of the source, or any GRANT, would give them their effect."""
+    count = "SELECT COUNT(*) FROM mysql.db WHERE Db = 'db00015'"
+    source, lock = pairs["server1"].primary, pairs.path.parent / LOCK
+    rows = []
+
+    def tell(event):
+        if (event.step, event.state) == ("wait", "done"):
+            rows.extend(source.root_execute(count))
+            lock.unlink()
+
+    with pytest.raises(FleetLockLostError):
+        apply(fleet, planned(fleet, pairs), progress=tell)
+    rows += source.root_execute(count)
+    assert rows == [(1,), (0,)]
+    assert undo(pairs.fleet()).state == "undone"
+    acked_now(pairs, MOVING[0])
 
 
 # -- differences ----------------------------------------------------------
