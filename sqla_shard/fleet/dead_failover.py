@@ -57,8 +57,9 @@ DRAIN = 600.0
 #: Seconds for a connection to the lost primary: if its machine is silent, they
 #: pass while semi-sync may stop waiting.
 _PROOF = 3.0
-#: The same, of a process that has just waited for so long.
-_AGAIN = 1.0
+#: The same, of a process that has just waited for so long.  After 1 s Linux
+#: repeats a SYN that was lost.
+_AGAIN = 1.5
 #: Seconds for which the proof of this process is recent enough to publish.
 _PROVED = 5.0
 #: Seconds between two looks at a standby that is draining.
@@ -474,7 +475,9 @@ class DeadFailover(Promotion):
             **late_note(self.fleet),
             "loss": self.notes["stop"]["loss"],
             "todo": f"{new.admin} has no standby, and its COMMITs wait for none: "
-            f"sqla-shard fleet replica build {self.server} HOST, or rebuild",
+            f"sqla-shard fleet replica build {self.server} HOST; or name the old "
+            "primary as the standby in the next topology, and: sqla-shard fleet "
+            f"replica rebuild {self.server} --discard-errant",
         }
 
     def _failed(self, reason: str) -> FleetServerError:

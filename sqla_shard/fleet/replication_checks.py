@@ -38,16 +38,28 @@ def _acknowledge(standby: ServerFacts) -> str:
     )
 
 
-def _change(standby: ServerFacts, option: str, *before: str) -> str:
+def _change(standby: ServerFacts, option: str, thread: str, *before: str) -> str:
     """Return the statements that change how a standby replicates.
 
+    :param thread: the only one that MySQL must stop for it.  If both are
+        stopped, CHANGE deletes what was received and not applied.
     :param before: other statements, which come first.
     """
     words = _words(standby)
-    replica = words.REPLICA
     change = words.CHANGE.partition(" TO ")[0]
-    parts = (*before, f"STOP {replica}", f"{change} TO {option}", f"START {replica}")
-    return f"on {standby.address}: {'; '.join(parts)}"
+    # MariaDB changes nothing while one of them runs.
+    only = "" if standby.version.is_mariadb else f" {thread}"
+    text = "; ".join(
+        (
+            *before,
+            f"STOP {words.REPLICA}{only}",
+            f"{change} TO {option}",
+            f"START {words.REPLICA}{only}",
+        )
+    )
+    if standby.version.is_mariadb:
+        text += "; while its primary runs: it receives again what it has not applied"
+    return f"on {standby.address}: {text}"
 
 
 @pair_check
@@ -259,7 +271,7 @@ def delay(pair: PairFacts, _: FleetFacts) -> Findings:
         standby,
         f"applies everything {standby.status.delay:,} s late "
         f"({words.SOURCE}_DELAY): a failover waits for so long, or is undone",
-        _change(standby, f"{words.SOURCE}_DELAY = 0"),
+        _change(standby, f"{words.SOURCE}_DELAY = 0", "SQL_THREAD"),
     )
 
 
@@ -274,6 +286,7 @@ def silent_primary(pair: PairFacts, _: FleetFacts) -> Findings:
     remedy = _change(
         standby,
         f"{words.SOURCE}_HEARTBEAT_PERIOD = {NET_TIMEOUT // 2}",
+        "IO_THREAD",
         f"SET GLOBAL {words.NET_TIMEOUT} = {NET_TIMEOUT}",
     )
     beat = standby.heartbeat

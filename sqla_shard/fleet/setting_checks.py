@@ -94,10 +94,14 @@ def settings_of_pair(pair: PairFacts, _: FleetFacts) -> Findings:
     if standby is None:
         return
     one, other = pair.primary.variables, standby.variables
+    steps = {each.get("auto_increment_increment") for each in (one, other)}
+    # It has no effect on ids without gaps.
+    unused = "auto_increment_offset" if steps == {"1"} else None
     found = [
         f"{name} = {other[name]!r}, and its primary {one[name]!r}"
         for name in _ALIKE
         if name in one and name in other and one[name] != other[name]
+        if name != unused
     ]
     if found:
         yield warning(

@@ -61,6 +61,9 @@ _DURATION = re.compile(r"-?\d[\d.,]*+( s\b)?")
 #: Seconds after an attempt that was undone before the next: otherwise they
 #: would fill the history.
 _RETRY = 60.0
+#: The same, of one that was refused before it had done anything, such as
+#: because the primary responded.
+_REFUSED = 5.0
 #: Operations of the history to look at.
 _HISTORY = 100
 #: Seconds between two looks at former primaries, which often do not respond.
@@ -354,7 +357,8 @@ class Watcher:
                 continue
             if record.state == "undone":
                 is_same = arguments.get("old") == primary
-                seconds = min(self.policy.hold_off, _RETRY)
+                wait = _REFUSED if record.step is None else _RETRY
+                seconds = min(self.policy.hold_off, wait)
                 what = "attempt, which was undone,"
             else:
                 is_same = arguments.get("new") == primary

@@ -564,10 +564,9 @@ class TestWithoutReplication:
             options=CompareOptions(**options),
         )
 
-    def test_differences_are_read_again(self, fleet, pair, monkeypatch, request):
-        request.addfinalizer(
-            lambda: execute(pair.primary, "DROP TABLE t", database="db00001")
-        )
+    @pytest.fixture
+    def different(self, pair):
+        """Create two rows that differ."""
         execute(
             pair.primary,
             "CREATE TABLE t (id INT PRIMARY KEY, v INT);"
@@ -576,6 +575,33 @@ class TestWithoutReplication:
         )
         pair.wait_caught_up()
         execute(pair.standby, "UPDATE t SET v = 0", database="db00001", logged=False)
+        yield
+        execute(pair.primary, "DROP TABLE t", database="db00001")
+
+    @pytest.mark.usefixtures("different")
+    def test_what_was_found_is_reported_in_any_case(self, fleet, pair, monkeypatch):
+        """Also if it cannot be read again, for which the limit is no limit."""
+        asked = []
+        take = compare.common_point
+
+        @contextlib.contextmanager
+        def killed(*arguments, patience, **options):
+            asked.append(patience)
+            with take(*arguments, patience=patience, **options) as point:
+                if len(asked) == 2:
+                    ((session, _),) = point.pairs
+                    number = session.value("SELECT CONNECTION_ID()")
+                    execute(pair.primary, f"KILL {number}")
+                yield point
+
+        monkeypatch.setattr(compare, "common_point", killed)
+        report = self.compared(fleet, pair, limit=50.0)
+        assert (report.found, report.settled) == (2, 0)
+        assert [one.lasts for one in report.differences] == [None, None]
+        assert asked[0] < 50.0 < asked[1] == CompareOptions().patience
+
+    @pytest.mark.usefixtures("different")
+    def test_differences_are_read_again(self, fleet, pair, monkeypatch):
         seen = []
         take = points.snapshots
 

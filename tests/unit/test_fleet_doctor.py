@@ -323,6 +323,18 @@ def test_settings_that_a_failover_would_change(name, value):
     assert f"{name} = {value!r}, and its primary 'other'" in text(facts)
 
 
+def test_an_offset_of_ids_without_gaps_has_no_effect():
+    servers = [
+        server(
+            role,
+            f"{role}:3306",
+            variables={"auto_increment_increment": "1", "auto_increment_offset": value},
+        )
+        for role, value in (("primary", "1"), ("standby", "2"))
+    ]
+    assert lines(fleet(*servers)) == []
+
+
 def test_ids_that_are_left_out():
     step = {"auto_increment_increment": "2"}
     facts = fleet(
@@ -402,6 +414,24 @@ def test_a_restart_of_mysql_must_not_delete_what_was_received():
     assert "relay_log_recovery = OFF" in text(facts)
     # MariaDB deletes it with any value, when replication starts.
     assert lines(pair_of(version(10, 11, 19), variables=on)) == []
+
+
+def test_a_change_of_a_standby_keeps_what_it_has_received():
+    """MySQL deletes its relay log if both threads are stopped."""
+    late = pair_of(
+        version(9, 7, 4, is_mariadb=False),
+        status=following(delay=3600),
+        variables={"replica_net_timeout": "60"},
+    )
+    change = "CHANGE REPLICATION SOURCE TO SOURCE"
+    for thread, option in (("SQL", "DELAY = 0"), ("IO", "HEARTBEAT_PERIOD = 2")):
+        whole = (
+            f"STOP REPLICA {thread}_THREAD; {change}_{option}; "
+            f"START REPLICA {thread}_THREAD"
+        )
+        assert whole in text(late)
+    late = pair_of(version(10, 11, 19), status=following(delay=3600))
+    assert "START SLAVE; while its primary runs: it receives again" in text(late)
 
 
 @pytest.mark.parametrize("is_mariadb", [True, False])
