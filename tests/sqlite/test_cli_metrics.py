@@ -42,13 +42,25 @@ def published(cluster, tmp_path):
         for shard in (3,) * 40 + (20,):
             session.get(Pin, pack(shard, PIN, 1))
     store = LoadDirectory(tmp_path / "load")
-    # Fresh for long: a busy machine needs seconds to start the program.
-    store.put(replace(meter.snapshot(), at=time() + 600))
+    snapshot = meter.snapshot()
     meter.stop()
+    ended = Event()
+
+    def put():
+        # Fresh for long: a busy machine needs seconds to start the program.
+        while not ended.is_set():
+            store.put(replace(snapshot, at=time()))
+            ended.wait(1)
+
+    store.put(replace(snapshot, at=time()))
     # Other files are not read.
     (store.path / "readme.txt").write_text("not JSON")
     (store.path / "empty.load").touch()
-    return store.path
+    with ThreadPoolExecutor(1) as executor:
+        putting = executor.submit(put)
+        yield store.path
+        ended.set()
+        putting.result()
 
 
 def test_load(topology, published):
