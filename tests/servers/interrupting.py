@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +18,11 @@ def interruptible() -> Iterator[Callable[[], None]]:
     KeyboardInterrupt is raised after it, which may be never.  Users press
     Ctrl-C again; here a signal whose handler does nothing follows, until the
     context ends.
+
+    Nothing is collected meanwhile: an exception that is raised while an object
+    is collected is printed, and lost.
     """
+    collects = gc.isenabled()
     main = threading.main_thread().ident or 0
     sent, over = threading.Event(), threading.Event()
 
@@ -33,9 +38,12 @@ def interruptible() -> Iterator[Callable[[], None]]:
     before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
     follower = threading.Thread(target=follow)
     follower.start()
+    gc.disable()
     try:
         yield interrupt
     finally:
+        if collects:
+            gc.enable()
         over.set()
         sent.set()
         follower.join()
