@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from sqla_shard.engine.registry import Engines
 
 
-class TransactionLog(Protocol):
+class CommitLog(Protocol):
     """The log of a session's transaction, which knows what was written."""
 
     def committing(self, connection: Connection) -> None:
@@ -177,7 +177,7 @@ def _note_error(context: ExceptionContext) -> None:
 
 def _log_error(context: ExceptionContext) -> Exception | None:
     info = _info_of(context)
-    log: TransactionLog | None = None if info is None else info.get(TRANSACTION_LOG)
+    log: CommitLog | None = None if info is None else info.get(TRANSACTION_LOG)
     if log is None:
         return None
     if context.statement is not None:
@@ -279,7 +279,7 @@ class _ConnectionState:
         """Handle ``commit``."""
         # The log sends the last statement of the transaction before the
         # transaction is marked as ended.
-        log: TransactionLog | None = connection.info.get(TRANSACTION_LOG)
+        log: CommitLog | None = connection.info.get(TRANSACTION_LOG)
         if log is not None:
             log.committing(connection)
         if not connection.invalidated:

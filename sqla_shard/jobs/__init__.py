@@ -24,7 +24,7 @@ writes the shard of its job is acknowledged by the same transaction.
 ``runners``    the threads, and the event loop, of a worker
 ``handling``   transactions of a worker: outcomes go, new jobs come
 ``schedule``   where a worker claims next, and when it looks for work again
-``hints``      workers hear of jobs after COMMIT
+``hints``      workers are notified of jobs after COMMIT
 ``worker``     the loop of a worker
 ``delivery``   what transactions have left, beside the jobs
 ``job_events``  events for listeners, such as OpenTelemetry

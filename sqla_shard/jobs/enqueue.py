@@ -20,7 +20,7 @@ from sqla_shard.dialects.sql import InsertCounting, ServerTime
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import JobArgumentError, JobOptionError
 from sqla_shard.jobs.claims import JobState, PENDING, PRIORITIES
-from sqla_shard.jobs.hints import hints_of, tell_after_commit
+from sqla_shard.jobs.hints import hints_of, publish_after_commit
 from sqla_shard.jobs.survey import DueGroup
 from sqla_shard.outbox.apply import microseconds
 from sqla_shard.outbox.tables import JOB_KEYS, JOBS, LONGEST_QUEUE, LONGEST_UNIQUE_KEY
@@ -325,7 +325,7 @@ def insert_jobs(
 
 
 def _hint(session: ShardSession, place: Place, options: JobOptions) -> None:
-    """Let workers hear of a due job after COMMIT."""
+    """Notify workers of a due job after COMMIT."""
     if hints_of(session.cluster).is_used:
         group = DueGroup(
             keyspace=place.keyspace,
@@ -334,7 +334,7 @@ def _hint(session: ShardSession, place: Place, options: JobOptions) -> None:
             queue=options.queue,
             priority=options.priority,
         )
-        session.log.after_commit(tell_after_commit, group)
+        session.log.after_commit(publish_after_commit, group)
 
 
 def _row(

@@ -1,4 +1,4 @@
-"""Hints: workers hear of a job as soon as its transaction has committed.
+"""Hints: workers are notified of a job when its transaction has committed.
 
 A hint names a shard, a queue and a priority.  After COMMIT it goes to the
 workers of the process at once, and to those of others through a channel of a
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 #: Called with groups that have a due job, by any thread.
-Hear = Callable[[Collection[DueGroup]], None]
+Listener = Callable[[Collection[DueGroup]], None]
 #: Seconds to wait for a response of Redis.
 _TIMEOUT = 1.0
 #: Seconds between two messages of a process, in which hints are gathered.
@@ -64,7 +64,7 @@ def share_hints(
     :raises MissingExtraError: if the package redis is not installed.
     """
     hints = hints_of(cluster)
-    hints.use(None if url is None else _Channel(url, channel, hints.hear))
+    hints.use(None if url is None else _Channel(url, channel, hints.notify))
     cluster.call_at_close(hints.close)
 
 
@@ -73,7 +73,7 @@ class Hints:
 
     def __init__(self) -> None:
         self.channel: _Channel | None = None
-        self._listeners: tuple[Hear, ...] = ()
+        self._listeners: tuple[Listener, ...] = ()
         self.after_fork()
         in_children(self)
 
@@ -83,7 +83,7 @@ class Hints:
 
     @property
     def is_used(self) -> bool:
-        """Whether anybody hears a hint."""
+        """Whether a hint has a listener."""
         return bool(self._listeners) or self.channel is not None
 
     def use(self, channel: _Channel | None) -> None:
@@ -99,30 +99,32 @@ class Hints:
         """Send what waits, and close the channel."""
         self.use(None)
 
-    def hear(self, groups: Collection[DueGroup]) -> None:
-        """Tell the workers of this process."""
+    def notify(self, groups: Collection[DueGroup]) -> None:
+        """Notify the workers of this process."""
         for listener in self._listeners:
             listener(groups)
 
-    def tell(self, groups: Collection[DueGroup]) -> None:
-        """Tell all workers; this neither waits nor fails."""
-        self.hear(groups)
+    def publish(self, groups: Collection[DueGroup]) -> None:
+        """Notify all workers; this neither waits nor fails."""
+        self.notify(groups)
         channel = self.channel
         if channel is not None:
             channel.send(groups)
 
     @contextmanager
-    def listening(self, hear: Hear) -> Iterator[None]:
-        """Return a context manager in which a worker hears hints."""
+    def listening(self, listener: Listener) -> Iterator[None]:
+        """Return a context manager in which a listener gets hints."""
         with self._lock:
-            self._listeners = (*self._listeners, hear)
+            self._listeners = (*self._listeners, listener)
             if self.channel is not None:
                 self.channel.listen()
         try:
             yield
         finally:
             with self._lock:
-                self._listeners = tuple(one for one in self._listeners if one != hear)
+                self._listeners = tuple(
+                    one for one in self._listeners if one != listener
+                )
                 if self.channel is not None and not self._listeners:
                     self.channel.stop_listening()
 
@@ -144,15 +146,15 @@ def hints_of(cluster: AnyCluster) -> Hints:
         return found
 
 
-def tell_after_commit(session: Any, groups: Collection[DueGroup], _: bool) -> None:
-    """Tell all workers of jobs that a transaction has enqueued."""
-    hints_of(session.cluster).tell(frozenset(groups))
+def publish_after_commit(session: Any, groups: Collection[DueGroup], _: bool) -> None:
+    """Notify all workers of jobs that a transaction has enqueued."""
+    hints_of(session.cluster).publish(frozenset(groups))
 
 
 class _Channel:
     """A channel of Redis, with a thread that sends, and one that listens."""
 
-    def __init__(self, url: str, name: str, hear: Hear) -> None:
+    def __init__(self, url: str, name: str, notify: Listener) -> None:
         try:
             import redis
         except ImportError as error:
@@ -160,7 +162,7 @@ class _Channel:
                 package="redis", extra="redis", reason=str(error)
             ) from None
         self._name = name
-        self._hear = hear
+        self._notify = notify
         try:
             self._client = redis.Redis.from_url(
                 url,
@@ -247,15 +249,15 @@ class _Channel:
             pause.wait(_PAUSE)
 
     def listen(self) -> None:
-        """Start the thread that hears the hints of other processes."""
+        """Start the thread that receives the hints of other processes."""
         if self._listener is None:
             self._end = threading.Event()
             self._listener = self._started(
-                "sqla-shard-hearing", self._listen, self._end
+                "sqla-shard-receiving", self._listen, self._end
             )
 
     def stop_listening(self) -> None:
-        """End the thread that hears hints."""
+        """End the thread that receives hints."""
         self._end.set()
         if self._listener is not None:
             self._listener.join(_TIMEOUT)
@@ -271,7 +273,7 @@ class _Channel:
                         message = pubsub.get_message(timeout=_LOOK)
                         self._failing.discard("listening")
                         if message is not None:
-                            self._hear(_unpacked(message["data"]))
+                            self._notify(_unpacked(message["data"]))
             except Exception as error:  # as above
                 self._report("listening", error)
                 end.wait(_TIMEOUT)

@@ -62,7 +62,7 @@ _CLEANUP = 30.0
 #: Seconds between two passes of delivery.
 _DELIVERY = 5.0
 #: Hints that wait for a busy worker, which looks for jobs without them, too.
-_MOST_HEARD = 1000
+_MOST_HINTS = 1000
 _TOO_LATE = "the worker ended before it"
 _MOST_THREADS = 1000
 _LONGEST_LEASE = 86400
@@ -176,10 +176,10 @@ class Worker:
         )
         self._held: set[RunningJob] = set()
         #: Groups that are said to have a due job; None to look for all.
-        self._heard: queue.SimpleQueue[Collection[DueGroup] | None] = (
+        self._hints: queue.SimpleQueue[Collection[DueGroup] | None] = (
             queue.SimpleQueue()
         )
-        self._is_told = False
+        self._is_notified = False
         self._seconds = 0.0  # of a job, on average
         self._exchanges = Exchanges(cluster, self._lease)
         self._runners = Runners(cluster, concurrency, self._ended)
@@ -209,17 +209,17 @@ class Worker:
         """Look for jobs now, not after the pause of an idle worker.
 
         After COMMIT workers of the process, and with
-        :func:`~sqla_shard.jobs.share_hints` those of others, are told of jobs;
+        :func:`~sqla_shard.jobs.share_hints` those of others, are notified of jobs;
         this is for others, such as rows that SQL has inserted.  It can be
         called by any thread, and by a signal handler.
         """
-        self._hear(None)
+        self._notify(None)
 
-    def _hear(self, groups: Collection[DueGroup] | None) -> None:
-        if groups is None or self._heard.qsize() < _MOST_HEARD:
-            self._heard.put(groups)
-        if not self._is_told:
-            self._is_told = True
+    def _notify(self, groups: Collection[DueGroup] | None) -> None:
+        if groups is None or self._hints.qsize() < _MOST_HINTS:
+            self._hints.put(groups)
+        if not self._is_notified:
+            self._is_notified = True
             self._finished.put(None)
 
     def run(
@@ -249,7 +249,7 @@ class Worker:
             self._deliver()
             delivery = Repeating("delivery", self._deliver, _DELIVERY, self._fail)
         with (
-            hints_of(self._cluster).listening(self._hear),
+            hints_of(self._cluster).listening(self._notify),
             delivery,
             Repeating(
                 "cleanup",
@@ -412,11 +412,11 @@ class Worker:
         self._write_all()
 
     def _take_hints(self) -> None:
-        """Take over what was heard since the last round."""
-        self._is_told = False
+        """Take over the hints since the last round."""
+        self._is_notified = False
         found: set[DueGroup] = set()
-        while not self._heard.empty():
-            groups = self._heard.get()
+        while not self._hints.empty():
+            groups = self._hints.get()
             if groups is None:
                 self._schedule.look_now()
             else:

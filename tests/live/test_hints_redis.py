@@ -139,7 +139,7 @@ def test_a_server_that_cannot_be_named(
         for _ in range(3):
             add.enqueue_now(cluster, near, near=near)
         assert wait_until(lambda: caplog.text.count("hints about") == 2, seconds=WAIT)
-        assert threads_of_hints() == {"sqla-shard-hints", "sqla-shard-hearing"}
+        assert threads_of_hints() == {"sqla-shard-hints", "sqla-shard-receiving"}
         cluster.close()
     assert threads_of_hints() == set()
     assert caplog.text.count("hints about") == 2
@@ -157,9 +157,9 @@ def test_no_thread_can_be_started(
     hints = hints_of(clusters[0])
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        hints.tell([])
+        hints.publish([])
         assert "can't start new thread" in caplog.text
-    hints.tell([])
+    hints.publish([])
     assert threads_of_hints() == {"sqla-shard-hints"}
 
 
@@ -208,4 +208,4 @@ def test_a_short_program(tmp_path: Path, redis_installed: Any) -> None:
 
 def threads_of_hints() -> set[str]:
     names = {thread.name for thread in threading.enumerate()}
-    return names & {"sqla-shard-hints", "sqla-shard-hearing"}
+    return names & {"sqla-shard-hints", "sqla-shard-receiving"}

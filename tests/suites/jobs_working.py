@@ -646,11 +646,11 @@ class Strangers(Suite):
 
 
 class Hints(Suite):
-    """Idle workers hear of a job when its transaction has committed."""
+    """Idle workers are notified of a job when its transaction has committed."""
 
     @pytest.fixture(autouse=True)
     def _idle(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        # A worker that hears nothing looks at once, and then after an hour.
+        # A worker without a hint looks at once, and then after an hour.
         monkeypatch.setattr(schedule, "_FIRST_PAUSE", 3600.0)
         monkeypatch.setattr(schedule, "_LONGEST_PAUSE", 7200.0)
 
@@ -699,7 +699,7 @@ class Hints(Suite):
             with self.idle(cluster) as worker:
                 add.enqueue_now(cluster, near, near=near)
                 worker.wake()
-                assert wait_until(lambda: worker._heard.empty(), seconds=WAIT)
+                assert wait_until(lambda: worker._hints.empty(), seconds=WAIT)
             assert counters(cluster, [near]) == [0]
         finally:
             on_shard(cluster, 0, delete(QUEUES))
@@ -735,7 +735,7 @@ class Hints(Suite):
                 b'[["objects", -1, "adding", 2], ["main", 0, "adding", 2]]',
                 b'[["objects", 1, "other", 2], ["objects", 1, "adding", 77]]',
             ):
-                hints_of(cluster).hear(_unpacked(data))
+                hints_of(cluster).notify(_unpacked(data))
             add.enqueue_now(cluster, near, near=near)
             assert wait_until(lambda: counters(cluster, [near]) == [1], seconds=WAIT)
             assert worker._schedule.until_survey() > 60
