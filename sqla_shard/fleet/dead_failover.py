@@ -87,6 +87,15 @@ class DeadFailover(Promotion):
     """Make a standby the primary whose primary is lost."""
 
     kind = "dead-failover"
+    STEPS = (
+        Step("record", "record what {new} has received"),
+        Step("drain", "wait until {new} has applied everything received"),
+        Step("stop", "prove again that the primary is lost, stop replication"),
+        Step("raise-ids", f"raise AUTO_INCREMENT of every table by {_IDS:,}"),
+        *Promotion.CUTOVER,
+        Step("enable-events", "enable the events on {new}"),
+        Step("verify", "check that {new} can be written"),
+    )
     #: When this process has proved that the primary is lost.
     _proved_at: float | None = None
 
@@ -161,50 +170,6 @@ class DeadFailover(Promotion):
         except FleetServerError as error:
             found.append(error.as_problem("its state is unknown"))
         return found
-
-    def steps(self) -> Sequence[Step]:
-        """Return the steps."""
-        new = self.plan.arguments["new"]
-        return (
-            Step(
-                name="record", text=f"record what {new} has received", run=self._record
-            ),
-            Step(
-                name="drain",
-                text=f"wait until {new} has applied everything received",
-                run=self._drain,
-            ),
-            Step(
-                name="stop",
-                text="prove again that the primary is lost, stop replication",
-                run=self._stop,
-            ),
-            Step(
-                name="raise-ids",
-                text=f"raise AUTO_INCREMENT of every table by {_IDS:,}",
-                run=self._raise_ids,
-            ),
-            Step(
-                name="publish",
-                text=f"publish the topology with {new} as the primary",
-                run=self._publish,
-                critical=True,
-            ),
-            Step(
-                name="open",
-                text=f"let applications write to {new}",
-                run=self._open_new,
-                critical=True,
-            ),
-            Step(
-                name="enable-events",
-                text=f"enable the events on {new}",
-                run=self._enable_events,
-            ),
-            Step(
-                name="verify", text=f"check that {new} can be written", run=self._verify
-            ),
-        )
 
     def undo(self) -> str | None:
         """Let the standby replicate again."""
@@ -284,7 +249,7 @@ class DeadFailover(Promotion):
 
     # -- steps ------------------------------------------------------------
 
-    def _record(self) -> Mapping[str, Any]:
+    def _do_record(self) -> Mapping[str, Any]:
         status = self.new.status()
         text = _not_drainable(self.new, status)
         if status is None or text is not None:
@@ -294,7 +259,7 @@ class DeadFailover(Promotion):
             self._state_loss(probe.compared(self.new.receiver()))
         return {"received": status.received}
 
-    def _drain(self) -> None:
+    def _do_drain(self) -> None:
         self._apply_all(self.notes["record"]["received"])
 
     def _apply_all(self, received: str) -> None:
@@ -328,7 +293,7 @@ class DeadFailover(Promotion):
             if self.hold is not None:
                 self.hold.check()
 
-    def _stop(self) -> Mapping[str, Any]:
+    def _do_stop(self) -> Mapping[str, Any]:
         new = self.new
         received = self.notes["record"]["received"]
         problems = self._proof() + self._still_receives(new.status())
@@ -349,10 +314,10 @@ class DeadFailover(Promotion):
         self.prepare_publish()
         return {"loss": loss}
 
-    def _publish(self) -> Mapping[str, Any]:
+    def _do_publish(self) -> Mapping[str, Any]:
         if not self.is_published(self.fleet.topology()):
             self._prove_again()
-        return self.publish()
+        return super()._do_publish()
 
     def _prove_again(self) -> None:
         """Repeat the proof, unless this process has just had it.
@@ -392,7 +357,7 @@ class DeadFailover(Promotion):
             raise self._failed(f"acknowledged writes may be lost ({loss})")
         return loss
 
-    def _raise_ids(self) -> Mapping[str, Any]:
+    def _do_raise_ids(self) -> Mapping[str, Any]:
         pair = pair_named(self.fleet.topology(), self.server)
         databases = set(pair.databases())
         tables = [
@@ -441,7 +406,7 @@ class DeadFailover(Promotion):
                 )
         admin.run("COMMIT")
 
-    def _open_new(self) -> None:
+    def _do_open(self) -> None:
         new = self.new
         # After the publication: a standby whose rows differ from those of its
         # primary must not remain if the operation is undone.
@@ -452,7 +417,7 @@ class DeadFailover(Promotion):
             new.set_semi_sync(source=False, replica=False)
         new.open_writes()
 
-    def _enable_events(self) -> Mapping[str, Any] | None:
+    def _do_enable_events(self) -> Mapping[str, Any] | None:
         new = self.new
         new.detach()
         events = replicated_events_of(new.admin)
@@ -467,14 +432,12 @@ class DeadFailover(Promotion):
             }
         return {"events": len(events)}
 
-    def _verify(self) -> Mapping[str, Any]:
-        new = self.new
-        if new.is_read_only() or new.status() is not None:
-            raise self._failed("it is read-only or replicates")
+    def _do_verify(self) -> Mapping[str, Any]:
+        self.check_promoted()
         return {
             **late_note(self.fleet),
             "loss": self.notes["stop"]["loss"],
-            "todo": f"{new.admin} has no standby, and its COMMITs wait for none: "
+            "todo": f"{self.new.admin} has no standby, and its COMMITs wait for none: "
             f"sqla-shard fleet replica build {self.server} HOST; or name the old "
             "primary as the standby in the next topology, and: sqla-shard fleet "
             f"replica rebuild {self.server} --discard-errant",

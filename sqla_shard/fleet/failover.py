@@ -25,7 +25,7 @@ if the process dies before the old primary is read-only, just before
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -79,6 +79,21 @@ class Failover(Promotion):
     """Exchange the roles of a primary and its standby."""
 
     kind = "failover"
+    STEPS = (
+        Step("compare", "compare the rows of {new} with those of {old}"),
+        Step("prepare", "wait until the standby is less than 100 ms behind"),
+        Step("stop-events", "stop the event scheduler of {old}"),
+        Step(
+            "fence", "stop writes on {old} and let {new} apply the last", critical=True
+        ),
+        *Promotion.CUTOVER,
+        Step("attach", "let {old} replicate from {new}"),
+        Step("kill", "end the sessions of applications on {old}"),
+        Step("move-events", "enable the events on {new} and disable them on {old}"),
+        Step(
+            "verify", "check that only {new} can be written, and compare the rows again"
+        ),
+    )
 
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
         super().__init__(fleet, plan)
@@ -166,64 +181,6 @@ class Failover(Promotion):
             )
         return found
 
-    def steps(self) -> Sequence[Step]:
-        """Return the steps."""
-        old, new = self.plan.arguments["old"], self.plan.arguments["new"]
-        return (
-            Step(
-                name="compare",
-                text=f"compare the rows of {new} with those of {old}",
-                run=self._compare_before,
-            ),
-            Step(
-                name="prepare",
-                text="wait until the standby is less than 100 ms behind",
-                run=self._prepare,
-            ),
-            Step(
-                name="stop-events",
-                text=f"stop the event scheduler of {old}",
-                run=self._stop_events,
-            ),
-            Step(
-                name="fence",
-                text=f"stop writes on {old} and let {new} apply the last",
-                run=self._fence,
-                critical=True,
-            ),
-            Step(
-                name="publish",
-                text=f"publish the topology with {new} as the primary",
-                run=self.publish,
-                critical=True,
-            ),
-            Step(
-                name="open",
-                text=f"let applications write to {new}",
-                run=self._open_new,
-                critical=True,
-            ),
-            Step(
-                name="attach", text=f"let {old} replicate from {new}", run=self._attach
-            ),
-            Step(
-                name="kill",
-                text=f"end the sessions of applications on {old}",
-                run=self._kill,
-            ),
-            Step(
-                name="move-events",
-                text=f"enable the events on {new} and disable them on {old}",
-                run=self._move_events,
-            ),
-            Step(
-                name="verify",
-                text=f"check that only {new} can be written, and compare the "
-                "rows again",
-                run=self._verify,
-            ),
-        )
-
     def undo(self) -> str | None:
         """Let the old primary be written, and the standby replicate."""
         self._is_fenced = False
@@ -245,7 +202,7 @@ class Failover(Promotion):
 
     # -- steps ------------------------------------------------------------
 
-    def _compare_before(self) -> Mapping[str, Any] | None:
+    def _do_compare(self) -> Mapping[str, Any] | None:
         if self._compare_limit is None:
             return None
         # A process that was killed in this step has left its applier stopped.
@@ -297,7 +254,7 @@ class Failover(Promotion):
         """Return a function that opens other sessions on a server."""
         return partial(self.fleet.admin, self.url_of(address), name=self.role(address))
 
-    def _prepare(self) -> Mapping[str, Any]:
+    def _do_prepare(self) -> Mapping[str, Any]:
         old, new = self.old, self.new
         deadline = time.monotonic() + _LAG
         while True:
@@ -330,10 +287,10 @@ class Failover(Promotion):
             ),
         }
 
-    def _stop_events(self) -> None:
+    def _do_stop_events(self) -> None:
         set_scheduler(self.old.admin, on=False)
 
-    def _fence(self) -> Mapping[str, Any]:
+    def _do_fence(self) -> Mapping[str, Any]:
         old = self.old
         old.freeze(_FENCE)
         self._catch_up(position := old.position())
@@ -355,7 +312,7 @@ class Failover(Promotion):
                 f"it has not applied {position} within {_CATCH_UP} s"
             )
 
-    def _open_new(self) -> Mapping[str, Any] | None:
+    def _do_open(self) -> Mapping[str, Any] | None:
         found: Mapping[str, Any] | None = None
         if not self._holds_fence():
             # It may have been restarted with a configuration that lets it be
@@ -391,7 +348,7 @@ class Failover(Promotion):
             self._is_fenced = False
         return self._is_fenced
 
-    def _attach(self) -> Mapping[str, Any] | None:
+    def _do_attach(self) -> Mapping[str, Any] | None:
         self.new.detach()
         return self._if_reachable(self._attach_old)
 
@@ -425,7 +382,7 @@ class Failover(Promotion):
             new.set_semi_sync(source=True, replica=False)
         return None
 
-    def _kill(self) -> Mapping[str, Any] | None:
+    def _do_kill(self) -> Mapping[str, Any] | None:
         return self._if_reachable(self._kill_applications)
 
     def _kill_applications(self) -> Mapping[str, Any]:
@@ -442,7 +399,7 @@ class Failover(Promotion):
             )
         return note
 
-    def _move_events(self) -> Mapping[str, Any] | None:
+    def _do_move_events(self) -> Mapping[str, Any] | None:
         prepared = self.notes.get("prepare", {})
         events = prepared.get("events", ())
         enable_events(self.new.admin, events)
@@ -450,12 +407,8 @@ class Failover(Promotion):
             set_scheduler(self.new.admin, on=True)
         return self._if_reachable(lambda: disable_events(self.old.admin, events))
 
-    def _verify(self) -> Mapping[str, Any]:
-        new = self.new
-        if new.is_read_only() or new.status() is not None:
-            raise new.admin.error(
-                "it is published as the primary, but it is read-only or replicates"
-            )
+    def _do_verify(self) -> Mapping[str, Any]:
+        self.check_promoted()
         note = self._if_reachable(self._verify_old)
         if note is None and self._compare_limit is not None:
             note = self._compare_after()

@@ -8,7 +8,7 @@ close it, and the doctor looks at it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -96,6 +96,7 @@ class CloseFormer(Operation):
     """
 
     kind = "close-former"
+    STEPS = (Step("close", "make {old} read-only, and end its sessions"),)
 
     @classmethod
     def planned(cls, fleet: Fleet, address: str) -> Plan:
@@ -133,21 +134,11 @@ class CloseFormer(Operation):
             found.append(Problem(error.server, text))
         return found
 
-    def steps(self) -> Sequence[Step]:
-        """Return the only step."""
-        return (
-            Step(
-                name="close",
-                text=f"make {self._address} read-only, and end its sessions",
-                run=self._close,
-            ),
-        )
-
     def undo(self) -> str | None:
         """Leave it closed."""
         return None
 
-    def _close(self) -> Mapping[str, Any]:
+    def _do_close(self) -> Mapping[str, Any]:
         known = programs(self._server.admin)
         # A COMMIT that waits for its standby would hold read_only up.
         ended = self._kill()

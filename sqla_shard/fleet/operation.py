@@ -1,8 +1,15 @@
 """The shape of every fleet operation: plan, check, apply, verify, finish.
 
-An operation is a class with a name, checks and steps;
+An operation is a class with a name, checks and a table of steps, each with a
+method: ``_do_stop_events`` does ``stop-events`` and returns results for the
+journal.  It can be repeated after a crash in any place of it.
 :mod:`sqla_shard.fleet.runner` applies it.  The step ``publish``, if there is
 one, is the commit point.
+
+A hook of an operator is one more step, in the place where the operation is to
+wait for it.  An error of it before ``publish`` undoes everything.  It must not
+be critical, nor stand among critical steps: writes are stopped there, and a
+server ends the fence of a failover after 5 s.
 """
 
 from __future__ import annotations
@@ -154,6 +161,8 @@ class Operation(ABC):
 
     #: Name of the kind, in plans and journals.
     kind: ClassVar[str]
+    #: Its steps, in order.
+    STEPS: ClassVar[tuple[Step, ...]]
 
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
         self.fleet = fleet
@@ -184,10 +193,6 @@ class Operation(ABC):
         """
 
     @abstractmethod
-    def steps(self) -> Sequence[Step]:
-        """Return the steps, in order; connects to nothing."""
-
-    @abstractmethod
     def undo(self) -> str | None:
         """Undo the changes of the steps before ``publish``.
 
@@ -197,6 +202,10 @@ class Operation(ABC):
         :returns: what could not be restored, in a few words; None if all is
             as before.
         """
+
+    def words(self) -> Mapping[str, Any]:
+        """Return the words in the texts of :attr:`STEPS`."""
+        return self.plan.arguments
 
     def changed(self, topology: Topology) -> Topology:
         """Return the topology to publish, if there is a step ``publish``.
@@ -208,6 +217,17 @@ class Operation(ABC):
     def is_published(self, topology: Topology) -> bool:
         """Return whether a topology is that of this operation, or a later."""
         return False
+
+    def steps(self) -> Sequence[Step]:
+        """Return the steps of the plan, in order; connects to nothing."""
+        words = self.words()
+        return [step._replace(text=step.text.format(**words)) for step in self.STEPS]
+
+    def run(self, step: str) -> Mapping[str, Any] | None:
+        """Do a step, and return its results for the journal."""
+        method = getattr(self, f"_do_{step.replace('-', '_')}")
+        note: Mapping[str, Any] | None = method()
+        return note
 
     # -- methods for subclasses -------------------------------------------
 
@@ -275,12 +295,12 @@ class Operation(ABC):
         self.forget(*self._admins)
 
     def prepare_publish(self) -> None:
-        """Read the topology for :meth:`publish`, before writes are stopped."""
+        """Read the topology for :meth:`_do_publish`, before writes are stopped."""
         now = self.fleet.topology()
         if now.epoch == self.plan.epoch:
             self._next = self.changed(now)
 
-    def publish(self) -> Mapping[str, Any]:
+    def _do_publish(self) -> Mapping[str, Any]:
         """Publish :meth:`changed` of the current topology, by compare-and-set.
 
         :returns: the note of the step: the new epoch.

@@ -257,14 +257,9 @@ class OrphanChange(Operation):
         return chosen, found
 
     def steps(self) -> Sequence[Step]:
-        """Return the only step."""
-        return (
-            Step(
-                name=self._action,
-                text=f"{self._action} {len(self._names)} databases of {self._server}",
-                run=self._change,
-            ),
-        )
+        """Return the only step, which has the name of the action."""
+        text = f"{self._action} {len(self._names)} databases of {self._server}"
+        return (Step(self._action, text),)
 
     def undo(self) -> str | None:
         """Rename what was renamed back; what was dropped stays so.
@@ -458,7 +453,8 @@ class OrphanChange(Operation):
         at = time.strftime(_FORMAT, time.gmtime(started))
         return f"moved_{name}_{at}"
 
-    def _change(self) -> Mapping[str, Any]:
+    def run(self, step: str) -> Mapping[str, Any]:
+        """Do the action."""
         admin = self._primary
         there = set(admin.databases())
         # Resumed, it may be days after the check.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from sqla_shard.exc import FleetSetupError, Problem
 
@@ -15,14 +15,12 @@ T = TypeVar("T")
 _VERSION = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """A step of an operation.
+class Step(NamedTuple):
+    """A step of an operation, which its method ``_do_NAME`` does.
 
     :ivar name: short and stable; it is written into the journal.
-    :ivar text: one sentence for people.
-    :ivar run: does the step; returns results for the journal.  It can be
-        repeated after a crash in any place of it.
+    :ivar text: one sentence for people; ``{word}`` is one of
+        :meth:`.Operation.words`.
     :ivar critical: whether writes are stopped from this step on.  After a
         crash in a critical step that was not the commit point, an operation
         continues with the first critical step.  The journal is not written
@@ -31,7 +29,6 @@ class Step:
 
     name: str
     text: str
-    run: Callable[[], Mapping[str, Any] | None]
     critical: bool = False
 
 

@@ -30,6 +30,10 @@ class Reopen(RoleChange):
     """Make the primary of a pair writable again."""
 
     kind = "reopen"
+    STEPS = (
+        Step("open", "let applications write to {old}"),
+        Step("verify", "check that its standby replicates"),
+    )
 
     @classmethod
     def planned(cls, fleet: Fleet, server: str) -> Plan:
@@ -108,20 +112,6 @@ class Reopen(RoleChange):
                     f"{here or 'nothing'}; {promote}",
                 )
 
-    def steps(self) -> Sequence[Step]:
-        """Return the steps."""
-        old = self.plan.arguments["old"]
-        return (
-            Step(
-                name="open", text=f"let applications write to {old}", run=self._open_old
-            ),
-            Step(
-                name="verify",
-                text="check that its standby replicates",
-                run=self._verify,
-            ),
-        )
-
     def undo(self) -> str | None:
         """Leave it open if it was opened: applications write to it."""
         try:
@@ -141,7 +131,7 @@ class Reopen(RoleChange):
             return f"{error}; look whether it can be written"
         return None
 
-    def _open_old(self) -> Mapping[str, Any] | None:
+    def _do_open(self) -> Mapping[str, Any] | None:
         # Again: a step that is resumed may have been checked long ago.
         found = self._found(self._named, self._primary, self._standby)
         if not found:
@@ -164,7 +154,7 @@ class Reopen(RoleChange):
         text = "the topology does not name it as the primary any more"
         return [Problem(self.old.admin.name, text)]
 
-    def _verify(self) -> Mapping[str, Any] | None:
+    def _do_verify(self) -> Mapping[str, Any] | None:
         if self.plan.arguments["new"] is None:
             return None
         try:

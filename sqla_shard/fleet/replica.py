@@ -76,6 +76,15 @@ class Replica(Operation):
     """Build, rebuild or replace the standby of a pair."""
 
     kind = "replica"
+    STEPS = (
+        Step("copy", "copy all databases of {source} to {target}"),
+        Step("attach", "let {target} replicate from {primary}"),
+        Step("catch-up", "wait until {target} is less than 100 ms behind"),
+        Step("verify", "compare all rows of {target} with {primary}"),
+        Step(PUBLISH, "publish the topology with the standby {target}"),
+        Step("finish", "remove the mark of the copy from {target}"),
+        Step("detach", "stop replication on {standby}"),
+    )
 
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
         super().__init__(fleet, plan)
@@ -312,57 +321,12 @@ class Replica(Operation):
 
     def steps(self) -> Sequence[Step]:
         """Return the steps; none if there is no target."""
-        primary, target = self.plan.arguments["primary"], self._target
-        if not target:
+        left_out = set() if self._publishes else {PUBLISH}
+        if self._action != "replace":
+            left_out.add("detach")
+        if not self._target:
             return ()
-        steps = [
-            Step(
-                name="copy",
-                text=f"copy all databases of {self.plan.arguments['source']} "
-                f"to {target}",
-                run=self._copy_content,
-            ),
-            Step(
-                name="attach",
-                text=f"let {target} replicate from {primary}",
-                run=self._attach,
-            ),
-            Step(
-                name="catch-up",
-                text=f"wait until {target} is less than 100 ms behind",
-                run=self._catch_up,
-            ),
-            Step(
-                name="verify",
-                text=f"compare all rows of {target} with {primary}",
-                run=self._verify,
-            ),
-        ]
-        if self._publishes:
-            steps.append(
-                Step(
-                    name=PUBLISH,
-                    text=f"publish the topology with the standby {target}",
-                    run=self.publish,
-                )
-            )
-        steps.append(
-            Step(
-                name="finish",
-                text=f"remove the mark of the copy from {target}",
-                run=self._finish,
-            )
-        )
-        if self._action == "replace":
-            old = self.plan.arguments["standby"]
-            steps.append(
-                Step(
-                    name="detach",
-                    text=f"stop replication on {old}",
-                    run=self._detach_old,
-                )
-            )
-        return steps
+        return [step for step in super().steps() if step.name not in left_out]
 
     def undo(self) -> str | None:
         """Detach the target, and mark its content as not complete."""
@@ -394,7 +358,7 @@ class Replica(Operation):
             and address_in(pair.standby) == self._target
         )
 
-    def _copy_content(self) -> Mapping[str, Any]:
+    def _do_copy(self) -> Mapping[str, Any]:
         # Resumed, it may be days after the check: what is copied over must
         # not have been opened meanwhile.
         problems = self._role_problems()
@@ -406,7 +370,7 @@ class Replica(Operation):
             # A command or CLONE restarts the server.
             self.forget(self._url(self._target))
 
-    def _attach(self) -> None:
+    def _do_attach(self) -> None:
         target, primary = self._new, self._primary
         # Accounts are not copied with the rows.
         carry_fences(primary.admin, target.admin)
@@ -422,7 +386,7 @@ class Replica(Operation):
             self.fleet.accounts.for_replication(),
         )
 
-    def _catch_up(self) -> Mapping[str, Any]:
+    def _do_catch_up(self) -> Mapping[str, Any]:
         target, primary = self._new, self._primary
         begin = last = time.monotonic()
         seen = ""
@@ -458,7 +422,7 @@ class Replica(Operation):
             time.sleep(0.05)
         return {"seconds": round(time.monotonic() - begin, 3)}
 
-    def _verify(self) -> Mapping[str, Any]:
+    def _do_verify(self) -> Mapping[str, Any]:
         target, primary = self._new, self._primary
         problems = standby_problems(primary, target, lag=_LAG)
         if problems:
@@ -500,7 +464,7 @@ class Replica(Operation):
 
         return partial(self.fleet.admin, url, name=name)
 
-    def _finish(self) -> Mapping[str, Any] | None:
+    def _do_finish(self) -> Mapping[str, Any] | None:
         finish_copy(self._new.admin)
         if not self._publishes and self._action != "rebuild":
             return None
@@ -515,7 +479,7 @@ class Replica(Operation):
             f"{primary.SEMI_SYNC[0]}_enabled = 1"
         }
 
-    def _detach_old(self) -> Mapping[str, Any] | None:
+    def _do_detach(self) -> Mapping[str, Any] | None:
         address = str(self.plan.arguments["standby"])
         try:
             old = self._at(address, "former standby")

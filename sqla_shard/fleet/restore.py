@@ -57,6 +57,10 @@ class Restore(Operation):
     """Restore a virtual shard into a database of a new name."""
 
     kind = "restore"
+    STEPS = (
+        Step("create", "create the database {database}"),
+        Step("load", "load and verify the backup{and_replayed}"),
+    )
 
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
         super().__init__(fleet, plan)
@@ -213,19 +217,10 @@ class Restore(Operation):
 
     # -- steps ------------------------------------------------------------
 
-    def steps(self) -> Sequence[Step]:
-        """Create the database, and fill it."""
-        moment = ", and replay its changes" if self._moment else ""
-        return (
-            Step(
-                name="create",
-                text=f"create the database {self._target}",
-                run=self._create,
-            ),
-            Step(
-                name="load", text=f"load and verify the backup{moment}", run=self._load
-            ),
-        )
+    def words(self) -> Mapping[str, Any]:
+        """Return the database, and whether changes are replayed."""
+        replayed = ", and replay its changes" if self._moment else ""
+        return {"database": self._target, "and_replayed": replayed}
 
     def undo(self) -> None:
         """Drop the database, if this operation has created it."""
@@ -237,14 +232,14 @@ class Restore(Operation):
             return
         admin.run_verbatim(f"DROP DATABASE {quoted(self._target)}")
 
-    def _create(self) -> Mapping[str, Any]:
+    def _do_create(self) -> Mapping[str, Any]:
         admin = self._admin()
         # After a crash in this step it may be there, without a table.
         if not self._exists(admin) or tables_of(admin, [self._target]):
             self._create_database(admin)
         return {"database": self._target}
 
-    def _load(self) -> Mapping[str, Any]:
+    def _do_load(self) -> Mapping[str, Any]:
         admin = self._admin()
         # After a crash in this step it is half loaded.
         admin.run_verbatim(f"DROP DATABASE IF EXISTS {quoted(self._target)}")

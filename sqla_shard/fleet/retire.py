@@ -7,7 +7,7 @@ it is not stopped.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sqla_shard.exc import FleetServerError, Problem
@@ -31,6 +31,10 @@ class Retire(Operation):
     """Take a server out of service."""
 
     kind = "retire"
+    STEPS = (
+        Step("close", "make {target} read-only"),
+        Step("detach", "stop replication on {target}, and forget its primary"),
+    )
 
     @classmethod
     def planned(cls, fleet: Fleet, target: str) -> Plan:
@@ -88,18 +92,6 @@ class Retire(Operation):
                 f"({described(sessions.values())}); end them",
             )
 
-    def steps(self) -> Sequence[Step]:
-        """Return the steps."""
-        target = self.plan.arguments["target"]
-        return (
-            Step(name="close", text=f"make {target} read-only", run=self._close),
-            Step(
-                name="detach",
-                text=f"stop replication on {target}, and forget its primary",
-                run=self._detach,
-            ),
-        )
-
     def undo(self) -> str | None:
         """Leave a server that was closed closed: nothing may write to it."""
         try:
@@ -115,10 +107,10 @@ class Retire(Operation):
         detached = "" if replicates else " and does not replicate"
         return f"{server.admin} stays read-only{detached}"
 
-    def _close(self) -> None:
+    def _do_close(self) -> None:
         self._server.close_writes()
 
-    def _detach(self) -> Mapping[str, Any]:
+    def _do_detach(self) -> Mapping[str, Any]:
         server = self._server
         server.detach()
         if not server.is_read_only() or server.status() is not None:

@@ -9,7 +9,7 @@ from sqla_shard.exc import FleetSetupError, Problem
 from sqla_shard.fleet.app_access import Access, access_of
 from sqla_shard.fleet.fleet import Fleet, pair_named
 from sqla_shard.fleet.operation import Operation
-from sqla_shard.fleet.plans import Plan
+from sqla_shard.fleet.plans import Plan, Step
 from sqla_shard.fleet.replication import Replication, replication_of
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of
@@ -124,6 +124,24 @@ class RoleChange(Operation):
 
 class Promotion(RoleChange):
     """An operation that publishes the standby as the primary."""
+
+    #: The steps of the cutover.
+    CUTOVER = (
+        Step(
+            "publish", "publish the topology with {new} as the primary", critical=True
+        ),
+        Step("open", "let applications write to {new}", critical=True),
+    )
+
+    def check_promoted(self) -> None:
+        """Check that the new primary can be written, and does not replicate.
+
+        :raises FleetServerError: if it cannot, or does.
+        """
+        if self.new.is_read_only() or self.new.status() is not None:
+            raise self.new.admin.error(
+                "it is published as the primary, but it is read-only or replicates"
+            )
 
     def is_published(self, topology: Topology) -> bool:
         """Look which server is the primary."""

@@ -317,7 +317,7 @@ class _Run:
             self._write(step=step.name, problem=None)
         self._began[step.name] = self._seconds()
         self._tell(step.name, "begin", step.text)
-        notes = step.run()
+        notes = self._operation.run(step.name)
         self._times[step.name] = self._seconds()
         record = self._hold.record
         # It is written before the next step that is recorded.

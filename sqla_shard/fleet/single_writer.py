@@ -10,8 +10,6 @@ server that applications can write to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sqla_shard.exc import FleetServerError, Problem
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.plans import Plan, Step
@@ -22,6 +20,7 @@ class CloseStandby(RoleChange):
     """Make the standby of a pair read-only."""
 
     kind = "close-standby"
+    STEPS = (Step("close", "make {new} read-only"),)
 
     @classmethod
     def planned(cls, fleet: Fleet, server: str) -> Plan:
@@ -61,16 +60,11 @@ class CloseStandby(RoleChange):
             "and make the other one read-only"
         )
 
-    def steps(self) -> Sequence[Step]:
-        """Return the steps."""
-        new = self.plan.arguments["new"]
-        return (Step(name="close", text=f"make {new} read-only", run=self._close),)
-
     def undo(self) -> str | None:
         """Leave it closed."""
         return None
 
-    def _close(self) -> None:
+    def _do_close(self) -> None:
         # The primary may have been lost since the check, or before a resume.
         if self.old.is_read_only():
             raise self.old.admin.error(self._alone())

@@ -80,6 +80,29 @@ class Split(Operation):
     """
 
     kind = "split"
+    STEPS = (
+        Step("attach", "let {target} replicate from {source}, if it is empty"),
+        Step("compare", "compare the tables and rows of {target} and {source}"),
+        Step(
+            "prepare",
+            "fence the copies of what stays on the target, and what moves on the "
+            "standby of the source",
+        ),
+        Step("wait", "wait until {target} is less than 100 ms behind"),
+        Step("fence", "stop writes on {source}, end its sessions", critical=True),
+        Step("drain", "let {target} apply the last write", critical=True),
+        Step(PUBLISH, "publish the topology", critical=True),
+        Step("open", "let applications write to {target}", critical=True),
+        Step(
+            "reopen",
+            "end receiving on {target}, let applications write to what stays on "
+            "{source}",
+            critical=True,
+        ),
+        Step("detach", "end the replication of {target} from {source}"),
+        Step("shut", "forbid reading what has moved on {source}"),
+        Step("verify", "look at both pairs, and compare the rows at the cutover"),
+    )
 
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
         super().__init__(fleet, plan)
@@ -257,78 +280,9 @@ class Split(Operation):
 
     # -- steps ------------------------------------------------------------
 
-    def steps(self) -> Sequence[Step]:
-        """Return the steps."""
-        source, target = self._move.server, self._move.target
-        return (
-            Step(
-                name="attach",
-                text=f"let {target} replicate from {source}, if it is empty",
-                run=self._attach,
-            ),
-            Step(
-                name="compare",
-                text=f"compare the tables and rows of {target} and {source}",
-                run=self._compare,
-            ),
-            Step(
-                name="prepare",
-                text="fence the copies of what stays on the target, and what "
-                "moves on the standby of the source",
-                run=self._prepare,
-            ),
-            Step(
-                name="wait",
-                text=f"wait until {target} is less than 100 ms behind",
-                run=self._wait,
-            ),
-            Step(
-                name="fence",
-                text=f"stop writes on {source}, end its sessions",
-                run=self._close,
-                critical=True,
-            ),
-            Step(
-                name="drain",
-                text=f"let {target} apply the last write",
-                run=self._drain,
-                critical=True,
-            ),
-            Step(
-                name=PUBLISH,
-                text="publish the topology",
-                run=self.publish,
-                critical=True,
-            ),
-            Step(
-                name="open",
-                text=f"let applications write to {target}",
-                run=self._open_target,
-                critical=True,
-            ),
-            Step(
-                name="reopen",
-                text=f"end receiving on {target}, let applications write to "
-                f"what stays on {source}",
-                run=self._reopen,
-                critical=True,
-            ),
-            Step(
-                name="detach",
-                text=f"end the replication of {target} from {source}",
-                run=self._detach,
-            ),
-            Step(
-                name="shut",
-                text=f"forbid reading what has moved on {source}",
-                run=self._shut,
-            ),
-            Step(
-                name="verify",
-                text="look at both pairs, and compare the rows at the cutover",
-                run=self._verify,
-            ),
-        )
+    def words(self) -> Mapping[str, Any]:
+        """Return the names of both pairs."""
+        return {"source": self._move.server, "target": self._move.target}
 
     def undo(self) -> str | None:
         """Let the source be written; the target goes on replicating."""
@@ -367,7 +321,7 @@ class Split(Operation):
         """Look where the shards are."""
         return self._move.is_in(topology)
 
-    def _attach(self) -> Mapping[str, Any] | None:
+    def _do_attach(self) -> Mapping[str, Any] | None:
         attached = []
         accounts = self.fleet.accounts
         for primary, server in zip(
@@ -381,7 +335,7 @@ class Split(Operation):
                 attached.append(str(server.admin))
         return {"attached": attached} if attached else None
 
-    def _compare(self) -> Mapping[str, Any] | None:
+    def _do_compare(self) -> Mapping[str, Any] | None:
         target = self._target
         self._catch_up(_WAIT, lag=1.0)
         problems = schema_problems(
@@ -405,7 +359,7 @@ class Split(Operation):
             "proof": proof_of(report),
         }
 
-    def _prepare(self) -> None:
+    def _do_prepare(self) -> None:
         for server in self._targets:
             # It has copies of the orphans of the source, too.
             carry_fences(self._source.admin, server.admin)
@@ -419,7 +373,7 @@ class Split(Operation):
             fence.insert(readable=True)
             fence.flush()
 
-    def _wait(self) -> Mapping[str, Any]:
+    def _do_wait(self) -> Mapping[str, Any]:
         self._catch_up(_WAIT, lag=_LAG)
         self._fence_of(self._source).users()
         self._programs = programs(self._source.admin)
@@ -442,7 +396,7 @@ class Split(Operation):
         self._fence_of(self._source).insert(readable=True)
         self._is_prepared = True
 
-    def _close(self) -> Mapping[str, Any]:
+    def _do_fence(self) -> Mapping[str, Any]:
         if not self._is_prepared:
             # Resumed: the sessions of the process before have ended.
             self._prepare_fence()
@@ -453,7 +407,7 @@ class Split(Operation):
         ended = fence.kill_sessions(self._patience)
         return ended_note(self._source.admin, ended, self._programs)
 
-    def _drain(self) -> Mapping[str, Any]:
+    def _do_drain(self) -> Mapping[str, Any]:
         source = self._source
         prepared = prepared_problems(source)
         if prepared:
@@ -473,7 +427,7 @@ class Split(Operation):
             self._contents.take(last)
         return {"position": last}
 
-    def _open_target(self) -> Mapping[str, Any] | None:
+    def _do_open(self) -> Mapping[str, Any] | None:
         target = self._target
         waited = self.notes["wait"]
         there, own = waited["domain"], waited["server_id"]
@@ -490,7 +444,7 @@ class Split(Operation):
             (role for role in self._move.urls if role == "target standby"), follow
         )
 
-    def _reopen(self) -> Mapping[str, Any] | None:
+    def _do_reopen(self) -> Mapping[str, Any] | None:
         def reopen(role: str) -> None:
             server = self._at(role)
             if role == "target":
@@ -505,7 +459,7 @@ class Split(Operation):
         sources = ("source",) if self._move.staying else ()
         return self._if_reachable(("target", *sources), reopen)
 
-    def _detach(self) -> Mapping[str, Any] | None:
+    def _do_detach(self) -> Mapping[str, Any] | None:
         target = self._target
         target.detach()
         if not self.notes.get("wait", {}).get("semi_sync"):
@@ -528,7 +482,7 @@ class Split(Operation):
             (role for role in self._move.urls if role == "target standby"), acknowledge
         )
 
-    def _shut(self) -> Mapping[str, Any] | None:
+    def _do_shut(self) -> Mapping[str, Any] | None:
         def shut(role: str) -> None:
             fence = self._fence_of(self._at(role))
             fence.insert(readable=False)
@@ -536,7 +490,7 @@ class Split(Operation):
 
         return self._if_reachable(self._sources, shut)
 
-    def _verify(self) -> Mapping[str, Any]:
+    def _do_verify(self) -> Mapping[str, Any]:
         problems = self._wrong("target")
         reported: list[str] = []
         lost = {

@@ -338,8 +338,8 @@ def test_a_standby_that_has_received_nothing_yet_is_promoted(pairs):
 class Slow(DeadFailover):
     """Applies for longer than semi-sync waits."""
 
-    def _drain(self):
-        super()._drain()
+    def _do_drain(self):
+        super()._do_drain()
         probe = self._probe()
         assert wait_until(
             lambda: loss_of(replace(probe, lost=time.time())).startswith("unknown"),

@@ -15,7 +15,7 @@ from sqla_shard.fleet.failover import Failover
 class Unfenced(Failover):
     """Leaves out what keeps the old primary from being written."""
 
-    def _fence(self) -> Mapping[str, Any]:
+    def _do_fence(self) -> Mapping[str, Any]:
         self.new.stop()
         return {}
 
@@ -23,13 +23,13 @@ class Unfenced(Failover):
 class Naive(DeadFailover):
     """Promotes the standby as it is."""
 
-    def _drain(self) -> None:
+    def _do_drain(self) -> None:
         return None
 
     def _prove_again(self) -> None:
         return None
 
-    def _stop(self) -> Mapping[str, Any]:
+    def _do_stop(self) -> Mapping[str, Any]:
         self.new.stop()
         self.prepare_publish()
         return {"loss": "none: by assumption"}

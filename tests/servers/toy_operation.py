@@ -33,6 +33,7 @@ class Toy(Operation):
     """Copies, stops writes, publishes the next epoch, starts them, tidies."""
 
     kind = "toy"
+    STEPS = tuple(Step(name, f"{name} it", name in _CRITICAL) for name in STEPS)
 
     @classmethod
     def plan(cls, fleet: Fleet, folder: Path, **arguments: Any) -> Plan:
@@ -60,17 +61,6 @@ class Toy(Operation):
             Problem("toy", text) for text in self.plan.arguments.get("problems", ())
         ]
 
-    def steps(self) -> Sequence[Step]:
-        return [
-            Step(
-                name=name,
-                text=f"{name} it",
-                run=lambda name=name: self._do(name),  # type: ignore[misc]  # mypy cannot infer its type
-                critical=name in _CRITICAL,
-            )
-            for name in STEPS
-        ]
-
     def undo(self) -> None:
         self._log("undo", "begin")
         middle("undo")
@@ -87,12 +77,12 @@ class Toy(Operation):
     def is_published(self, topology: Topology) -> bool:
         return all_pairs(topology)[0].standby == _STANDBY
 
-    def _do(self, name: str) -> Mapping[str, Any] | None:
+    def run(self, name: str) -> Mapping[str, Any] | None:
         self._log(name, "begin")
         note: Mapping[str, Any] = {"by": os.getpid()}
         if name == PUBLISH:
             assert self._state("fence").exists(), "published without a fence"
-            note = self.publish()
+            note = self._do_publish()
         elif name == "open":
             self._state("fence").unlink(missing_ok=True)
         middle(name)

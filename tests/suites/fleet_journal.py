@@ -212,7 +212,7 @@ class Applying:
         assert "toy: no (error 1)" in str(found)
         with pytest.raises(UndoRefusedError, match="epoch 2"):
             undo(scene.fleet)
-        monkeypatch.setattr(Toy, "_do", _never_fails(Toy._do))
+        monkeypatch.setattr(Toy, "run", _never_fails(Toy.run))
         assert resume(scene.fleet).state == "finished"
         assert scene.state == _FINISHED
 

@@ -97,7 +97,7 @@ def test_it_is_not_undone_after_publish(run):
 
 @pytest.mark.usefixtures("interrupted")
 def test_it_is_resumed(run, monkeypatch):
-    monkeypatch.setattr(Toy, "_do", lambda self, name: None)
+    monkeypatch.setattr(Toy, "run", lambda self, name: None)
     done = run("resume", "--yes")
     assert done.exit_code == 0, done.output
     assert "ms  open: open it" in done.output
@@ -164,7 +164,7 @@ def test_a_problem_that_is_left_is_printed(run, fleet, tmp_path):
 
 @pytest.mark.usefixtures("interrupted")
 def test_a_problem_that_a_resume_leaves_is_printed(run, monkeypatch):
-    monkeypatch.setattr(Toy, "_do", lambda self, name: {"problem": name})
+    monkeypatch.setattr(Toy, "run", lambda self, name: {"problem": name})
     done = run("resume", "--yes")
     assert done.exit_code == FAILED
     assert "problem: tidy" in done.output

@@ -17,6 +17,7 @@ from sqla_shard.exc import (
     TopologyUnavailableError,
 )
 from sqla_shard.fleet import Plan, resume, status
+from sqla_shard.fleet.runner import KINDS
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.topology_documents import topology_document
 from tests.servers.command_line import write
@@ -113,3 +114,9 @@ def test_a_plan_is_read_back(scene):
 def test_another_document_is_not_a_plan(document):
     with pytest.raises(FleetSetupError, match="--plan-only --json"):
         Plan.from_dict(document)
+
+
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {"orphans", "toy"}))
+def test_each_step_has_a_method(kind):
+    for step in KINDS[kind].STEPS:
+        assert hasattr(KINDS[kind], f"_do_{step.name.replace('-', '_')}")
