@@ -11,7 +11,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-LANES = ("application", "session/", "routing/, merging/", "engine/", "servers")
+LANES = ("application", "session/", "planning/", "engine/", "servers")
 WIDTH, STEP, TOP, HALF = 1000, 34, 56, 70
 
 STYLE = """

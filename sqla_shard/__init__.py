@@ -16,8 +16,8 @@ is on the virtual shard of its 64-bit id.
 #                followers, ZooKeeper
 #   dialects/    where MariaDB, MySQL and SQLite differ
 #   engine/      one pool per server; a statement on many shards at once
-#   routing/     statement -> virtual shards, and why
-#   merging/     one result from the rows of several shards
+#   planning/    statement -> virtual shards, and why; one result from the
+#                rows of several shards
 #   session/     ShardSession: flush, get, execute, commit, pages
 #   outbox/      operations on other shards, transaction keys, repair
 #   cache/       the row cache on memcached or Redis, and its invalidation
@@ -27,14 +27,14 @@ is on the virtual shard of its 64-bit id.
 #   lookup       the public names of lookups
 #   api          the names below, which are loaded on first use
 #   schema/      alembic over every virtual shard
-#   verify/      finds and repairs inconsistent rows
-#   blobs/       dictionaries of compressed blobs: training, roll-out
+#   upkeep/      finds and repairs inconsistent rows; dictionaries of
+#                compressed blobs: training, roll-out
 #   jobs/        a durable queue on the shards, and its workers
 #   contrib/     a follow graph and home feeds, on top of the public names
 #   fleet/       fails over, moves, rebuilds, compares and backs up servers
-#   metrics/     definitions and collectors of metrics; load per shard
+#   monitor/     definitions and collectors of metrics; load per shard; the
+#                dashboard: pages that show a fleet, for Flask and a browser
 #   migrate/     from one database to shards: measures, and moves the rows
-#   dashboard/   pages that show a fleet, for Flask and in a browser
 #   ext/         Flask, OpenTelemetry, SQLAlchemy's ShardedSession; nothing
 #                imports it
 #   testing/     local servers, faults, logs, a linter; nothing imports it

@@ -63,7 +63,8 @@ def table(package: Path) -> Iterator[str]:
     """Yield the lines and modules of each room, and what is true of all."""
     rooms: dict[str, list[Size]] = {}
     for path in sorted(package.rglob("*.py")):
-        room = path.relative_to(package).parts[0].removesuffix(".py")
+        folders = path.relative_to(package).parts[:-1]
+        room = folders[0] if folders else "front door"
         rooms.setdefault(room, []).append(size_of(path.read_text("utf-8")))
     every = [size for sizes in rooms.values() for size in sizes]
     for name, sizes in [*rooms.items(), ("total", every)]:

@@ -31,8 +31,7 @@ LAYERS = {
     "topology": "kazoo",
     "dialects": "greenlet sqlalchemy",
     "engine": "greenlet sqlalchemy",
-    "routing": "sqlalchemy",
-    "merging": "sqlalchemy",
+    "planning": "sqlalchemy",
     "session": "greenlet sqlalchemy",
     "outbox": "sqlalchemy",
     "cache": "dogpile pymemcache redis sqlalchemy",
@@ -40,14 +39,12 @@ LAYERS = {
     "models": "sqlalchemy",
     "lookup": "",
     "schema": "alembic rich sqlalchemy",
-    "verify": "sqlalchemy",
-    "blobs": "sqlalchemy",
+    "upkeep": "sqlalchemy",
     "jobs": "redis sqlalchemy",
     "contrib": "redis sqlalchemy",
     "fleet": "fsspec kazoo sqlalchemy",
-    "metrics": "prometheus_client sqlalchemy",
+    "monitor": "alembic flask prometheus_client sqlalchemy werkzeug",
     "migrate": "sqlalchemy",
-    "dashboard": "alembic flask sqlalchemy werkzeug",
     "ext": "click flask opentelemetry sqlalchemy werkzeug",
     "testing": "greenlet pymysql pytest sqlalchemy",
     # The front door: everything except for optional modules.
@@ -59,26 +56,22 @@ LAYERS = {
 
 #: The rooms that work without the others, which are systems on top of them.
 CORE = (
-    *("util", "exc", "ids", "types", "topology", "dialects", "engine", "routing"),
-    *("merging", "session", "outbox", "cache", "cluster", "models", "lookup"),
+    *("util", "exc", "ids", "types", "topology", "dialects", "engine", "planning"),
+    *("session", "outbox", "cache", "cluster", "models", "lookup"),
     *("schema", "api", "__init__"),
 )
 
 # Rooms that a room must not import, although they are above it.
 APART = {
-    "ext": {"schema", "verify", "contrib", "fleet", "migrate", "dashboard"},
-    "dashboard": {"verify", "contrib", "migrate"},
-    "contrib": {"schema", "verify"},
+    "ext": {"schema", "upkeep", "contrib", "fleet", "migrate"},
+    "contrib": {"schema", "upkeep"},
     "fleet": {"jobs", "contrib"},
-    "metrics": {"contrib"},
-    "migrate": {"schema", "jobs", "contrib", "metrics"},
-    "testing": {
-        *("schema", "verify", "contrib", "fleet", "metrics"),
-        *("dashboard", "ext"),
-    },
+    "monitor": {"upkeep", "contrib"},
+    "migrate": {"schema", "jobs", "contrib", "monitor"},
+    "testing": {*("schema", "upkeep", "contrib", "fleet", "monitor", "ext")},
     "api": {
-        *("cache", "schema", "verify", "blobs", "jobs", "contrib", "fleet"),
-        *("metrics", "migrate", "dashboard", "ext", "testing"),
+        *("cache", "schema", "upkeep", "jobs", "contrib", "fleet"),
+        *("monitor", "migrate", "ext", "testing"),
     },
     # It loads the names of the front door on first use.
     "__init__": {*LAYERS} - {"util"},
@@ -92,7 +85,7 @@ PLACES = {
     # A shell waits for completion, and the package of topologies takes long.
     "kazoo": ("sqla_shard.topology.zookeeper.", "sqla_shard.cli.completion"),
     "orjson": "sqla_shard.util.json_values",
-    "prometheus_client": "sqla_shard.metrics.",
+    "prometheus_client": "sqla_shard.monitor.",
 }
 
 # Optional modules, never loaded by `import sqla_shard`.
@@ -113,19 +106,17 @@ OPTIONAL = (
     "pytest",
     "redis",
     "rich",
-    "sqla_shard.blobs",
     "sqla_shard.cache",
     "sqla_shard.cli",
-    "sqla_shard.dashboard",
     "sqla_shard.contrib",
     "sqla_shard.ext",
     "sqla_shard.fleet",
     "sqla_shard.jobs",
-    "sqla_shard.metrics",
+    "sqla_shard.monitor",
     "sqla_shard.migrate",
     "sqla_shard.schema",
     "sqla_shard.testing",
-    "sqla_shard.verify",
+    "sqla_shard.upkeep",
 )
 
 # Python 3.11 lacks one that is imported by version.

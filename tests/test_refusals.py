@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "explanation" / "refusals.rst"
 
 #: Where statements are refused.
-_FOLDERS = ("dialects", "engine", "merging", "models", "routing", "session", "types")
+_FOLDERS = ("dialects", "engine", "models", "planning", "session", "types")
 
 #: Callables that take the name of a construct as their first argument.
 _CALLS = {"Cut", "Problem", "_refuse", "_refused"}

@@ -369,7 +369,6 @@ _AREAS = {
     "cli": ("command",),
     "contrib": ("follow", "follows", "feed", "feeds"),
     "cluster": ("health", "async", "loops", "overlapping", "usage"),
-    "dashboard": (),
     "engine": (
         "engines",
         "connections",
@@ -382,8 +381,10 @@ _AREAS = {
     "ext": ("flask", "opentelemetry", "horizontal"),
     "jobs": (),
     "lookup": ("lookups", "sign"),
-    "merging": ("merge", "merged", "scatter", "ordering"),
-    "metrics": ("load", "prometheus", "monitoring", "alerts"),
+    "monitor": (
+        *("dashboard", "metrics", "load"),
+        *("prometheus", "monitoring", "alerts"),
+    ),
     "models": (
         "codecs",
         "definition",
@@ -398,7 +399,10 @@ _AREAS = {
         "tracking",
     ),
     "outbox": ("operation", "operations", "repairing", "logged"),
-    "routing": ("traps", "keyspaces", "statements", "remedies"),
+    "planning": (
+        *("merge", "merged", "merging", "scatter", "ordering"),
+        *("routing", "traps", "keyspaces", "statements", "remedies"),
+    ),
     "schema": ("autogenerate", "drift", "provision"),
     "session": (
         "commits",
@@ -411,8 +415,8 @@ _AREAS = {
         "writing",
     ),
     "topology": ("following", "follower", "publishing", "zookeeper"),
-    "verify": (),
     "testing": ("lint", "linting"),
+    "upkeep": ("verify", "blobs", "spread"),
 }
 
 

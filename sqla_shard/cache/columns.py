@@ -29,7 +29,7 @@ from sqlalchemy.types import NullType, PickleType, TypeDecorator, TypeEngine
 
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import CacheClassError, OptionError
-from sqla_shard.routing import has_objects, routing_column, spec_of
+from sqla_shard.planning import has_objects, routing_column, spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.types import JSONBlob, Sequence38, ShardedId
 from sqla_shard.types.columns import MAX_SEQUENCE

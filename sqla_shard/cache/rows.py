@@ -26,7 +26,7 @@ from sqla_shard.cache.stores import sleep_of, Store, store_of
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ConcurrentUseError
-from sqla_shard.routing import spec_of
+from sqla_shard.planning import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.get import INCLUDE_INACTIVE
 from sqla_shard.session.row_cache import ANSWERS, CacheMismatch

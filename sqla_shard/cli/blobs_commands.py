@@ -7,15 +7,6 @@ from typing import Any
 
 import click
 
-from sqla_shard.blobs import (
-    activate,
-    check,
-    deactivate,
-    rewrite,
-    RewriteProgress,
-    status,
-    train,
-)
 from sqla_shard.cli.application_options import models_option, names
 from sqla_shard.cli.options import (
     FiniteRange,
@@ -33,6 +24,15 @@ from sqla_shard.cli.output import (
     with_options,
 )
 from sqla_shard.exc import ClassDefinitionError
+from sqla_shard.upkeep.blobs import (
+    activate,
+    check,
+    deactivate,
+    rewrite,
+    RewriteProgress,
+    status,
+    train,
+)
 
 _class_option = with_options(
     models_option,

@@ -20,9 +20,9 @@ from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
 from sqla_shard.cli.output import echo, examples
 from sqla_shard.cli.service_loop import log_to_stderr, StopFlag
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.dashboard import DashboardServer, Observer
 from sqla_shard.exc import ExtensionSetupError
 from sqla_shard.fleet import Account, Accounts, Fleet
+from sqla_shard.monitor.dashboard import DashboardServer, Observer
 from sqla_shard.topology.follow import is_zookeeper
 
 _PORT = 8417

@@ -12,8 +12,8 @@ from sqla_shard.cli.load_command import load_options, open_load_store
 from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
 from sqla_shard.cli.output import echo, examples
 from sqla_shard.cli.service_loop import log_to_stderr, StopFlag
-from sqla_shard.metrics.exporter import Exporter
-from sqla_shard.metrics.fleet_metrics import FleetMetrics
+from sqla_shard.monitor.exporter import Exporter
+from sqla_shard.monitor.fleet_metrics import FleetMetrics
 
 
 @click.command(

@@ -13,8 +13,8 @@ from sqla_shard.cli.application_options import IN_MEMORY
 from sqla_shard.cli.options import pass_settings, Settings
 from sqla_shard.cli.output import data_option, end, examples, print_report, with_options
 from sqla_shard.exc import CacheConfigError, OptionError
-from sqla_shard.metrics.load import report_load
-from sqla_shard.metrics.load_stores import LoadCache, LoadDirectory, LoadStore
+from sqla_shard.monitor.load import report_load
+from sqla_shard.monitor.load_stores import LoadCache, LoadDirectory, LoadStore
 
 _PUBLISH = "call publish_load(measure_load(cluster), ...) in the application"
 

@@ -321,7 +321,7 @@ def _check_servers(topology: Topology, as_data: bool) -> None:
     # Publishing itself needs no driver.
     from sqla_shard import Cluster
     from sqla_shard.fleet.publish_checks import server_faults
-    from sqla_shard.metrics.fleet_metrics import FleetMetrics
+    from sqla_shard.monitor.fleet_metrics import FleetMetrics
 
     options = FleetMetrics.options(topology, _TIMEOUT)
     with Cluster(topology, engine_options=options) as cluster:

@@ -39,7 +39,7 @@ from sqla_shard.models.reference import (
     ReferencesReport,
     verify_references,
 )
-from sqla_shard.verify import (
+from sqla_shard.upkeep import (
     largest_lists,
     spread_rows,
     SpreadProgress,
@@ -48,8 +48,8 @@ from sqla_shard.verify import (
     VerifyProgress,
     VerifyReport,
 )
-from sqla_shard.verify.lookups import claims_on_all
-from sqla_shard.verify.targets import mapped_classes
+from sqla_shard.upkeep.lookups import claims_on_all
+from sqla_shard.upkeep.targets import mapped_classes
 
 _run_options = with_options(
     rate_option,

@@ -192,7 +192,7 @@ class Cluster(FromSources, EventTarget):
         self.placement = placement or RandomPlacement()
         environ = os.environ if environ is None else environ
         self._seal = seal_of(bookmark_keys, environ)
-        #: Takes samples of the statements, for :mod:`sqla_shard.metrics`.
+        #: Takes samples of the statements, for :mod:`sqla_shard.monitor`.
         self.sampling = Sampling()
         passwords = None if password is None else Passwords(password)
         options = engine_options or {}

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, MetaData, Table
 from sqla_shard.engine import ExecutionPlan, OPTION, Places
 from sqla_shard.engine.rendering import Place, TRANSLATE
 from sqla_shard.outbox.tables import OF_TRANSACTIONS
-from sqla_shard.routing import name_of, spec_of
+from sqla_shard.planning import name_of, spec_of
 from sqla_shard.topology import Keyspace
 from sqla_shard.util.tables import sorted_tables
 

@@ -17,7 +17,7 @@ from sqla_shard.engine import limits_of, Places, Scatter
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import NoShardKeyError, ShardError
 from sqla_shard.ids import ObjectId, pack
-from sqla_shard.routing import as_statement, Decision, locate
+from sqla_shard.planning import as_statement, Decision, locate
 from sqla_shard.session import PlacementPolicy
 from sqla_shard.topology import find_object
 from sqla_shard.topology.keyspaces import as_ranges

@@ -51,7 +51,7 @@ from sqla_shard.dialects.sql import (
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.ids import unpack
-from sqla_shard.routing import declare, spec_of
+from sqla_shard.planning import declare, spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.paging import check_limit, Page, Subject
 from sqla_shard.types import ObjectRef

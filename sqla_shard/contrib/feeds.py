@@ -77,7 +77,7 @@ from sqla_shard.models.deletion_plan import (
 )
 from sqla_shard.models.layouts import require_default_layout
 from sqla_shard.outbox import operation
-from sqla_shard.routing import declare, spec_of
+from sqla_shard.planning import declare, spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.paging import check_limit, Page, Subject
 from sqla_shard.session.session import separate_session

@@ -23,7 +23,7 @@ from sqla_shard.contrib.edges import BoardChoice, Edge, EdgeTable, now, Pair
 from sqla_shard.contrib.follows import Follows
 from sqla_shard.engine.rendering import Place
 from sqla_shard.ids import unpack
-from sqla_shard.routing import spec_of
+from sqla_shard.planning import spec_of
 from sqla_shard.session import ShardSession
 
 __all__ = ["RepairedFollows", "forget_deleted_board", "purge_follows", "repair_follows"]

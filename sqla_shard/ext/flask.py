@@ -37,7 +37,7 @@ server is down.  The response contains names of servers and error messages, but
 no passwords; do not expose it to the public.
 
 ``SQLA_SHARD_METRICS = "/metrics"`` adds a route for Prometheus, with the
-metrics of :mod:`sqla_shard.metrics.prometheus`; it needs the extra
+metrics of :mod:`sqla_shard.monitor.prometheus`; it needs the extra
 ``prometheus``.
 """
 
@@ -626,7 +626,7 @@ def _route_path(app: Flask, name: str, example: str) -> str | None:
 def _add_metrics(app: Flask, path: str, cluster: Cluster) -> None:
     """Add the route of ``SQLA_SHARD_METRICS``."""
     # Import the package only if there is such a route.
-    from sqla_shard.metrics.prometheus import CONTENT_TYPE, PrometheusMetrics
+    from sqla_shard.monitor.prometheus import CONTENT_TYPE, PrometheusMetrics
 
     metrics = PrometheusMetrics(cluster)
 

@@ -77,8 +77,8 @@ from sqla_shard.engine import ServerReport, StatementReport
 from sqla_shard.engine.rendering import SCHEMA
 from sqla_shard.exc.base import code_of
 from sqla_shard.ext.opentelemetry_jobs import instrument_queues, JobInstrumentation
-from sqla_shard.metrics.definitions import APPLICATION, Metric, metric
-from sqla_shard.metrics.recorder import observations, Recorder
+from sqla_shard.monitor.definitions import APPLICATION, Metric, metric
+from sqla_shard.monitor.recorder import observations, Recorder
 
 __all__ = ["Instrumentation", "instrument", "instrument_queues"]
 

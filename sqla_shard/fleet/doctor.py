@@ -2,7 +2,7 @@
 
 It only reads, from all servers at once, and ends after a time limit: a server
 that has not responded by then is ``unknown``, never fine.  It does not
-compare rows; see :mod:`sqla_shard.verify` and ``sqla-shard fleet verify``.
+compare rows; see :mod:`sqla_shard.upkeep` and ``sqla-shard fleet verify``.
 
 ::
 

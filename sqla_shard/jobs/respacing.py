@@ -12,7 +12,7 @@ from typing import Any
 from sqla_shard.exc import MissingTargetError
 from sqla_shard.jobs.tasks import Task, task
 from sqla_shard.models import MappingMixin, NarrowGap
-from sqla_shard.routing import spec_of
+from sqla_shard.planning import spec_of
 from sqla_shard.session import ShardSession
 
 

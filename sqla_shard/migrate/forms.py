@@ -1,7 +1,7 @@
 """Reads a form of statement, as if it were sharded.
 
-The router of :mod:`sqla_shard.routing` reads the statement, and the merge of
-:mod:`sqla_shard.merging` is planned, as a session would.
+The router of :mod:`sqla_shard.planning` reads the statement, and the merge of
+:mod:`sqla_shard.planning` is planned, as a session would.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from sqlalchemy.sql.lambdas import LambdaElement
 from sqlalchemy.sql.selectable import Select, TextualSelect
 
 from sqla_shard.exc import NoShardKeyError, ReferenceWriteError, ShardError
-from sqla_shard.merging import plan
 from sqla_shard.migrate.future import Future, FutureTable
 from sqla_shard.migrate.locations import ShadowPlaces
 from sqla_shard.migrate.verdicts import refused, Verdict
-from sqla_shard.routing import (
+from sqla_shard.planning import (
     check_mergeable,
+    plan,
     refusal_of,
     RoutingShape,
     shape_of,
     supposing,
 )
-from sqla_shard.routing.conditions import AllOf, AnyOf, Condition, Equals, Within
+from sqla_shard.planning.conditions import AllOf, AnyOf, Condition, Equals, Within
 from sqla_shard.types import IdType
 from sqla_shard.util import sqlalchemy_private as private
 

@@ -1,6 +1,6 @@
 """The tables of an application as a declaration says they will be.
 
-:class:`Future` is a :class:`~sqla_shard.routing.Supposition`: with it, the
+:class:`Future` is a :class:`~sqla_shard.planning.Supposition`: with it, the
 router reads a statement of the unsharded application as if the primary keys
 were object ids, and the foreign keys references to objects.  Its answers are
 those that the router gives for the sharded application.
@@ -29,8 +29,8 @@ from sqla_shard.migrate.declaration import (
     Owner,
     Reference,
 )
-from sqla_shard.routing import ANY_VALUE, Colocation, TableSpec
-from sqla_shard.routing.clauses import unlabelled
+from sqla_shard.planning import ANY_VALUE, Colocation, TableSpec
+from sqla_shard.planning.clauses import unlabelled
 from sqla_shard.types import IdType, ObjectRef, ShardedId
 from sqla_shard.util.tables import sorted_tables
 

@@ -49,8 +49,8 @@ from sqla_shard.migrate.rows import AttributeDifference
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.tables import MovedRows, MovedTable
 from sqla_shard.migrate.waiting import grouped, Waiting
+from sqla_shard.upkeep.position import PositionFile
 from sqla_shard.util.pace import Throttle
-from sqla_shard.verify.position import PositionFile
 
 #: Seconds for which the claims of a page are repeated.
 _TIMEOUT = 60.0

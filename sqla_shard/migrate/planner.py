@@ -20,7 +20,7 @@ from sqla_shard.migrate.forms import Form, FormReader, SINGLE
 from sqla_shard.migrate.future import Future, FutureTable
 from sqla_shard.migrate.locations import ASSUMED, Locations, ShadowPlaces
 from sqla_shard.migrate.verdicts import refused, Verdict
-from sqla_shard.routing import supposing
+from sqla_shard.planning import supposing
 from sqla_shard.session.insert import group_rows
 from sqla_shard.session.transaction import TransactionLog
 from sqla_shard.types import IdType

@@ -27,7 +27,7 @@ from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.pass_reports import last_pass, PASSES
 from sqla_shard.migrate.stages import advanced, check_step, Condition, Progress, STAGES
 from sqla_shard.migrate.tables import MovedTable
-from sqla_shard.routing import spec_of
+from sqla_shard.planning import spec_of
 from sqla_shard.topology.keyspaces import as_ranges
 
 _PARALLEL = 8

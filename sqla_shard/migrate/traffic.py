@@ -16,8 +16,8 @@ from sqlalchemy.sql.elements import BinaryExpression, BindParameter, Tuple
 from sqlalchemy.sql.lambdas import LambdaElement
 
 from sqla_shard.migrate.report import Traffic
-from sqla_shard.routing.clauses import inner, is_list, nested, ungrouped, unlabelled
-from sqla_shard.routing.reader import Reader
+from sqla_shard.planning.clauses import inner, is_list, nested, ungrouped, unlabelled
+from sqla_shard.planning.reader import Reader
 from sqla_shard.util import sqlalchemy_private as private
 
 

@@ -25,7 +25,7 @@ from sqlalchemy.orm import (
 )
 
 from sqla_shard.exc import ClassDefinitionError, UniquePerShardWarning
-from sqla_shard.routing import routes, spec_of, TableSpec
+from sqla_shard.planning import routes, spec_of, TableSpec
 from sqla_shard.util import sqlalchemy_private as private
 
 T = TypeVar("T")

@@ -43,7 +43,7 @@ from sqla_shard.models.mapping_definition import link as link_mapping
 from sqla_shard.models.mapping_list import List, statements_of
 from sqla_shard.models.registration import retried_once, run, run_awaited, Saga
 from sqla_shard.models.spread_list import is_moving, list_of
-from sqla_shard.routing import has_objects, spec_of
+from sqla_shard.planning import has_objects, spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.execute import OUR_OWN
 

@@ -19,7 +19,7 @@ from sqla_shard.models.mapping_mixin import MappingMixin
 from sqla_shard.models.spread_list import list_of, readdress
 from sqla_shard.outbox.apply import function_named, operation_name, register_for
 from sqla_shard.outbox.operations import add_pending
-from sqla_shard.routing import has_objects, routes, spec_of
+from sqla_shard.planning import has_objects, routes, spec_of
 from sqla_shard.session import INCLUDE_INACTIVE, ShardSession
 from sqla_shard.types import ObjectRef
 

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Mapper
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.ids import DEFAULT_LAYOUT, IdLayout
 from sqla_shard.models.id_sources import new_ids_for
-from sqla_shard.routing import declare_new_ids, spec_of
+from sqla_shard.planning import declare_new_ids, spec_of
 from sqla_shard.types import IdType, ShardedId
 
 

@@ -28,7 +28,7 @@ from sqlalchemy import (
 
 from sqla_shard.dialects.sql import COUNTING, InsertAdding
 from sqla_shard.exc import KeptMappingError
-from sqla_shard.routing import declare, TableSpec
+from sqla_shard.planning import declare, TableSpec
 from sqla_shard.types import ObjectRef
 
 if TYPE_CHECKING:

@@ -65,7 +65,7 @@ class Claim:
         """Give the key to an object.
 
         An expired claim can be confirmed until another transaction claims
-        the key, or :func:`~sqla_shard.verify.delete_abandoned` deletes the
+        the key, or :func:`~sqla_shard.upkeep.delete_abandoned` deletes the
         claim.  Confirming it again with the same id has no effect.
 
         :raises ClaimLostError: if the claim was released or taken over.

@@ -34,7 +34,7 @@ from sqla_shard.models.class_checks import (
 )
 from sqla_shard.models.layouts import layout_of
 from sqla_shard.models.normalization import LONGEST_LABEL, Normalization
-from sqla_shard.routing import declare, TableSpec
+from sqla_shard.planning import declare, TableSpec
 from sqla_shard.types import LookupKey, ObjectRef, UTCTimestamp
 
 #: Bytes of the token of a claim.

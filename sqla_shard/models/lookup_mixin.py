@@ -72,7 +72,7 @@ class LookupMixin:
         kind ``mod``.
     :param field: the attribute of the objects that contains their key, or a
         list of keys.  The attribute is not written;
-        :func:`~sqla_shard.verify.verify_lookups` compares it with the rows.
+        :func:`~sqla_shard.upkeep.verify_lookups` compares it with the rows.
     :raises ClassDefinitionError: if the class is not valid.
 
     All methods raise :exc:`~sqla_shard.exc.InvalidKeyError` for an invalid

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Mapper
 
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ColocationError, ManyToManyError
-from sqla_shard.routing import has_objects, routes, spec_of
+from sqla_shard.planning import has_objects, routes, spec_of
 from sqla_shard.session.connections import bulk_on
 from sqla_shard.session.flush import mapping_class
 from sqla_shard.session.session import ShardSession

@@ -40,7 +40,7 @@ from sqla_shard.models.layouts import layout_of
 from sqla_shard.models.list_counts import declare_counts
 from sqla_shard.models.list_positions import MOST_MOVES, now
 from sqla_shard.models.spread import check_pieces, piece_of, shard_of
-from sqla_shard.routing import columns_set, declare, spec_of, TableSpec
+from sqla_shard.planning import columns_set, declare, spec_of, TableSpec
 from sqla_shard.types import ObjectRef, Sequence38
 
 _OWN = frozenset({"sequence", "source", "target"})

@@ -24,7 +24,7 @@ from sqla_shard.models.class_checks import built_once
 from sqla_shard.models.list_counts import add_to_count, CountStatements
 from sqla_shard.models.list_positions import reach
 from sqla_shard.models.mapping_definition import End, link
-from sqla_shard.routing import spec_of
+from sqla_shard.planning import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.execute import OUR_OWN
 from sqla_shard.session.invalidation import invalidate_list

@@ -123,7 +123,7 @@ class MappingMixin:
         ``spread``, lists are not spread yet.
     :param spread_from: number of pieces before they were increased to
         ``spread``, 1 if lists were not spread: rows that are still there are
-        found.  :func:`~sqla_shard.verify.spread_rows` moves them.
+        found.  :func:`~sqla_shard.upkeep.spread_rows` moves them.
     :raises ClassDefinitionError: if the class is not valid.
 
     All methods take ids of sources and targets as 64-bit ints and raise

@@ -67,7 +67,7 @@ from sqla_shard.models.field_declarations import (
 from sqla_shard.models.id_sources import IdSource, source_of
 from sqla_shard.models.layouts import adopt_layout, check_parent_layout, layout_of
 from sqla_shard.models.soft_delete import write_active
-from sqla_shard.routing import Colocation, declare, routes, TableSpec
+from sqla_shard.planning import Colocation, declare, routes, TableSpec
 from sqla_shard.types import Blob, IdType, JSONBlob, ObjectRef, ShardedId
 from sqla_shard.types.tracking import plain
 

@@ -21,7 +21,7 @@ from sqlalchemy.orm import LoaderCriteriaOption, ORMExecuteState, with_loader_cr
 from sqla_shard.dialects.sql import BlobActive
 from sqla_shard.exc import BlobValueError
 from sqla_shard.models.blob_fields import blob_of
-from sqla_shard.routing import spec_of
+from sqla_shard.planning import spec_of
 from sqla_shard.session import INCLUDE_INACTIVE, ShardSession
 from sqla_shard.util import sqlalchemy_private as private
 

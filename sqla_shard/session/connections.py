@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqla_shard.engine import ExecutionPlan, OPTION, Scatter
 from sqla_shard.engine.rendering import Place, TRANSLATE
 from sqla_shard.exc import ConcurrentUseError, ScatterFailedError, ScatterTimeoutError
-from sqla_shard.merging.merge import Merge
+from sqla_shard.planning.merge import Merge
 from sqla_shard.session.transaction import connection_lost, TransactionLog
 from sqla_shard.topology import Keyspace
 from sqla_shard.types.object_ids import inserting_on

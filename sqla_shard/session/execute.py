@@ -30,21 +30,24 @@ from sqla_shard.exc import (
     UnsupportedStatementError,
 )
 from sqla_shard.ids import check_shard_id
-from sqla_shard.merging import grouped_by_ids, of_groups, plan, sorted_by_shown
-from sqla_shard.merging.merge import Merge
-from sqla_shard.routing import (
+from sqla_shard.planning import (
     as_statement,
     check,
     columns_set,
     constant,
     Decision,
+    grouped_by_ids,
     is_placed,
     keyspace_of,
     name_of,
+    of_groups,
+    plan,
     route,
+    sorted_by_shown,
     spec_of,
     Spread,
 )
+from sqla_shard.planning.merge import Merge
 from sqla_shard.session.connections import any_place, bulk_on, connect
 from sqla_shard.session.flush import check_tables
 from sqla_shard.session.insert import (

@@ -23,7 +23,7 @@ from sqla_shard.exc import (
     UnsupportedStatementError,
 )
 from sqla_shard.ids import DEFAULT_LAYOUT
-from sqla_shard.routing import spec_of
+from sqla_shard.planning import spec_of
 from sqla_shard.session.row_cache import cache_in_transaction, CacheMismatch
 from sqla_shard.types.shard_bound import IdSlot
 

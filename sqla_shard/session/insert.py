@@ -21,7 +21,7 @@ from sqla_shard.exc import (
     ScatterUnsupportedError,
     UnsupportedStatementError,
 )
-from sqla_shard.routing import has_objects, kind_of, routes, spec_of
+from sqla_shard.planning import has_objects, kind_of, routes, spec_of
 from sqla_shard.session.new_ids import issue
 from sqla_shard.session.placement import parent_shard, root_shard
 from sqla_shard.util import sqlalchemy_private as private

@@ -21,7 +21,7 @@ from sqlalchemy.sql.dml import Insert
 
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import CachedWriteError
-from sqla_shard.routing import columns_set, has_objects, routing_column, spec_of
+from sqla_shard.planning import columns_set, has_objects, routing_column, spec_of
 from sqla_shard.session.flush import place_of
 from sqla_shard.session.get import INCLUDE_INACTIVE
 from sqla_shard.session.insert import ids_of

@@ -15,7 +15,7 @@ from sqlalchemy.orm.attributes import instance_state, set_attribute
 
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import MissingIdError
-from sqla_shard.routing import has_objects, new_ids_of, routing_column, spec_of
+from sqla_shard.planning import has_objects, new_ids_of, routing_column, spec_of
 
 if TYPE_CHECKING:
     from sqla_shard.session.session import ShardSession

@@ -19,7 +19,7 @@ from itertools import accumulate
 from typing import Any, Protocol, TYPE_CHECKING
 
 from sqla_shard.exc import ColocationError, PlacementError
-from sqla_shard.routing import TableSpec
+from sqla_shard.planning import TableSpec
 from sqla_shard.topology import Keyspace
 
 if TYPE_CHECKING:

@@ -43,8 +43,14 @@ from sqla_shard.exc import (
     ScatterUnsupportedError,
     UnsupportedStatementError,
 )
-from sqla_shard.merging import is_combined, is_random, Ordering, orderings, same
-from sqla_shard.routing import keyspace_of
+from sqla_shard.planning import (
+    is_combined,
+    is_random,
+    keyspace_of,
+    Ordering,
+    orderings,
+    same,
+)
 from sqla_shard.session.paging import (
     bookmark_text,
     BookmarkValueError,

@@ -45,7 +45,7 @@ from sqla_shard.exc import (
     UnsupportedStatementError,
 )
 from sqla_shard.exc.base import summary
-from sqla_shard.routing import keyspace_of, route, spec_of
+from sqla_shard.planning import keyspace_of, route, spec_of
 from sqla_shard.session.commit import Commits
 from sqla_shard.session.connections import bind_to, ShardView, Usage
 from sqla_shard.session.events import listen

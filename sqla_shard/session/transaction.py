@@ -47,7 +47,7 @@ from sqla_shard.exc import (
     ShardError,
     WrittenShard,
 )
-from sqla_shard.routing import spec_of
+from sqla_shard.planning import spec_of
 
 __all__ = [
     "MOST_EDITS",

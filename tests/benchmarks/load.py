@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sqla_shard import Cluster, ShardSession
-from sqla_shard.metrics import measure_load
+from sqla_shard.monitor import measure_load
 from tests.benchmarks.pins import Base, fill, Pin
 from tests.benchmarks.servers import new_fleet, title
 from tests.benchmarks.timing import compare, Row, show

@@ -59,7 +59,7 @@ _GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
             "_queue",
         ),
     ),
-    "routing and merging": (_OURS, ("sqla_shard/routing", "sqla_shard/merging")),
+    "routing and merging": (_OURS, ("sqla_shard/planning",)),
     "blob fields and ids of the rows": (
         _OURS,
         (

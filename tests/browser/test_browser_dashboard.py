@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from sqla_shard import Cluster, pack
-from sqla_shard.dashboard import Observer
-from sqla_shard.dashboard.readings import CachedReading
-from sqla_shard.dashboard.servers import DatabaseSize, Sizes
+from sqla_shard.monitor.dashboard import Observer
+from sqla_shard.monitor.dashboard.readings import CachedReading
+from sqla_shard.monitor.dashboard.servers import DatabaseSize, Sizes
 from sqla_shard.topology.urls import address_of
 from tests.browser.watching import DESKTOP, expect, PHONE, Visitor
 from tests.servers.dashboard_scene import DashboardScene, Served

@@ -24,9 +24,9 @@ from sqlalchemy import create_engine, make_url
 from sqla_shard import Cluster
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.jobs.claims import FAILED, PENDING
-from sqla_shard.metrics import measure_load, publish_load
-from sqla_shard.metrics.definitions import FLEET
-from sqla_shard.metrics.prometheus import PrometheusMetrics
+from sqla_shard.monitor import measure_load, publish_load
+from sqla_shard.monitor.definitions import FLEET
+from sqla_shard.monitor.prometheus import PrometheusMetrics
 from sqla_shard.outbox.tables import METADATA
 from sqla_shard.testing import Proxy
 from tests.models.clusters import at

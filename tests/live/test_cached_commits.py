@@ -18,7 +18,7 @@ from sqla_shard.exc import (
     ServerFencedError,
 )
 from sqla_shard.testing.server_fleet import ServerFleet
-from sqla_shard.verify import verify_relations
+from sqla_shard.upkeep import verify_relations
 from tests.models.cached_models import (
     Board,
     BoardKeepsPins,

@@ -15,7 +15,7 @@ from sqla_shard import Cluster, exc, scatter
 from sqla_shard.models import Claim
 from sqla_shard.testing.server_fleet import ServerFleet
 from sqla_shard.testing.topology_documents import topology_document
-from sqla_shard.verify import verify_lookups
+from sqla_shard.upkeep import verify_lookups
 from tests.models import verify_models
 from tests.models.lookup_models import Base, end_at, new_user, rows_of, User, UserEmail
 from tests.models.verify_models import Account, AccountEmail, add_account

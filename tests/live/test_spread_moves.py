@@ -16,7 +16,7 @@ from sqlalchemy import select
 
 from sqla_shard import Cluster, pack
 from sqla_shard.models.spread import MOST_PIECES
-from sqla_shard.verify import verify_relations
+from sqla_shard.upkeep import verify_relations
 from tests.models.spread_stages import MODELS, SHARDS, stage
 from tests.servers.command_line import COMMAND, environment, ROOT, write
 

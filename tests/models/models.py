@@ -23,7 +23,7 @@ from sqlalchemy.orm import (
 )
 
 from sqla_shard import blob_field, ObjectMixin
-from sqla_shard.routing import Colocation, declare, TableSpec
+from sqla_shard.planning import Colocation, declare, TableSpec
 from sqla_shard.types import full_id, ObjectRef, ShardedId
 from tests.models.layouts import LAYOUT
 

@@ -25,10 +25,10 @@ from sqlalchemy.orm import DeclarativeBase, Mapped
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from sqla_shard import blob_field, Cluster, ObjectMixin, pack, ShardSession
-from sqla_shard.dashboard import DashboardServer, Observer
 from sqla_shard.fleet import Account, Accounts, Fleet
 from sqla_shard.jobs import EnqueuedJob, JobState, task
-from sqla_shard.metrics import measure_load, meter_of
+from sqla_shard.monitor import measure_load, meter_of
+from sqla_shard.monitor.dashboard import DashboardServer, Observer
 from sqla_shard.outbox.tables import JOB_KEYS, JOBS, OUTBOX
 from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import in_parallel

@@ -13,7 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 from examples.pinboard import models as pinboard
 from sqla_shard import KeyspaceMixin, MappingMixin, ObjectMixin, ShardedId
 from sqla_shard.exc import ReservedNameError, UnknownKeyspaceError
-from sqla_shard.routing import spec_of
+from sqla_shard.planning import spec_of
 from sqla_shard.schema import comparing
 from tests.models import many_models, revision_models
 from tests.models.databases import databases_on_sqlite

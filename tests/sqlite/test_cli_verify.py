@@ -15,7 +15,7 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
-from sqla_shard.verify import verify_lookups
+from sqla_shard.upkeep import verify_lookups
 from tests.models.verify_models import (
     Account,
     AccountEmail,

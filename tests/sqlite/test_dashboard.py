@@ -17,22 +17,22 @@ import pytest
 from flask import abort, Flask
 
 from sqla_shard import Cluster, pack, TimeLayout, Topology
-from sqla_shard.dashboard import (
-    create_app,
-    dashboard_blueprint,
-    DashboardServer,
-    Observer,
-    readings,
-)
-from sqla_shard.dashboard.expressions import _METHODS
-from sqla_shard.dashboard.live import Streams
-from sqla_shard.dashboard.observer import PATIENCE
 from sqla_shard.exc import ExtensionSetupError, StatementTextError
 from sqla_shard.fleet import Account, Accounts, Fleet
 from sqla_shard.fleet.journal import Record
 from sqla_shard.fleet.plans import Plan
 from sqla_shard.fleet.runner import KINDS
 from sqla_shard.jobs import JobState, stored_job
+from sqla_shard.monitor.dashboard import (
+    create_app,
+    dashboard_blueprint,
+    DashboardServer,
+    Observer,
+    readings,
+)
+from sqla_shard.monitor.dashboard.expressions import _METHODS
+from sqla_shard.monitor.dashboard.live import Streams
+from sqla_shard.monitor.dashboard.observer import PATIENCE
 from sqla_shard.testing import sqlite_topology, StatementLog
 from tests.servers.dashboard_scene import Base, fail_job
 from tests.servers.toy_operation import STEPS, Toy

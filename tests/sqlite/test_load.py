@@ -14,7 +14,7 @@ from sqlalchemy import insert, select, text
 from sqla_shard import pack, scatter, unpack
 from sqla_shard.cache.stores.memory import MemoryStore
 from sqla_shard.exc import OptionError
-from sqla_shard.metrics import (
+from sqla_shard.monitor import (
     LoadCache,
     LoadDirectory,
     LoadSnapshot,
@@ -23,7 +23,7 @@ from sqla_shard.metrics import (
     publish_load,
     report_load,
 )
-from sqla_shard.metrics.load import Cell, Key, MOST_CELLS, OTHERS
+from sqla_shard.monitor.load import Cell, Key, MOST_CELLS, OTHERS
 from tests.models.mapping_models import Board, BoardHasPins, lists_on_sqlite, Pin, pins
 
 cluster = lists_on_sqlite()

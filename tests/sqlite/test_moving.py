@@ -38,9 +38,9 @@ from sqla_shard.migrate.switching import copy_waiting, Switch
 from sqla_shard.migrate.tables import COPYING
 from sqla_shard.models import normalization
 from sqla_shard.testing.topology_documents import sqlite_topology
+from sqla_shard.upkeep import verify_lookups
+from sqla_shard.upkeep.position import PositionFile
 from sqla_shard.util.pace import Throttle
-from sqla_shard.verify import verify_lookups
-from sqla_shard.verify.position import PositionFile
 from tests.models.moving_app import (
     Base,
     CLASSES,

@@ -8,7 +8,7 @@ from sqla_shard import blob_field, Cluster, LookupMixin, ObjectMixin
 from sqla_shard.models import normalization
 from sqla_shard.models.deletion import delete_object
 from sqla_shard.testing import sqlite_topology
-from sqla_shard.verify import verify_lookups
+from sqla_shard.upkeep import verify_lookups
 
 
 class KeyedBase(DeclarativeBase):

@@ -27,8 +27,8 @@ from sqla_shard.exc import (
     StaleDataError,
 )
 from sqla_shard.ext.flask import FlaskCluster
-from sqla_shard.metrics.definitions import APPLICATION
-from sqla_shard.metrics.prometheus import CONTENT_TYPE, PrometheusMetrics
+from sqla_shard.monitor.definitions import APPLICATION
+from sqla_shard.monitor.prometheus import CONTENT_TYPE, PrometheusMetrics
 from sqla_shard.topology import to_json
 from tests.models.clusters import at, on_sqlite
 from tests.models.models import PIN, Pin
@@ -211,7 +211,7 @@ def test_asynchronous_sessions(cluster, metrics):
 WORKERS = """
 import os, sys
 from sqla_shard import Cluster, pack
-from sqla_shard.metrics.prometheus import PrometheusMetrics
+from sqla_shard.monitor.prometheus import PrometheusMetrics
 from tests.models.models import PIN, Pin
 
 cluster = Cluster.from_file(sys.argv[1])

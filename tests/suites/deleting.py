@@ -28,7 +28,7 @@ from sqla_shard import (
 )
 from sqla_shard.models import normalization, sign_up
 from sqla_shard.models.deletion import async_delete_object, delete_object, plan_deletion
-from sqla_shard.verify import verify_lookups, verify_relations
+from sqla_shard.upkeep import verify_lookups, verify_relations
 from tests.models.backends import Clusters, On
 from tests.models.clusters import ShardLog
 from tests.models.layouts import LAYOUT, pack

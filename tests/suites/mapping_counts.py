@@ -16,7 +16,7 @@ from sqla_shard.models.deletion import delete_object
 from sqla_shard.models.mapping_definition import definition_of
 from sqla_shard.session.execute import OUR_OWN
 from sqla_shard.testing import StatementLog
-from sqla_shard.verify import largest_lists, verify_relations
+from sqla_shard.upkeep import largest_lists, verify_relations
 from tests.models.follow_models import (
     Followers,
     FOLLOWS,

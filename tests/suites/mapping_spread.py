@@ -13,7 +13,7 @@ from sqla_shard.models.deletion import delete_object
 from sqla_shard.models.mapping_definition import definition_of
 from sqla_shard.models.spread import piece_of, shard_of
 from sqla_shard.testing import StatementLog
-from sqla_shard.verify import verify_relations
+from sqla_shard.upkeep import verify_relations
 from tests.models.clusters import ShardLog
 from tests.models.follow_models import (
     FOLLOWS,

@@ -35,7 +35,7 @@ from sqlalchemy.sql.elements import UnaryExpression
 from sqla_shard import Cluster, scatter
 from sqla_shard.engine import Scatter
 from sqla_shard.exc import ShardError
-from sqla_shard.routing.clauses import unlabelled
+from sqla_shard.planning.clauses import unlabelled
 from sqla_shard.util import sqlalchemy_private as private
 from tests.models.clusters import PINS, plain_engine
 from tests.models.collations import collation_on

@@ -20,9 +20,8 @@ FOLDERS = (
     "engine",
     "exc",
     "lookup",
-    "merging",
+    "planning",
     "models",
-    "routing",
     "session",
     "types",
 )
@@ -62,7 +61,7 @@ _IN_CLASS = (
 class Site:
     """A message as it is written.
 
-    :ivar module: where, such as ``routing/router.py``.
+    :ivar module: where, such as ``planning/router.py``.
     :ivar text: the message, with ``{}`` for each value in it.
     """
 
@@ -160,17 +159,17 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "dialects/sorting.py: ORDER BY {} over several shards: MariaDB",
         "dialects/sorting.py: {} has its own collation",
         "engine/hooks.py: a string that is made of two collations",
-        "merging/merge.py: DISTINCT with LIMIT over several shards",
-        "merging/merge.py: {}... and another text are equal",
-        "merging/values.py: ",
+        "planning/merge.py: DISTINCT with LIMIT over several shards",
+        "planning/merge.py: {}... and another text are equal",
+        "planning/values.py: ",
         "session/scatter_pages.py: scatter_page() by {}: a string",
     ),
     "the values in the rows decide: tests/suites/merged_numbers.py": (
-        "merging/computing.py: a computation with aggregates",
-        "merging/having.py: HAVING over several shards compares",
-        "merging/merge.py: ORDER BY, GROUP BY, min() or max()",
-        "merging/merge.py: {} in coalesce() over several shards is one",
-        "merging/merge.py: the values of an ORDER BY cannot be compared",
+        "planning/expressions.py: a computation with aggregates",
+        "planning/having.py: HAVING over several shards compares",
+        "planning/merge.py: ORDER BY, GROUP BY, min() or max()",
+        "planning/merge.py: {} in coalesce() over several shards is one",
+        "planning/merge.py: the values of an ORDER BY cannot be compared",
     ),
     "a field with a format of its own: tests/suites/objects_beside.py": (
         "dialects/coding.py: a value in a {} that stands beside",
@@ -178,7 +177,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "MySQL alone": (
         "dialects/mysql/new_keys.py: MySQL has no RETURNING",
         "dialects/mysql/new_keys.py: MySQL does not tell the ids",
-        "merging/computing.py: a computation with avg() over several shards",
+        "planning/expressions.py: a computation with avg() over several shards",
     ),
     "not every server has such numbers": (
         "models/field_types.py: {} is not a finite float",
@@ -189,7 +188,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "what works is another topology, or another cluster": (
         "engine/preparation.py: a statement over servers of MySQL and of",
-        "routing/router.py: the statement names no table",
+        "planning/router.py: the statement names no table",
         "session/placement.py: no server of keyspace",
         "session/placement.py: server {} has no shard",
     ),
@@ -202,11 +201,11 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "session/scatter_pages.py: order by func.left() of the strings",
     ),
     "another refusal comes first, but for a caller of the function": (
-        "merging/computing.py: a subquery or window function",
-        "merging/planning.py: DISTINCT or GROUP BY over several shards can",
-        "routing/reader.py: the same subquery object",
-        "routing/router.py: an INSERT inside another statement",
-        "merging/merge.py: a count or group over several shards has",
+        "planning/expressions.py: a subquery or window function",
+        "planning/merge_plan.py: DISTINCT or GROUP BY over several shards can",
+        "planning/reader.py: the same subquery object",
+        "planning/router.py: an INSERT inside another statement",
+        "planning/merge.py: a count or group over several shards has",
         "engine/preparation.py: joinedload() of a collection",
         "engine/preparation.py: this connection has no shard",
         "engine/preparation.py: {} is not an object of type {} on shard",

@@ -10,7 +10,7 @@ from sqlalchemy import delete, update
 from sqla_shard import exc, pack, scatter
 from sqla_shard.models.deletion import delete_object
 from sqla_shard.session.execute import OUR_OWN
-from sqla_shard.verify import spread_rows, verify_relations
+from sqla_shard.upkeep import spread_rows, verify_relations
 from tests.models.backends import Clusters
 from tests.models.list_clock import list_clock
 from tests.models.spread_stages import SHARDS, stage, STAGES

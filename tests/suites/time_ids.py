@@ -19,7 +19,7 @@ from sqla_shard.lookup import sign_up
 from sqla_shard.models.deletion import delete_object
 from sqla_shard.outbox.tables import CLOCKS
 from sqla_shard.topology import find_object
-from sqla_shard.verify import verify_relations
+from sqla_shard.upkeep import verify_relations
 from tests.models.backends import Clusters, with_cache
 from tests.models.time_models import (
     Base,

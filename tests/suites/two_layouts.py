@@ -27,7 +27,7 @@ from sqla_shard.lookup import normalization, sign_up
 from sqla_shard.models.deletion import delete_object
 from sqla_shard.testing import jobs_enqueued
 from sqla_shard.topology import find_object, Topology
-from sqla_shard.verify import verify_relations
+from sqla_shard.upkeep import verify_relations
 from tests.models.backends import Clusters, with_cache
 
 PHOTOS = IdLayout(shard_bits=10, type_bits=6, local_bits=44)

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 import pytest
 
 from sqla_shard import Cluster, schema
-from sqla_shard.blobs import rewriting
 from sqla_shard.cli.output import FAILED, NOT_READ
 from sqla_shard.cli.program import program
-from sqla_shard.verify import run, spreading
+from sqla_shard.upkeep import run, spreading
+from sqla_shard.upkeep.blobs import rewriting
 from tests.models import spread_stages
 from tests.models.schema import Project
 from tests.models.unread_models import Base, fill

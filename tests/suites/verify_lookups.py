@@ -16,7 +16,7 @@ from sqla_shard.exc import ClaimLostError, CommitUnknownError, VerifyPositionErr
 from sqla_shard.models import normalization
 from sqla_shard.models.lookup_table import shard_of
 from sqla_shard.types.columns import LookupKey
-from sqla_shard.verify import delete_abandoned, open_claims, verify_lookups
+from sqla_shard.upkeep import delete_abandoned, open_claims, verify_lookups
 from tests.models.layouts import pack
 from tests.models.verify_models import (
     Account,

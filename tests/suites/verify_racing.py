@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 from sqla_shard import exc
-from sqla_shard.verify import delete_abandoned, verify_lookups
+from sqla_shard.upkeep import delete_abandoned, verify_lookups
 from tests.models.verify_models import (
     Account,
     AccountEmail,

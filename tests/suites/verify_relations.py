@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase
 
 from sqla_shard import Cluster, MappingMixin, ObjectMixin
 from sqla_shard.exc import VerifyPositionError
-from sqla_shard.verify import verify_relations
+from sqla_shard.upkeep import verify_relations
 from tests.models.backends import Clusters
 from tests.models.layouts import LAYOUT, pack, unpack
 

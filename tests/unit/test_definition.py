@@ -41,7 +41,7 @@ from sqla_shard.exc import (
     DuplicateTypeError,
     InvalidIdError,
 )
-from sqla_shard.routing import spec_of
+from sqla_shard.planning import spec_of
 from sqla_shard.types import ShardedId
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from sqlalchemy.schema import CreateTable
 
 from sqla_shard import blob_field, KeyspaceMixin, ObjectMixin, pack
 from sqla_shard.exc import BlobValueError, ClassDefinitionError, ColocationError
-from sqla_shard.routing import spec_of
+from sqla_shard.planning import spec_of
 from sqla_shard.types import ObjectRef, ShardedId
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from sqla_shard.exc import (
 )
 from sqla_shard.ids import DEFAULT_LAYOUT, IdLayout, pack, unpack
 from sqla_shard.models.mapping_definition import link
-from sqla_shard.routing import spec_of
+from sqla_shard.planning import spec_of
 from sqla_shard.topology import diff, refusals, Topology
 from sqla_shard.types.shard_bound import ComparedId, IdSlot, Prefix
 
@@ -145,7 +145,7 @@ _NAMES = {
 #: The public names, also of statements that are entered; ``explain``, where
 #: ids of the default layout are the smallest numbers that become strings; and
 #: what refuses all other layouts.
-_MAY = ("api.py", "cluster/explain.py", "contrib/", "dashboard/expressions.py")
+_MAY = ("api.py", "cluster/explain.py", "contrib/", "monitor/dashboard/expressions.py")
 
 
 def test_no_other_module_has_the_default_widths() -> None:

@@ -16,10 +16,10 @@ from sqla_shard.cache import protocol
 from sqla_shard.cache.protocol import counting
 from sqla_shard.jobs import running
 from sqla_shard.jobs.running import as_current
-from sqla_shard.metrics import recorder
-from sqla_shard.metrics.recorder import Recorder
-from sqla_shard.routing import specs
-from sqla_shard.routing.specs import supposing
+from sqla_shard.monitor import recorder
+from sqla_shard.monitor.recorder import Recorder
+from sqla_shard.planning import specs
+from sqla_shard.planning.specs import supposing
 from sqla_shard.schema import applier
 from sqla_shard.schema.applier import ordered_indexes
 from sqla_shard.testing import lint

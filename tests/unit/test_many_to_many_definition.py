@@ -25,7 +25,7 @@ from sqla_shard import (
     ShardedId,
 )
 from sqla_shard.exc import ManyToManyError
-from sqla_shard.routing import spec_of
+from sqla_shard.planning import spec_of
 
 
 @pytest.fixture

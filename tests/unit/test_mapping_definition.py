@@ -22,7 +22,7 @@ from sqlalchemy.schema import CreateTable
 from sqla_shard import blob_field, KeyspaceMixin, MappingMixin, ObjectMixin, pack
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.models.mapping_list import statements_of
-from sqla_shard.routing import spec_of
+from sqla_shard.planning import spec_of
 
 
 def make_base(kind: Any = DeclarativeBase, **namespace: Any) -> Any:

@@ -15,8 +15,8 @@ from sqlalchemy import Column, func, Integer, MetaData, select, Table
 
 from sqla_shard.engine import scatter
 from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.merging import plan
-from sqla_shard.merging.merge import (
+from sqla_shard.planning import plan, Spread
+from sqla_shard.planning.merge import (
     Coalesce,
     Extreme,
     First,
@@ -26,8 +26,7 @@ from sqla_shard.merging.merge import (
     OrderKey,
     Total,
 )
-from sqla_shard.merging.values import Fraction, Text
-from sqla_shard.routing import Spread
+from sqla_shard.planning.values import Fraction, Text
 
 
 def test_runs_are_put_one_after_another() -> None:

@@ -23,7 +23,7 @@ from sqla_shard import blob_field, ObjectMixin, ObjectRef, ReferenceMixin, Shard
 from sqla_shard.dialects.sql import Upsert
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.models.reference import rows_by_key
-from sqla_shard.routing import spec_of, TableSpec
+from sqla_shard.planning import spec_of, TableSpec
 
 
 @pytest.fixture

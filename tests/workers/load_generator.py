@@ -14,7 +14,7 @@ import sys
 import threading
 
 from sqla_shard import Cluster
-from sqla_shard.metrics import measure_load, publish_load
+from sqla_shard.monitor import measure_load, publish_load
 from tests.models.mapping_models import Board, BoardHasPins
 
 

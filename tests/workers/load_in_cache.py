@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 from sqla_shard import Cluster
-from sqla_shard.metrics import LoadCache, measure_load, publish_load
+from sqla_shard.monitor import LoadCache, measure_load, publish_load
 from tests.models.models import Pin
 
 PREFIX = "load-in-cache"

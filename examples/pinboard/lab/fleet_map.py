@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from sqla_shard.dashboard.maps import by_category, CellBlock, map_of
+from sqla_shard.monitor.dashboard.maps import by_category, CellBlock, map_of
 from sqla_shard.topology import Topology
 
 

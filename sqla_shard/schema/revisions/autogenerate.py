@@ -74,7 +74,7 @@ from sqla_shard.dialects.mysql.catalogue import is_generated_key
 from sqla_shard.dialects.sql import TRIGGER
 from sqla_shard.exc import ReservedNameError, SchemaOptionError, UnknownKeyspaceError
 from sqla_shard.outbox.tables import PREFIX
-from sqla_shard.routing import name_of, spec_of
+from sqla_shard.planning import name_of, spec_of
 from sqla_shard.schema.revisions.types import (
     drop_options,
     is_plain,

@@ -1,0 +1,38 @@
+"""The dashboard: pages that show a fleet.
+
+::
+
+    $ sqla-shard dashboard
+
+serves them on the loopback interface; an application mounts them behind its
+own login::
+
+    observer = Observer(cluster, models=[Base])
+    app.register_blueprint(dashboard_blueprint(observer), url_prefix="/shards")
+
+The pages read only, unless changes of jobs are allowed.  They need no
+JavaScript to be read, and load nothing from elsewhere.
+
+``readings``     values that are read in the background, with their age
+``servers``      state and sizes of all servers, read at the same time
+``rollouts``     schema revisions of all shards
+``history``      versions of the topology, and their differences drawn
+``expressions``  statements as text, read without executing Python
+``observer``     all of these, for one cluster
+``maps``         a cell for each shard, as paths of SVG, coloured by a value
+``live``         server-sent events
+``security``     headers, and tokens of forms
+``pages``        the views
+``app``          the blueprint, the application, the server
+"""
+
+from __future__ import annotations
+
+from sqla_shard.monitor.dashboard.app import (
+    create_app,
+    dashboard_blueprint,
+    DashboardServer,
+)
+from sqla_shard.monitor.dashboard.observer import Observer
+
+__all__ = ["DashboardServer", "Observer", "create_app", "dashboard_blueprint"]

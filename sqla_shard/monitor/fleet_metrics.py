@@ -1,0 +1,496 @@
+"""Metrics of the servers of a fleet, each part within a time limit.
+
+A part that has not ended in time is read further in its thread, and left out;
+the next reading does not start it a second time.  So a server that hangs costs
+one thread, and delays nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from time import monotonic, perf_counter
+from typing import Any, NamedTuple
+
+from sqlalchemy import make_url, text as sql
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqla_shard.cluster.cluster import Cluster
+from sqla_shard.engine.registry import filled, urls_of
+from sqla_shard.engine.unread import (
+    Address,
+    describe_unread,
+    unread_lines,
+    UnreadServer,
+)
+from sqla_shard.exc import FleetServerError, ShardMissingError
+from sqla_shard.exc.base import summary
+from sqla_shard.fleet.accounts import Accounts
+from sqla_shard.fleet.fleet import pair_named
+from sqla_shard.fleet.server_states import outage_line, read_state, Role
+from sqla_shard.jobs.queue_counts import queue_counts
+from sqla_shard.monitor.definitions import metric
+from sqla_shard.monitor.load import report_load
+from sqla_shard.monitor.load_stores import LoadStore
+from sqla_shard.monitor.recorder import Observation
+from sqla_shard.outbox.invalidations import by_region, outbox_size
+from sqla_shard.outbox.pending_operations import counts
+from sqla_shard.schema.selection import shards_of
+from sqla_shard.schema.versions import read_versions
+from sqla_shard.topology import server_names, Topology
+from sqla_shard.topology.urls import address_of
+
+DATABASES = "databases"
+"""Key of :meth:`FleetMetrics.problems`: shards without a database."""
+
+TABLES = "tables"
+"""Key of :meth:`FleetMetrics.problems`: shards without tables."""
+
+GRANTS = "grants"
+"""Key of :meth:`FleetMetrics.problems`: shards that must not be read."""
+
+_log = logging.getLogger("sqla_shard.exporter")
+
+
+class _Reading(NamedTuple):
+    """The result of a part.
+
+    :ivar problems: a line for each problem.
+    :ivar databases: servers, and shards of each that have no database there.
+    :ivar lacking: shards that lack a table, a database or a grant.
+    """
+
+    observed: list[Observation]
+    problems: list[str]
+    databases: tuple[tuple[str, Address], ...] = ()
+    lacking: tuple[UnreadServer, ...] = ()
+
+    @classmethod
+    def of(
+        cls, observed: list[Observation], unread: Sequence[UnreadServer]
+    ) -> _Reading:
+        """Return a reading of all shards but those that were not read."""
+        lacking: list[UnreadServer] = []
+        others: list[UnreadServer] = []
+        for one in unread:
+            is_lacking = isinstance(one.error, ShardMissingError)
+            (lacking if is_lacking else others).append(one)
+        return cls(observed, describe_unread(others), lacking=tuple(lacking))
+
+    def lines(self) -> list[str]:
+        """Return a line for each server and problem, for the log."""
+        return [
+            *self.problems,
+            *_databases(self.databases),
+            *describe_unread(self.lacking),
+        ]
+
+
+def _databases(missing: Iterable[tuple[str, Address]]) -> list[str]:
+    # Servers show no database on which an account has no privilege.
+    why = "no such database, or no privilege on it"
+    return unread_lines((server, why, [address]) for server, address in missing)
+
+
+_Read = Callable[[], _Reading]
+_NOTHING = _Reading([], [])
+_LATE = "no response in time"
+
+_QUEUE_STATES = (*("due", "scheduled", "running", "expired", "failed", "done"),)
+
+
+class FleetMetrics:
+    """The metrics of the servers of a cluster.
+
+    :param cluster: a cluster whose connections have time limits, see
+        :meth:`options`.
+    :param timeout: seconds after which what was not read is left out.
+    :param interval: seconds for which counts of rows are read once.
+    :param load: where the processes publish their load; None to leave it out.
+    :param environ: values of the placeholders in URLs.
+    :param accounts: accounts of an operator, to read standbys with; by
+        default they are read with the account of the topology, which may not
+        see their replication.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        timeout: float = 3.0,
+        interval: float = 30.0,
+        load: LoadStore | None = None,
+        environ: Mapping[str, str] | None = None,
+        accounts: Accounts | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._accounts = accounts
+        self._timeout = timeout
+        self._environ = os.environ if environ is None else environ
+        self._load = load
+        self._lock = threading.Lock()
+        self._parts = {
+            name: _Part(name, read, interval)
+            for name, read in (
+                ("operations", self._operations),
+                ("outbox", self._outbox),
+                ("queues", self._queues),
+                ("schema", self._schema),
+            )
+        }
+        if load is not None:
+            self._parts["load"] = _Part("load", self._shares, 0.0)
+        self._servers: dict[tuple[str, str, str], _Part] = {}
+
+    @staticmethod
+    def options(topology: Topology, timeout: float) -> dict[str, Any]:
+        """Return the engine options of a cluster with time limits.
+
+        :param timeout: seconds of :class:`FleetMetrics`.
+        """
+        if not any(url.startswith("mysql") for url in urls_of(topology)):
+            # The driver of SQLite has other options, and waits for nothing.
+            return {}
+        # Less than the whole: what other servers return must come in time.
+        limit = max(1, int(timeout * 0.6))
+        return {
+            "connect_args": {
+                "connect_timeout": limit,
+                "read_timeout": limit,
+                "write_timeout": limit,
+            }
+        }
+
+    def collect(self) -> list[Observation]:
+        """Return the metrics, after ``timeout`` seconds at the latest."""
+        end = monotonic() + self._timeout
+        # Not while waiting: calls in several threads would add their times.
+        with self._lock:
+            servers = {k: one.start() for k, one in self._probes().items()}
+            parts = {k: one.start() for k, one in self._parts.items()}
+        found = [Observation(metric("published.epoch"), self._epoch())]
+        for (name, role, _), attempt in servers.items():
+            observed, _ = attempt.result(end)
+            up = Observation(metric("server.up"), bool(observed), (name, role))
+            found += [up, *observed]
+        for name, attempt in parts.items():
+            observed, is_read = attempt.result(end)
+            found += observed
+            found.append(Observation(metric("exporter.read"), is_read, (name,)))
+        return found
+
+    def problems(self) -> dict[str, list[str]]:
+        """Return why parts were not read, by part, after :meth:`collect`.
+
+        A server is a part, such as ``server1 primary``.  What several parts
+        miss is shown once, under :data:`DATABASES`, :data:`TABLES` and
+        :data:`GRANTS`.
+        """
+        parts = (*self._servers.values(), *self._parts.values())
+        found = {one.name: one.problems for one in parts if one.problems}
+        missing = [pair for one in parts for pair in one.reading.databases]
+        known = {address for _, address in missing}
+        tables: list[tuple[str, str, list[Address]]] = []
+        grants: list[tuple[str, str, list[Address]]] = []
+        for one in (one for part in parts for one in part.reading.lacking):
+            left = [a for a in one.addresses if a not in known]
+            if left and isinstance(one.error, ShardMissingError):
+                some = grants if one.error.lacks == "grant" else tables
+                some.append((one.server, str(one.error.orig), left))
+        for name, lines in (
+            (DATABASES, _databases(missing)),
+            (TABLES, unread_lines(tables)),
+            (GRANTS, unread_lines(grants)),
+        ):
+            if lines:
+                found[name] = lines
+        return found
+
+    def _epoch(self) -> int:
+        return self._cluster.topology.epoch
+
+    # -- servers
+
+    def _probes(self) -> dict[tuple[str, str, str], _Part]:
+        """Return a part for each server of the topology."""
+        topology = self._cluster.topology
+        names = server_names(topology)
+        wanted: dict[tuple[str, str, str], _Part] = {}
+        for keyspace in topology.keyspaces.values():
+            for server in keyspace.servers:
+                name = names[keyspace.name, server.name]
+                urls: list[tuple[Role, str | None]] = [
+                    ("primary", server.primary),
+                    ("standby", server.standby),
+                ]
+                for role, url in urls:
+                    if url is None:
+                        continue
+                    key = name, role, url
+                    read = partial(self._server, name, role, url)
+                    wanted[key] = self._servers.get(key) or _Part(
+                        f"{name} {role}",
+                        read,
+                        0.0,
+                        late=partial(self._outage, name, role, why=_LATE),
+                    )
+        self._servers = wanted
+        return wanted
+
+    def _server(self, name: str, role: Role, url: str) -> _Reading:
+        """Read the state of a server.
+
+        :raises SQLAlchemyError: if it does not respond.
+        """
+        if make_url(url).get_backend_name() != "mysql":
+            return self._ping(name, role)
+        where = filled(url, self._environ)
+        if role == "standby" and self._accounts is not None:
+            where = self._accounts.url(url)
+        try:
+            state = read_state(
+                where,
+                name=name,
+                role=role,
+                address=str(address_of(url)),
+                timeout=self._timeout,
+            )
+        except FleetServerError as error:
+            if not error.is_unanswered:
+                raise
+            line = self._outage(name, role, why=error.reason, number=error.number)
+            return _Reading([], [line])
+        values = {
+            "server.round_trip": state.round_trip,
+            "server.read_only": state.read_only,
+            "server.connections": state.connected,
+            "server.connection_limit": state.most,
+        }
+        found = [
+            Observation(metric(key), float(value), (name, role))
+            for key, value in values.items()
+            if value is not None
+        ]
+        if role == "primary":
+            return _Reading(found, [])
+        if state.unknown is not None:
+            why = f"replication of {name}: {state.unknown}"
+            return _Reading(found, [why])
+        runs = state.replication is not None and state.replication.runs
+        found.append(Observation(metric("server.replication_runs"), runs, (name,)))
+        if state.lag is not None:
+            found.append(Observation(metric("server.lag"), state.lag, (name,)))
+        return _Reading(found, [])
+
+    def _outage(
+        self, name: str, role: Role, *, why: str, number: int | None = None
+    ) -> str:
+        """Return the line of a server that does not respond."""
+        pair = pair_named(self._cluster.topology, name)
+        return outage_line(pair, role, why=why, number=number)
+
+    def _ping(self, name: str, role: str) -> _Reading:
+        """Time a statement on a SQLite server: a directory of files.
+
+        :raises SQLAlchemyError: if it cannot be read.
+        """
+        places = self._cluster.places
+        names = server_names(places.topology)
+        place = next(
+            place
+            for _, place in places.servers()
+            if names[place.keyspace, place.server] == name
+        )
+        try:
+            with place.engine.connect() as connection:
+                start = perf_counter()
+                connection.execute(sql("SELECT 1"))
+                seconds = perf_counter() - start
+        except ShardMissingError as error:
+            return _Reading.of([], [UnreadServer.of([place], error)])
+        observed = Observation(metric("server.round_trip"), seconds, (name, role))
+        return _Reading([observed], [])
+
+    # -- counts of rows
+
+    def _operations(self) -> _Reading:
+        found, unread = counts(self._cluster)
+        observed = []
+        for one in found:
+            labels = (one.operation,)
+            age = one.oldest.total_seconds()
+            observed += [
+                Observation(metric("operation.pending"), one.count, labels),
+                Observation(metric("operation.failed"), one.failed, labels),
+                Observation(metric("operation.oldest"), age, labels),
+            ]
+        return _Reading.of(observed, unread)
+
+    def _outbox(self) -> _Reading:
+        sizes, unread = outbox_size(self._cluster)
+        observed = []
+        for region, one in by_region(sizes).items():
+            age = one.oldest.total_seconds()
+            observed += [
+                Observation(metric("outbox.pending"), one.rows, (region,)),
+                Observation(metric("outbox.oldest"), age, (region,)),
+            ]
+        return _Reading.of(observed, unread)
+
+    def _queues(self) -> _Reading:
+        found, unread = queue_counts(self._cluster)
+        observed = [Observation(metric("queue.unread_servers"), len(unread))]
+        for one in found:
+            oldest = 0.0 if one.oldest is None else one.oldest.total_seconds()
+            observed.append(Observation(metric("queue.oldest"), oldest, (one.queue,)))
+            observed += [
+                Observation(
+                    metric("queue.jobs"), getattr(one, state), (one.queue, state)
+                )
+                for state in _QUEUE_STATES
+            ]
+        return _Reading.of(observed, unread)
+
+    def _schema(self) -> _Reading:
+        places = self._cluster.places
+        observed: list[Observation] = []
+        unread: list[tuple[str, str, list[Address]]] = []
+        databases: list[tuple[str, Address]] = []
+        for keyspace in places.topology.keyspaces.values():
+            versions = read_versions(
+                places, shards_of(places, keyspace), "alembic_version"
+            )
+            known = [one for one in versions if one.is_known]
+            for one in versions:
+                address = keyspace.name, one.shard.shard_id
+                if one.error is not None:
+                    unread.append((one.shard.server, one.error, [address]))
+                elif one.is_missing:
+                    databases.append((one.shard.server, address))
+            shards = Counter(",".join(one.heads) for one in known)
+            observed += [
+                Observation(metric("schema.shards"), count, (keyspace.name, revision))
+                for revision, count in shards.items()
+            ]
+            unfinished = sum(one.open is not None for one in known)
+            observed.append(
+                Observation(metric("schema.unfinished"), unfinished, (keyspace.name,))
+            )
+        return _Reading(observed, unread_lines(unread), tuple(databases))
+
+    def _shares(self) -> _Reading:
+        snapshots = () if self._load is None else self._load.snapshots()
+        report = report_load(snapshots, self._cluster.topology, top=20)
+        observed: list[Observation] = []
+        hot: Counter[tuple[str, str]] = Counter()
+        for one in report.shards:
+            for operation, share, is_hot in (
+                ("read", one.read_share, one.hot_reads),
+                ("write", one.write_share, one.hot_writes),
+            ):
+                labels = one.keyspace, str(one.shard_id), operation
+                observed.append(Observation(metric("load.share"), share, labels))
+                hot[one.keyspace, operation] += is_hot
+        observed += [
+            Observation(metric("load.hot"), count, labels)
+            for labels, count in hot.items()
+        ]
+        return _Reading(observed, [])
+
+
+class _Attempt(threading.Thread):
+    """One reading of a part, for all who wait for it."""
+
+    # An unexpected error must not leave the values of the last reading.
+    reading = _NOTHING
+    is_read = False
+
+    def result(self, end: float) -> tuple[list[Observation], bool]:
+        """Return what was read, and whether it is complete.
+
+        :param end: when to stop waiting, by the monotonic clock.
+        """
+        self.join(max(end - monotonic(), 0))
+        if self.is_alive():
+            return [], False
+        return self.reading.observed, self.is_read
+
+
+class _Part:
+    """A part of the metrics, which is read in a thread.
+
+    :param name: name of the part, for the log.
+    :param read: reads it.
+    :param interval: seconds for which it is read once.
+    :param late: returns its problem while a reading has not ended.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        read: _Read,
+        interval: float,
+        *,
+        late: Callable[[], str] = lambda: _LATE,
+    ) -> None:
+        self.name = name
+        self._read = read
+        self._interval = interval
+        self._late = late
+        self._attempt: _Attempt | None = None
+        self._at = -interval - 1.0
+        self._logged: list[str] = []
+
+    def start(self) -> _Attempt:
+        """Begin to read, unless the last reading is new, or has not ended.
+
+        One thread at a time may call this.
+        """
+        last = self._attempt
+        if last is not None and (
+            last.is_alive() or monotonic() - self._at <= self._interval
+        ):
+            return last
+        self._attempt = attempt = _Attempt(
+            target=lambda: self._run(attempt),
+            name=f"sqla-shard-exporter {self.name}",
+            # A driver may wait longer than the exporter lives.
+            daemon=True,
+        )
+        attempt.start()
+        return attempt
+
+    def _run(self, attempt: _Attempt) -> None:
+        try:
+            reading = self._read()
+        except (SQLAlchemyError, OSError) as error:
+            reading = _Reading([], [summary(error)])
+        lines = reading.lines()
+        for line in lines:
+            # One that persists is logged once.
+            if line not in self._logged:
+                _log.warning(
+                    "%s is not read: %s", self.name, line, extra={"action": "export"}
+                )
+        self._logged = lines
+        attempt.reading, attempt.is_read = reading, not lines
+        self._at = monotonic()
+
+    @property
+    def reading(self) -> _Reading:
+        """The last reading; nothing as long as another one has not ended."""
+        last = self._attempt
+        if last is None or last.is_alive():
+            return _NOTHING
+        return last.reading
+
+    @property
+    def problems(self) -> list[str]:
+        """The reason why it was not read, or not whole."""
+        if self._attempt is not None and self._attempt.is_alive():
+            return [self._late()]
+        return self.reading.problems

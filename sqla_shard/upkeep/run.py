@@ -1,0 +1,444 @@
+"""A run of checks on tables, shard by shard, while the application runs.
+
+A finding of the first check can be a change in progress, such as a key that
+moved in several transactions.  So the row is checked a second time after
+``grace`` seconds, and the finding counts only if it is the same.  The scan
+continues meanwhile.
+
+One thread reads the servers one after another.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqla_shard.cluster.cluster import Cluster
+from sqla_shard.engine.rendering import Place
+from sqla_shard.engine.unread import message_of, reason
+from sqla_shard.exc import CommitUnknownError, ServerUnreachableError
+from sqla_shard.session import ShardSession
+from sqla_shard.upkeep.check import Check
+from sqla_shard.upkeep.findings import (
+    Finding,
+    Outcome,
+    Tally,
+    UnreadShard,
+    VerifyReport,
+)
+from sqla_shard.upkeep.position import PositionFile, State, Suspect, UnreadShardPosition
+from sqla_shard.util.pace import Pace
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+#: Maximum number of seconds to retry the first failed transaction.
+PATIENCE = 30.0
+#: Maximum number of attempts of a repair with an unknown outcome.
+_MOST_LOST = 3
+#: Maximum number of findings that wait for their second check, in memory and
+#: in the file.  If there are more, the run pauses until they are due.
+_MOST_SUSPECTS = 5000
+#: Seconds between two writes of the position if shards are empty.
+_SAVE = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyProgress:
+    """The progress of a run.
+
+    :ivar subject: name of the class.
+    :ivar unit: unit of the counts: rows, objects or claims.
+    :ivar shard_id: the shard that was read last.
+    :ivar shards: number of shards.
+    :ivar looked: number of checked rows or objects of the class so far.
+    :ivar found: number of findings in all classes so far.
+    :ivar waiting: number of findings that wait for their second check.
+    """
+
+    subject: str
+    unit: str
+    shard_id: int
+    shards: int
+    looked: int
+    found: int
+    waiting: int
+
+
+class Run:
+    """One run of the given checks.
+
+    :param checks: the checks, in the order of the run.
+    :param repair: the kinds to repair; empty for a dry run.
+    :param pace: the limits of the run.
+    :param command: name that distinguishes the run from other runs with the
+        same checks.
+    :param position: the position file, or None.
+    :param on_progress: called after each batch.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        checks: Sequence[Check],
+        *,
+        repair: Collection[str],
+        pace: Pace,
+        command: str,
+        position: str | os.PathLike[str] | None,
+        on_progress: Callable[[VerifyProgress], object] | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._checks = checks
+        self._repair = repair
+        self._pace = pace
+        self._throttle = pace.throttle()
+        self._file: PositionFile[State] | None = None
+        if position is not None:
+            what = _run_identity(command, cluster, checks, repair)
+            self._file = PositionFile(position, what, State.from_dict)
+        self._on_progress = on_progress
+        self._kinds = {
+            name: kind for check in checks for name, kind in check.kinds.items()
+        }
+        self._never = threading.Event()
+        self._state = State()
+        self._counted = self._saved = 0.0
+        #: The first error of a server, if any.
+        self.error: Exception | None = None
+        #: The errors of servers that do not respond, by server.
+        self._down: dict[str, str] = {}
+        self._waits = True
+        #: Findings that could not be checked a second time.
+        self._unconfirmed: list[Suspect] = []
+        #: The shards of these findings, and of repairs that failed.
+        self._unrepaired: list[UnreadShardPosition] = []
+
+    def run(self, skipped: Mapping[str, str] | None = None) -> VerifyReport:
+        """Run all checks, from the position of an interrupted run if any.
+
+        :param skipped: checks that a class does not support, by class.
+        :raises VerifyPositionError: if the file belongs to another run.
+        """
+        if self._file is not None:
+            self._state = self._file.load() or State()
+        state = self._state
+        for check in self._checks:
+            state.tallies.setdefault(check.subject, Tally())
+        self._counted = time.monotonic()
+        self._throttle = self._pace.throttle()
+        while state.check < len(self._checks):
+            self._scan(self._checks[state.check])
+            state.check, state.shard_id = state.check + 1, 0
+        self._read_the_rest()
+        while state.suspects:
+            self._wait_for_suspects()
+        state.suspects = self._unconfirmed
+        self._count_time()
+        if self._file is not None:
+            if state.unread or state.suspects:
+                self._file.save(state)
+            else:
+                self._file.remove()
+        return VerifyReport(
+            tallies=state.tallies,
+            kinds=self._kinds,
+            repair=frozenset(self._repair),
+            skipped=dict(skipped or {}),
+            seconds=state.seconds,
+            unread=tuple(
+                self._as_unread_shard(one) for one in (*state.unread, *self._unrepaired)
+            ),
+        )
+
+    def _scan(self, check: Check) -> None:
+        state = self._state
+        space = check.keyspace(self._cluster.places)
+        while state.shard_id < space.shards:
+            shard_id, limit = state.shard_id, self._pace.limit
+            count, state.after = self._page(check, shard_id, state.after, limit)
+            if count < limit:
+                state.shard_id, state.after = shard_id + 1, None
+            self._after_page(check, shard_id, count)
+            self._report_progress(check, shard_id, space.shards)
+
+    def _after_page(self, check: Check, shard_id: int, count: int) -> None:
+        """Run due second checks, write the position and limit the rate."""
+        self._check_again(time.time())
+        while len(self._state.suspects) > _MOST_SUSPECTS:
+            self._wait_for_suspects()
+        self._save(must=count > 0)
+        self._throttle.take(count)
+
+    def _page(
+        self, check: Check, shard_id: int, after: Any, limit: int
+    ) -> tuple[int, Any]:
+        """Check one page of rows; return their number and the last position.
+
+        The number is 0 if the shard cannot be read.
+        """
+        place = self._place(check, shard_id)
+        down = self._down.get(place.server)
+        if down is not None:
+            self._state.unread.append(
+                UnreadShardPosition(
+                    check=self._checks.index(check),
+                    shard_id=shard_id,
+                    after=after,
+                    server=place.server,
+                    reason=down,
+                )
+            )
+            return 0, after
+        try:
+            count, last, found = self._with_retries(
+                _read, check, shard_id, after, limit
+            )
+        except SQLAlchemyError as error:
+            unread = self._record_error(check, place, error, after)
+            self._state.unread.append(unread)
+            return 0, after
+        self._tally(check).looked[check.unit] += count
+        self._add_findings(check, found)
+        return count, last
+
+    def _with_retries(self, fn: Callable[..., T], *args: Any) -> T:
+        """Run a transaction, with retries until a server is considered down.
+
+        The run waits for a failover once, not for each of the thousands of
+        shards of a server.
+        """
+        if not self._waits:
+            return self._cluster.run(fn, *args, attempts=1)
+        return self._cluster.run(fn, *args, timeout=PATIENCE)
+
+    def _place(self, check: Check, shard_id: int) -> Place:
+        places = self._cluster.places
+        return places.place(check.keyspace(places), shard_id)
+
+    def _record_error(
+        self, check: Check, place: Place, error: Exception, after: Any = None
+    ) -> UnreadShardPosition:
+        """Record the error of a server; return the shard as unread.
+
+        :raises SQLAlchemyError: if it is not an error of a server.
+        """
+        found = reason(error)
+        if found is None:
+            raise error
+        self.error = self.error or error
+        self._waits = False
+        if isinstance(found, ServerUnreachableError):
+            # The server may have several names in the topology.
+            for name in found.server.split(", "):
+                self._down[name] = message_of(found)
+        return UnreadShardPosition(
+            check=self._checks.index(check),
+            shard_id=place.shard_id,
+            after=after,
+            server=found.server,
+            reason=message_of(found),
+        )
+
+    def _read_the_rest(self) -> None:
+        """Retry the unread shards of this run and of an earlier one."""
+        left, self._state.unread = self._state.unread, []
+        self._down.clear()
+        while left:
+            one = left.pop(0)
+            check, limit = self._checks[one.check], self._pace.limit
+            after, count = one.after, limit
+            while count == limit:
+                count, after = self._page(check, one.shard_id, after, limit)
+                self._after_page(check, one.shard_id, count)
+
+    def _as_unread_shard(self, one: UnreadShardPosition) -> UnreadShard:
+        check = self._checks[one.check]
+        return UnreadShard(
+            subject=check.subject,
+            keyspace=check.keyspace(self._cluster.places).name,
+            shard_id=one.shard_id,
+            server=one.server,
+            reason=one.reason,
+        )
+
+    def _add_findings(self, check: Check, found: Iterable[Finding]) -> None:
+        now = time.time()
+        number = self._checks.index(check)
+        for finding in found:
+            if self._kinds[finding.kind].settled:
+                self._conclude(check, finding)
+            else:
+                self._state.suspects.append(
+                    Suspect(check=number, finding=finding, seen=now)
+                )
+
+    def _wait_for_suspects(self) -> None:
+        """Wait until the oldest finding is due, and check it again."""
+        due = self._due(self._state.suspects[0], time.time())
+        self._never.wait(max(0.0, due - time.time()))
+        self._check_again(due)
+        self._save(must=True)
+
+    def _due(self, suspect: Suspect, now: float) -> float:
+        # A clock that was set back must not cause a wait of hours.
+        return min(suspect.seen, now) + self._pace.grace
+
+    def _check_again(self, now: float) -> None:
+        suspects = self._state.suspects
+        count = 0
+        while (
+            count < min(len(suspects), self._pace.batch)
+            and self._due(suspects[count], now) <= now
+        ):
+            count += 1
+        groups: dict[tuple[int, int], list[Finding]] = {}
+        for one in suspects[:count]:
+            where = one.check, one.finding.shard_id
+            groups.setdefault(where, []).append(one.finding)
+        del suspects[:count]
+        for (number, shard_id), findings in groups.items():
+            self._confirm(self._checks[number], shard_id, findings)
+        self._throttle.take(count)
+
+    def _confirm(self, check: Check, shard_id: int, findings: list[Finding]) -> None:
+        before = {_row(one): one.kind for one in findings}
+        others = []
+        try:
+            found = self._with_retries(_read_again, check, shard_id, findings)
+        except SQLAlchemyError as error:
+            place = self._place(check, shard_id)
+            self._unrepaired.append(self._record_error(check, place, error))
+            number, seen = self._checks.index(check), time.time()
+            self._unconfirmed += [
+                Suspect(check=number, finding=one, seen=seen) for one in findings
+            ]
+            return
+        for now in found:
+            kind = before.get(_row(now))
+            if kind == now.kind:
+                self._conclude(check, now)
+            elif kind is not None:
+                # The kind has changed: this is the first check of the new one.
+                others.append(now)
+        self._add_findings(check, others)
+
+    def _conclude(self, check: Check, finding: Finding) -> None:
+        """Count a confirmed finding, and repair it if its kind is selected."""
+        counted: Finding | None = finding
+        if finding.kind in self._repair:
+            outcome = self._repair_row(check, finding)
+            counted = outcome.left
+            if outcome.repaired:
+                counted = replace(finding, repaired=True)
+        if counted is not None:
+            self._tally(check).count(counted)
+
+    def _repair_row(self, check: Check, finding: Finding) -> Outcome:
+        """Repair a row, with retries while the outcome is unknown.
+
+        A repair checks the row under a lock, so it is idempotent.
+        """
+        lost: CommitUnknownError | None = None
+        if self._down:
+            # Otherwise each of thousands of repairs would wait for its
+            # timeout.
+            down = "; ".join(dict.fromkeys(self._down.values()))
+            return Outcome.needs_decision(replace(finding, detail=down))
+        for _ in range(_MOST_LOST):
+            try:
+                outcome = check.repair(self._cluster, finding)
+            except CommitUnknownError as error:
+                lost = error
+                _log.warning(
+                    "%s is checked again: %s",
+                    finding,
+                    error,
+                    extra={"action": "verify"},
+                )
+                continue
+            except SQLAlchemyError as error:
+                place = self._place(check, finding.shard_id)
+                unread = self._record_error(check, place, error)
+                self._unrepaired.append(unread)
+                return Outcome.needs_decision(replace(finding, detail=unread.reason))
+            if lost is not None and outcome.left is None:
+                return Outcome.succeeded()
+            return outcome
+        # The run continues: other rows can be repaired.
+        return Outcome.needs_decision(replace(finding, detail=str(lost)))
+
+    def _tally(self, check: Check) -> Tally:
+        return self._state.tallies[check.subject]
+
+    def _count_time(self) -> None:
+        now = time.monotonic()
+        self._state.seconds += now - self._counted
+        self._counted = now
+
+    def _save(self, *, must: bool) -> None:
+        now = time.monotonic()
+        if self._file is not None and (must or now - self._saved >= _SAVE):
+            self._count_time()
+            self._file.save(self._state)
+            self._saved = now
+
+    def _report_progress(self, check: Check, shard_id: int, shards: int) -> None:
+        if self._on_progress is None:
+            return
+        state = self._state
+        self._on_progress(
+            VerifyProgress(
+                subject=check.subject,
+                unit=check.unit,
+                shard_id=shard_id,
+                shards=shards,
+                looked=self._tally(check).looked[check.unit],
+                found=sum(one.found.total() for one in state.tallies.values()),
+                waiting=len(state.suspects),
+            )
+        )
+
+
+def _run_identity(
+    command: str, cluster: Cluster, checks: Sequence[Check], repair: Collection[str]
+) -> dict[str, Any]:
+    """Return the JSON values that identify a run, for its position file."""
+    places = cluster.places
+    spaces = {
+        space.name: space.shards
+        for space in (check.keyspace(places) for check in checks)
+    }
+    return {
+        "command": command,
+        "classes": [f"{check.subject} {check.unit}" for check in checks],
+        "keyspaces": spaces,
+        "repair": sorted(repair),
+    }
+
+
+def _row(finding: Finding) -> tuple[Any, ...]:
+    return tuple(sorted(finding.row.items()))
+
+
+def _read(
+    session: ShardSession, check: Check, shard_id: int, after: Any, limit: int
+) -> tuple[int, Any, list[Finding]]:
+    rows = check.page(session, shard_id, after, limit)
+    last = check.position(rows[-1]) if rows else after
+    return len(rows), last, check.judge(session, shard_id, rows)
+
+
+def _read_again(
+    session: ShardSession, check: Check, shard_id: int, findings: Sequence[Finding]
+) -> list[Finding]:
+    rows = check.again(session, shard_id, findings)
+    return check.judge(session, shard_id, rows)
