@@ -16,9 +16,10 @@ from sqlalchemy import insert, text
 from sqlalchemy.orm import DeclarativeBase, Mapped
 
 from examples.quickstart.bookmarks import read_folders
-from sqla_shard import blob_field, blobs, Cluster, ObjectMixin, pack
+from sqla_shard import blob_field, Cluster, ObjectMixin, pack
 from sqla_shard.models import blob_dictionaries
 from sqla_shard.types.compression import Dictionary, require_zstd, train_dictionary
+from sqla_shard.upkeep import blobs
 from tests.benchmarks.servers import new_fleet, title
 from tests.benchmarks.timing import compare, show
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from sqla_shard.upkeep import blobs, Cluster
+from sqla_shard import Cluster
+from sqla_shard.upkeep import blobs
 from tests.models.compressed_models import Base, fill, forget, MODELS, Packed
 from tests.servers.command_line import COMMAND, environment, ROOT, write
 

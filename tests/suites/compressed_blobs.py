@@ -14,6 +14,7 @@ from hypothesis import given, HealthCheck, settings, strategies as st
 from sqlalchemy import func, insert, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from sqla_shard import Cluster, JSONBlob, scatter
 from sqla_shard.exc import (
     BlobCompressionError,
     ClassDefinitionError,
@@ -26,7 +27,7 @@ from sqla_shard.exc import (
 from sqla_shard.outbox.tables import DICTIONARIES as TABLE
 from sqla_shard.testing import StatementLog
 from sqla_shard.types.compression import Dictionary, MARKER, train_dictionary
-from sqla_shard.upkeep import blobs, Cluster, JSONBlob, scatter
+from sqla_shard.upkeep import blobs
 from tests.models.backends import On
 from tests.models.compressed_models import (
     COMPRESSED,
