@@ -25,6 +25,7 @@ from sqla_shard.engine import Engines, Places
 from sqla_shard.exc import InDoubtError, SchemaError
 from sqla_shard.exc.base import message
 from sqla_shard.schema import ledger
+from sqla_shard.schema.effects import is_refused
 from sqla_shard.schema.journal import Interrupted, Journal, UnfinishedError
 from sqla_shard.schema.ledger import Entry, one_line
 from sqla_shard.schema.replay import (
@@ -592,7 +593,10 @@ class Applier:
             if not isinstance(error, UnfinishedError):
                 journal.record_doubt(text)
         elif journal.step is not None and not isinstance(error, Interrupted):
-            done = journal.fail(text)
+            orig = error.orig if isinstance(error, DBAPIError) else None
+            done = journal.fail(
+                text, partial(is_refused, error=orig, database=shard.database)
+            )
             doubt = journal.doubt()
         self._release(shard)
         return done, doubt

@@ -32,7 +32,8 @@ class StatementProperties:
     :ivar tables: the tables that DDL names, with their quotes.
     :ivar creates_table: whether it creates a table.
     :ivar returns_rows: whether a revision can read rows from its result.
-    :ivar is_whole: whether it is atomic, so that it has no effect if it fails.
+    :ivar is_whole: whether it has no effect if the server refuses it, or none
+        that a repetition would not have.
     :ivar changes_session: whether it can change the session of the
         connection, such as one of its variables, for the next shard.
     """
@@ -62,6 +63,7 @@ _QUOTED = r"`(?:[^`]|``)+`|\"(?:[^\"]|\"\")+\"|[\w$]+"
 _NAME = rf"(?:{_QUOTED})(?:\s*\.\s*(?:{_QUOTED}))?"
 _NAMES = rf"{_NAME}(?:\s*,\s*{_NAME})*"
 _ONE = re.compile(_NAME)
+_ONE_PART = re.compile(_QUOTED)
 
 _READS = frozenset({"SELECT", "SHOW", "DESCRIBE", "DESC", "EXPLAIN", "VALUES"})
 _ROWS = frozenset({"INSERT", "UPDATE", "DELETE", "REPLACE"})
@@ -88,12 +90,19 @@ _MOVES_DATA = re.compile(
 )
 _TEMPORARY = re.compile(r"(?:CREATE|DROP)\s+(?:OR\s+REPLACE\s+)?TEMP", re.I)
 _SELECT = re.compile(r"\bSELECT\b", re.I)
-# The body belongs to the one object that is created.
+_TRUNCATE = re.compile(r"TRUNCATE\b", re.I)
+# The body belongs to the one object.  DROP SEQUENCE may name several.
 _PROGRAM = re.compile(
-    r"CREATE\s+(?:AGGREGATE\s+)?(?:DEFINER\s*=\s*\S+\s+)?"
-    r"(?:AGGREGATE\s+)?(?:TRIGGER|PROCEDURE|FUNCTION|EVENT|SEQUENCE)\b",
+    r"(?:CREATE|ALTER|DROP(?!\s+SEQUENCE))\s+(?:AGGREGATE\s+)?"
+    r"(?:DEFINER\s*=\s*\S+\s+)?(?:AGGREGATE\s+)?"
+    r"(?:TRIGGER|PROCEDURE|FUNCTION|EVENT|SEQUENCE)\b",
     re.I,
 )
+# What has other statements, whose errors are its own.
+_OUTER = re.compile(r"(?:CALL|EXECUTE|SET)\b|.*;", re.I | re.S)
+_CALLED = re.compile(rf"CALL\s+({_NAME})", re.I)
+#: Numbers of the errors of a text, and of a procedure that there is not.
+_SYNTAX, _NO_PROCEDURE = 1064, 1305
 _MAIN = re.compile(r"[()]|\b(?:SELECT|INSERT|UPDATE|DELETE|REPLACE)\b", re.I)
 _IF = r"(?:IF\s+(?:NOT\s+)?EXISTS\s+)?"
 _CREATE = (
@@ -179,6 +188,27 @@ def read(statement: str) -> StatementProperties:
     return _read_ddl(text, bare)
 
 
+def is_refused(statement: str, error: BaseException | None, database: str) -> bool:
+    """Return whether an error of the server says that a statement did nothing.
+
+    :param error: the error of the driver; None if another one has ended it.
+    :param database: the current database.
+    """
+    number, reason, *_ = (*error.args, None, None) if error else (None, None)
+    if not isinstance(number, int) or 2000 <= number < 3000:  # of the client
+        return False
+    if read(statement).is_whole:
+        return True
+    text = _without(statement, "comment", "text")
+    called = _CALLED.match(text)
+    if called and number == _NO_PROCEDURE:
+        # Not a procedure that this one calls.
+        *qualified, name = map(_plain, _ONE_PART.findall(called[1]))
+        path = ".".join((*(qualified or (database.lower(),)), name))
+        return str(reason).lower() == f"procedure {path} does not exist"
+    return number == _SYNTAX and _OUTER.match(text) is None
+
+
 def _without(statement: str, *kinds: str) -> str:
     """Return a statement without its comments, strings or quoted names."""
 
@@ -235,16 +265,19 @@ def _read_ddl(text: str, bare: str) -> StatementProperties:
     elif found := next(filter(None, (p.match(text) for p in _OTHERS)), None):
         names = tuple(_ONE.findall(found[1]))
     if not names:
-        return _unknown(bare)
+        is_whole = bool(renamed or altered or creates_table or _TRUNCATE.match(bare))
+        return _unknown(bare, is_whole=is_whole)
     return StatementProperties(
         effect=Effect.TABLES, tables=names, creates_table=creates_table
     )
 
 
-def _unknown(bare: str) -> StatementProperties:
-    is_whole = _PROGRAM.match(bare) is not None
+def _unknown(bare: str, *, is_whole: bool = False) -> StatementProperties:
+    is_program = _PROGRAM.match(bare) is not None
     return StatementProperties(
-        effect=Effect.UNKNOWN, is_whole=is_whole, changes_session=not is_whole
+        effect=Effect.UNKNOWN,
+        is_whole=is_program or is_whole,
+        changes_session=not is_program,
     )
 
 

@@ -258,11 +258,15 @@ class Journal:
                 update(LEDGER).where(LEDGER.c.id == last.id).values(error=text)
             )
 
-    def fail(self, error: str) -> list[Entry]:
+    def fail(
+        self, error: str, is_refused: Callable[[str], bool]
+    ) -> list[Entry]:
         """Write into the ledger that the revision failed.
 
         Its transaction has been rolled back.
 
+        :param is_refused: returns whether the server has said that a statement
+            did nothing.
         :returns: the entries of statements that have taken effect.
         """
         self.entries = open_entries(self._connection)
@@ -272,14 +276,18 @@ class Journal:
             last, *joined = last_sent(self.entries)
             done = self.entries[: -1 - len(joined)]
             self._delete(joined)
-            before = last.tables_before
-            if before is not None and not changed_tables(
-                self._connection, self._ddl, json.loads(before)
-            ):
-                # An operator may repair the table before the next run.
-                before = None
             # Some of the rows may have been committed before the failure.
             half = self._is_many and read(last.statement).effect is Effect.ROWS
+            before = last.tables_before
+            if before is None:
+                is_undone = not half and is_refused(last.statement)
+            else:
+                is_undone = not changed_tables(
+                    self._connection, self._ddl, json.loads(before)
+                )
+            if is_undone:
+                # An operator may repair the tables before the next run.
+                before = "{}"
             self._connection.execute(
                 update(LEDGER)
                 .where(LEDGER.c.id == last.id)

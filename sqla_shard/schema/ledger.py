@@ -180,8 +180,8 @@ class Entry:
     :ivar direction: ``"upgrade"`` or ``"downgrade"``.
     :ivar number: position of the statement in its revision, from 0.
     :ivar tables_before: definitions, before the statement, of the tables it
-        names, as JSON; None if they prove nothing, or were unchanged after
-        the statement had failed.
+        names, as JSON; None if they prove nothing.  An object without tables
+        if it has failed and done nothing.
     """
 
     id: int
@@ -240,7 +240,8 @@ def took_effect(connection: Connection, ddl: DDL, sent: Sequence[Entry]) -> bool
     if not last.statement:
         return False  # The revision failed between two statements.
     if last.tables_before is None:
-        if last.state == FAILED and _is_without_effect(connection, ddl, last):
+        is_rows = read(last.statement).effect is Effect.ROWS
+        if last.state == FAILED and is_rows and ddl.rolls_back(connection):
             return False
         raise InDoubtError(
             f"{last.step} was interrupted in its statement "
@@ -291,15 +292,6 @@ def took_effect(connection: Connection, ddl: DDL, sent: Sequence[Entry]) -> bool
             statement=last.statement,
         )
     return True
-
-
-def _is_without_effect(connection: Connection, ddl: DDL, last: Entry) -> bool:
-    """Return whether a failed statement was rolled back completely."""
-    reading = read(last.statement)
-    if reading.effect is Effect.ROWS:
-        return ddl.rolls_back(connection)
-    # The definitions were compared when the statement failed.
-    return reading.effect is Effect.TABLES or reading.is_whole
 
 
 def _is_foreign(before: str | None, now: str | None) -> bool:

@@ -7,7 +7,7 @@ import re
 import pytest
 from hypothesis import given, strategies as st
 
-from sqla_shard.schema.effects import Effect, read
+from sqla_shard.schema.effects import Effect, is_refused, read
 
 READS = [
     "SELECT 1",
@@ -206,7 +206,15 @@ def test_rows_that_a_statement_returns_may_be_read():
         ("CREATE SEQUENCE s INCREMENT BY 2", True),
         ("CREATE OR REPLACE SEQUENCE s INCREMENT BY 2", False),
         ("CALL fill()", False),
-        ("DROP FUNCTION f", False),
+        ("DROP FUNCTION f", True),
+        ("ALTER SEQUENCE s RESTART 5", True),
+        ("DROP  SEQUENCE s, r", False),
+        ("CREATE TABLE a AS SELECT 1", True),
+        ("CREATE OR REPLACE TABLE a AS SELECT 1", False),
+        ("TRUNCATE a", True),
+        ("ALTER TABLE a DROP n, ADD n TEXT", True),
+        ("RENAME TABLE a TO c, b TO a, c TO b", True),
+        ("GRANT SELECT ON *.* TO a, b", False),
         ("DELETE FROM a; CREATE TRIGGER t BEFORE INSERT ON a", False),
     ],
 )
@@ -214,6 +222,36 @@ def test_texts_refused_as_a_whole(statement, is_whole):
     found = read(statement)
     assert found.effect is Effect.UNKNOWN
     assert found.is_whole is is_whole
+
+
+@pytest.mark.parametrize(
+    ("statement", "number", "reason", "refused"),
+    [
+        ("CRATE TABLE a (n INT)", 1064, "syntax", True),
+        ("GRANT SELECT ON *.* TO", 1064, "syntax", True),
+        ("GRANT SELECT ON *.* TO a, b", 1133, "no such user", False),
+        # The errors of what they execute.
+        ("CALL fill()", 1064, "syntax", False),
+        ("EXECUTE IMMEDIATE @it", 1064, "syntax", False),
+        ("SET STATEMENT sql_mode = '' FOR CALL fill()", 1064, "syntax", False),
+        ("DELETE FROM a; CRATE", 1064, "syntax", False),
+        ("CALL fill()", 1305, "PROCEDURE db1.fill does not exist", True),
+        ("call `Fill`", 1305, "PROCEDURE db1.fill does not exist", True),
+        ("CALL db2.fill()", 1305, "PROCEDURE db2.fill does not exist", True),
+        ("CALL fill()", 1305, "PROCEDURE db1.other does not exist", False),
+        ("CALL fill()", 1305, "PROCEDURE db2.fill does not exist", False),
+        ("CALL fill()", 1305, "FUNCTION db1.fill does not exist", False),
+        ("CREATE TABLE a AS SELECT 1", 1050, "it exists", True),
+        # The connection may have been lost after it.
+        ("CREATE TABLE a AS SELECT 1", 2013, "lost", False),
+        ("CREATE TABLE a AS SELECT 1", "odd", "a client's", False),
+    ],
+)
+def test_errors_of_the_server_that_say_that_nothing_was_done(
+    statement, number, reason, refused
+):
+    assert is_refused(statement, Exception(number, reason), "db1") is refused
+    assert not is_refused(statement, None, "db1")
 
 
 _SPACE = st.sampled_from(
