@@ -250,9 +250,11 @@ def old_epochs(fleet: FleetFacts) -> Findings:
         yield unknown(
             "fleet",
             f"the processes that follow ZooKeeper are not known: {clients.unread}",
-            "give the operator the permission to read /clients there",
+            "give the operator the permission to read /clients there, and remove "
+            "nodes that are not of processes",
         )
-        return
+        if not clients.known:
+            return
     for one in clients.late:
         if one.behind is None or one.behind >= FOLLOWED:
             yield warning("fleet", late_line(one), one.remedy)

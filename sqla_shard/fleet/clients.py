@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 #: Greatest size of a node in bytes, and of a text in it.
 _BYTES = 10_000
 _TEXT = 200
-#: Most clients in the note of a step.
+#: Most clients in the note of a step, and in a text.
 _MOST = 100
+#: Most nodes that are read: whoever may write below them may write many.
+_NODES = 5_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,7 @@ class Clients:
     :ivar known: the processes, those with the oldest topology first.
     :ivar late: those of them that use an older topology.
     :ivar invalid: names of nodes that cannot be read as a process.
-    :ivar unread: why the nodes could not be read; None if they were.
+    :ivar unread: why nodes could not be read; None if all were.
     """
 
     epoch: int
@@ -119,16 +121,20 @@ class Clients:
         }
 
     def __str__(self) -> str:
-        if self.unread is not None:
-            return f"clients are unknown: {self.unread}"
         if not self.known:
+            if self.unread is not None:
+                return f"clients are unknown: {self.unread}"
             return "clients: none has registered"
         counts = ", ".join(
             f"{count} with epoch {epoch}" for epoch, count in self.epochs.items()
         )
         lines = [f"clients: {counts}"]
-        for one in self.late:
+        if self.unread is not None:
+            lines.append(f"other clients are unknown: {self.unread}")
+        for one in self.late[:_MOST]:
             lines += [f"old epoch: {late_line(one)}", f"    {one.remedy}"]
+        if len(self.late) > _MOST:
+            lines.append(f"old epoch: {len(self.late) - _MOST:,} others; see --json")
         return "\n".join(lines)
 
 
@@ -162,7 +168,8 @@ def _read(fleet: Fleet, topology: Topology) -> Clients:
 
     hosts, options = zookeeper_options(fleet.location)
     with closing(ZooKeeperStore(hosts, options=options)) as store:
-        names = sorted(store.names(CLIENTS))
+        every = sorted(store.names(CLIENTS))
+        names = every[:_NODES]
         nodes = store.read_all(f"{CLIENTS}/{name}" for name in names)
         found: list[Client] = []
         invalid: list[str] = []
@@ -181,6 +188,12 @@ def _read(fleet: Fleet, topology: Topology) -> Clients:
         known=tuple(found),
         late=tuple(_behind(one, topology, published) for one in late),
         invalid=tuple(invalid),
+        unread=(
+            f"{len(every):,} nodes are registered, of which {_NODES:,} were read; "
+            f"remove those below {CLIENTS} that are no processes"
+            if len(every) > _NODES
+            else None
+        ),
     )
 
 

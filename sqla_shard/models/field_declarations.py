@@ -141,6 +141,11 @@ def _check_settings(cls: type[Any], key: str, settings: FieldSettings) -> None:
             f"the default of {key} would be shared by all objects; use "
             f"default_factory={type(settings.default).__name__}"
         )
+    elif isinstance(settings.default, type):
+        problem = (
+            f"the default of {key} is the class {settings.default.__name__}, not a "
+            f"value; use default_factory={settings.default.__name__}"
+        )
     elif settings.options and not issubclass(cls, MappedAsDataclass):
         problem = (
             f"{key} has {', '.join(settings.options)}, which are for "

@@ -258,9 +258,7 @@ class Journal:
                 update(LEDGER).where(LEDGER.c.id == last.id).values(error=text)
             )
 
-    def fail(
-        self, error: str, is_refused: Callable[[str], bool]
-    ) -> list[Entry]:
+    def fail(self, error: str, is_refused: Callable[[str], bool]) -> list[Entry]:
         """Write into the ledger that the revision failed.
 
         Its transaction has been rolled back.

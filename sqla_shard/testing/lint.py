@@ -28,6 +28,7 @@ below; without pytest::
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -242,7 +243,7 @@ class ShardLint:
         process.
     :param allow: kinds of findings that are allowed.
     :param max_repeats: maximum number of times that a line may send the same
-        SELECT in one session.
+        SELECT in one session, and in one request of Flask.
     :param max_shards: maximum number of shards of the ids of a statement;
         None for no limit.
     :raises ValueError: if a kind or a number is not valid.
@@ -354,7 +355,7 @@ class ShardLint:
         if self._allowed["n_plus_one"] > 0:
             return
         session = getattr(report.session, "hash_key", None)
-        key = session, line, report.keyspace, report.statement
+        key = session, _request(), line, report.keyspace, report.statement
         repeats = self._repeats.setdefault(key, Evidence(report))
         repeats.add(report)
         if repeats.count > self.max_repeats:
@@ -378,6 +379,17 @@ class ShardLint:
         seen = self._found.setdefault(key, Evidence(report))
         seen.add(report)
         return seen
+
+
+def _request() -> object:
+    """Return the request of Flask that is handled, if any.
+
+    The requests of a test that has pushed a context share its session.
+    """
+    flask: Any = sys.modules.get("flask")
+    if flask is None or not flask.has_request_context():
+        return None
+    return flask.request._get_current_object()
 
 
 def _known(kinds: Collection[str]) -> tuple[str, ...]:

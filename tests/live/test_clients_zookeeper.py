@@ -244,7 +244,7 @@ def test_without_permission_it_goes_on(location, zookeeper, caplog):
     client.close()
 
 
-def test_data_of_others_is_shown_as_text_or_not_at_all(location):
+def test_data_of_others_is_shown_as_text_or_not_at_all(location, monkeypatch):
     client = KazooClient(hosts=location.removeprefix("zookeeper://"))
     client.start()
     good = {"role": "x", "host": "a\x1b[2Jb", "pid": 1, "program": "p" * 999}
@@ -265,6 +265,13 @@ def test_data_of_others_is_shown_as_text_or_not_at_all(location):
     (one,) = found.late
     assert (one.host, len(one.program)) == ("a?[2Jb", 200)
     assert "\x1b" not in str(found)
+    # Nor are so many read that a command would not end.
+    monkeypatch.setattr("sqla_shard.fleet.clients._NODES", 6)
+    some = clients(location)
+    assert (some.invalid, len(some.late)) == (("a", "b", "c", "d", "e"), 1)
+    assert "7 nodes are registered, of which 6 were read" in some.unread
+    assert f"other clients are unknown: {some.unread}" in str(some)
+    monkeypatch.undo()
     # Neither does a node that may not be read.
     other = [("digest", "other:word")]
     client = KazooClient(hosts=location.removeprefix("zookeeper://"))

@@ -8,6 +8,7 @@ import threading
 from types import FrameType
 
 import pytest
+from flask import Flask
 from jinja2 import DictLoader, Environment, FileSystemLoader
 from sqlalchemy import delete, event, func, select, text, update
 from sqlalchemy.orm import selectinload
@@ -257,6 +258,22 @@ class TestNPlusOne:
                 with cluster.session() as session:
                     session.get(Pin, pin_id)
         assert lint.findings == []
+
+    def test_requests_that_share_a_session_are_apart(self, cluster, pins):
+        app = Flask(__name__)
+        with ShardLint() as lint, cluster.session() as session:
+            for pin_id in pins:
+                with app.test_request_context():
+                    session.get(Pin, pin_id)
+        assert lint.findings == []
+        with (
+            ShardLint() as lint,
+            cluster.session() as session,
+            app.test_request_context(),
+        ):
+            for pin_id in pins:
+                session.get(Pin, pin_id)
+        assert only(lint).count == 8
 
     def test_writes_in_a_loop_are_no_finding(self, cluster, pins):
         with ShardLint() as lint, cluster.begin() as session:

@@ -119,6 +119,7 @@ def test_annotations_that_cannot_be_resolved(base):
         ({"default": 5}, "default of Pin.x: 5"),
         ({"default": []}, "shared by all.*default_factory=list"),
         ({"default": {}}, "shared by all.*default_factory=dict"),
+        ({"default": dict}, "class dict, not a value; use default_factory=dict"),
         ({"default": "", "default_factory": str}, "give one"),
         ({"default_factory": ""}, "not callable"),
         ({"aliases": "old"}, "tuple of str"),

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sqla_shard.fleet.clients import Client, late_lines
+from sqla_shard.fleet.clients import Client, Clients, late_lines
 from sqla_shard.fleet.sessions import (
     AppSession,
     described,
@@ -91,5 +91,8 @@ def test_late_clients_are_lines():
         f"old epoch: epoch 4 is used by {one}, 0 s after a newer one {end}",
         "old epoch: 2 more processes",
     ]
+    late = Clients(epoch=5, known=(one,) * 120, late=(one,) * 120)
+    assert str(late).splitlines()[-1] == "old epoch: 20 others; see --json"
+    assert str(late).count("gunicorn") == 100
     note = {"clients_unknown": "away"}
     assert late_lines(note) == ["clients are unknown: away"]

@@ -41,7 +41,7 @@ db = FlaskCluster(metadata=Base.metadata)
 
 
 def now() -> datetime:
-    """Return the current time in UTC, without a time zone."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
