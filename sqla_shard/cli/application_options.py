@@ -13,18 +13,15 @@ import importlib
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import click
-import sqlalchemy
-import sqlalchemy.orm
 from click.core import ParameterSource
 
-import sqla_shard
-from sqla_shard.cache.config import load_cache
 from sqla_shard.cli.output import CommandT, with_options
-from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.exc import CacheConfigError, OptionError
+
+if TYPE_CHECKING:
+    from sqla_shard.cluster.cluster import Cluster
 
 models_option = with_options(
     click.option(
@@ -45,6 +42,11 @@ def names(modules: Iterable[str]) -> dict[str, Any]:
     :param modules: names of modules; later ones take precedence.
     :raises click.BadParameter: if a module cannot be imported.
     """
+    import sqlalchemy
+    import sqlalchemy.orm
+
+    import sqla_shard
+
     found: dict[str, Any] = {}
     for module in (sqlalchemy.orm, sqlalchemy, sqla_shard):
         found.update(_public(module))
@@ -154,6 +156,9 @@ class CacheOption:
     """
 
     def __init__(self, path: str | None) -> None:
+        from sqla_shard.cache.config import load_cache
+        from sqla_shard.exc import CacheConfigError
+
         self._path = path
         self._settings: dict[str, Any] | None = None
         if path is None:
@@ -177,6 +182,8 @@ class CacheOption:
         :raises CacheConfigError: if a region cannot be opened.
         :raises CacheClassError: if rows of a class cannot be cached.
         """
+        from sqla_shard.exc import CacheConfigError, OptionError
+
         if self._settings is None:
             return
         try:

@@ -1,7 +1,6 @@
-"""Every command of ``sqla-shard``, by group and section.
+"""Every command of ``sqla-shard``, by group and section, and its module.
 
-Each is listed with the module that defines it and the first sentence of its
-help; see :class:`~sqla_shard.cli.groups.LazyGroup`.
+See :class:`~sqla_shard.cli.groups.LazyGroup`.
 """
 
 from __future__ import annotations
@@ -10,156 +9,59 @@ from pathlib import Path
 
 import click
 
-from sqla_shard.cli.groups import Lazy, LazyGroup, Sections
+from sqla_shard.cli.groups import LazyGroup, Sections
 
 #: Commands and groups of the program.
 PROGRAM: Sections = {
     "Ids and routes": {
-        "id": Lazy(
-            "id_command:id_command",
-            "Decode object ids, or compose an id from its parts.",
-        ),
-        "where": Lazy(
-            "route_commands:where_command",
-            "Show the server and the database of objects.",
-        ),
-        "explain": Lazy(
-            "route_commands:explain_command",
-            "Explain which shards an id or a statement is routed to, and why.",
-        ),
-        "shell": Lazy(
-            "shell_command:shell_command",
-            "Open a shell on a virtual shard, or on the shard of an object.",
-        ),
+        "id": "id_commands",
+        "where": "id_commands",
+        "explain": "id_commands",
+        "shell": "shell_command",
     },
     "Servers and schema": {
-        "status": Lazy(
-            "status_command:status_command",
-            "Show the servers, and what is pending on them.",
-        ),
-        "topology": Lazy(
-            "catalogue:topology_group",
-            "Show, validate, compare, publish and follow topologies.",
-        ),
-        "schema": Lazy(
-            "catalogue:schema_group",
-            "Migrate and verify the tables of every virtual shard, with alembic.",
-        ),
-        "fleet": Lazy(
-            "fleet_catalogue:fleet_group", "Operate the servers of a topology."
-        ),
-        "load": Lazy(
-            "load_command:load_command",
-            "Show the shards, objects and lists with the highest load.",
-        ),
-        "dashboard": Lazy(
-            "dashboard_command:dashboard_command",
-            "Serve pages that show the fleet, until Ctrl-C or SIGTERM.",
-            extra="dashboard",
-        ),
-        "exporter": Lazy(
-            "exporter_command:exporter_command",
-            "Serve the metrics of the servers at /metrics, until SIGTERM or Ctrl-C.",
-        ),
+        "status": "status_command",
+        "topology": "catalogue",
+        "schema": "catalogue",
+        "fleet": "catalogue",
+        "load": "monitor_commands",
+        "dashboard": "dashboard_command",
+        "exporter": "monitor_commands",
     },
     "Rows and transactions": {
-        "verify": Lazy(
-            "catalogue:verify_group", "Find inconsistent rows, and repair them."
-        ),
-        "repair": Lazy(
-            "repair_commands:repair_command", "Run pending operations of transactions."
-        ),
-        "key": Lazy(
-            "repair_commands:key_command",
-            "Show where the transaction with a KEY has committed.",
-        ),
-        "halves": Lazy(
-            "repair_commands:halves_command",
-            "List transactions that have committed on some of their servers only.",
-        ),
-        "spread": Lazy(
-            "verify_commands:spread_command", "Move rows of lists to more pieces."
-        ),
-        "blobs": Lazy(
-            "catalogue:blobs_group",
-            "Compress the blobs of a class: train, activate, rewrite.",
-        ),
-        "cache": Lazy(
-            "catalogue:cache_group",
-            "Run pending invalidations, and show statistics of the cache.",
-        ),
+        "verify": "catalogue",
+        "repair": "repair_commands",
+        "key": "repair_commands",
+        "halves": "repair_commands",
+        "spread": "verify_commands",
+        "blobs": "catalogue",
+        "cache": "catalogue",
     },
-    "One database": {
-        "migrate": Lazy(
-            "catalogue:migrate_group",
-            "Measure what shards would mean for one database, and move its rows.",
-        )
-    },
-    "Jobs": {
-        "worker": Lazy("worker_command:worker_command", "Run the jobs of queues."),
-        "queue": Lazy(
-            "catalogue:queue_group",
-            "Show, pause and limit queues; show, retry and delete jobs.",
-        ),
-    },
-    "Development": {
-        "dev": Lazy("catalogue:dev_group", "Run local servers for development."),
-        "completion": Lazy(
-            "program:completion_command", "Print a shell completion script."
-        ),
-    },
+    "One database": {"migrate": "catalogue"},
+    "Jobs": {"worker": "jobs_commands", "queue": "catalogue"},
+    "Development": {"dev": "catalogue", "completion": "program"},
 }
 
 _TOPOLOGY: Sections = {
     "Commands": {
-        "show": Lazy(
-            "topology_commands:show_command",
-            "Show keyspaces, servers and their shards.",
-        ),
-        "validate": Lazy(
-            "topology_commands:validate_command",
-            "List all problems of a topology, one per line.",
-        ),
-        "diff": Lazy(
-            "topology_commands:diff_command",
-            "Show the changes from the topology OLD to NEW.",
-        ),
+        "show": "topology_commands",
+        "validate": "topology_commands",
+        "diff": "topology_commands",
     },
     "In ZooKeeper": {
-        "push": Lazy(
-            "publish_commands:push_command",
-            "Publish the topology in FILE in ZooKeeper.",
-        ),
-        "history": Lazy(
-            "topology_commands:history_command",
-            "List the published topologies, newest first.",
-        ),
-        "rollback": Lazy(
-            "publish_commands:rollback_command",
-            "Publish an older topology again, with a new epoch.",
-        ),
-        "reset": Lazy(
-            "publish_commands:reset_command",
-            "Publish the topology in FILE with any epoch, even a lower one.",
-        ),
-        "protect": Lazy(
-            "publish_commands:protect_command",
-            "Restrict who can change the topology and its history.",
-        ),
-        "watch": Lazy(
-            "follow_commands:watch_command",
-            "Print each change of the topology when it happens.",
-        ),
-        "agent": Lazy(
-            "follow_commands:agent_command",
-            "Copy the topology in ZooKeeper to a file, and keep it up to date.",
-        ),
+        "push": "topology_commands",
+        "history": "topology_commands",
+        "rollback": "topology_commands",
+        "reset": "topology_commands",
+        "protect": "topology_commands",
+        "watch": "follow_commands",
+        "agent": "follow_commands",
     },
 }
 
 
 @click.group("topology", cls=LazyGroup, sections=_TOPOLOGY)
-def topology_group() -> None:
+def topology_command() -> None:
     """Show, validate, compare, publish and follow topologies.
 
     A topology is a file, or the URL of one in ZooKeeper,
@@ -169,49 +71,21 @@ def topology_group() -> None:
 
 
 _MIGRATE: Sections = {
-    "Measure": {
-        "shadow": Lazy(
-            "migrate_commands:shadow_command", "Show the reports of shadow mode as one."
-        ),
-        "suggest": Lazy(
-            "migrate_commands:suggest_command",
-            "Suggest owners for the tables of an application.",
-        ),
-    },
+    "Measure": {"shadow": "migrate_commands", "suggest": "migrate_commands"},
     "Move": {
-        "plan": Lazy(
-            "move_commands:plan_command",
-            "Show what a move will do, and create its tables.",
-        ),
-        "status": Lazy(
-            "move_commands:status_command",
-            "Show the stage of a move, and what is left to do.",
-        ),
-        "switch": Lazy(
-            "move_commands:switch_command",
-            "Go forward to STAGE, by way of those in between.",
-        ),
-        "rollback": Lazy(
-            "move_commands:rollback_command", "Go back to the stage before."
-        ),
-        "backfill": Lazy(
-            "move_commands:backfill_command",
-            "Copy the rows that no session has copied.",
-        ),
-        "reconcile": Lazy(
-            "move_commands:reconcile_command",
-            "Compare all rows, and repair them, until none differs.",
-        ),
-        "verify": Lazy(
-            "move_commands:verify_command",
-            "Compare all rows of both sides; change none.",
-        ),
+        "plan": "migrate_commands",
+        "status": "migrate_commands",
+        "switch": "migrate_commands",
+        "rollback": "migrate_commands",
+        "backfill": "migrate_commands",
+        "reconcile": "migrate_commands",
+        "verify": "migrate_commands",
     },
 }
 
 
 @click.group("migrate", cls=LazyGroup, sections=_MIGRATE)
-def migrate_group() -> None:
+def migrate_command() -> None:
     """Measure what shards would mean for one database, and move its rows.
 
     MOVE is the sqla_shard.migrate.Move of the application, as MODULE:NAME.
@@ -221,38 +95,14 @@ def migrate_group() -> None:
 
 _SCHEMA: Sections = {
     "Commands": {
-        "init": Lazy(
-            "schema_commands:init_command",
-            "Create a DIRECTORY for revisions, and alembic.ini.",
-        ),
-        "template": Lazy(
-            "schema_commands:template_command",
-            "Print the path of the template for `alembic init -t`.",
-        ),
-        "provision": Lazy(
-            "schema_commands:provision_command",
-            "Create the databases of virtual shards that a new topology opens.",
-        ),
-        "upgrade": Lazy(
-            "schema_commands:upgrade_command",
-            "Upgrade every virtual shard to REVISION, `head` by default.",
-        ),
-        "downgrade": Lazy(
-            "schema_commands:downgrade_command",
-            "Downgrade every virtual shard to REVISION, as `alembic downgrade`.",
-        ),
-        "status": Lazy(
-            "schema_commands:status_command",
-            "Show the revisions of shards, and which shards need attention.",
-        ),
-        "verify": Lazy(
-            "schema_commands:verify_command",
-            "Compare the tables of every shard with those of one shard.",
-        ),
-        "resolve": Lazy(
-            "schema_commands:resolve_command",
-            "Resolve a SHARD whose revision is in doubt.",
-        ),
+        "init": "schema_commands",
+        "template": "schema_commands",
+        "provision": "schema_commands",
+        "upgrade": "schema_commands",
+        "downgrade": "schema_commands",
+        "status": "schema_commands",
+        "verify": "schema_commands",
+        "resolve": "schema_commands",
     }
 }
 
@@ -279,7 +129,7 @@ _SCHEMA: Sections = {
     help="Section of that file, for a keyspace with its own revisions.",
 )
 @click.pass_context
-def schema_group(ctx: click.Context, ini: Path, name: str) -> None:
+def schema_command(ctx: click.Context, ini: Path, name: str) -> None:
     """Migrate and verify the tables of every virtual shard, with alembic.
 
     Create revisions with `alembic revision --autogenerate`.  `alembic
@@ -289,45 +139,27 @@ def schema_group(ctx: click.Context, ini: Path, name: str) -> None:
     ctx.meta["sqla_shard.ini"] = ini, name
 
 
-_CACHE: Sections = {
-    "Commands": {
-        "repair": Lazy(
-            "cache_commands:repair_command", "Run pending invalidations of the cache."
-        ),
-        "stats": Lazy(
-            "cache_commands:stats_command",
-            "Show the nodes and the pending invalidations of each region.",
-        ),
-    }
-}
+_CACHE: Sections = {"Commands": {"repair": "cache_commands", "stats": "cache_commands"}}
 
 
 @click.group("cache", cls=LazyGroup, sections=_CACHE)
-def cache_group() -> None:
+def cache_command() -> None:
     """Run pending invalidations, and show statistics of the cache."""
 
 
 _VERIFY: Sections = {
     "Commands": {
-        "lookups": Lazy(
-            "verify_commands:lookups_command", "Check lookup keys against objects."
-        ),
-        "claims": Lazy(
-            "verify_commands:claims_command", "List open claims of lookup keys."
-        ),
-        "relations": Lazy(
-            "verify_commands:relations_command", "Check mapping rows against objects."
-        ),
-        "references": Lazy(
-            "verify_commands:references_command", "Compare reference tables."
-        ),
-        "sizes": Lazy("verify_commands:sizes_command", "Show the largest lists."),
+        "lookups": "verify_commands",
+        "claims": "verify_commands",
+        "relations": "verify_commands",
+        "references": "verify_commands",
+        "sizes": "verify_commands",
     }
 }
 
 
 @click.group("verify", cls=LazyGroup, sections=_VERIFY)
-def verify_group() -> None:
+def verify_command() -> None:
     """Find inconsistent rows, and repair them.
 
     The application can run at the same time.  Nothing is written without
@@ -337,35 +169,18 @@ def verify_group() -> None:
 
 _BLOBS: Sections = {
     "Commands": {
-        "train": Lazy(
-            "blobs_commands:train_command",
-            "Train a dictionary from random rows, and store it on all shards.",
-        ),
-        "activate": Lazy(
-            "blobs_commands:activate_command",
-            "Let processes write blobs with a dictionary.",
-        ),
-        "deactivate": Lazy(
-            "blobs_commands:deactivate_command", "Let processes write blobs as JSON."
-        ),
-        "rewrite": Lazy(
-            "blobs_commands:rewrite_command",
-            "Rewrite rows with the active dictionary, or as JSON without one.",
-        ),
-        "check": Lazy(
-            "blobs_commands:check_command",
-            "Read all rows, and list those whose blob cannot be read.",
-        ),
-        "status": Lazy(
-            "blobs_commands:status_command",
-            "Show the dictionaries of a class, and where they are active.",
-        ),
+        "train": "blobs_commands",
+        "activate": "blobs_commands",
+        "deactivate": "blobs_commands",
+        "rewrite": "blobs_commands",
+        "check": "blobs_commands",
+        "status": "blobs_commands",
     }
 }
 
 
 @click.group("blobs", cls=LazyGroup, sections=_BLOBS)
-def blobs_group() -> None:
+def blobs_command() -> None:
     """Compress the blobs of a class: train, activate, rewrite.
 
     The application can run at the same time.  Each command can be repeated
@@ -375,49 +190,23 @@ def blobs_group() -> None:
 
 _QUEUE: Sections = {
     "Queues": {
-        "list": Lazy(
-            "queue_commands:list_command",
-            "Show the number of jobs of each queue, by state.",
-        ),
-        "stats": Lazy(
-            "queue_commands:stats_command",
-            "Show the number of jobs of a QUEUE, by task and state.",
-        ),
-        "pause": Lazy(
-            "queue_commands:pause_command",
-            "Let workers claim no more jobs of a QUEUE; those that run go on.",
-        ),
-        "resume": Lazy(
-            "queue_commands:resume_command",
-            "End the pause of a QUEUE; its limit is as before.",
-        ),
-        "limit": Lazy(
-            "queue_commands:limit_command",
-            "Limit the jobs that all workers of a QUEUE claim in a second.",
-        ),
+        "list": "jobs_commands",
+        "stats": "jobs_commands",
+        "pause": "jobs_commands",
+        "resume": "jobs_commands",
+        "limit": "jobs_commands",
     },
     "Jobs": {
-        "scan": Lazy(
-            "queue_commands:scan_command",
-            "List jobs of a QUEUE, by state, priority and the time they are due.",
-        ),
-        "show": Lazy(
-            "queue_commands:show_command",
-            "Show jobs with their arguments and progress.",
-        ),
-        "retry": Lazy(
-            "queue_commands:retry_command",
-            "Run failed jobs again, with all their attempts.",
-        ),
-        "delete": Lazy(
-            "queue_commands:delete_command", "Delete jobs that are not running."
-        ),
+        "scan": "jobs_commands",
+        "show": "jobs_commands",
+        "retry": "jobs_commands",
+        "delete": "jobs_commands",
     },
 }
 
 
 @click.group("queue", cls=LazyGroup, sections=_QUEUE)
-def queue_group() -> None:
+def queue_command() -> None:
     """Show, pause and limit queues; show, retry and delete jobs.
 
     An ID is the keyspace, the shard and the number of a job, such as
@@ -425,20 +214,105 @@ def queue_group() -> None:
     """
 
 
-_DEV: Sections = {
-    "Commands": {
-        "up": Lazy(
-            "dev_command:up_command",
-            "Run local servers until Ctrl-C, and write their topology.",
-            extra="testing",
-        )
-    }
-}
+_DEV: Sections = {"Commands": {"up": "dev_command"}}
 
 
 @click.group("dev", cls=LazyGroup, sections=_DEV)
-def dev_group() -> None:
+def dev_command() -> None:
     """Run local servers for development.
 
     They need MariaDB, and ZooKeeper or memcached for these, on the machine.
     """
+
+
+_FLEET: Sections = {
+    "Look": {
+        "status": "fleet_operations",
+        "doctor": "fleet_reports",
+        "capacity": "fleet_reports",
+        "verify": "fleet_reports",
+        "history": "fleet_operations",
+    },
+    "Primary and standby": {
+        "failover": "fleet_operations",
+        "watch": "fleet_reports",
+        "reopen": "fleet_operations",
+        "replica": "catalogue",
+        "retire": "fleet_operations",
+    },
+    "Shards": {
+        "split": "fleet_operations",
+        "move": "fleet_operations",
+        "orphans": "catalogue",
+    },
+    "Backups": {"backup": "catalogue", "restore": "fleet_backup"},
+    "Operations": {
+        "apply": "fleet_operations",
+        "resume": "fleet_operations",
+        "undo": "fleet_operations",
+    },
+}
+
+
+@click.group("fleet", cls=LazyGroup, sections=_FLEET)
+def fleet_command() -> None:
+    """Operate the servers of a topology.
+
+    Every operation is planned, checked, applied step by step with a journal,
+    and verified.  The accounts are in the environment:
+    SQLA_SHARD_OPERATOR_USER and _PASSWORD, SQLA_SHARD_REPLICATION_USER and
+    _PASSWORD.
+    """
+
+
+_REPLICA: Sections = {
+    "Commands": {
+        "build": "fleet_operations",
+        "rebuild": "fleet_operations",
+        "replace": "fleet_operations",
+    }
+}
+
+
+@click.group("replica", cls=LazyGroup, sections=_REPLICA)
+def replica_command() -> None:
+    """Build, rebuild or replace the standby of a server.
+
+    Applications write meanwhile.  The new standby is attached, has caught up
+    and is compared before the topology is published.
+    """
+
+
+_ORPHANS: Sections = {
+    "Commands": {
+        "list": "fleet_operations",
+        "fence": "fleet_operations",
+        "rename": "fleet_operations",
+        "restore": "fleet_operations",
+        "drop": "fleet_operations",
+    }
+}
+
+
+@click.group("orphans", cls=LazyGroup, sections=_ORPHANS)
+def orphans_command() -> None:
+    """Remove databases that the topology has on another server.
+
+    First they are renamed, and dropped days later.
+    """
+
+
+_BACKUP: Sections = {
+    "Commands": {
+        "create": "fleet_backup",
+        "binlogs": "fleet_backup",
+        "list": "fleet_backup",
+        "verify": "fleet_backup",
+        "prune": "fleet_backup",
+    }
+}
+
+
+@click.group("backup", cls=LazyGroup, sections=_BACKUP)
+def backup_command() -> None:
+    """Back up virtual shards into a folder."""

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from configparser import ConfigParser, Error as IniError
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qsl
@@ -23,158 +22,41 @@ from urllib.parse import parse_qsl
 import click
 from click.shell_completion import CompletionItem
 
-from sqla_shard.cli.options import DEFAULT_FILE, Settings
 from sqla_shard.util.json_values import parsed_json, parsed_toml
 
 Kind = Literal["keyspace", "server", "servers", "shard", "ranges", "epoch"]
-
-_KEYSPACE: dict[str, Kind] = {"--keyspace": "keyspace"}
-_SERVER: dict[str, Kind] = {"server": "server"}
-_SOME: dict[str, Kind] = {"--shards": "ranges", "--servers": "servers"}
-_EXPECTED: dict[str, Kind] = {"--expect-epoch": "epoch"}
-
-COMPLETED: Mapping[str, Mapping[str, Kind]] = {
-    "id": {**_KEYSPACE, "--shard": "shard"},
-    "where": _KEYSPACE,
-    "explain": _KEYSPACE,
-    "shell": {**_KEYSPACE, "--shard": "shard"},
-    "topology push": _EXPECTED,
-    "topology rollback": {"--to": "epoch"},
-    "schema upgrade": {**_SOME, "--new": "ranges"},
-    "schema downgrade": _SOME,
-    "schema status": _SOME,
-    "schema verify": {**_SOME, **_KEYSPACE},
-    "schema resolve": {"shard": "shard"},
-    "fleet capacity": _KEYSPACE,
-    "fleet verify": {**_SERVER, "--shards": "ranges"},
-    "fleet failover": _SERVER,
-    "fleet reopen": _SERVER,
-    "fleet replica build": _SERVER,
-    "fleet replica rebuild": _SERVER,
-    "fleet replica replace": _SERVER,
-    "fleet split": {**_SERVER, "--shards": "ranges"},
-    "fleet move": _SERVER,
-    "fleet orphans drop": _SERVER,
-    "fleet orphans fence": _SERVER,
-    "fleet orphans list": _SERVER,
-    "fleet orphans rename": _SERVER,
-    "fleet orphans restore": _SERVER,
-    "fleet backup binlogs": _SERVER,
-    "fleet backup create": {**_KEYSPACE, "--server": "server", "--shard": "shard"},
-    "fleet restore": {"keyspace": "keyspace", "shard": "shard", "--server": "server"},
-}
-"""Completions of options and arguments, by command."""
-
-#: Commands on the shards of the keyspace that ``alembic.ini`` names.
-_BY_INI = frozenset(
-    {"schema upgrade", "schema downgrade", "schema status", "schema resolve"}
-)
+"""Values that the topology completes."""
 
 _ZOOKEEPER = ("zookeeper://", "zookeeper+tls://")
 #: Seconds for ZooKeeper; a shell must not wait longer.
 _LIMIT = 1.0
 
 
-class _Sketch(click.Command):
-    """A command of which one value is completed, without its module.
+def items(
+    kind: Kind,
+    ctx: click.Context,
+    incomplete: str,
+    *,
+    named: str | None,
+    default: str | None,
+) -> list[CompletionItem]:
+    """Return the values of a kind that begin with what was typed.
 
-    :param kind: what the value is; it is also an argument, so that a word
-        with ``-`` completes the options of the command.
-    :param named: topology that the words of the command name.
-    :param load: returns the command.
+    :param ctx: context of the command, with what was parsed of it.
+    :param named: location of the topology that the line names.
+    :param default: location if it names none; None for a command that has the
+        topology, and the keyspace, that ``alembic.ini`` names.
     """
-
-    def __init__(
-        self,
-        name: str,
-        kind: Kind,
-        named: str | None,
-        load: Callable[[], click.Command],
-    ) -> None:
-        super().__init__(
-            name,
-            params=[],
-            add_help_option=False,
-            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-        )
-        self._kind = kind
-        self._named = named
-        self._load = load
-
-    def shell_complete(
-        self, ctx: click.Context, incomplete: str
-    ) -> list[CompletionItem]:
-        """Complete a value, or an option instead of an argument."""
-        if not incomplete.startswith("-"):
-            if self._named is not None:
-                ctx.obj = Settings(named=self._named)
-            return _items(self._kind, ctx, incomplete)
-        command = self._load()
-        with command.make_context(
-            self.name, [], parent=ctx.parent, resilient_parsing=True
-        ) as inner:
-            return command.shell_complete(inner, incomplete)
-
-
-def sketch(
-    ctx: click.Context, args: Sequence[str], load: Callable[[], click.Command]
-) -> click.Command | None:
-    """Return what completes the word after some arguments; None if unknown.
-
-    It is known without the command if the word is its first one, or follows
-    the name of an option.
-
-    :param ctx: context of the group of the command.
-    :param args: name of the command, and words after it.
-    :param load: returns the command.
-    """
-    name, *words = args
-    completed = COMPLETED.get(_path(ctx, name), {})
-    if words:
-        kind = completed.get(words[-1]) if words[-1][:1] == "-" else None
-    else:
-        first = next(iter(completed), "-")
-        kind = None if first.startswith("-") else completed[first]
-    if kind is None:
-        return None
-    named = None
-    for word, following in pairwise(words):
-        if word in ("-t", "--topology"):
-            named = following
-    return _Sketch(name, kind, named, load)
-
-
-def add_completion(ctx: click.Context, command: click.Command) -> None:
-    """Let the parameters of a command complete their values.
-
-    :param ctx: context of its group.
-    """
-    completed = COMPLETED.get(_path(ctx, command.name or ""), {})
-    for param in command.params:
-        for word in (*param.opts, param.name):
-            if word in completed:
-                param.shell_complete = partial(  # type: ignore[method-assign]  # each has other values
-                    _items, completed[word]
-                )
-
-
-def _path(ctx: click.Context, name: str) -> str:
-    """Return the path of a command, without the name of the program."""
-    names = [name]
-    found: click.Context | None = ctx
-    while found is not None and found.parent is not None:
-        names.insert(0, found.info_name or "")
-        found = found.parent
-    return " ".join(names)
-
-
-def _items(kind: Kind, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-    """Return the values of a kind that begin with what was typed."""
     # Lists are separated by commas; the last item is completed.
     before, comma, typed = incomplete.rpartition(",")
     if kind not in ("servers", "ranges"):
         before, comma, typed = "", "", incomplete
-    location, keyspace = _source(ctx)
+    location, keyspace = named or default, None
+    if default is None:
+        assert ctx.parent is not None  # noqa: S101 - the group has the option --config
+        options = _ini_options(ctx.parent)
+        location = named or options.get("topology")
+        keyspace = options.get("keyspace")
     if location is None:
         return []
     if kind == "epoch":
@@ -192,24 +74,6 @@ def _items(kind: Kind, ctx: click.Context, incomplete: str) -> list[CompletionIt
         for value, what in values
         if value.startswith(typed)
     ]
-
-
-def _source(ctx: click.Context) -> tuple[str | None, str | None]:
-    """Return the location of the topology, as the command would have it.
-
-    It is None if ``alembic.ini`` names none.
-
-    :returns: also the keyspace whose shards the command has, or None for all.
-    """
-    settings = ctx.find_object(Settings)
-    named = None if settings is None else settings.named
-    named = named or ctx.find_root().params.get("topology")
-    group = ctx.parent
-    assert group is not None  # noqa: S101 - the program completes no values
-    if _path(group, ctx.info_name or "") not in _BY_INI:
-        return str(named or DEFAULT_FILE), None
-    options = _ini_options(group)
-    return named or options.get("topology"), options.get("keyspace")
 
 
 def _ini_options(group: click.Context) -> Mapping[str, str]:

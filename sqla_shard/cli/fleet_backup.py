@@ -5,12 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, UTC
-from typing import Any, get_args
+from typing import Any, TYPE_CHECKING
 
 import click
 
-from sqla_shard.cli.fleet_plans import fleet_of, plan_and_run, plan_options
-from sqla_shard.cli.options import pass_settings, Settings
+from sqla_shard.cli.fleet_operations import fleet_of, plan_and_run, plan_options
+from sqla_shard.cli.options import (
+    completed,
+    keyspace_option,
+    LazyChoice,
+    pass_settings,
+    Settings,
+)
 from sqla_shard.cli.output import (
     CommandT,
     data_option,
@@ -21,12 +27,11 @@ from sqla_shard.cli.output import (
     print_report,
     with_options,
 )
-from sqla_shard.exc import Problem
-from sqla_shard.fleet.backup import create_backups, plan_backups, Scope, Source
-from sqla_shard.fleet.binlog_archive import archives_of, copy_binlogs, plan_binlogs
-from sqla_shard.fleet.replay import Moment
-from sqla_shard.fleet.restore import Restore
-from sqla_shard.fleet.storage import Backup, Storage
+
+if TYPE_CHECKING:
+    from sqla_shard.exc import Problem
+    from sqla_shard.fleet.backup import Source
+    from sqla_shard.fleet.storage import Backup
 
 _folder = with_options(click.argument("folder"))
 _dry_run_option = with_options(
@@ -42,9 +47,15 @@ def _source_option(default: Source) -> Callable[[CommandT], CommandT]:
     return click.option(
         "--from",
         "source",
-        type=click.Choice(get_args(Source)),
+        type=LazyChoice("sqla_shard.fleet.backup:Source"),
         default=default,
         help="Server of each pair to read.",
+    )
+
+
+def _server_option(text: str) -> Callable[[CommandT], CommandT]:
+    return click.option(
+        "--server", metavar="NAME", shell_complete=completed("server"), help=text
     )
 
 
@@ -56,9 +67,15 @@ def _source_option(default: Source) -> Callable[[CommandT], CommandT]:
     ),
 )
 @_folder
-@click.option("--server", metavar="NAME", help="Only shards of this server.")
-@click.option("--keyspace", metavar="NAME", help="Only this keyspace.")
-@click.option("--shard", metavar="ID", type=int, help="Only this shard.")
+@_server_option("Only shards of this server.")
+@keyspace_option("Only this keyspace.")
+@click.option(
+    "--shard",
+    metavar="ID",
+    type=int,
+    shell_complete=completed("shard"),
+    help="Only this shard.",
+)
 @_source_option("standby")
 @click.option(
     "--workers",
@@ -86,6 +103,9 @@ def create_command(
 
     Without options, all shards of all servers.
     """
+    from sqla_shard.fleet.backup import create_backups, plan_backups, Scope
+    from sqla_shard.fleet.storage import Storage
+
     fleet, storage = fleet_of(settings), Storage(folder)
     scope = Scope(server=server, keyspace=keyspace, shard=shard)
     if dry_run:
@@ -108,7 +128,7 @@ def create_command(
     "binlogs", epilog=examples("sqla-shard fleet backup binlogs /backups sharddb001")
 )
 @_folder
-@click.argument("server")
+@click.argument("server", shell_complete=completed("server"))
 @_source_option("primary")
 @_dry_run_option
 @data_option
@@ -128,6 +148,9 @@ def binlogs_command(
     begins a new log; mariadb-binlog, or mysqlbinlog of MySQL, must be
     installed.
     """
+    from sqla_shard.fleet.binlog_archive import copy_binlogs, plan_binlogs
+    from sqla_shard.fleet.storage import Storage
+
     fleet, storage = fleet_of(settings), Storage(folder)
     if dry_run:
         plan = plan_binlogs(fleet, storage, server, source=source)
@@ -148,6 +171,8 @@ def list_command(folder: str, as_data: bool) -> None:
 
     The exit status is 3 if one of them cannot be read.
     """
+    from sqla_shard.fleet.storage import Storage
+
     listing = Storage(folder).listing()
     _show(listing.backups, as_data)
     _end_read(listing.problems)
@@ -163,6 +188,9 @@ def verify_command(folder: str, name: str | None, as_data: bool) -> None:
     NAME is a backup; by default, all of them and the binary logs.  The exit
     status is 1 if a file is missing or was changed.
     """
+    from sqla_shard.fleet.binlog_archive import archives_of
+    from sqla_shard.fleet.storage import Storage
+
     storage = Storage(folder)
     problems: list[Problem] = []
     if name is None:
@@ -224,6 +252,8 @@ def prune_command(
     The last intact backup of a set of shards is never removed; binary logs
     are not, either.  The exit status is 3 if a backup cannot be read.
     """
+    from sqla_shard.fleet.storage import Storage
+
     storage = Storage(folder)
     removed = storage.prune(
         keep_last=keep_last, keep_days=keep_days, now=time.time(), dry_run=dry_run
@@ -246,8 +276,8 @@ def prune_command(
     ),
 )
 @_folder
-@click.argument("keyspace")
-@click.argument("shard", type=int)
+@click.argument("keyspace", shell_complete=completed("keyspace"))
+@click.argument("shard", type=int, shell_complete=completed("shard"))
 @click.option("--backup", metavar="NAME", help="By default the latest one.")
 @click.option("--to-gtid", metavar="GTID", help="Last change to restore.")
 @click.option(
@@ -256,7 +286,7 @@ def prune_command(
     type=click.DateTime(["%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S"]),
     help="Time, in UTC, before which changes are restored.",
 )
-@click.option("--server", metavar="NAME", help="By default that of the shard.")
+@_server_option("By default that of the shard.")
 @click.option(
     "--as",
     "database",
@@ -273,6 +303,9 @@ def restore_command(
     The live database is not changed.  A moment after the backup needs the
     binary logs: copy them first with fleet backup binlogs.
     """
+    from sqla_shard.fleet.replay import Moment
+    from sqla_shard.fleet.restore import Restore
+
     if to_gtid is not None and to_time is not None:
         raise click.UsageError("give --to-gtid or --to-time, not both")
     moment = None

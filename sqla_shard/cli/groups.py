@@ -2,15 +2,21 @@
 
 SQLAlchemy's ORM, alembic and the operations of a fleet take a second to
 import, which ``--help`` and the completion of a shell must not take.  A group
-therefore lists each command with its module and a line of help.
+therefore has the names of its commands and of their modules.  The line of help
+of a command is the beginning of its docstring, which is read from the compiled
+module.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, NamedTuple, TYPE_CHECKING
+from importlib.abc import InspectLoader
+from importlib.machinery import PathFinder
+from types import CodeType
+from typing import Any, TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
@@ -18,115 +24,69 @@ from click.shell_completion import CompletionItem
 if TYPE_CHECKING:
     from sqla_shard.exc import MissingExtraError
 
+#: Modules of commands by the names of the commands, in sections with a title.
+Sections = Mapping[str, Mapping[str, str]]
 
-class Lazy(NamedTuple):
-    """A command that is imported on first use.
-
-    :param path: module of ``sqla_shard.cli`` and the name in it, as
-        ``module:name``.
-    :param help: first sentence of its help.
-    :param extra: the extra with the packages that the module imports.
-    """
-
-    path: str
-    help: str
-    extra: str = "cli"
-
-    def load(self, name: str) -> click.Command:
-        """Return the command, or a placeholder if a package is missing."""
-        module, _, attribute = self.path.partition(":")
-        try:
-            found = importlib.import_module(f"sqla_shard.cli.{module}")
-        except ImportError as error:
-            if (error.name or "").startswith("sqla_shard"):
-                raise
-            return _unavailable_command(name, self._missing(error))
-        command: click.Command = getattr(found, attribute)
-        return command
-
-    def _missing(self, error: ImportError) -> MissingExtraError:
-        from sqla_shard.exc import MissingExtraError
-
-        # A module of the package has named the extra already.
-        if isinstance(error, MissingExtraError):
-            return error
-        return MissingExtraError(
-            package=(error.name or self.extra).partition(".")[0],
-            extra=self.extra,
-            reason=str(error),
-        )
-
-
-#: Commands by name, in sections with a title.
-Sections = Mapping[str, Mapping[str, Lazy]]
+#: The extras with what modules import; others need those of ``cli`` only.
+_EXTRAS = {"dashboard_command": "dashboard", "dev_command": "testing"}
 
 
 class LazyGroup(click.Group):
     """A group whose help lists the commands by section.
 
-    :param sections: the commands, in the order of the help.
+    :param sections: the commands, in the order of the help.  The command
+        ``id`` of the module ``id_commands`` is ``id_command`` of
+        :mod:`sqla_shard.cli.id_commands`.
     """
 
     def __init__(self, *args: Any, sections: Sections, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._sections = sections
-        #: The commands by name, in the order of the help.
-        self.commands_by_name = {
-            name: lazy
+        #: The modules of the commands, in the order of the help.
+        self.modules = {
+            name: module
             for commands in sections.values()
-            for name, lazy in commands.items()
+            for name, module in commands.items()
         }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands, in the order of the help."""
-        return list(self.commands_by_name)
+        return list(self.modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command, which is imported on first use."""
-        if cmd_name in self.commands_by_name.keys() - self.commands.keys():
-            self.add_command(self.commands_by_name[cmd_name].load(cmd_name), cmd_name)
+        if cmd_name in self.modules.keys() - self.commands.keys():
+            self.add_command(_load(self.modules[cmd_name], cmd_name), cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return a command; for completion perhaps without its module."""
-        if not ctx.resilient_parsing or args[0] not in self.commands_by_name:
-            if not ctx.resilient_parsing:
-                self._suggest(ctx, args[0])
-            return super().resolve_command(ctx, args)
-        # Only completion needs it.
-        from sqla_shard.cli.completion import add_completion, sketch
+        """Return a command; refuse a name that is like that of another one."""
+        name = args[0]
+        if not (ctx.resilient_parsing or name in self.modules or name[:1] == "-"):
+            for near in get_close_matches(name, self.modules, n=1):
+                ctx.fail(f"No such command {name!r}; did you mean {near!r}?")
+        return super().resolve_command(ctx, args)
 
-        def load() -> click.Command:
-            command = self.get_command(ctx, args[0])
-            assert command is not None  # noqa: S101 - its name is known
-            return command
-
-        found = sketch(ctx, args, load)
-        if found is None:
-            found = load()
-            add_completion(ctx, found)
-        return args[0], found, args[1:]
-
-    def _suggest(self, ctx: click.Context, name: str) -> None:
-        """Refuse a name that is like that of a command."""
-        known = self.commands_by_name
-        if name in known or name.startswith("-"):
-            return
-        near = get_close_matches(name, known, n=1)
-        if near:
-            ctx.fail(f"No such command {name!r}; did you mean {near[0]!r}?")
+    def lines_of_help(self) -> dict[str, str]:
+        """Return the first sentence of the help of each command."""
+        found = {module: _docstrings(module) for module in {*self.modules.values()}}
+        return {
+            name: found[module][_function(name)].partition("\n\n")[0]
+            for name, module in self.modules.items()
+        }
 
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
         """Write the commands by section, each with all of its sentence."""
-        widest = max(map(len, self.commands_by_name))
+        widest = max(map(len, self.modules))
+        lines = self.lines_of_help()
         for title, commands in self._sections.items():
             with formatter.section(title):
                 formatter.write_dl(
-                    [(name.ljust(widest), lazy.help) for name, lazy in commands.items()]
+                    [(name.ljust(widest), lines[name]) for name in commands]
                 )
 
     def shell_complete(
@@ -135,13 +95,58 @@ class LazyGroup(click.Group):
         """Complete the names of commands and options."""
         return [
             *(
-                CompletionItem(name, help=lazy.help)
-                for name, lazy in self.commands_by_name.items()
+                CompletionItem(name, help=line)
+                for name, line in self.lines_of_help().items()
                 if name.startswith(incomplete)
             ),
             # click.Group would import every command, for its help.
             *click.Command.shell_complete(self, ctx, incomplete),
         ]
+
+
+def _function(name: str) -> str:
+    return f"{name}_command"
+
+
+def _docstrings(module: str) -> dict[str, str]:
+    """Return the docstrings of the functions of a module, without importing it."""
+    name = f"sqla_shard.cli.{module}"
+    spec = PathFinder.find_spec(name, [os.path.dirname(__file__)])
+    if spec is None or not isinstance(spec.loader, InspectLoader):
+        raise ModuleNotFoundError(f"there is no module {name}", name=name)
+    code = spec.loader.get_code(name)
+    # The first constant of a function is its docstring.
+    return {
+        one.co_name: str(one.co_consts[0])
+        for one in (code.co_consts if code else ())
+        if isinstance(one, CodeType)
+    }
+
+
+def _load(module: str, name: str) -> click.Command:
+    """Return a command, or a placeholder if a package is missing."""
+    try:
+        found = importlib.import_module(f"sqla_shard.cli.{module}")
+    except ImportError as error:
+        if (error.name or "").startswith("sqla_shard"):
+            raise
+        return _unavailable_command(
+            name, missing_extra(error, _EXTRAS.get(module, "cli"))
+        )
+    command: click.Command = getattr(found, _function(name))
+    return command
+
+
+def missing_extra(error: ImportError, extra: str) -> MissingExtraError:
+    """Return the error for a package that cannot be imported."""
+    from sqla_shard.exc import MissingExtraError
+
+    # A module of the package has named the extra already.
+    if isinstance(error, MissingExtraError):
+        return error
+    return MissingExtraError(
+        package=(error.name or extra).partition(".")[0], extra=extra, reason=str(error)
+    )
 
 
 def _unavailable_command(name: str, missing: MissingExtraError) -> click.Command:

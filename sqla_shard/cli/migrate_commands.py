@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 from sqlalchemy import MetaData
 
 from sqla_shard.cli.application_options import imported
+from sqla_shard.cli.options import FiniteRange, rate_option, resume_option
 from sqla_shard.cli.output import (
     data_option,
     echo,
@@ -16,8 +21,17 @@ from sqla_shard.cli.output import (
     examples,
     print_data,
     print_report,
+    ProgressLines,
+    with_options,
 )
+from sqla_shard.cli.service_loop import log_to_stderr, StopFlag
 from sqla_shard.migrate import load, merge, suggest, Suggestion
+from sqla_shard.migrate.mark_tables import KeyPart
+from sqla_shard.migrate.move import Move
+from sqla_shard.migrate.move_plan import plan, status
+from sqla_shard.migrate.passes import backfill, reconcile, verify
+from sqla_shard.migrate.stages import STAGES
+from sqla_shard.migrate.switching import copy_waiting, Switch
 
 
 def _files(paths: tuple[str, ...]) -> Iterator[Path]:
@@ -139,3 +153,318 @@ def _show(one: Suggestion) -> None:
     for reason in one.reasons:
         echo(f"  - {reason}")
     echo("")
+
+
+# -- Moving the rows
+
+#: Seconds between two looks at what waits.
+_PAUSE = 1.0
+
+_move_argument = click.argument("name", metavar="MOVE")
+_timeout_option = with_options(
+    click.option(
+        "--timeout",
+        metavar="S",
+        type=FiniteRange(least=0, is_open=True),
+        default=60.0,
+        show_default=True,
+        help="Seconds to copy the last rows while writes wait; then the "
+        "stage before is restored.",
+    )
+)
+
+_lag_option = with_options(
+    click.option(
+        "--max-lag",
+        metavar="S",
+        type=FiniteRange(least=1),
+        help="Wait while a replica of the database, or a standby of the "
+        "shards, is more than S seconds behind.",
+    )
+)
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[Move]:
+    """Import a move, and close its cluster at the end.
+
+    :raises click.BadParameter: if it is not one.
+    """
+    found = imported(name, "move", param_hint="MOVE")
+    if not isinstance(found, Move):
+        raise click.BadParameter(
+            f"{name!r} is not a sqla_shard.migrate.Move", param_hint="MOVE"
+        )
+    with found.cluster:
+        try:
+            yield found
+        finally:
+            found.close()
+            found.engine.dispose()
+
+
+class _Rows:
+    """Prints the number of rows of each table, every few seconds."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._rows: Counter[str] = Counter()
+        self._lines: ProgressLines[Any] = ProgressLines(self._describe)
+
+    def _describe(self, _: object) -> str:
+        counts = [f"{name} {n:,}" for name, n in self._rows.items()]
+        return f"{self._what}: {', '.join(counts)}"
+
+    def __call__(self, table: str, rows: int) -> None:
+        self._rows[table] += rows
+        self._lines(None)
+
+
+@click.command(
+    "plan",
+    epilog=examples(
+        "sqla-shard migrate plan shop.moving",
+        "sqla-shard migrate plan shop.moving --create",
+    ),
+)
+@_move_argument
+@click.option(
+    "--create",
+    is_flag=True,
+    help="Create the tables of the move, in the database and on all shards.",
+)
+@data_option
+def plan_command(name: str, create: bool, as_data: bool) -> None:
+    """Show what a move will do, and create its tables.
+
+    MOVE is the sqla_shard.migrate.Move of the application, as MODULE:NAME,
+    or MODULE if its name is move.  Create the tables before the application
+    calls Move.watch().  The exit status is 1 if there are problems.
+    """
+    with _opened(name) as move:
+        found = plan(move)
+        if create:
+            Switch(move).prepare()
+    print_report(found, as_data)
+    end(is_good=not found.problems, is_read=True)
+
+
+@click.command(
+    "status", epilog=examples("sqla-shard migrate status shop.moving --json")
+)
+@_move_argument
+@data_option
+def status_command(name: str, as_data: bool) -> None:
+    """Show the stage of a move, and what is left to do."""
+    with _opened(name) as move:
+        print_report(status(move), as_data)
+
+
+def _part(_: object, __: object, text: str | None) -> KeyPart | None:
+    if text is None:
+        return None
+    number, _, count = text.partition("/")
+    try:
+        return KeyPart(int(number), int(count))
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{text!r} must be K/N, such as 1/4 for the first of four parts"
+        ) from error
+
+
+def _share(text: str) -> tuple[str, int]:
+    table, _, percent = text.partition("=")
+    if not percent.isdecimal() or int(percent) > 100:
+        raise click.BadParameter(
+            f"{text!r} must be TABLE=PERCENT, from 0 to 100", param_hint="--share"
+        )
+    return table, int(percent)
+
+
+@click.command(
+    "switch",
+    epilog=examples(
+        "sqla-shard migrate switch shop.moving copying",
+        "sqla-shard migrate switch shop.moving reading --share posts=10",
+        "sqla-shard migrate switch shop.moving switched --timeout 10",
+    ),
+)
+@_move_argument
+@click.argument("stage", metavar="STAGE", type=click.Choice(list(STAGES)))
+@click.option(
+    "--share",
+    "shares",
+    metavar="TABLE=PERCENT",
+    multiple=True,
+    help="Share of the reads of TABLE from the shards, in the stage reading; "
+    "repeatable.",
+)
+@_timeout_option
+def switch_command(
+    name: str, stage: str, shares: tuple[str, ...], timeout: float
+) -> None:
+    """Go forward to STAGE, by way of those in between.
+
+    The stages are marking, copying, reading, closing, switched and detached.
+    From switched on the shards are written; there is no way back from
+    detached.
+    """
+    given = dict(map(_share, shares))
+    with _opened(name) as move:
+        unknown = sorted(given.keys() - move.tables)
+        if unknown:
+            raise click.BadParameter(
+                f"{', '.join(unknown)} does not move", param_hint="--share"
+            )
+        switch = Switch(move, echo)
+        now = switch.go(stage, timeout=timeout)
+        if given:
+            now = switch.share(given)
+        echo(f"the stage is {now.stage}")
+
+
+@click.command("rollback", epilog=examples("sqla-shard migrate rollback shop.moving"))
+@_move_argument
+@_timeout_option
+def rollback_command(name: str, timeout: float) -> None:
+    """Go back to the stage before.
+
+    From switched the way is to reading: the rows that were written on the
+    shards are in the database then.
+    """
+    with _opened(name) as move:
+        now = Switch(move, echo).back(timeout=timeout)
+        echo(f"the stage is {now.stage}")
+
+
+@click.command(
+    "backfill",
+    epilog=examples(
+        "sqla-shard migrate backfill shop.moving --rate 5000 --jobs 8",
+        "sqla-shard migrate backfill shop.moving --max-lag 5 --part 1/4",
+    ),
+)
+@_move_argument
+@rate_option
+@_lag_option
+@click.option(
+    "--jobs",
+    metavar="N",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Number of threads that copy.",
+)
+@click.option(
+    "--part",
+    metavar="K/N",
+    callback=_part,
+    help="Copy the K-th of N equal parts, beside a process for each other part.",
+)
+@click.option(
+    "--follow",
+    is_flag=True,
+    help="Go on with rows that wait, in the direction of the stage, until "
+    "Ctrl-C or SIGTERM.",
+)
+def backfill_command(
+    name: str,
+    rate: float | None,
+    max_lag: float | None,
+    jobs: int,
+    part: KeyPart | None,
+    follow: bool,
+) -> None:
+    """Copy the rows that no session has copied.
+
+    The exit status is 1 if rows could not be copied.
+    """
+    if follow and (rate, max_lag, part) != (None, None, None):
+        raise click.UsageError("--follow has none of --rate, --max-lag and --part")
+    with _opened(name) as move:
+        if follow:
+            _follow(move)
+            return
+        failed = backfill(
+            move,
+            rate=rate,
+            max_lag=max_lag,
+            jobs=jobs,
+            part=part,
+            on_progress=_Rows("rows"),
+        )
+    echo(f"{failed:,} rows could not be copied")
+    end(is_good=not failed, is_read=True)
+
+
+def _follow(move: Move) -> None:
+    """Copy rows that wait, in the direction of the stage, until a signal."""
+    with log_to_stderr(logging.WARNING), StopFlag() as until:
+        while not until.wait(_PAUSE):
+            now = move.progress(now=True)
+            if now.stage == "detached":
+                break
+            copy_waiting(move, now)
+
+
+@click.command(
+    "reconcile",
+    epilog=examples("sqla-shard migrate reconcile shop.moving --resume pass.json"),
+)
+@_move_argument
+@rate_option
+@_lag_option
+@click.option(
+    "--passes",
+    metavar="N",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="Maximum number of passes.",
+)
+@resume_option
+def reconcile_command(
+    name: str,
+    rate: float | None,
+    max_lag: float | None,
+    passes: int,
+    position: Path | None,
+) -> None:
+    """Compare all rows, and repair them, until none differs.
+
+    The side that is not written is changed.  The exit status is 1 if the last
+    pass has found differences.
+    """
+    with _opened(name) as move:
+        found = reconcile(
+            move,
+            rate=rate,
+            max_lag=max_lag,
+            passes=passes,
+            position=position,
+            on_progress=_Rows("compared"),
+            on_pass=echo,
+        )
+    end(is_good=found.is_equal, is_read=True)
+
+
+@click.command(
+    "verify", epilog=examples("sqla-shard migrate verify shop.moving --json")
+)
+@_move_argument
+@rate_option
+@resume_option
+@data_option
+def verify_command(
+    name: str, rate: float | None, position: Path | None, as_data: bool
+) -> None:
+    """Compare all rows of both sides; change none.
+
+    The exit status is 1 if rows differ.
+    """
+    with _opened(name) as move:
+        found = verify(
+            move, rate=rate, position=position, on_progress=_Rows("compared")
+        )
+    print_report(found, as_data)
+    end(is_good=found.is_equal, is_read=True)

@@ -7,21 +7,24 @@ so that they work on machines without the passwords.
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 import reprlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from inspect import isfunction
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TYPE_CHECKING, TypeVar
+from typing import Any, Concatenate, get_args, ParamSpec, TYPE_CHECKING, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from sqla_shard.cli.output import with_options
+from sqla_shard.cli.output import CommandT, with_options
 from sqla_shard.util.masking import masked
 
 if TYPE_CHECKING:
+    from sqla_shard.cli.completion import Kind
     from sqla_shard.cluster.cluster import Cluster
     from sqla_shard.topology import Topology
 
@@ -249,13 +252,71 @@ def pass_settings(command: Callable[Concatenate[Settings, P], T]) -> Callable[P,
     return option(pass_global_settings(command))
 
 
-def keyspace_option(command: Callable[P, T]) -> Callable[P, T]:
-    """Add ``--keyspace`` to a command that gets ids."""
+_Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def completed(kind: Kind, *, by_ini: bool = False) -> _Complete:
+    """Return what completes the value of a parameter, from the topology.
+
+    :param by_ini: whether the command has the topology and the keyspace that
+        ``alembic.ini`` names.
+    """
+
+    def complete(
+        ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        # Only a shell needs it.
+        from sqla_shard.cli.completion import items
+
+        settings = ctx.find_object(Settings)
+        named = None if settings is None else settings.named
+        return items(
+            kind,
+            ctx,
+            incomplete,
+            named=named or ctx.find_root().params.get("topology"),
+            default=None if by_ini else DEFAULT_FILE,
+        )
+
+    return complete
+
+
+def keyspace_option(text: str) -> Callable[[CommandT], CommandT]:
+    """Return the option ``--keyspace``.
+
+    :param text: its help.
+    """
     return click.option(
-        "--keyspace",
-        metavar="NAME",
-        help="Keyspace of the ids, if several keyspaces contain objects.",
-    )(command)
+        "--keyspace", metavar="NAME", shell_complete=completed("keyspace"), help=text
+    )
+
+
+ids_keyspace_option = keyspace_option(
+    "Keyspace of the ids, if several keyspaces contain objects."
+)
+"""Option of commands that get ids."""
+
+
+class LazyChoice(click.Choice):  # type: ignore[type-arg]  # generic in the newest versions of click only
+    """Parameter type: one of the values that a module lists.
+
+    :param path: the module, and the name of the values in it, of a Literal, of
+        an Enum, or of a function that returns them, as ``module:name``.  It is
+        imported when a value is parsed or completed.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.case_sensitive = True
+
+    @property
+    def choices(self) -> tuple[str, ...]:  # type: ignore[override]  # an attribute there
+        """The values."""
+        module, _, name = self._path.partition(":")
+        found = getattr(importlib.import_module(module), name)
+        values = found() if isfunction(found) else get_args(found) or found
+        # The members of an Enum are values of the command line by theirs.
+        return tuple(getattr(one, "value", one) for one in values)
 
 
 def number(text: str) -> int:

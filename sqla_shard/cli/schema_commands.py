@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import configparser
 import re
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import click
-from alembic.config import Config
-from alembic.util import CommandError
 
-from sqla_shard import schema
-from sqla_shard.cli.alembic_ini import configurations
+from sqla_shard.cli.groups import missing_extra
 from sqla_shard.cli.options import (
+    completed,
     FiniteRange,
+    keyspace_option,
+    LazyChoice,
     LOCATION,
     pass_global_settings,
     pass_settings,
     Settings,
 )
 from sqla_shard.cli.output import (
+    CommandT,
     data_option,
     echo,
     end,
@@ -31,43 +33,13 @@ from sqla_shard.cli.output import (
     print_report,
     with_options,
 )
-from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.exc import (
-    DivergedRevisionsError,
-    MigrationFailedError,
-    ProvisionError,
-    SchemaOptionError,
-    UnknownKeyspaceError,
-    UnknownServerError,
-    UnknownShardError,
-)
-from sqla_shard.schema.reports import NOT_READ
-from sqla_shard.topology import Topology
 
-# Not a docstring, which would have to be raw: \b must be a backspace here, so
-# that click does not rewrap the lines below it.
-_RESOLVE_HELP = """\
-Resolve a SHARD whose revision is in doubt.
+if TYPE_CHECKING:
+    from alembic.config import Config
 
-`status` shows the last statement.  Inspect the database with `sqla-shard
-shell --shard N`, then answer with one of:
-
-\b
-statement-done    it took effect; the next run continues after it
-statement-undone  it had no effect; the next run repeats it
-revision-done     the revision is complete; it is recorded as applied
-revision-undone   no effect remains; the next run repeats it from the start
-"""
-
-
-_USAGE_ERRORS = (
-    CommandError,
-    SchemaOptionError,
-    DivergedRevisionsError,
-    UnknownKeyspaceError,
-    UnknownServerError,
-    UnknownShardError,
-)
+    from sqla_shard import schema
+    from sqla_shard.cluster.cluster import Cluster
+    from sqla_shard.topology import Topology
 
 
 class _Command(click.Command):
@@ -75,8 +47,27 @@ class _Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
+            from alembic.util import CommandError
+        except ImportError as error:
+            raise missing_extra(error, "cli") from error
+        from sqla_shard.exc import (
+            DivergedRevisionsError,
+            SchemaOptionError,
+            UnknownKeyspaceError,
+            UnknownServerError,
+            UnknownShardError,
+        )
+
+        try:
             return super().invoke(ctx)
-        except _USAGE_ERRORS as error:
+        except (
+            CommandError,
+            SchemaOptionError,
+            DivergedRevisionsError,
+            UnknownKeyspaceError,
+            UnknownServerError,
+            UnknownShardError,
+        ) as error:
             raise click.UsageError(str(error)) from error
 
 
@@ -92,47 +83,60 @@ class _RelativeCommand(_Command):
         return super().parse_args(ctx, args)
 
 
-def _shards(text: str) -> tuple[int, ...]:
-    return tuple(schema.parse_shards(text))
+def _parsed_shards(
+    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
+) -> tuple[int, ...] | None:
+    """Return the shards of a repeated option; None if it is missing."""
+    if not given or context.resilient_parsing:
+        return None
+    from sqla_shard.exc import SchemaOptionError
+    from sqla_shard.schema import parse_shards
+
+    try:
+        return tuple(one for text in given for one in parse_shards(text))
+    except SchemaOptionError as error:
+        raise click.BadParameter(str(error)) from error
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+def _parsed_names(
+    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
+) -> tuple[str, ...] | None:
+    """Return the names of a repeated option; None if it is missing."""
+    names = (one.strip() for text in given for one in text.split(","))
+    return tuple(filter(None, names)) or None
 
 
-def _join_values(
-    context: click.Context,
-    parameter: click.Parameter,
-    given: tuple[tuple[Any, ...], ...],
-) -> tuple[Any, ...] | None:
-    """Join the values of a repeated option; return None if it is missing."""
-    return tuple(one for part in given for one in part) or None
+def _shard_options(*, by_ini: bool = True) -> Callable[[CommandT], CommandT]:
+    """Return the options that select shards.
+
+    :param by_ini: whether the command has the topology of ``alembic.ini``.
+    """
+    return with_options(
+        click.option(
+            "--shards",
+            metavar="RANGES",
+            multiple=True,
+            callback=_parsed_shards,
+            shell_complete=completed("ranges", by_ini=by_ini),
+            help="Only these virtual shards, such as 0-511,600.",
+        ),
+        click.option(
+            "--servers",
+            metavar="NAMES",
+            multiple=True,
+            callback=_parsed_names,
+            shell_complete=completed("servers", by_ini=by_ini),
+            help="Only virtual shards on these physical servers, comma-separated.",
+        ),
+    )
 
 
-_shard_options = with_options(
-    click.option(
-        "--shards",
-        metavar="RANGES",
-        type=_shards,
-        multiple=True,
-        callback=_join_values,
-        help="Only these virtual shards, such as 0-511,600.",
-    ),
-    click.option(
-        "--servers",
-        metavar="NAMES",
-        type=_names,
-        multiple=True,
-        callback=_join_values,
-        help="Only virtual shards on these physical servers, comma-separated.",
-    ),
-)
 _new_option = click.option(
     "--new",
     metavar="RANGES",
-    type=_shards,
     multiple=True,
-    callback=_join_values,
+    callback=_parsed_shards,
+    shell_complete=completed("ranges", by_ini=True),
     help="Virtual shards that were never in use: create their tables, even "
     "though other shards already have a revision.",
 )
@@ -190,12 +194,13 @@ _migration_options = with_options(
 
 def _run_options(given: dict[str, Any]) -> schema.RunOptions:
     """Return the options of a run, with defaults for values that are None."""
+    from sqla_shard import schema
+
     return schema.RunOptions(
         **{name: value for name, value in given.items() if value is not None}
     )
 
 
-#: Exceptions for errors in arguments and options.
 def _config() -> Config:
     """Return alembic's configuration.
 
@@ -221,6 +226,8 @@ def _cluster(settings: Settings) -> Cluster | None:
     """Return the cluster of ``--topology``; None to use that of ``env.py``."""
     if settings.named is None:
         return None
+    from sqla_shard.cluster.cluster import Cluster
+
     return Cluster(settings.topology(connects=True))
 
 
@@ -245,6 +252,10 @@ def _run(
     :param target: second argument of the function, after alembic's Config.
     :param given: values of the command's options.
     """
+    from sqla_shard import schema
+    from sqla_shard.exc import MigrationFailedError
+    from sqla_shard.schema.reports import NOT_READ
+
     try:
         report = command(
             _config(),
@@ -272,6 +283,8 @@ def _run(
 )
 def template_command() -> None:
     """Print the path of the template for `alembic init -t`."""
+    from sqla_shard import schema
+
     echo(schema.template_path())
 
 
@@ -293,6 +306,8 @@ def init_command(settings: Settings, directory: Path, models: str | None) -> Non
     Each keyspace of the topology has its own revisions.  Existing files are
     not overwritten.
     """
+    from sqla_shard import schema
+
     ini, _ = click.get_current_context().meta["sqla_shard.ini"]
     made = schema.init(
         directory,
@@ -315,7 +330,7 @@ def init_command(settings: Settings, directory: Path, models: str | None) -> Non
     ),
 )
 @click.argument("revision", default="head")
-@_shard_options
+@_shard_options()
 @_new_option
 @_migration_options
 @data_option
@@ -328,6 +343,8 @@ def upgrade_command(settings: Settings, /, revision: str, **options: Any) -> Non
     The status is 1 if a shard could not be upgraded, and 3 if one could not
     be read.
     """
+    from sqla_shard import schema
+
     _run(settings, schema.upgrade, revision, **options)
 
 
@@ -340,12 +357,14 @@ def upgrade_command(settings: Settings, /, revision: str, **options: Any) -> Non
     ),
 )
 @click.argument("revision")
-@_shard_options
+@_shard_options()
 @_migration_options
 @data_option
 @pass_settings
 def downgrade_command(settings: Settings, /, revision: str, **options: Any) -> None:
     """Downgrade every virtual shard to REVISION, as `alembic downgrade`."""
+    from sqla_shard import schema
+
     _run(settings, schema.downgrade, revision, **options)
 
 
@@ -382,6 +401,9 @@ def provision_command(
     created if a database already exists or the published topology has a
     shard on another server.  Run it again after an interruption.
     """
+    from sqla_shard import schema
+    from sqla_shard.exc import ProvisionError
+
     if initial == (new is not None):
         raise click.UsageError(
             "specify the new topology with --topology PATH, or --initial "
@@ -402,7 +424,7 @@ def provision_command(
         "sqla-shard schema status", "sqla-shard schema status --exit-code --json"
     ),
 )
-@_shard_options
+@_shard_options()
 @click.option(
     "--exit-code",
     is_flag=True,
@@ -418,6 +440,8 @@ def status_command(
     It sends few statements to each server and writes nothing.  The status is
     3 if a database is missing or its server cannot be reached.
     """
+    from sqla_shard import schema
+
     found = schema.status(
         _config(), options=_run_options(given), cluster=_cluster(settings)
     )
@@ -428,21 +452,28 @@ def status_command(
 @click.command(
     "resolve",
     cls=_Command,
-    help=_RESOLVE_HELP,
     epilog=examples(
         "sqla-shard schema resolve 17 statement-done",
         "sqla-shard schema resolve 17 revision-undone",
     ),
 )
-@click.argument("shard", type=int)
-@click.argument(
-    "answer",
-    metavar="ANSWER",
-    type=click.Choice([answer.value for answer in schema.Answer]),
-)
+@click.argument("shard", type=int, shell_complete=completed("shard", by_ini=True))
+@click.argument("answer", metavar="ANSWER", type=LazyChoice("sqla_shard.schema:Answer"))
 @pass_settings
 def resolve_command(settings: Settings, shard: int, answer: str) -> None:
-    """Resolve a revision in doubt; its help is _RESOLVE_HELP."""
+    """Resolve a SHARD whose revision is in doubt.
+
+    `status` shows the last statement.  Inspect the database with `sqla-shard
+    shell --shard N`, then answer with one of:
+
+    \b
+    statement-done    it took effect; the next run continues after it
+    statement-undone  it had no effect; the next run repeats it
+    revision-done     the revision is complete; it is recorded as applied
+    revision-undone   no effect remains; the next run repeats it from the start
+    """  # noqa: D301 - \b keeps click from wrapping the lines
+    from sqla_shard import schema
+
     done = schema.resolve(
         _config(), shard, schema.Answer(answer), cluster=_cluster(settings)
     )
@@ -458,12 +489,8 @@ def resolve_command(settings: Settings, shard: int, answer: str) -> None:
         "sqla-shard schema verify --primaries-only --json",
     ),
 )
-@click.option(
-    "--keyspace",
-    metavar="NAME",
-    help="Only this keyspace; by default each keyspace separately.",
-)
-@_shard_options
+@keyspace_option("Only this keyspace; by default each keyspace separately.")
+@_shard_options(by_ini=False)
 @click.option(
     "--reference",
     metavar="N",
@@ -486,8 +513,68 @@ def verify_command(
     The topology is that of --topology, or topology.toml in the current
     directory; no alembic.ini is needed.
     """
+    from sqla_shard import schema
+    from sqla_shard.cluster.cluster import Cluster
+
     with Cluster(settings.topology(connects=True)) as cluster:
         found = schema.verify(cluster, standby=not primaries_only, **given)
     print_report(found, as_data)
     unread = any(one.unread for one in found.keyspaces)
     end(is_good=found.ok, is_read=not unread)
+
+
+# -- The configuration file of alembic
+
+
+def configurations(path: str | Path) -> dict[str, Config]:
+    """Return the configuration of each section with scripts of alembic.
+
+    :param path: the file.
+    :raises click.UsageError: if it is not a valid file.
+    """
+    from alembic.config import Config
+
+    parser = Config(str(path))
+    try:
+        names = [
+            name
+            for name in parser.file_config.sections()
+            if parser.file_config.has_option(name, "script_location")
+        ]
+        for name in names:
+            parser.file_config.items(name)
+    except (configparser.Error, UnicodeDecodeError) as error:
+        raise click.UsageError(f"{path} cannot be read: {_problem(error)}") from error
+    return {name: Config(str(path), ini_section=name) for name in names}
+
+
+def _problem(error: configparser.Error | UnicodeDecodeError) -> str:
+    """Return what is wrong, and where.
+
+    The messages of these errors contain lines of the file, which may have the
+    password of a URL.
+    """
+    if isinstance(error, configparser.InterpolationError):
+        return (
+            f"option {error.option} of section [{error.section}] has a % that "
+            "refers to no option; write %% for the character %"
+        )
+    if isinstance(error, configparser.DuplicateOptionError):
+        return (
+            f"line {error.lineno} has option {error.option} of section "
+            f"[{error.section}] a second time; remove one"
+        )
+    if isinstance(error, configparser.DuplicateSectionError):
+        return (
+            f"line {error.lineno} has section [{error.section}] a second "
+            "time; join both"
+        )
+    if isinstance(error, configparser.MissingSectionHeaderError):
+        return (
+            f"line {error.lineno} belongs to no section; begin the file with [alembic]"
+        )
+    if isinstance(error, configparser.ParsingError):
+        # Some of its kinds have one line only.
+        line = getattr(error, "lineno", None) or error.errors[0][0]
+        return f"line {line} is neither [section] nor option = value; correct it"
+    return "it is not text in UTF-8; convert it"

@@ -1,25 +1,33 @@
-"""``sqla-shard topology``: show, validate, diff and history."""
+"""``sqla-shard topology``: topologies in files, and in ZooKeeper."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, TYPE_CHECKING, TypeAlias
 
 import click
 
-from sqla_shard.cli.options import LOCATION, pass_settings, Settings
+from sqla_shard.cli.options import completed, LOCATION, pass_settings, Settings
 from sqla_shard.cli.output import (
     data_option,
     echo,
+    end,
     examples,
     print_data,
     print_report,
     print_table,
+    with_options,
 )
-from sqla_shard.exc import TopologyError
-from sqla_shard.topology import describe, diff, Keyspace, Server, Topology
-from sqla_shard.topology.follow import is_zookeeper
-from sqla_shard.topology.generations import cautions
-from sqla_shard.topology.publication_notes import HistoryEntry
+
+if TYPE_CHECKING:
+    from sqla_shard.topology import Keyspace, Server, Topology
+    from sqla_shard.topology.publication_notes import HistoryEntry
+    from sqla_shard.topology.zookeeper.publications import Publication
+    from sqla_shard.topology.zookeeper.publisher import Publisher
 
 _COLUMNS = ("server", "shards", "weight", "generation", "primary", "standby")
 
@@ -70,27 +78,26 @@ def validate_command(
     The default FILE is that of --topology.  The status is 1 if there are any
     problems.
     """
-    path = file or settings.location
+    from sqla_shard.exc import TopologyError
+
+    source = file or settings.location
+    problems = []
     try:
-        topology = settings.topology(path, connects=environment)
+        topology = settings.topology(source, connects=environment)
     except TopologyError as error:
-        found = error
-    else:
-        if as_data:
-            print_data({"source": path, "problems": []})
-        else:
-            echo(f"{path}: no problems in {topology!r}")
-        return
-    problems = [
-        {"place": one.place, "message": " ".join(one.message.splitlines())}
-        for one in found.problems
-    ]
+        source = error.source
+        problems = [
+            {"place": one.place, "message": " ".join(one.message.splitlines())}
+            for one in error.problems
+        ]
     if as_data:
-        print_data({"source": found.source, "problems": problems})
+        print_data({"source": source, "problems": problems})
+    elif not problems:
+        echo(f"{source}: no problems in {topology!r}")
     else:
         for one in problems:
-            echo(f"{found.source}: {one['place']}: {one['message']}")
-    sys.exit(1)
+            echo(f"{source}: {one['place']}: {one['message']}")
+    end(is_good=not problems, is_read=True)
 
 
 @click.command(
@@ -116,14 +123,16 @@ def diff_command(
 
     Print a warning if a primary changes and its generation does not.
     """
+    from sqla_shard.topology import diff
+    from sqla_shard.topology.generations import cautions
+
     before, after = settings.topology(old), settings.topology(new)
     found = diff(before, after)
     print_report(found, as_data)
     for caution in cautions(before, after):
         echo(f"warning: {caution}", err=True)
-    changed = not found.is_empty or found.old_epoch != found.new_epoch
-    if exit_code and changed:
-        sys.exit(1)
+    is_same = found.is_empty and found.old_epoch == found.new_epoch
+    end(is_good=is_same or not exit_code, is_read=True)
 
 
 @click.command(
@@ -175,6 +184,8 @@ def history_command(settings: Settings, as_data: bool) -> None:
 
 
 def _history(settings: Settings) -> list[HistoryEntry]:
+    from sqla_shard.topology.follow import is_zookeeper
+
     if not is_zookeeper(settings.location):
         # Publishing in ZooKeeper needs none of the fleet operations.
         from sqla_shard.fleet.file_journal import FileJournal
@@ -192,6 +203,8 @@ def _history(settings: Settings) -> list[HistoryEntry]:
 
 def _print_topology(topology: Topology) -> None:
     """Print a table of the servers of each keyspace, or lines."""
+    from sqla_shard.topology import describe
+
     epoch, *lines = describe(topology).split("\n")
     echo(epoch)
     for keyspace in topology.keyspaces.values():
@@ -216,3 +229,390 @@ def _cells(server: Server, keyspace: Keyspace) -> list[str]:
         server.primary,
         server.standby or "",
     ]
+
+
+# -- Publishing in ZooKeeper
+
+
+def _checked_note(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> str | None:
+    if value is None:
+        return None
+    from sqla_shard.topology.publication_notes import LONGEST_NOTE
+
+    if len(value) > LONGEST_NOTE:
+        raise click.BadParameter(
+            f"must have at most {LONGEST_NOTE} characters, not {len(value)}"
+        )
+    return value
+
+
+_acl_option = click.option(
+    "--acl",
+    metavar="SCHEME:ID:PERMISSIONS",
+    multiple=True,
+    help="ACL of the nodes that are created, such as world:anyone:r; "
+    "repeatable.  By default, that of the published topology.",
+)
+_publish_options = with_options(
+    _acl_option,
+    click.option(
+        "--renamed",
+        is_flag=True,
+        help="Primaries with a new address are the same machines: do not "
+        "raise their generations.",
+    ),
+    click.option(
+        "--force",
+        is_flag=True,
+        help="Publish although a fleet operation is pending, which may then "
+        "have to be undone.",
+    ),
+    click.option(
+        "-m",
+        "--message",
+        metavar="TEXT",
+        callback=_checked_note,
+        help="Why it is published, for the history.",
+    ),
+    click.option(
+        "--author",
+        metavar="NAME",
+        callback=_checked_note,
+        help="Who publishes it, for the history.  [default: user@host]",
+    ),
+    click.option(
+        "--yes",
+        is_flag=True,
+        help="Publish without confirmation; required without a terminal.",
+    ),
+    click.option(
+        "--dry-run",
+        is_flag=True,
+        help="Check everything and show the changes; write nothing.",
+    ),
+    click.option(
+        "--check-servers",
+        "checks",
+        is_flag=True,
+        help="Publish only if each server responds, has its databases at "
+        "the revision of the others, and is writable, or read-only if it is "
+        "a standby.",
+    ),
+    data_option,
+)
+
+#: Seconds for each server with --check-servers.
+_TIMEOUT = 10.0
+
+
+#: A method of the publisher, which is first called with ``dry_run=True``.
+_Publish: TypeAlias = "Callable[..., Publication]"
+
+
+@click.command(
+    "push",
+    epilog=examples(
+        "sqla-shard -t zookeeper://zk1,zk2,zk3/prod topology push next.toml",
+        "sqla-shard topology push next.toml --to zookeeper://zk1/prod --dry-run",
+        "sqla-shard topology push next.toml --check-servers -m 'server 3'",
+    ),
+)
+@click.argument("file", type=LOCATION)
+@click.option(
+    "--to",
+    metavar="URL",
+    type=LOCATION,
+    help="ZooKeeper to publish in, if not that of --topology.",
+)
+@click.option(
+    "--expect-epoch",
+    "expected",
+    metavar="N",
+    type=click.IntRange(min=0),
+    shell_complete=completed("epoch"),
+    help="Publish only if this epoch is the published one.",
+)
+@click.option(
+    "--next-epoch",
+    is_flag=True,
+    help="Publish with the next epoch, ignoring that of the file.",
+)
+@_publish_options
+@pass_settings
+def push_command(
+    settings: Settings, /, file: str, to: str | None, next_epoch: bool, **options: Any
+) -> None:
+    """Publish the topology in FILE in ZooKeeper.
+
+    It is refused if it would drop shards, rename databases or give shards a
+    second primary, if its epoch is not higher than the published one, and if
+    it contains a password.  Publishing the same topology again does nothing
+    and succeeds.  No data is moved.
+    """
+    location = settings.zookeeper(to)
+    topology = settings.topology(file)
+
+    def publish(publisher: Publisher) -> _Publish:
+        given = topology
+        if next_epoch:
+            given = _with_next_epoch(publisher, topology)
+        return partial(publisher.publish, given)
+
+    _publish(settings, publish, location=location, **options)
+
+
+@click.command(
+    "rollback",
+    epilog=examples(
+        "sqla-shard -t zookeeper://zk1,zk2/prod topology rollback --to 41",
+        "sqla-shard topology rollback --to 41 --dry-run",
+    ),
+)
+@click.option(
+    "--to",
+    "epoch",
+    metavar="EPOCH",
+    type=click.IntRange(min=0),
+    required=True,
+    shell_complete=completed("epoch"),
+    help="Epoch to publish again, from the history.",
+)
+@_publish_options
+@pass_settings
+def rollback_command(settings: Settings, /, epoch: int, **options: Any) -> None:
+    """Publish an older topology again, with a new epoch.
+
+    It is checked as by push; so it cannot close shards that were opened
+    since.  No data is moved: if shards or primaries change, rows written
+    since remain on the newer servers.
+    """
+    _publish(
+        settings, lambda publisher: partial(publisher.rollback, to=epoch), **options
+    )
+
+
+@click.command(
+    "reset",
+    epilog=examples(
+        "sqla-shard topology reset good.toml --dry-run",
+        "sqla-shard -t zookeeper://zk1,zk2/prod topology reset good.toml",
+    ),
+)
+@click.argument("file", type=LOCATION)
+@_publish_options
+@pass_settings
+def reset_command(settings: Settings, /, file: str, **options: Any) -> None:
+    """Publish the topology in FILE with any epoch, even a lower one.
+
+    Use it if the published epoch is too high to be followed by another one.
+    The number of resets is raised, so that running processes and snapshots
+    accept the lower epoch.  Otherwise it is checked as by push.  Topologies
+    with this epoch or a higher one are deleted from the history.
+    """
+    topology = settings.topology(file)
+    _publish(settings, lambda publisher: partial(publisher.reset, topology), **options)
+
+
+@click.command(
+    "protect",
+    epilog=examples(
+        "sqla-shard topology protect --dry-run",
+        "sqla-shard topology protect --acl auth::cdrwa --acl digest:reader:HASH:r",
+    ),
+)
+@click.option("--dry-run", is_flag=True, help="Show the changes; write nothing.")
+@_acl_option
+@data_option
+@pass_settings
+def protect_command(
+    settings: Settings, dry_run: bool, acl: tuple[str, ...], as_data: bool
+) -> None:
+    """Restrict who can change the topology and its history.
+
+    Anyone who can change them can obtain the passwords of the databases.
+    The topology gets the ACL of --acl.  Without --acl, if anyone can change
+    it, only the credentials of this command get all permissions, and anyone
+    can read it.  The history gets the ACL of the topology, and so does their
+    parent node if anyone can change it.
+    """
+    from sqla_shard.exc.base import shortened_list
+    from sqla_shard.topology.zookeeper.publisher import Publisher
+
+    with Publisher(
+        settings.zookeeper(), acl=acl, placeholders=settings.placeholders
+    ) as publisher:
+        done = publisher.protect(dry_run=dry_run)
+        # These can include the root, which other applications use.
+        left = [] if dry_run else publisher.open_nodes()
+    if as_data:
+        print_data(
+            {"dry_run": dry_run, "nodes": [asdict(one) for one in done], "open": left}
+        )
+    else:
+        for one in done:
+            new = "would be protected" if one.new is None else one.new
+            echo(f"{one.path}: {one.old} -> {new}")
+        if not done:
+            echo("all nodes are already protected")
+    if left:
+        raise click.ClickException(
+            f"anyone can still change {shortened_list(left, 3)}; publish at "
+            "another path, such as /prod, or set the ACL of the node yourself"
+        )
+
+
+def _with_next_epoch(publisher: Publisher, topology: Topology) -> Topology:
+    """Return the topology with the next epoch."""
+    last = publisher.last_epoch()
+    same = replace(topology, epoch=max(last, 0))
+    if publisher.has(same):
+        return same
+    # 0 would be confused with a missing epoch.
+    return replace(topology, epoch=max(last + 1, 1))
+
+
+def _publish(
+    settings: Settings,
+    method: Callable[[Publisher], _Publish],
+    *,
+    location: str | None = None,
+    expected: int | None = None,
+    acl: tuple[str, ...],
+    renamed: bool,
+    force: bool,
+    checks: bool,
+    message: str | None,
+    author: str | None,
+    yes: bool,
+    dry_run: bool,
+    as_data: bool,
+) -> None:
+    """Show the changes, ask for confirmation, publish, print the result.
+
+    :param method: returns a method of the publisher, bound to its topology.
+    """
+    from sqla_shard.topology.publication_notes import current_author, PublicationNote
+    from sqla_shard.topology.zookeeper.publications import NOT_PUBLISHED
+    from sqla_shard.topology.zookeeper.publisher import Publisher
+
+    with Publisher(
+        location or settings.zookeeper(), acl=acl, placeholders=settings.placeholders
+    ) as publisher:
+        publish = partial(
+            method(publisher),
+            renamed=renamed,
+            force=force,
+            note=PublicationNote(author=author or current_author(), message=message),
+        )
+        planned = publish(expected_epoch=expected, dry_run=True)
+        if not as_data:
+            echo(_changes_text(publisher, planned))
+        _warn(planned)
+        if checks:
+            _check_servers(planned.new, as_data)
+        if dry_run or planned.new == planned.old:
+            done = planned
+        else:
+            if not yes:
+                _confirm(publisher, planned, as_data)
+            # Fails if another topology was published after the one shown.
+            was = NOT_PUBLISHED if planned.old is None else planned.old.epoch
+            done = publish(expected_epoch=was)
+        _warn_of_open_nodes(publisher)
+        if as_data:
+            print_data(_document(publisher, done, dry_run))
+        elif done.is_published:
+            echo(f"published epoch {done.new.epoch} at {publisher.name}")
+        elif dry_run:
+            echo("dry run: nothing was published")
+        else:
+            echo(f"epoch {done.new.epoch} is already published")
+
+
+def _check_servers(topology: Topology, as_data: bool) -> None:
+    """End the command if a server is not ready for a topology."""
+    # Publishing itself needs no driver.
+    from sqla_shard import Cluster
+    from sqla_shard.fleet.publish_checks import server_faults
+    from sqla_shard.monitor.fleet_metrics import FleetMetrics
+
+    options = FleetMetrics.options(topology, _TIMEOUT)
+    with Cluster(topology, engine_options=options) as cluster:
+        found = server_faults(cluster, os.environ, timeout=_TIMEOUT)
+    if not found:
+        return
+    if as_data:
+        print_data({"published": False, "faults": found})
+    for one in found:
+        echo(f"refused: {one}", err=True)
+    end(is_good=False, is_read=all(one.is_read for one in found))
+
+
+def _changes_text(publisher: Publisher, planned: Publication) -> str:
+    """Return the changes, and a line for each raised generation."""
+    from sqla_shard.topology import describe
+
+    changes = str(planned.diff)
+    if planned.diff is None:
+        changes = f"first topology at {publisher.name}\n{describe(planned.new)}"
+    return "\n".join([changes, *map(str, planned.generations)])
+
+
+def _warn(planned: Publication) -> None:
+    from sqla_shard.topology.generations import cautions
+
+    found = planned.diff
+    if found is None:
+        return
+    primaries = any(one.role == "primary" for one in found.urls)
+    changes = ["shards move"] if found.moved else []
+    if primaries:
+        changes.append("primaries change")
+    if changes:
+        echo(
+            f"warning: {' and '.join(changes)}, but publishing moves no "
+            "data: move it first, and stop writes to the old servers",
+            err=True,
+        )
+    if planned.old is not None:
+        for caution in cautions(planned.old, planned.new):
+            echo(f"warning: {caution}", err=True)
+
+
+def _warn_of_open_nodes(publisher: Publisher) -> None:
+    from sqla_shard.exc.base import shortened_list
+
+    if found := publisher.open_nodes():
+        echo(
+            f"warning: anyone can change {shortened_list(found, 3)} and so "
+            "redirect the passwords of the databases to another server; "
+            "protect them with: sqla-shard topology protect",
+            err=True,
+        )
+
+
+def _confirm(publisher: Publisher, planned: Publication, as_data: bool) -> None:
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            "cannot ask for confirmation without a terminal; add --yes, or "
+            "--dry-run to show the changes only"
+        )
+    if as_data:
+        echo(_changes_text(publisher, planned), err=True)
+    click.confirm(
+        f"publish epoch {planned.new.epoch} at {publisher.name}?", abort=True, err=True
+    )
+
+
+def _document(publisher: Publisher, done: Publication, dry_run: bool) -> dict[str, Any]:
+    return {
+        "location": publisher.name,
+        "old_epoch": None if done.old is None else done.old.epoch,
+        "new_epoch": done.new.epoch,
+        "dry_run": dry_run,
+        "published": done.is_published,
+        "diff": None if done.diff is None else done.diff.as_dict(),
+        "generations": [asdict(one) for one in done.generations],
+    }

@@ -77,7 +77,6 @@ _class_options = with_options(
 
 @click.command(
     "lookups",
-    short_help="Check lookup keys against objects.",
     epilog=examples(
         "sqla-shard verify lookups --models shop.models",
         "sqla-shard verify lookups --models shop.models --class UserEmail \\",
@@ -100,9 +99,10 @@ _class_options = with_options(
 @_run_options
 @pass_settings
 def lookups_command(settings: Settings, /, **options: Any) -> None:
-    """Check that keys point to objects, and that objects have their keys.
+    """Check lookup keys against objects.
 
-    The status is 1 if an inconsistency remains.
+    Keys must point to objects, and objects must have their keys.  The status
+    is 1 if an inconsistency remains.
     """
     verify = partial(verify_lookups, on_progress=ProgressLines(_line))
     _run(settings, verify, LookupMixin, **options)
@@ -110,7 +110,6 @@ def lookups_command(settings: Settings, /, **options: Any) -> None:
 
 @click.command(
     "claims",
-    short_help="List open claims of lookup keys.",
     epilog=examples(
         "sqla-shard verify claims --models shop.models",
         "sqla-shard verify claims --models shop.models --json",
@@ -122,9 +121,10 @@ def lookups_command(settings: Settings, /, **options: Any) -> None:
 def claims_command(
     settings: Settings, models: tuple[str, ...], wanted: tuple[str, ...], as_data: bool
 ) -> None:
-    """List claims of keys that were neither confirmed nor released.
+    """List open claims of lookup keys.
 
-    This includes claims of sign-ups in progress.  An expired claim can still
+    They were neither confirmed nor released.  This includes claims of
+    sign-ups in progress.  An expired claim can still
     be confirmed until the key is claimed again.
     """
     classes = _classes(LookupMixin, names(models), wanted)
@@ -145,7 +145,6 @@ def claims_command(
 
 @click.command(
     "relations",
-    short_help="Check mapping rows against objects.",
     epilog=examples(
         "sqla-shard verify relations --models shop.models",
         "sqla-shard verify relations --models shop.models --repair \\",
@@ -163,10 +162,11 @@ def claims_command(
 @_run_options
 @pass_settings
 def relations_command(settings: Settings, /, **options: Any) -> None:
-    """Check that objects of mapping rows exist, and that inverses match.
+    """Check mapping rows against objects.
 
-    The status is 1 if an inconsistency remains.  If lists are cached,
-    --repair needs --cache, or readers get outdated lists.
+    The objects must exist, and inverses must match.  The status is 1 if an
+    inconsistency remains.  If lists are cached, --repair needs --cache, or
+    readers get outdated lists.
     """
     verify = partial(verify_relations, on_progress=ProgressLines(_line))
     _run(settings, verify, MappingMixin, **options)
@@ -174,7 +174,6 @@ def relations_command(settings: Settings, /, **options: Any) -> None:
 
 @click.command(
     "references",
-    short_help="Compare reference tables.",
     epilog=examples(
         "sqla-shard verify references --models shop.models",
         "sqla-shard verify references --models shop.models --repair",
@@ -190,16 +189,16 @@ def relations_command(settings: Settings, /, **options: Any) -> None:
 @data_option
 @pass_settings
 def references_command(settings: Settings, /, **options: Any) -> None:
-    """Check that reference tables have the same rows on every shard.
+    """Compare reference tables.
 
-    The status is 1 if a difference remains.
+    They must have the same rows on every shard.  The status is 1 if a
+    difference remains.
     """
     _run(settings, verify_references, ReferenceMixin, **options)
 
 
 @click.command(
     "sizes",
-    short_help="Show the largest lists.",
     epilog=examples(
         "sqla-shard verify sizes --models shop.models",
         "sqla-shard verify sizes --models shop.models --top 50 --json",
@@ -234,9 +233,10 @@ def sizes_command(
     timeout: float,
     as_data: bool,
 ) -> None:
-    """Show the lists with the most rows, and with the most new rows.
+    """Show the largest lists.
 
-    Such a list may need a class with spread=.  All rows of the mapping tables
+    These are the lists with the most rows, and with the most new rows.  Such
+    a list may need a class with spread=.  All rows of the mapping tables
     are read once.
     """
     classes = _classes(MappingMixin, names(models), wanted)

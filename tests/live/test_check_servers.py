@@ -15,7 +15,7 @@ pytest.importorskip("kazoo")
 
 from click.testing import Result
 
-from sqla_shard.cli import publish_commands
+from sqla_shard.cli import topology_commands
 from sqla_shard.topology.zookeeper.publisher import Publisher
 from tests.models.provisioning import Project
 from tests.servers.command_line import invoke, write
@@ -63,7 +63,7 @@ def test_servers_that_are_not_ready_refuse_a_push(
     pair: ServerPair[Any], zookeeper_server: Any, tmp_path: Any, monkeypatch: Any
 ) -> None:
     # A busy machine has all the time that it needs.
-    monkeypatch.setattr(publish_commands, "_TIMEOUT", 60.0)
+    monkeypatch.setattr(topology_commands, "_TIMEOUT", 60.0)
     monkeypatch.setenv("MYSQL_PASSWORD", pair.primary.password)
     monkeypatch.setenv("SQLA_SHARD_ZOOKEEPER_AUTH", "digest:me:secret")
     location = place(zookeeper_server.hosts)

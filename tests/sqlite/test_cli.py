@@ -13,7 +13,7 @@ import click
 import pytest
 
 from sqla_shard import cli
-from sqla_shard.cli.catalogue import topology_group
+from sqla_shard.cli.catalogue import topology_command
 from sqla_shard.cli.program import program
 from sqla_shard.exc import MissingExtraError
 from sqla_shard.testing import sqlite_topology
@@ -248,7 +248,7 @@ def test_help_without_alembic(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments", [("status",), ("upgrade", "--help"), ("-n", "main", "upgrade", "-5")]
+    "arguments", [("status",), ("upgrade",), ("-n", "main", "downgrade", "-5")]
 )
 def test_schema_without_alembic(tmp_path, arguments):
     done = without("alembic", tmp_path, "schema", *arguments)
@@ -287,7 +287,7 @@ def test_requests_of_completion(tmp_path):
         COMP_WORDS="sqla-shard topology ",
         COMP_CWORD="2",
     )
-    names = {f"plain,{name}" for name in topology_group.commands_by_name}
+    names = {f"plain,{name}" for name in topology_command.modules}
     assert {"plain,show", "plain,push", "plain,agent"} <= names
     assert set(done.stdout.split()) == names
 

@@ -12,8 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from examples.quickstart.models import Base, Board, User
 from sqla_shard import Cluster, scatter, Topology, unpack
-from sqla_shard.cli.shell_command import opened
-from sqla_shard.cli.sql_clients import client_for
+from sqla_shard.cli.shells import client_for, opened
 from sqla_shard.exc import NoShardKeyError, UnknownShardError
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.topology import find_shard

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from sqla_shard.cli import fleet_plans
+import sqla_shard.fleet
 from sqla_shard.cli.output import FAILED
 from sqla_shard.exc import FleetServerError, FleetSetupError, OperationFailedError
 from sqla_shard.fleet import apply
@@ -229,7 +229,7 @@ def test_a_server_that_is_silent_is_not_read(
     def fail(*arguments, **more):
         raise FleetServerError(server="one", number=number, reason="lost")
 
-    monkeypatch.setattr(fleet_plans, "apply", fail)
+    monkeypatch.setattr(sqla_shard.fleet, "apply", fail)
     path = plan_file(fleet, tmp_path)
     assert run("apply", path, "--yes").exit_code == status
 
@@ -238,7 +238,7 @@ def test_ctrl_c_says_what_to_do(run, fleet, tmp_path, monkeypatch):
     def interrupt(*arguments, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fleet_plans, "apply", interrupt)
+    monkeypatch.setattr(sqla_shard.fleet, "apply", interrupt)
     done = run("apply", plan_file(fleet, tmp_path), "--yes")
     assert done.exit_code == 130
     assert "what is left: sqla-shard fleet status" in done.output

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
+from sqla_shard.cli.jobs_commands import _logging
 from sqla_shard.cli.service_loop import log_to_stderr, StopFlag
-from sqla_shard.cli.worker_command import _logging
 from sqla_shard.util.processes import ENDING, ending
 
 

@@ -1,22 +1,95 @@
-"""``sqla-shard where`` and ``explain``."""
+"""``sqla-shard id``, ``where`` and ``explain``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import click
-from sqlalchemy import event
 
 from sqla_shard.cli.application_options import evaluate, models_option, names
-from sqla_shard.cli.options import keyspace_option, number, pass_settings, Settings
+from sqla_shard.cli.options import (
+    completed,
+    ids_keyspace_option,
+    number,
+    pass_settings,
+    Settings,
+)
 from sqla_shard.cli.output import data_option, echo, end, examples, print_data
-from sqla_shard.cli.shell_command import refuse_writes
-from sqla_shard.engine import StatementReport
-from sqla_shard.topology import find_object
-from sqla_shard.topology.keyspaces import as_ranges
-from sqla_shard.util import sqlalchemy_private as private
+from sqla_shard.ids import DEFAULT_LAYOUT
+
+if TYPE_CHECKING:
+    from sqla_shard.engine import StatementReport
+
+
+@click.command(
+    "id",
+    epilog=examples(
+        "sqla-shard id 241294492511762325",
+        "sqla-shard id 0x3594010006bf795",
+        "sqla-shard id --shard 5 --type 1 --local 7",
+        "sqla-shard id -t topology.toml --keyspace photos 2374945115996161",
+    ),
+)
+@click.argument("ids", metavar="[ID]...", nargs=-1, type=number)
+@click.option(
+    "--shard",
+    metavar="N",
+    type=number,
+    shell_complete=completed("shard"),
+    help="Shard of the id to compose.",
+)
+@click.option("--type", "type_", metavar="N", type=number, help="Its type.")
+@click.option("--local", metavar="N", type=number, help="Its local id.")
+@ids_keyspace_option
+@data_option
+@pass_settings
+def id_command(
+    settings: Settings,
+    ids: tuple[int, ...],
+    shard: int | None,
+    type_: int | None,
+    local: int | None,
+    keyspace: str | None,
+    as_data: bool,
+) -> None:
+    """Decode object ids, or compose an id from its parts.
+
+    ID is decimal, or hexadecimal after 0x.  Without --topology, ids have the
+    default layout: 16 bits of the shard, 10 of the type, 36 of the local id.
+    With it, they have the layout of their keyspace.  An id that begins with
+    the time has the type 0; its local id is the time and the sequence number.
+    """
+    parts = (shard, type_, local)
+    decodes = bool(ids) and parts == (None, None, None)
+    if not decodes and (ids or shard is None or type_ is None or local is None):
+        raise click.UsageError(
+            "specify either ids to decode, or all of --shard, --type and "
+            "--local to compose one"
+        )
+    layout = DEFAULT_LAYOUT
+    if settings.named is not None or keyspace is not None:
+        layout = settings.topology().id_layout(keyspace)
+    composed = () if decodes else (layout.pack(*parts),)  # type: ignore[arg-type]  # none of them is None
+    decoded = [layout.unpack(one) for one in ids or composed]
+    if as_data:
+        print_data(
+            [
+                {
+                    "id": str(int(one)),
+                    "hex": hex(int(one)),
+                    "shard": one.shard_id,
+                    "type": one.type_id if layout.names_type else None,
+                    "local": str(one.local_id),
+                }
+                for one in decoded
+            ]
+        )
+        return
+    for one in decoded:
+        text = f"{int(one)} ({int(one):#x}): {one.describe()}"
+        echo(text if ids else int(one))
 
 
 @click.command(
@@ -26,7 +99,7 @@ from sqla_shard.util import sqlalchemy_private as private
     ),
 )
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=number)
-@keyspace_option
+@ids_keyspace_option
 @data_option
 @pass_settings
 def where_command(
@@ -36,6 +109,8 @@ def where_command(
 
     Only the topology is read; the objects need not exist.
     """
+    from sqla_shard.topology import find_object
+
     topology = settings.topology()
     found = [find_object(topology, one, keyspace) for one in ids]
     if as_data:
@@ -60,7 +135,7 @@ _NUMERIC = re.compile(r"[0-9]\w*")
 )
 @click.argument("what")
 @models_option
-@keyspace_option
+@ids_keyspace_option
 @click.option(
     "--full",
     is_flag=True,
@@ -122,6 +197,8 @@ def _check_analyzable(subject: Any) -> None:
 
     :raises click.UsageError: if so.
     """
+    from sqla_shard.util import sqlalchemy_private as private
+
     if not getattr(subject, "is_select", False):
         raise click.UsageError("--analyze executes SELECT statements only")
     if private.for_update_arg(subject) is not None:
@@ -130,6 +207,10 @@ def _check_analyzable(subject: Any) -> None:
 
 def _executed(settings: Settings, statement: Any) -> list[StatementReport]:
     """Execute a SELECT, and return the reports of what was sent."""
+    from sqlalchemy import event
+
+    from sqla_shard.cli.shells import refuse_writes
+
     reports: list[StatementReport] = []
     with settings.cluster() as cluster:
         for _, place in cluster.places.servers():
@@ -162,6 +243,8 @@ def _document(report: StatementReport) -> dict[str, Any]:
 
 def _analyzed_lines(report: StatementReport) -> Iterator[str]:
     """Yield a line for the statement, and one for each server."""
+    from sqla_shard.topology.keyspaces import as_ranges
+
     rows = "" if report.rows is None else f"{report.rows:,} rows in "
     yield f"executed: {rows}{report.seconds * 1000:.1f} ms"
     for one in report.servers:

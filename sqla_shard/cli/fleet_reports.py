@@ -1,0 +1,451 @@
+"""``sqla-shard fleet``: what looks at all servers, and the watchers of them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import click
+
+from sqla_shard.cli.fleet_operations import fleet_of, read_json, terminable
+from sqla_shard.cli.options import (
+    completed,
+    FiniteRange,
+    keyspace_option,
+    LazyChoice,
+    pass_settings,
+    Settings,
+)
+from sqla_shard.cli.output import (
+    data_option,
+    echo,
+    end,
+    examples,
+    FAILED,
+    NOT_READ,
+    print_data,
+    print_report,
+    ProgressLines,
+)
+
+if TYPE_CHECKING:
+    from sqla_shard.fleet.differences import Difference
+    from sqla_shard.fleet.fleet import Fleet
+
+
+@click.command(
+    "doctor",
+    epilog=examples(
+        "sqla-shard fleet doctor",
+        "sqla-shard fleet doctor --fail-on critical --json",
+        "sqla-shard fleet doctor --other mysql001a:3306",
+    ),
+)
+@click.option(
+    "--fail-on",
+    "least",
+    type=click.Choice(["critical", "warning"]),
+    default="warning",
+    help="Severity from which the exit status is 1.",
+)
+@click.option(
+    "--other",
+    "others",
+    metavar="HOST:PORT",
+    multiple=True,
+    help="A server outside of the topology, such as a former primary; repeatable.",
+)
+@click.option(
+    "--timeout",
+    metavar="S",
+    type=FiniteRange(least=1, most=3600),
+    default=15.0,
+    help="Seconds after which a server that has not responded is unknown.",
+)
+@click.option(
+    "--ignore",
+    "ignored",
+    metavar="CHECK",
+    type=LazyChoice("sqla_shard.fleet.doctor:check_names"),
+    multiple=True,
+    help="Do not do this check, such as silent-disks; repeatable.",
+)
+@data_option
+@pass_settings
+def doctor_command(
+    settings: Settings,
+    least: str,
+    others: tuple[str, ...],
+    timeout: float,
+    ignored: tuple[str, ...],
+    as_data: bool,
+) -> None:
+    """Check all servers of the fleet; change nothing.
+
+    The worst findings are first, each with what to do.  The exit status is 1
+    if there is a critical finding or a warning, and 3 if something could not
+    be read.
+    """
+    from sqla_shard.fleet.doctor import examine
+
+    report = examine(
+        fleet_of(settings),
+        others=others,
+        environ=os.environ,
+        timeout=timeout,
+        ignored=ignored,
+    )
+    print_report(report, as_data)
+    if not report.complete:
+        sys.exit(NOT_READ)
+    found = {finding.severity for finding in report.findings}
+    if "critical" in found or least in found:
+        sys.exit(FAILED)
+
+
+@click.command(
+    "capacity",
+    epilog=examples(
+        "sqla-shard fleet capacity",
+        "sqla-shard fleet capacity --json > capacity.json",
+        "sqla-shard fleet capacity --since capacity.json",
+        "sqla-shard fleet capacity --servers 8",
+    ),
+)
+@click.option(
+    "--since",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="An earlier output of --json: show the growth since then.",
+)
+@click.option(
+    "--servers",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Print the commands that divide a keyspace among N servers.",
+)
+@keyspace_option("The keyspace of --servers.  [default: the only one of objects]")
+@click.option(
+    "--window",
+    metavar="S",
+    type=FiniteRange(least=0, most=3600),
+    default=5.0,
+    help="Seconds for which activity is measured; 0 for none.",
+)
+@click.option(
+    "--top",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=10,
+    help="Number of shards in each list.",
+)
+@click.option(
+    "--timeout",
+    metavar="S",
+    type=FiniteRange(least=1, most=3600),
+    default=60.0,
+    help="Seconds after which a server is not read.",
+)
+@data_option
+@pass_settings
+def capacity_command(
+    settings: Settings,
+    since: Path | None,
+    servers: int | None,
+    keyspace: str | None,
+    window: float,
+    top: int,
+    timeout: float,
+    as_data: bool,
+) -> None:
+    """Show sizes, growth and activity of servers and shards.
+
+    The top shards are those with the most bytes, statements and rows.  Bytes
+    and rows are estimates of the servers.
+    """
+    from sqla_shard.fleet.capacity import measure, suggest
+
+    fleet = fleet_of(settings)
+    report = measure(fleet, window=window, top=top, timeout=timeout)
+    if since is not None:
+        remedy = "make it with: sqla-shard fleet capacity --json"
+        report = report.since(read_json(since, remedy))
+    lines = []
+    if servers is not None:
+        name = keyspace or fleet.topology().sole("objects").name
+        lines = suggest(report, name, servers=servers)
+    if as_data:
+        print_data({**report.as_dict(), "splits": lines})
+    else:
+        echo(report)
+        for line in lines:
+            echo(line)
+    end(is_good=True, is_read=not report.unread)
+
+
+@click.command(
+    "verify",
+    epilog=examples(
+        "sqla-shard fleet verify sharddb001",
+        "sqla-shard fleet verify sharddb001 --shards 0-511 \\",
+        "    --against mysql://10.0.0.7:3306 --json",
+    ),
+)
+@click.argument("server", shell_complete=completed("server"))
+@click.option(
+    "--against",
+    metavar="URL",
+    help="Compare with this server, such as mysql://10.0.0.7:3306, instead "
+    "of the standby.",
+)
+@click.option(
+    "--no-replication",
+    is_flag=True,
+    help="Compare each server at a point of its own; neither should be "
+    "written.  Default for a server that does not replicate from SERVER.",
+)
+@click.option(
+    "--databases", metavar="NAMES", help="Only these databases, comma-separated."
+)
+@click.option(
+    "--shards",
+    metavar="RANGES",
+    shell_complete=completed("ranges"),
+    help="Only these virtual shards, such as 0-511,600.",
+)
+@click.option(
+    "--threads",
+    metavar="N",
+    type=click.IntRange(1, 64),
+    default=2,
+    help="Sessions on each server.",
+)
+@click.option(
+    "--rate",
+    metavar="N",
+    type=FiniteRange(least=0, is_open=True),
+    help="Read at most N rows per second on each server.",
+)
+@click.option(
+    "--snapshot",
+    "seconds",
+    metavar="S",
+    type=FiniteRange(least=1),
+    default=600.0,
+    help="Seconds after which the rest is compared at another point.",
+)
+@click.option(
+    "--most",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=1000,
+    help="Differences in the JSON document, and rows to compare again; "
+    "otherwise all differences are printed.",
+)
+@click.option("--values", is_flag=True, help="Print the values of rows that differ.")
+@click.option("--no-counters", is_flag=True, help="Do not compare AUTO_INCREMENT.")
+@data_option
+@pass_settings
+def verify_command(
+    settings: Settings,
+    /,
+    server: str,
+    against: str | None,
+    no_replication: bool,
+    databases: str | None,
+    shards: str | None,
+    threads: int,
+    rate: float | None,
+    seconds: float,
+    most: int,
+    values: bool,
+    no_counters: bool,
+    as_data: bool,
+) -> None:
+    """Compare the content of SERVER with its standby, while both serve.
+
+    Every row of every table is read.  The exit status is 0 if all is equal, 1
+    if something differs, and 3 if something could not be read.
+    """
+    from sqla_shard.cli.failures import one_line
+    from sqla_shard.exc import (
+        ApplierStoppedError,
+        FleetLockedError,
+        FleetServerError,
+        OperationRefusedError,
+    )
+    from sqla_shard.fleet.compare import CompareOptions, verify_data
+
+    if databases is not None and shards is not None:
+        raise click.UsageError("--databases and --shards exclude each other")
+    fleet = fleet_of(settings)
+    chosen = None
+    if shards is not None:
+        chosen = _databases_of(fleet, server, shards)
+    elif databases is not None:
+        chosen = [name.strip() for name in databases.split(",")]
+    name = "the other server" if against else "the standby"
+    options = CompareOptions(
+        threads=threads,
+        rate=rate,
+        seconds=seconds,
+        most=most,
+        values=values,
+        counters=not no_counters,
+        on_difference=None if as_data else partial(_show_difference, name),
+        on_progress=ProgressLines(partial(_line, monotonic())),
+    )
+    try:
+        with terminable():
+            report = verify_data(
+                fleet,
+                server,
+                against=against,
+                databases=chosen,
+                replicates=False if no_replication else None,
+                options=options,
+            )
+    except (
+        ApplierStoppedError,
+        FleetLockedError,
+        FleetServerError,
+        OperationRefusedError,
+    ) as error:
+        echo(f"sqla-shard: error: {one_line(error)}", err=True)
+        sys.exit(NOT_READ)
+    if as_data:
+        print_data(report)
+    else:
+        echo(report.summary())
+    end(is_good=not report.found, is_read=not report.unread)
+
+
+def _databases_of(fleet: Fleet, server: str, shards: str) -> list[str]:
+    from sqla_shard.fleet.fleet import pair_named
+    from sqla_shard.schema.selection import parse_shards
+
+    wanted = set(parse_shards(shards))
+    found = [
+        keyspace.database_for(shard_id)
+        for keyspace, entry in pair_named(fleet.topology(), server).members
+        for part in entry.shards
+        for shard_id in part
+        if shard_id in wanted
+    ]
+    if not found:
+        raise click.BadParameter(
+            f"{server} has none of the shards {shards}", param_hint="--shards"
+        )
+    return found
+
+
+def _show_difference(second: str, difference: Difference) -> None:
+    echo(difference.described(second))
+
+
+def _line(began: float, rows: int) -> str:
+    speed = rows / (monotonic() - began)
+    return f"{rows:,} rows compared, {speed:,.0f} rows/s"
+
+
+@click.command(
+    "watch",
+    epilog=examples(
+        "sqla-shard fleet watch --dry-run",
+        "sqla-shard fleet watch --watchers 3 --hook 'page-operator --urgent'",
+    ),
+)
+@click.option(
+    "--watchers",
+    metavar="N",
+    default=3,
+    type=click.IntRange(min=1),
+    help="Number of watchers that you run; a majority must agree.",
+)
+@click.option(
+    "--dead-after",
+    metavar="S",
+    default=3.0,
+    type=FiniteRange(least=0.1),
+    help="Seconds for which they must not have seen a primary.",
+)
+@click.option(
+    "--interval",
+    metavar="S",
+    default=0.5,
+    type=FiniteRange(least=0.1),
+    help="Seconds between two looks.",
+)
+@click.option(
+    "--hold-off",
+    metavar="S",
+    default=3600.0,
+    type=FiniteRange(least=0.0),
+    help="Seconds after a failover of a server before the next.",
+)
+@click.option(
+    "--allow-loss", is_flag=True, help="Act even if acknowledged writes may be lost."
+)
+@click.option("--dry-run", is_flag=True, help="Report only; change nothing.")
+@click.option(
+    "--hook",
+    metavar="COMMAND",
+    default="",
+    show_default=False,
+    help="Run it for each new line, which SQLA_SHARD_WATCH has, without "
+    "passwords, for 60 seconds at most.",
+)
+@data_option
+@pass_settings
+def watch_command(
+    settings: Settings,
+    /,
+    watchers: int,
+    dead_after: float,
+    interval: float,
+    hold_off: float,
+    allow_loss: bool,
+    dry_run: bool,
+    hook: str,
+    as_data: bool,
+) -> None:
+    """Promote the standby of a primary that is lost.
+
+    Run three, on machines that fail independently.  It acts only if a
+    majority does not see the primary and nothing acknowledged is lost.  The
+    topology must be in ZooKeeper.
+    """
+    from sqla_shard.cli.service_loop import make_passes, Passes, StopFlag
+    from sqla_shard.fleet.watcher import SESSION, Watcher, WatchPolicy
+
+    try:
+        words = shlex.split(hook)
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{hook!r} cannot be split into words: {error}", param_hint="--hook"
+        ) from error
+    policy = WatchPolicy(
+        watchers=watchers,
+        dead_after=dead_after,
+        every=interval,
+        hold_off=hold_off,
+        allow_loss=allow_loss,
+        dry_run=dry_run,
+        hook=words,
+    )
+    fleet = fleet_of(settings, session_timeout=SESSION)
+    with StopFlag() as until, Watcher(fleet, policy) as watcher:
+        passes = Passes(
+            make=watcher.look,
+            has_more=lambda report: False,
+            has_changes=lambda report: False,
+            problems=lambda report: (*report.lines, *report.troubles),
+            state=attrgetter("state"),
+        )
+        make_passes(passes, until, interval, as_data)
