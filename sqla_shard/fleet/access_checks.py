@@ -21,7 +21,6 @@ from sqla_shard.fleet.findings import (
     unknown,
     warning,
 )
-from sqla_shard.fleet.replication import replication_kind
 from sqla_shard.fleet.sessions import AppSession, described
 
 LONG_TRANSACTION = 60
@@ -162,8 +161,7 @@ def events(pair: PairFacts, fleet: FleetFacts) -> Findings:
     """Events that write on a standby, or would after a failover."""
     standby = pair.standby
     if standby is not None:
-        kind = replication_kind(is_mariadb=standby.version.is_mariadb)
-        replica = kind.REPLICA
+        replica = standby.words.REPLICA
         enabled = [one for one in standby.events if one.status == "ENABLED"]
         if enabled and standby.is_on("event_scheduler"):
             yield critical(

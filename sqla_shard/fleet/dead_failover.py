@@ -39,13 +39,9 @@ from sqla_shard.fleet.clients import late_note
 from sqla_shard.fleet.events import enable_events, replicated_events_of
 from sqla_shard.fleet.fleet import Fleet, pair_named
 from sqla_shard.fleet.loss import loss_of, NONE, SemiSyncProbe
-from sqla_shard.fleet.pair_checks import (
-    bypass_problems,
-    form_problems,
-    setting_problems,
-)
 from sqla_shard.fleet.plans import Plan, Step
 from sqla_shard.fleet.replication import Replication, replication_of, ReplicationStatus
+from sqla_shard.fleet.requirements import bypass_problems, Requirements
 from sqla_shard.fleet.role_change import Promotion
 from sqla_shard.ids import TimeLayout
 from sqla_shard.outbox.tables import CLOCKS
@@ -158,8 +154,9 @@ class DeadFailover(Promotion):
         found: list[Problem] = []
         try:
             new = self.new
-            found += setting_problems(new)
-            found += form_problems(new)
+            required = Requirements(self.fleet)
+            found += required.settings(new)
+            found += required.lost_primary(self.server, new)
             found += bypass_problems(self.fleet.accounts, new)
             found += self._access_problems(new)
             status = new.status()

@@ -19,24 +19,23 @@ from typing import Any
 from sqlalchemy import make_url
 
 from sqla_shard.exc import FleetServerError, TopologyError
-from sqla_shard.fleet.admin import Admin, SYSTEM
+from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.app_access import attempt
 from sqla_shard.fleet.facts import (
-    Event,
+    CONTENT,
+    DEFINITIONS,
     FleetFacts,
-    OpenTransaction,
     PairFacts,
+    Read,
+    REPLICATION,
     Role,
     ServerFacts,
-    ServerVersion,
-    Session,
-    Volume,
+    STANDBY,
+    STATE,
 )
-from sqla_shard.fleet.fences import grant_rows
 from sqla_shard.fleet.fleet import all_pairs, Fleet, Pair
-from sqla_shard.fleet.fleet_status import status
 from sqla_shard.fleet.replication import Replication, replication_of
-from sqla_shard.fleet.sessions import programs
+from sqla_shard.fleet.runner import status
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of, fill
 
@@ -45,14 +44,8 @@ GRACE = 2.0
 
 #: Errors after which a session has ended.
 _LOST = frozenset([0, 2006, 2013, 4031])
-_NO_SUCH_TABLE = 1109
-_DENIED = 1227
 #: Part of the time that may pass before pairs are compared.
 _FIRST = 0.7
-_SETTINGS = ("read_only", "event_scheduler")
-
-#: Reads some parts of a server, which are the keys of the result.
-_Read = Callable[[Replication, Sequence[str]], Mapping[str, Any]]
 
 
 def read_facts(
@@ -183,12 +176,12 @@ class _ServerReading:
 
     def __post_init__(self) -> None:
         self._parts = _Parts()
-        self._lanes: list[dict[tuple[str, ...], _Read]] = [
+        self._lanes: list[dict[tuple[str, ...], Read]] = [
             # Last: not a session of the application for the part of sessions.
-            _STATE if self.environ is None else {**_STATE, ("attempt",): self._attempt},
-            _STANDBY if self.role == "standby" else _REPLICATION,
-            _CONTENT if self.role == "primary" else {},
-            _DEFINITIONS if self.databases else {},
+            STATE if self.environ is None else {**STATE, ("attempt",): self._attempt},
+            STANDBY if self.role == "standby" else REPLICATION,
+            CONTENT if self.role == "primary" else {},
+            DEFINITIONS if self.databases else {},
         ]
 
     def start(self, deadline: float) -> None:
@@ -224,7 +217,7 @@ class _ServerReading:
             )
         }
 
-    def _read(self, lane: Mapping[tuple[str, ...], _Read], deadline: float) -> None:
+    def _read(self, lane: Mapping[tuple[str, ...], Read], deadline: float) -> None:
         admin: Admin | None = None
         try:
             for parts, read in lane.items():
@@ -367,132 +360,3 @@ def _application_users(
                 except TopologyError:
                     unknown.add(user)
     return users, unknown
-
-
-# -- the parts of a server ------------------------------------------------
-
-
-def _ask_for(server: Replication, privilege: str) -> None:
-    """Refuse to read a part of which the server would show some rows only.
-
-    :raises FleetServerError: if the account lacks a global privilege.
-    """
-    if privilege not in server.own_privileges():
-        raise FleetServerError(
-            server=str(server.admin),
-            number=_DENIED,
-            reason=f"the operator lacks {privilege} ON *.*",
-        )
-
-
-def _variables(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
-    admin = server.admin
-    return {
-        "variables": admin.variables("%"),
-        "version": ServerVersion(admin.is_mariadb, admin.version),
-    }
-
-
-def _clock(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
-    before = time.time()
-    there = float(server.admin.value("SELECT UNIX_TIMESTAMP(NOW(6))"))
-    after = time.time()
-    return {"clock": there - (before + after) / 2, "clock_error": (after - before) / 2}
-
-
-def _sessions(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
-    _ask_for(server, "PROCESS")
-    return {
-        "sessions": tuple(
-            Session(number, user, host or "", command, int(seconds or 0))
-            for number, user, host, command, seconds in server.admin.rows(
-                "SELECT id, user, host, command, time"
-                " FROM information_schema.processlist"
-                " WHERE id <> CONNECTION_ID()"
-            )
-        )
-    }
-
-
-def _transactions(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
-    return {
-        "transactions": tuple(
-            OpenTransaction(session, user, int(seconds or 0), locks)
-            for session, user, seconds, locks in server.admin.rows(
-                # innodb_trx may be older, and have sessions that have ended.
-                "SELECT id, user, TIMESTAMPDIFF(SECOND, trx_started, NOW()),"
-                " trx_lock_structs FROM information_schema.innodb_trx"
-                " JOIN information_schema.processlist ON id = trx_mysql_thread_id"
-            )
-        )
-    }
-
-
-def _events(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
-    _ask_for(server, "EVENT")
-    return {
-        "events": tuple(
-            Event(*row)
-            for row in server.admin.rows(
-                "SELECT event_schema, event_name, definer, status"
-                " FROM information_schema.events"
-            )
-        )
-    }
-
-
-def _databases(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
-    _ask_for(server, "SELECT")
-    return {"databases": frozenset(server.admin.databases()) - SYSTEM}
-
-
-def _volumes(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
-    try:
-        found = server.admin.rows(
-            "SELECT path, total, available FROM information_schema.disks"
-        )
-    except FleetServerError as error:
-        if error.number != _NO_SUCH_TABLE:
-            raise
-        return {"volumes": None}
-    # The plugin counts in KiB.
-    return {
-        "volumes": tuple(
-            Volume(path, 1024 * total, 1024 * available)
-            for path, total, available in found
-        )
-    }
-
-
-_STATE: dict[tuple[str, ...], _Read] = {
-    ("variables", "version"): _variables,
-    ("clock", "clock_error"): _clock,
-    ("sessions",): _sessions,
-    ("programs",): lambda server, _: {"programs": programs(server.admin)},
-    ("transactions",): _transactions,
-    ("logins",): lambda server, _: {"logins": tuple(server.logins())},
-    ("grants",): lambda server, _: {"grants": tuple(grant_rows(server.admin))},
-    ("configured",): lambda server, _: {"configured": server.configured(*_SETTINGS)},
-    ("events",): _events,
-    ("databases",): _databases,
-    ("volumes",): _volumes,
-}
-# These two wait for the receiver of a standby whose disk is full.
-_REPLICATION: dict[tuple[str, ...], _Read] = {
-    ("position", "history"): lambda server, _: {
-        "position": server.position(),
-        "history": server.history(),
-    },
-    ("semi_sync",): lambda server, _: {"semi_sync": server.semi_sync()},
-    ("status",): lambda server, _: {"status": server.status()},
-}
-_STANDBY: dict[tuple[str, ...], _Read] = {
-    **_REPLICATION,
-    ("heartbeat",): lambda server, _: {"heartbeat": server.heartbeat()},
-}
-_CONTENT: dict[tuple[str, ...], _Read] = {
-    ("tables",): lambda server, _: {"tables": tuple(server.table_sizes())}
-}
-_DEFINITIONS: dict[tuple[str, ...], _Read] = {
-    ("digests",): lambda server, databases: {"digests": server.admin.digests(databases)}
-}

@@ -4,24 +4,39 @@ The facts of a server come in parts, and a part that could not be read has a
 reason instead of a value: reading it raises :exc:`NotReadError`, which the
 doctor reports as unknown.  So a check never takes silence for "fine".
 
-Nothing here connects to a server: see :mod:`sqla_shard.fleet.fact_reader`.
+How a part is read stands here, too; :mod:`sqla_shard.fleet.fact_reader` reads
+those of all servers at once, and a plan those of its servers as it needs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from sqla_shard.exc import FleetServerError
+from sqla_shard.fleet.admin import SYSTEM
 from sqla_shard.fleet.app_access import Access, Attempt
-from sqla_shard.fleet.fences import GrantRow
+from sqla_shard.fleet.fences import grant_rows, GrantRow
 from sqla_shard.fleet.fleet import shard_of
 from sqla_shard.fleet.fleet_status import FleetStatus
-from sqla_shard.fleet.replication import Login, ReplicationStatus, SemiSync, TableSize
-from sqla_shard.fleet.sessions import Program
+from sqla_shard.fleet.replication import (
+    Login,
+    Replication,
+    replication_kind,
+    ReplicationStatus,
+    SemiSync,
+    TableSize,
+)
+from sqla_shard.fleet.sessions import Program, programs
 from sqla_shard.topology import Keyspace, Topology
 
 T = TypeVar("T")
+
+_NO_SUCH_TABLE = 1109
+_DENIED = 1227
+_SETTINGS = ("read_only", "event_scheduler")
 
 Role = Literal["primary", "standby", "other"]
 """Place of a server in the topology; ``"other"``: it is not part of it."""
@@ -229,6 +244,11 @@ class ServerFacts:
         """The ``server_id``."""
         return self.number("server_id")
 
+    @property
+    def words(self) -> type[Replication]:
+        """The words of its kind, for remedies."""
+        return replication_kind(is_mariadb=self.version.is_mariadb)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PairFacts:
@@ -260,6 +280,10 @@ class PairFacts:
         if self.standby is None:
             return (self.primary,)
         return (self.primary, self.standby)
+
+    def rebuild(self, *options: str) -> str:
+        """Return the command that gives the standby all its content anew."""
+        return " ".join(("sqla-shard fleet replica rebuild", self.name, *options))
 
     late = _Part[float]()
     """Seconds for which the standby was waited for in vain, or 0."""
@@ -314,3 +338,200 @@ class FleetFacts:
     def shard_of(self, database: str) -> tuple[Keyspace, int] | None:
         """Return keyspace and shard of the name of a database, or None."""
         return shard_of(self.topology, database)
+
+
+# -- how the parts of a server are read -----------------------------------
+
+#: Reads some parts of a server, which are the keys of the result.
+Read = Callable[[Replication, Sequence[str]], Mapping[str, Any]]
+
+
+def _ask_for(server: Replication, privilege: str) -> None:
+    """Refuse to read a part of which the server would show some rows only.
+
+    :raises FleetServerError: if the account lacks a global privilege.
+    """
+    if privilege not in server.own_privileges():
+        raise FleetServerError(
+            server=str(server.admin),
+            number=_DENIED,
+            reason=f"the operator lacks {privilege} ON *.*",
+        )
+
+
+def _variables(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    admin = server.admin
+    return {
+        "variables": admin.variables("%"),
+        "version": ServerVersion(admin.is_mariadb, admin.version),
+    }
+
+
+def _clock(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    before = time.time()
+    there = float(server.admin.value("SELECT UNIX_TIMESTAMP(NOW(6))"))
+    after = time.time()
+    return {"clock": there - (before + after) / 2, "clock_error": (after - before) / 2}
+
+
+def _sessions(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    _ask_for(server, "PROCESS")
+    return {
+        "sessions": tuple(
+            Session(number, user, host or "", command, int(seconds or 0))
+            for number, user, host, command, seconds in server.admin.rows(
+                "SELECT id, user, host, command, time"
+                " FROM information_schema.processlist"
+                " WHERE id <> CONNECTION_ID()"
+            )
+        )
+    }
+
+
+def _transactions(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    return {
+        "transactions": tuple(
+            OpenTransaction(session, user, int(seconds or 0), locks)
+            for session, user, seconds, locks in server.admin.rows(
+                # innodb_trx may be older, and have sessions that have ended.
+                "SELECT id, user, TIMESTAMPDIFF(SECOND, trx_started, NOW()),"
+                " trx_lock_structs FROM information_schema.innodb_trx"
+                " JOIN information_schema.processlist ON id = trx_mysql_thread_id"
+            )
+        )
+    }
+
+
+def _events(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    _ask_for(server, "EVENT")
+    return {
+        "events": tuple(
+            Event(*row)
+            for row in server.admin.rows(
+                "SELECT event_schema, event_name, definer, status"
+                " FROM information_schema.events"
+            )
+        )
+    }
+
+
+def _databases(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    _ask_for(server, "SELECT")
+    return {"databases": frozenset(server.admin.databases()) - SYSTEM}
+
+
+def _volumes(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
+    try:
+        found = server.admin.rows(
+            "SELECT path, total, available FROM information_schema.disks"
+        )
+    except FleetServerError as error:
+        if error.number != _NO_SUCH_TABLE:
+            raise
+        return {"volumes": None}
+    # The plugin counts in KiB.
+    return {
+        "volumes": tuple(
+            Volume(path, 1024 * total, 1024 * available)
+            for path, total, available in found
+        )
+    }
+
+
+STATE: dict[tuple[str, ...], Read] = {
+    ("variables", "version"): _variables,
+    ("clock", "clock_error"): _clock,
+    ("sessions",): _sessions,
+    ("programs",): lambda server, _: {"programs": programs(server.admin)},
+    ("transactions",): _transactions,
+    ("logins",): lambda server, _: {"logins": tuple(server.logins())},
+    ("grants",): lambda server, _: {"grants": tuple(grant_rows(server.admin))},
+    ("configured",): lambda server, _: {"configured": server.configured(*_SETTINGS)},
+    ("events",): _events,
+    ("databases",): _databases,
+    ("volumes",): _volumes,
+}
+# These two wait for the receiver of a standby whose disk is full.
+REPLICATION: dict[tuple[str, ...], Read] = {
+    ("position", "history"): lambda server, _: {
+        "position": server.position(),
+        "history": server.history(),
+    },
+    ("semi_sync",): lambda server, _: {"semi_sync": server.semi_sync()},
+    ("status",): lambda server, _: {"status": server.status()},
+}
+STANDBY: dict[tuple[str, ...], Read] = {
+    **REPLICATION,
+    ("heartbeat",): lambda server, _: {"heartbeat": server.heartbeat()},
+}
+CONTENT: dict[tuple[str, ...], Read] = {
+    ("tables",): lambda server, _: {"tables": tuple(server.table_sizes())}
+}
+DEFINITIONS: dict[tuple[str, ...], Read] = {
+    ("digests",): lambda server, databases: {"digests": server.admin.digests(databases)}
+}
+#: How each part is read.
+_READS = {
+    part: read
+    for lane in (STATE, STANDBY, CONTENT, DEFINITIONS)
+    for parts, read in lane.items()
+    for part in parts
+}
+
+
+# -- facts of the servers of a plan ---------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveServer(ServerFacts):
+    """The facts of a server that an operation is connected to.
+
+    A part is read when it is asked for, once.
+
+    :ivar server: its session.
+    :raises FleetServerError: when a part is asked for that cannot be read.
+    """
+
+    server: Replication
+    parts: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def at(cls, server: Replication) -> LiveServer:
+        """Return the facts of a server."""
+        admin = server.admin
+        return cls(server=server, name=admin.name, role="other", address=admin.address)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def part(self, name: str) -> Any:
+        """Return a part."""
+        if name not in self.parts:
+            self.parts.update(_READS[name](self.server, ()))
+        return self.parts[name]
+
+    def has(self, name: str) -> bool:
+        """Return whether a part can be read."""
+        return name in _READS
+
+
+@dataclass(frozen=True, kw_only=True)
+class LivePair(PairFacts):
+    """The facts of a primary and a standby of a plan, or of a lost primary.
+
+    :ivar is_named: whether the topology names the standby.
+    """
+
+    is_named: bool = True
+
+    def part(self, name: str) -> Any:
+        """Return a part: ``errant`` only."""
+        if name == "errant" and isinstance(self.primary, LiveServer) and self.standby:
+            return self.primary.server.errant(self.standby.part("history"))
+        return super().part(name)
+
+    def rebuild(self, *options: str) -> str:
+        """Return the command that gives the standby all its content anew."""
+        if self.is_named:
+            return super().rebuild(*options)
+        return "empty it, and build it again with: sqla-shard fleet replica build"

@@ -46,24 +46,19 @@ from sqla_shard.fleet.events import (
     set_scheduler,
 )
 from sqla_shard.fleet.fleet import Fleet, pair_named
-from sqla_shard.fleet.pair_checks import (
-    account_problems,
-    bypass_problems,
-    fence_problems,
-    followers,
-    long_work,
-    primary_problems,
-    setting_problems,
-    standby_problems,
-)
 from sqla_shard.fleet.plans import Plan, Step
 from sqla_shard.fleet.replication import Replication
+from sqla_shard.fleet.requirements import (
+    bypass_problems,
+    followers,
+    LAG,
+    long_work,
+    Requirements,
+)
 from sqla_shard.fleet.role_change import Promotion
 from sqla_shard.fleet.sessions import applications, end_sessions, ended_note, programs
 from sqla_shard.topology import Topology
 
-#: Seconds that a standby may be behind when the failover is planned.
-_LAG = 30.0
 #: Seconds that it may need for the last writes, when all others wait.
 _CATCH_UP = 3
 #: Seconds after which a server ends the fence of an operation that hangs.
@@ -147,24 +142,23 @@ class Failover(Promotion):
             return [error.as_problem(consequence)]
 
     def _compare(self, old: Replication, new: Replication) -> list[Problem]:
-        accounts = self.fleet.accounts
-        found = setting_problems(old, new)
-        reopen = f"sqla-shard fleet reopen {self.server}"
-        found += primary_problems(old, reopen)
-        found += standby_problems(old, new, lag=_LAG)
-        found += fence_problems(old, new)
-        found += account_problems(accounts, old, new)
+        required = Requirements(self.fleet)
+        found = required.settings(old, new)
+        found += required.primary(self.server, old)
+        found += required.standby(self.server, old, new)
+        found += required.fences(old, new)
+        found += required.replication_account(old, new)
         found += access_problems(
             new.admin.name,
             gaps(
                 self.access("old"),
                 self.access("new"),
                 pair_named(self.fleet.topology(), self.server).databases(),
-                exempt=accounts.users,
+                exempt=self.fleet.accounts.users,
             ),
         )
-        found += bypass_problems(accounts, old)
-        found += bypass_problems(accounts, new)
+        found += bypass_problems(self.fleet.accounts, old)
+        found += bypass_problems(self.fleet.accounts, new)
         self.warnings += long_work(old)
         others = followers(old) - 1
         if others > 0:
@@ -256,7 +250,7 @@ class Failover(Promotion):
 
     def _do_prepare(self) -> Mapping[str, Any]:
         old, new = self.old, self.new
-        deadline = time.monotonic() + _LAG
+        deadline = time.monotonic() + LAG
         while True:
             begin = time.monotonic()
             position = old.position()
@@ -268,10 +262,10 @@ class Failover(Promotion):
                 slow = [
                     f"{one}: {text}"
                     for one in (old.admin, new.admin)
-                    for text in one.long_statements(_LAG)[:3]
+                    for text in one.long_statements(LAG)[:3]
                 ]
                 raise new.admin.error(
-                    f"it stays behind its primary for {_LAG:g} s; "
+                    f"it stays behind its primary for {LAG:g} s; "
                     f"{'; '.join(slow) or 'no statement runs for so long'}. Look for "
                     "full disks in the error logs of both, and for locks with SHOW "
                     "PROCESSLIST"

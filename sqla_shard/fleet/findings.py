@@ -1,4 +1,4 @@
-"""Findings of the doctor, and how a check is written.
+"""Findings of the doctor, how a check is written, and what refuses a plan.
 
 A check is a generator over facts, registered for each server, for each pair
 or for the fleet::
@@ -9,6 +9,9 @@ or for the fleet::
             yield critical(
                 server, "has no binary log", "set log_bin, and restart it"
             )
+
+Plans ask :func:`refusals` of their servers, with :class:`.LiveServer` as facts:
+one text and one remedy for each condition.
 
 The checks of a module are done in their order in it, which is also the order
 of findings of the same severity.
@@ -22,6 +25,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from sqla_shard.engine.unread import unread_line
+from sqla_shard.exc import Problem
 from sqla_shard.fleet.facts import FleetFacts, NotReadError, PairFacts, ServerFacts
 from sqla_shard.fleet.fleet import all_pairs, Pair
 from sqla_shard.fleet.server_states import outage_line
@@ -92,8 +96,9 @@ _PairCheck: TypeAlias = Callable[[PairFacts, FleetFacts], Findings]
 _FleetCheck: TypeAlias = Callable[[FleetFacts], Findings]
 #: A call of a check with its facts.
 _Call: TypeAlias = Callable[[], Findings]
-#: The checks of each module, and their calls for a fleet.
-_checks: dict[str, list[tuple[str, Callable[[FleetFacts], list[_Call]]]]] = {}
+#: The names of the checks of each module, and the calls of each for a fleet.
+_names: dict[str, list[tuple[str, Callable[..., Findings]]]] = {}
+_calls: dict[Callable[..., Findings], Callable[[FleetFacts], list[_Call]]] = {}
 
 
 def server_check(check: _ServerCheck) -> _ServerCheck:
@@ -120,7 +125,7 @@ def fleet_check(check: _FleetCheck) -> _FleetCheck:
 
 def check_names(modules: Iterable[str]) -> list[str]:
     """Return the names of the registered checks of some modules."""
-    return [name for module in modules for name, _ in _checks[module]]
+    return [name for module in modules for name, _ in _names[module]]
 
 
 def findings_of(
@@ -138,11 +143,11 @@ def findings_of(
     checks = [
         check
         for module in modules
-        for check in _checks[module]
+        for check in _names[module]
         if check[0] not in ignored
     ]
-    for name, calls in checks:
-        for call in calls(fleet):
+    for name, function in checks:
+        for call in _calls[function](fleet):
             try:
                 for finding in call():
                     found.append(replace(finding, check=name))
@@ -166,6 +171,16 @@ def findings_of(
     return sorted(found, key=lambda one: SEVERITIES.index(one.severity))
 
 
+def refusals(fleet: FleetFacts, *checks: Callable[..., Findings]) -> list[Problem]:
+    """Return the findings of some registered checks, as problems of a plan."""
+    return [
+        Problem(finding.server, f"it {finding.what}; {finding.remedy}")
+        for check in checks
+        for call in _calls[check](fleet)
+        for finding in call()
+    ]
+
+
 def _outage(error: NotReadError, pairs: Mapping[str, Pair]) -> str:
     """Return the line of a server that was not read."""
     server = error.server
@@ -187,4 +202,5 @@ def _register(
     check: Callable[..., Any], calls: Callable[[FleetFacts], list[_Call]]
 ) -> None:
     name = check.__name__.replace("_", "-")
-    _checks.setdefault(check.__module__, []).append((name, calls))
+    _names.setdefault(check.__module__, []).append((name, check))
+    _calls[check] = calls

@@ -6,15 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime, UTC
 from typing import Any, TYPE_CHECKING
 
-from sqla_shard.exc import FleetSetupError
-from sqla_shard.fleet.clients import Clients, known_clients
-from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.journal import Pending, Record
-from sqla_shard.fleet.operation import PUBLISH, UNDO
-from sqla_shard.fleet.plans import Plan
-from sqla_shard.fleet.runner import operation_of
-from sqla_shard.topology import Topology
-from sqla_shard.topology.follow import is_zookeeper
+from sqla_shard.fleet.clients import Clients
+from sqla_shard.fleet.journal import Pending
+from sqla_shard.fleet.operation import UNDO
 
 if TYPE_CHECKING:
     from sqla_shard.fleet.watch_votes import Watched
@@ -115,46 +109,6 @@ class FleetStatus:
                 f"is failed over; run: {' or: '.join(self.commands)}"
             )
         return "\n".join(lines)
-
-
-def status(fleet: Fleet) -> FleetStatus:
-    """Return the status of a fleet; connects to no database.
-
-    :raises TopologyUnavailableError: if the journal or the topology cannot be
-        read.
-    """
-    journal = fleet.journal
-    pending = journal.pending()
-    topology = fleet.topology()
-    return FleetStatus(
-        fleet=journal.name,
-        epoch=topology.epoch,
-        pending=pending,
-        is_published=pending is not None
-        and _is_published(fleet, pending.record, topology),
-        watched=_watched(fleet),
-        clients=known_clients(fleet, topology),
-    )
-
-
-def _watched(fleet: Fleet) -> Watched | None:
-    if not is_zookeeper(fleet.location):
-        return None
-    # kazoo is needed for this alone.
-    from sqla_shard.fleet.watch_votes import watched
-
-    return watched(fleet)
-
-
-def _is_published(fleet: Fleet, record: Record, topology: Topology) -> bool:
-    if PUBLISH in record.done:
-        return True
-    try:
-        operation = operation_of(fleet, Plan.from_dict(record.plan))
-    except FleetSetupError:
-        # An operation of another version, which is asked to continue it.
-        return topology.epoch != record.plan.get("epoch")
-    return operation.is_published(topology)
 
 
 def _time(seconds: float) -> str:

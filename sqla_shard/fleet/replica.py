@@ -51,20 +51,13 @@ from sqla_shard.fleet.definitions import databases_of
 from sqla_shard.fleet.fences import carry_fences
 from sqla_shard.fleet.fleet import Fleet, pair_named
 from sqla_shard.fleet.operation import Operation, PUBLISH
-from sqla_shard.fleet.pair_checks import (
-    account_problems,
-    bypass_problems,
-    setting_problems,
-    standby_problems,
-)
 from sqla_shard.fleet.plans import as_list, Plan, Step
 from sqla_shard.fleet.replication import Replication, replication_of
+from sqla_shard.fleet.requirements import bypass_problems, Requirements
 from sqla_shard.topology import Topology
 
 ACTIONS = ("build", "rebuild", "replace")
 
-#: Seconds that the standby that is copied may be behind.
-_LAG = 30.0
 #: Seconds without progress after which a new standby is given up.
 _PATIENCE = 60.0
 #: Differences in a message.
@@ -210,11 +203,12 @@ class Replica(Operation):
         primary, target, source = self._primary, self._new, self._source
         accounts = self.fleet.accounts
         servers = {str(one.admin): one for one in (primary, target, source)}
-        found = setting_problems(*servers.values())
+        required = Requirements(self.fleet)
+        found = required.settings(*servers.values())
         found += self._target_problems(target)
         found += self._id_problems(target)
-        found += account_problems(accounts, primary, target)
-        found += bypass_problems(accounts, target)
+        found += required.replication_account(primary, target)
+        found += bypass_problems(self.fleet.accounts, target)
         found += self._copy().check()
         if self.plan.arguments["way"] == "rows":
             # The other ways copy the accounts, too.
@@ -229,7 +223,7 @@ class Replica(Operation):
                 ),
             )
         if self.plan.arguments["source"] != self.plan.arguments["primary"]:
-            found += standby_problems(primary, source, lag=_LAG)
+            found += required.standby(self.server, primary, source)
         else:
             self.warnings.append(
                 f"it is copied from the primary {source.admin}, whose writes "
@@ -268,16 +262,7 @@ class Replica(Operation):
         if self._action != "build" or standby in (None, arguments["source"]):
             return []
         other = self._at(standby, "standby")
-        own = target.server_id()
-        if own != other.server_id():
-            return []
-        return [
-            Problem(
-                target.admin.name,
-                f"its server_id {own} is that of {other.admin.name}; give "
-                "each server its own",
-            )
-        ]
+        return Requirements(self.fleet).server_ids(other, target)
 
     def _rebuild_problems(self) -> list[Problem]:
         target = self._new
@@ -309,8 +294,8 @@ class Replica(Operation):
         if standby is None or standby == self._target:
             return primary
         try:
-            problems = standby_problems(
-                self._primary, self._at(standby, "standby"), lag=_LAG
+            problems = Requirements(self.fleet).standby(
+                self.server, self._primary, self._at(standby, "standby")
             )
         except FleetServerError:
             # A server that does not respond may be why it is replaced.
@@ -416,15 +401,15 @@ class Replica(Operation):
         A quiet primary is reached before the receiver has connected.
         """
         deadline = time.monotonic() + _PATIENCE
-        while problems := standby_problems(self._primary, self._new, lag=_LAG):
+        while problems := self._new_problems():
             if time.monotonic() > deadline:
                 raise self._failed("; ".join(p.message for p in problems))
             time.sleep(0.05)
         return {"seconds": round(time.monotonic() - begin, 3)}
 
     def _do_verify(self) -> Mapping[str, Any]:
-        target, primary = self._new, self._primary
-        problems = standby_problems(primary, target, lag=_LAG)
+        primary = self._primary
+        problems = self._new_problems()
         if problems:
             raise self._failed("; ".join(one.message for one in problems))
         report = compare_servers(
@@ -492,6 +477,12 @@ class Replica(Operation):
                 f"sqla-shard fleet retire {address}"
             }
         return None
+
+    def _new_problems(self) -> list[Problem]:
+        """Return why the target cannot be a standby."""
+        return Requirements(self.fleet).standby(
+            self.server, self._primary, self._new, is_named=self._action == "rebuild"
+        )
 
     def _failed(self, reason: str) -> FleetServerError:
         return self._new.admin.error(reason)

@@ -71,7 +71,6 @@ class MariaDBReplication(Replication):
     #: Accounts with READ_ONLY ADMIN bypass it.
     READ_ONLY = "read_only"
     FIT: ClassVar = {
-        "log_bin": "ON",
         "log_slave_updates": "ON",
         "binlog_format": "ROW",
         "gtid_strict_mode": "ON",
@@ -131,16 +130,6 @@ class MariaDBReplication(Replication):
         *("REPLICATION SLAVE ADMIN", "REPLICATION MASTER ADMIN"),
         *("SLAVE MONITOR", "BINLOG ADMIN", "BINLOG MONITOR", "BINLOG REPLAY"),
     )
-
-    def unfit(self) -> list[str]:
-        """Ask for MariaDB 10.10, too."""
-        found = super().unfit()
-        if self.admin.version < (10, 10):
-            found.append(
-                "a former primary is attached with MASTER_DEMOTE_TO_SLAVE, "
-                "which needs MariaDB 10.10; upgrade it"
-            )
-        return found
 
     def past_read_only(self) -> set[str]:
         """READ_ONLY ADMIN, which SUPER includes before MariaDB 10.11."""
@@ -303,7 +292,6 @@ class MySQLReplication(Replication):
     #: It sets ``read_only`` too.
     READ_ONLY = "super_read_only"
     FIT: ClassVar = {
-        "log_bin": "ON",
         "log_replica_updates": "ON",
         "binlog_format": "ROW",
         "gtid_mode": "ON",

@@ -66,7 +66,7 @@ class Replication(ABC):
     #: Variable that stops writes, of as many accounts as the server can.
     READ_ONLY: ClassVar[str]
 
-    #: Variables with which a server can change its role.
+    #: Variables with which a server can change its role, besides log_bin.
     FIT: ClassVar[Mapping[str, str]]
 
     #: Columns of the state of a standby: the position up to which it has
@@ -143,18 +143,6 @@ class Replication(ABC):
         """End :meth:`freeze`."""
         self.admin.run("UNLOCK TABLES")
         self.admin.run("SET SESSION wait_timeout = DEFAULT")
-
-    def unfit(self) -> list[str]:
-        """Return the settings with which it cannot change its role.
-
-        :returns: a sentence for each, with its remedy.
-        """
-        found = self.admin.variables(*self.FIT)
-        return [
-            f"{name} is {found.get(name, 'missing')}; it must be {value}"
-            for name, value in self.FIT.items()
-            if found.get(name) != value
-        ]
 
     def own_privileges(self) -> set[str]:
         """Return the global privileges of the operator."""

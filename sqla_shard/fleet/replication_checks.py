@@ -12,7 +12,6 @@ from sqla_shard.fleet.findings import (
     server_check,
     warning,
 )
-from sqla_shard.fleet.replication import Replication, replication_kind
 
 SEMI_SYNC_TIMEOUT = 25.0
 """Seconds that semi-sync should wait at least: afterwards it gives up."""
@@ -23,14 +22,9 @@ NET_TIMEOUT = 4
 _CLOSE = "SET GLOBAL read_only = 1"
 
 
-def _words(server: ServerFacts) -> type[Replication]:
-    """Return the words of a server, for remedies."""
-    return replication_kind(is_mariadb=server.version.is_mariadb)
-
-
 def _acknowledge(standby: ServerFacts) -> str:
     """Return the statements that let a standby acknowledge."""
-    words = _words(standby)
+    words = standby.words
     replica = words.REPLICA
     return (
         f"on {standby.address}: SET GLOBAL {words.SEMI_SYNC[1]}_enabled = 1; "
@@ -45,7 +39,7 @@ def _change(standby: ServerFacts, option: str, thread: str, *before: str) -> str
         stopped, CHANGE deletes what was received and not applied.
     :param before: other statements, which come first.
     """
-    words = _words(standby)
+    words = standby.words
     change = words.CHANGE.partition(" TO ")[0]
     # MariaDB changes nothing while one of them runs.
     only = "" if standby.version.is_mariadb else f" {thread}"
@@ -69,7 +63,8 @@ def two_writable(pair: PairFacts, _: FleetFacts) -> Findings:
     if standby is None or standby.is_on("read_only"):
         return
     verify = f"compare the servers: sqla-shard fleet verify {pair.name}"
-    if pair.primary.is_on("read_only"):
+    # A lost primary says nothing.
+    if pair.primary.has("variables") and pair.primary.is_on("read_only"):
         yield critical(
             standby,
             "is writable, and its primary is read-only: a failover was not "
@@ -79,8 +74,8 @@ def two_writable(pair: PairFacts, _: FleetFacts) -> Findings:
     else:
         yield critical(
             standby,
-            "is writable, like its primary: what applications write to it is "
-            "lost, and its ids are assigned twice",
+            "is writable, as only its primary may be: what applications write to "
+            "it is lost, and its ids are assigned twice",
             f"on {standby.address}: {_CLOSE}; {verify}",
         )
 
@@ -146,19 +141,15 @@ def replication_stopped(pair: PairFacts, _: FleetFacts) -> Findings:
         return
     status = standby.status
     if status is None:
-        yield critical(
-            standby,
-            "does not replicate",
-            f"sqla-shard fleet replica rebuild {pair.name}",
-        )
+        yield critical(standby, "does not replicate", pair.rebuild())
     elif not status.runs:
         reason = f": {status.error}" if status.error else ""
         yield critical(
             standby,
             f"does not replicate: receiver {status.receiver}, applier "
             f"{status.applier}{reason}",
-            f"on {standby.address}: START {_words(standby).REPLICA}; if it "
-            f"stops again: sqla-shard fleet replica rebuild {pair.name}",
+            f"on {standby.address}: START {standby.words.REPLICA}; if it "
+            f"stops again: {pair.rebuild()}",
         )
 
 
@@ -172,9 +163,9 @@ def other_source(pair: PairFacts, _: FleetFacts) -> Findings:
     if status.source_id != pair.primary.server_id:
         yield critical(
             standby,
-            f"replicates from {status.source} (server_id {status.source_id}),"
-            f" not from its primary (server_id {pair.primary.server_id})",
-            f"sqla-shard fleet replica rebuild {pair.name}",
+            f"replicates from {status.source} (server_id {status.source_id}), "
+            f"not from {pair.primary} (server_id {pair.primary.server_id})",
+            pair.rebuild(),
         )
 
 
@@ -187,8 +178,7 @@ def errant(pair: PairFacts, _: FleetFacts) -> Findings:
             pair.standby,
             f"has {count:,} transactions that its primary does not have "
             f"(origins {', '.join(sorted(pair.errant))})",
-            "save its binary log, then: sqla-shard fleet replica rebuild "
-            f"{pair.name} --discard-errant",
+            f"save its binary log, then: {pair.rebuild('--discard-errant')}",
         )
 
 
@@ -199,7 +189,7 @@ def incomplete_replication(pair: PairFacts, _: FleetFacts) -> Findings:
     status = None if standby is None else standby.status
     if standby is None or status is None:
         return
-    rebuild = f"sqla-shard fleet replica rebuild {pair.name}"
+    rebuild = pair.rebuild()
     if status.filters:
         yield critical(
             standby,
@@ -232,7 +222,7 @@ def chained_primary(pair: PairFacts, _: FleetFacts) -> Findings:
     """A primary that replicates: its source can write to it."""
     status = pair.primary.status
     if status is not None:
-        replica = _words(pair.primary).REPLICA
+        replica = pair.primary.words.REPLICA
         yield critical(
             pair.primary,
             f"replicates from {status.source} although it is a primary",
@@ -256,7 +246,7 @@ def lag(pair: PairFacts, _: FleetFacts) -> Findings:
             f"committed (lag by its own account: {says}): a failover would "
             "wait or be refused",
             f"on {standby.address}: look for long statements and locks with "
-            f"SHOW PROCESSLIST, and raise {_words(standby).APPLIERS}",
+            f"SHOW PROCESSLIST, and raise {standby.words.APPLIERS}",
         )
 
 
@@ -266,7 +256,7 @@ def delay(pair: PairFacts, _: FleetFacts) -> Findings:
     standby = pair.standby
     if standby is None or standby.status is None or not standby.status.delay:
         return
-    words = _words(standby)
+    words = standby.words
     yield warning(
         standby,
         f"applies everything {standby.status.delay:,} s late "
@@ -281,7 +271,7 @@ def silent_primary(pair: PairFacts, _: FleetFacts) -> Findings:
     standby, state = pair.standby, pair.primary.semi_sync
     if standby is None:
         return
-    words = _words(standby)
+    words = standby.words
     limit = standby.number(words.NET_TIMEOUT)
     remedy = _change(
         standby,
@@ -332,7 +322,7 @@ def semi_sync(pair: PairFacts, _: FleetFacts) -> Findings:
     standby, state = pair.standby, pair.primary.semi_sync
     if standby is None:
         return
-    source = _words(pair.primary).SEMI_SYNC[0]
+    source = pair.primary.words.SEMI_SYNC[0]
     on = f"on {pair.primary.address}: SET GLOBAL {source}_"
     if state is None and not pair.primary.version.is_mariadb:
         plugins = " and ".join(

@@ -14,9 +14,9 @@ from sqla_shard.exc import FleetServerError, Problem
 from sqla_shard.fleet.addresses import is_address, roles_in, url_at, with_port
 from sqla_shard.fleet.fleet import all_pairs, Fleet
 from sqla_shard.fleet.operation import Operation
-from sqla_shard.fleet.pair_checks import followers
 from sqla_shard.fleet.plans import as_list, Plan, Step
 from sqla_shard.fleet.replication import Replication, replication_of
+from sqla_shard.fleet.requirements import followers
 from sqla_shard.fleet.sessions import applications, described
 
 #: Seconds for which a server may list a session that its client has closed.

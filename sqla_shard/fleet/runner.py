@@ -1,4 +1,4 @@
-"""Applies, resumes and undoes fleet operations.
+"""Applies, resumes and undoes fleet operations, and says which is pending.
 
 :func:`apply` takes the lock of the fleet, checks again, and runs the steps.
 Before each step one write into the journal records it, with the results of
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TYPE_CHECKING, TypeVar
 
 from sqla_shard.exc import (
     FleetLockLostError,
@@ -33,9 +33,11 @@ from sqla_shard.exc import (
     TopologyUnavailableError,
     UndoRefusedError,
 )
+from sqla_shard.fleet.clients import known_clients
 from sqla_shard.fleet.dead_failover import DeadFailover
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.fleet import Fleet
+from sqla_shard.fleet.fleet_status import FleetStatus
 from sqla_shard.fleet.former import CloseFormer
 from sqla_shard.fleet.journal import holder_name, JournalHold, Record
 from sqla_shard.fleet.operation import (
@@ -55,6 +57,10 @@ from sqla_shard.fleet.retire import Retire
 from sqla_shard.fleet.single_writer import CloseStandby
 from sqla_shard.fleet.split import Split
 from sqla_shard.topology import Topology
+from sqla_shard.topology.follow import is_zookeeper
+
+if TYPE_CHECKING:
+    from sqla_shard.fleet.watch_votes import Watched
 
 _log = logging.getLogger(__name__)
 
@@ -153,6 +159,46 @@ def undo(fleet: Fleet, *, progress: Progress | None = None) -> Result:
     with _taken_over(fleet, progress) as run:
         run.refuse_undo()
         return run.back()
+
+
+def status(fleet: Fleet) -> FleetStatus:
+    """Return the status of a fleet; connects to no database.
+
+    :raises TopologyUnavailableError: if the journal or the topology cannot be
+        read.
+    """
+    journal = fleet.journal
+    pending = journal.pending()
+    topology = fleet.topology()
+    return FleetStatus(
+        fleet=journal.name,
+        epoch=topology.epoch,
+        pending=pending,
+        is_published=pending is not None
+        and _is_published(fleet, pending.record, topology),
+        watched=_watched(fleet),
+        clients=known_clients(fleet, topology),
+    )
+
+
+def _watched(fleet: Fleet) -> Watched | None:
+    if not is_zookeeper(fleet.location):
+        return None
+    # kazoo is needed for this alone.
+    from sqla_shard.fleet.watch_votes import watched
+
+    return watched(fleet)
+
+
+def _is_published(fleet: Fleet, record: Record, topology: Topology) -> bool:
+    if PUBLISH in record.done:
+        return True
+    try:
+        operation = operation_of(fleet, Plan.from_dict(record.plan))
+    except FleetSetupError:
+        # An operation of another version, which is asked to continue it.
+        return topology.epoch != record.plan.get("epoch")
+    return operation.is_published(topology)
 
 
 @contextmanager

@@ -22,15 +22,8 @@ CLOCK_SECONDS = 2.0
 CONNECTIONS = 0.8
 """Part of ``max_connections`` that may be in use."""
 
-#: Settings of operations; a server has one of the names, or none.
-_NEEDED = (
-    ("binlog_format", "ROW"),
-    ("gtid_strict_mode", "ON"),
-    ("gtid_mode", "ON"),
-    ("enforce_gtid_consistency", "ON"),
-    ("log_slave_updates", "ON"),
-    ("log_replica_updates", "ON"),
-)
+#: The first MariaDB that a failover can attach to the new primary.
+_DEMOTES = (10, 10)
 #: What statements of applications mean, and which are accepted: a failover must
 #: not change it.
 _ALIKE = (
@@ -63,15 +56,22 @@ def binary_log(server: ServerFacts, _: FleetFacts) -> Findings:
 @server_check
 def settings(server: ServerFacts, _: FleetFacts) -> Findings:
     """Settings without which operations are refused."""
-    for name, wanted in _NEEDED:
-        value = server.variables.get(name, wanted)
-        if value.upper() != wanted:
+    for name, wanted in server.words.FIT.items():
+        value = server.variables.get(name, "missing")
+        if value != wanted:
             yield warning(
                 server,
                 f"has {name} = {value}: a failover or a split is refused, or "
                 "replication can go wrong without an error",
                 f"set {name} = {wanted} in its configuration, and restart it",
             )
+    if server.version.is_mariadb and server.version.number < _DEMOTES:
+        yield warning(
+            server,
+            f"is {server.version}: a former primary is attached with "
+            "MASTER_DEMOTE_TO_SLAVE, which needs MariaDB 10.10",
+            "upgrade it",
+        )
 
 
 @server_check

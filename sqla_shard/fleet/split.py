@@ -44,30 +44,22 @@ from sqla_shard.fleet.fences import carry_fences, Fence
 from sqla_shard.fleet.fleet import Fleet, pair_named
 from sqla_shard.fleet.moves import Request, ShardMove
 from sqla_shard.fleet.operation import Operation, PUBLISH
-from sqla_shard.fleet.pair_checks import (
-    bypass_problems,
-    long_work,
-    setting_problems,
-    standby_problems,
-)
 from sqla_shard.fleet.plans import Plan, Step
 from sqla_shard.fleet.replication import Replication, replication_of
-from sqla_shard.fleet.sessions import ended_note, Program, programs
-from sqla_shard.fleet.split_checks import (
-    copy_problems,
-    empty_problems,
+from sqla_shard.fleet.requirements import (
+    bypass_problems,
+    long_work,
     prepared_problems,
+    Requirements,
     schema_problems,
-    source_problems,
 )
+from sqla_shard.fleet.sessions import ended_note, Program, programs
 from sqla_shard.topology import Topology
 
 #: Seconds in which the target must catch up before writes are stopped.
 _WAIT = 600.0
 #: Seconds that it may be behind at the fence.
 _LAG = 0.1
-#: Seconds that a standby may be behind when the split is planned.
-_PLAN_LAG = 30.0
 #: Seconds until a standby has connected again.
 _SETTLE = 30.0
 
@@ -216,14 +208,14 @@ class Split(Operation):
 
     def _compare_servers(self, reached: Mapping[str, Replication]) -> list[Problem]:
         """Look at the servers that answer, by their role."""
-        accounts = self.fleet.accounts
-        found = setting_problems(*reached.values())
+        required = Requirements(self.fleet)
+        found = required.settings(*reached.values())
         source, target = reached.get("source"), reached.get("target")
         if source is not None:
             fence = self._fence_of(source)
-            found += source_problems(source, fence, accounts)
+            found += required.source(self._move.server, source, fence)
         if source is not None and target is not None:
-            found += copy_problems(source, target, fence.databases, accounts)
+            found += required.copy(self._move.server, source, target, fence.databases)
             lacking = self._access_problems(source, target)
             if target.status() is None:
                 # Accounts may be in the binary log of the source: the step
@@ -233,7 +225,7 @@ class Split(Operation):
                 ]
             else:
                 found += lacking
-            found += bypass_problems(accounts, target)
+            found += bypass_problems(self.fleet.accounts, target)
         for primary, role in ((source, "source standby"), (target, "target standby")):
             standby = reached.get(role)
             if primary is None or standby is None:
@@ -244,9 +236,10 @@ class Split(Operation):
                     "leave out --standby, and build it after the split with: "
                     "sqla-shard fleet replica build"
                 )
-                found += empty_problems(primary, standby, accounts, remedy=remedy)
+                found += required.empty(primary, standby, remedy=remedy)
             else:
-                found += standby_problems(primary, standby, lag=_PLAN_LAG)
+                name = self._move.server if primary is source else self._move.target
+                found += required.standby(name, primary, standby)
         return found
 
     def costs(self, topology: Topology) -> list[str]:

@@ -11,8 +11,8 @@ import pytest
 from sqla_shard.cli.dev_command import FLEET_OPTIONS
 from sqla_shard.fleet import Account, Accounts
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.pair_checks import bypass_problems, privilege_problems
 from sqla_shard.fleet.replication import replication_kind, replication_of
+from sqla_shard.fleet.requirements import bypass_problems, privilege_problems
 from tests.servers.fleet_pairs import MYSQL_OPTIONS
 
 pytestmark = pytest.mark.live

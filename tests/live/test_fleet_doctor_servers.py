@@ -158,7 +158,7 @@ def test_two_writable_servers_are_the_first_line(doctor, pair, pairs):
     finding = found(report, "two-writable", "critical")
     assert finding is report.findings[0]
     assert finding.server == place(pair.standby, "standby")
-    assert "is writable, like its primary" in finding.what
+    assert "is writable, as only its primary may be" in finding.what
     follow(finding, pairs.servers)
     assert doctor().ok
 

@@ -14,8 +14,8 @@ from sqla_shard.fleet.dead_failover import DeadFailover
 from sqla_shard.fleet.doctor import examine
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.fleet import all_pairs
-from sqla_shard.fleet.pair_checks import standby_problems
 from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.requirements import Requirements
 from sqla_shard.fleet.watcher import _View
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.fleet_pairs import FleetPairs
@@ -58,50 +58,49 @@ FAULTS = {
         "standby",
         ["STOP REPLICA"],
         [AGAIN],
-        "replication does not run (receiver No, applier No)",
+        "it does not replicate: receiver No, applier No",
     ),
     "applier": Fault(
         "standby",
         ["STOP REPLICA SQL_THREAD"],
         [AGAIN],
-        "replication does not run (receiver Yes, applier No)",
+        "it does not replicate: receiver Yes, applier No",
     ),
     "position in a file": Fault(
         "standby",
         ["STOP REPLICA", "{file}", AGAIN],
         ["STOP REPLICA", "{gtid}", AGAIN],
-        "it does not replicate by GTID; attach it again",
+        "it does not find its position by GTID; sqla-shard fleet replica rebuild",
     ),
     "filter": Fault(
         "standby",
         ["STOP REPLICA", "{filter}", AGAIN],
         ["STOP REPLICA", "{unfilter}", AGAIN],
-        "it has replication filters (Replicate_Do_DB=db00000)",
+        "it leaves out data: Replicate_Do_DB=db00000; remove the filters",
     ),
     "writable": Fault(
         "standby",
         ["SET GLOBAL read_only = 0"],
         ["SET GLOBAL read_only = 1"],
-        "it is writable: applications may have written to it",
+        "it is writable, as only its primary may be",
     ),
     "equal ids": Fault(
         "standby",
         ["SET GLOBAL server_id = {id}"],
         ["SET GLOBAL server_id = {own}"],
-        "is that of server1 primary; give each server its own",
+        "of server1 primary: a standby of one ignores",
     ),
     "format": Fault(
         "primary",
         ["SET GLOBAL binlog_format = STATEMENT"],
         ["SET GLOBAL binlog_format = ROW"],
-        "binlog_format is STATEMENT",
+        "it has binlog_format = STATEMENT: a failover",
     ),
     "closed": Fault(
         "primary",
         ["SET GLOBAL read_only = 1"],
         ["SET GLOBAL read_only = 0"],
-        "it is read-only already; if it was restarted, open it with: "
-        "sqla-shard fleet reopen server1",
+        "it is read-only: applications cannot write; sqla-shard fleet reopen server1",
     ),
 }
 
@@ -164,7 +163,7 @@ def test_a_standby_that_does_not_replicate(pairs, pair):
         connection.cursor().execute("RESET REPLICA ALL")
     shown = problems(pairs)
     pair.attach(pair.standby)
-    assert "it does not replicate; attach or rebuild it" in shown
+    assert "it does not replicate; sqla-shard fleet replica rebuild server1" in shown
 
 
 def test_a_standby_of_another_server(pairs, pair):
@@ -195,7 +194,8 @@ def test_a_standby_that_is_late(pairs, pair):
                 )
                 for server in (pair.primary, pair.standby)
             )
-            return "\n".join(map(str, standby_problems(one, two, lag=0.0)))
+            required = Requirements(pairs.fleet())
+            return "\n".join(map(str, required.standby("server1", one, two, lag=0.0)))
 
     assert shown() == ""
     with changed(pair.standby, late, pair.primary):

@@ -450,9 +450,9 @@ def test_everything_wrong_is_listed_at_once(scene):
     text = "\n".join(map(str, plan.problems))
     for part in (
         "replication filters",
-        "binlog_format is STATEMENT",
+        "binlog_format = STATEMENT",
         "it is writable",
-        "its server_id",
+        "it has the server_id",
         "it has 1 databases (db00000)",
         "it has no account 'app'@'127.0.0.1'",
         "it has no user 'replica'",

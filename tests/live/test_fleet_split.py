@@ -747,7 +747,7 @@ def test_all_obstacles_are_reported_at_once(fleet, pairs):
         problems = "\n".join(map(str, plan.problems))
         assert info.value.problems == plan.problems
         for part in (
-            "binlog_format is STATEMENT",
+            "binlog_format = STATEMENT",
             "views db00009.v",
             "'cron'@'localhost' has the global privileges INSERT",
             "cron@localhost (role writers)",

@@ -31,7 +31,7 @@ from sqla_shard.exc import (
 )
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.replication import replication_of
-from sqla_shard.fleet.split_checks import prepared_problems
+from sqla_shard.fleet.requirements import prepared_problems
 from sqla_shard.testing import MariaDBFleet, MySQLFleet
 from tests.servers.following import until
 

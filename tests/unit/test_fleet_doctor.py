@@ -23,17 +23,21 @@ from sqla_shard.fleet.facts import (
 from sqla_shard.fleet.findings import (
     Finding,
     findings_of,
+    refusals,
     server_check,
     SEVERITIES,
     warning,
 )
 from sqla_shard.fleet.replication import (
     Login,
+    MariaDBReplication,
     MySQLReplication,
     ReplicationStatus,
     SemiSync,
     TableSize,
 )
+from sqla_shard.fleet.replication_checks import two_writable
+from sqla_shard.fleet.setting_checks import binary_log, settings
 from sqla_shard.testing.topology_documents import topology_document
 from sqla_shard.topology import Topology
 from tests.models.scripted_admin import ScriptedAdmin
@@ -57,9 +61,8 @@ def server(role, address, **changes):
             "server_id": str(number),
             "read_only": "OFF" if role == "primary" else "ON",
             "log_bin": "ON",
-            "binlog_format": "ROW",
-            "gtid_strict_mode": "ON",
-            "log_slave_updates": "ON",
+            **MariaDBReplication.FIT,
+            **MySQLReplication.FIT,
             "sync_binlog": "1",
             "innodb_flush_log_at_trx_commit": "1",
             "time_zone": "+00:00",
@@ -376,23 +379,46 @@ def test_settings_that_need_a_restart(name):
     assert line.split()[0] == ("critical" if name == "log_bin" else "warning")
 
 
-def test_settings_of_mysql():
-    facts = fleet(
-        server(
-            "primary",
-            "a:3306",
-            variables={
-                "gtid_mode": "OFF",
-                "log_replica_updates": "OFF",
-                "skip_replica_start": "OFF",
-            },
+@pytest.mark.parametrize("name", [*MySQLReplication.FIT, "log_bin"])
+def test_a_setting_that_forbids_a_failover_is_named(name):
+    kind = version(9, 7, 4, is_mariadb=False)
+    servers = [
+        server(role, f"{role}:3306", version=kind, variables=wrong)
+        for role, wrong in (("primary", {name: "OFF_PERMISSIVE"}), ("standby", {}))
+    ]
+    (line,) = lines(fleet(*servers))
+    assert line.endswith(
+        (
+            "settings server1 primary (primary:3306)",
+            "binary-log server1 primary (primary:3306)",
         )
     )
-    assert [line.split()[1] for line in lines(facts)] == [
-        "settings",
-        "settings",
-        "skip-slave-start",
-    ]
+    # Plans ask the same.
+    facts = fleet(*servers)
+    (problem,) = refusals(facts, binary_log, settings)
+    assert f"{name} = OFF_PERMISSIVE" in str(problem) or "no binary log" in str(problem)
+
+
+def test_an_old_mariadb_is_refused_as_a_former_primary():
+    old = version(10, 6, 20)
+    facts = fleet(
+        server("primary", "a:3306", version=old),
+        server("standby", "b:3306", version=old),
+    )
+    assert {line.split()[1] for line in lines(facts)} == {"settings"}
+    assert "which needs MariaDB 10.10" in text(facts)
+
+
+def test_a_restart_that_starts_replication_is_named():
+    on = server("primary", "a:3306", variables={"skip_replica_start": "OFF"})
+    assert [line.split()[1] for line in lines(fleet(on))] == ["skip-slave-start"]
+
+
+def test_a_writable_standby_of_a_lost_primary_is_found():
+    lost = ServerFacts(name="server1", role="primary", address="a:3306")
+    standby = server("standby", "b:3306", variables={"read_only": "OFF"})
+    (problem,) = refusals(fleet(lost, standby), two_writable)
+    assert "it is writable, as only its primary may be" in str(problem)
 
 
 def version(*number, is_mariadb=True):

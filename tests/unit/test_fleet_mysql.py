@@ -58,21 +58,6 @@ def test_opening_writes_unsets_both():
     assert admin.sent == [("SET GLOBAL read_only = 0",)]
 
 
-@pytest.mark.parametrize("name", ["binlog_format", "gtid_mode", "log_bin"])
-def test_a_setting_that_forbids_a_failover_is_named(name):
-    fit = {
-        "log_bin": "ON",
-        "log_replica_updates": "ON",
-        "binlog_format": "ROW",
-        "gtid_mode": "ON",
-        "enforce_gtid_consistency": "ON",
-    }
-    assert MySQLReplication(ScriptedAdmin(variables=fit)).unfit() == []
-    admin = ScriptedAdmin(variables={**fit, name: "OFF_PERMISSIVE"})
-    (problem,) = MySQLReplication(admin).unfit()
-    assert problem.startswith(f"{name} is OFF_PERMISSIVE; it must be")
-
-
 # -- positions ----------------------------------------------------------------
 
 
