@@ -478,7 +478,7 @@ def reopen_command(settings: Settings, /, **options: Any) -> None:
 
     It is refused if its standby has writes that the primary lacks.
     """
-    from sqla_shard.fleet.reopen import Reopen
+    from sqla_shard.fleet.write_access import Reopen
 
     plan_and_run(settings, Reopen.planned, **options)
 
@@ -565,7 +565,7 @@ def retire_command(settings: Settings, /, **options: Any) -> None:
     TARGET is host:port; the port is 3306 by default.  It is
     made read-only and forgets its primary; it is not stopped.
     """
-    from sqla_shard.fleet.retire import Retire
+    from sqla_shard.fleet.write_access import Retire
 
     plan_and_run(settings, Retire.planned, **options)
 

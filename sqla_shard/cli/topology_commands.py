@@ -188,7 +188,7 @@ def _history(settings: Settings) -> list[HistoryEntry]:
 
     if not is_zookeeper(settings.location):
         # Publishing in ZooKeeper needs none of the fleet operations.
-        from sqla_shard.fleet.file_journal import FileJournal
+        from sqla_shard.fleet.journal import FileJournal
 
         return FileJournal(
             settings.location, placeholders=settings.placeholders

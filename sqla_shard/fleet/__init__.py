@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from sqla_shard.fleet.accounts import Account, Accounts
 from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.fleet_status import FleetStatus
-from sqla_shard.fleet.operation import Result
-from sqla_shard.fleet.plans import Plan
+from sqla_shard.fleet.operation import FleetStatus, Plan, Result
 from sqla_shard.fleet.runner import apply, resume, status, undo
 
 __all__ = [

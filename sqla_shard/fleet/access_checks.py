@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.app_access import gaps
-from sqla_shard.fleet.clients import late_line
+from sqla_shard.fleet.clients import AppSession, described, late_line
 from sqla_shard.fleet.facts import FleetFacts, PairFacts, ServerFacts
 from sqla_shard.fleet.findings import (
     critical,
@@ -21,7 +21,6 @@ from sqla_shard.fleet.findings import (
     unknown,
     warning,
 )
-from sqla_shard.fleet.sessions import AppSession, described
 
 LONG_TRANSACTION = 60
 """Age in seconds from which a transaction is reported."""

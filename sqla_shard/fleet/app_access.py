@@ -21,6 +21,7 @@ from sqlalchemy import make_url
 
 from sqla_shard.exc import FleetServerError, Problem, TopologyError
 from sqla_shard.exc.base import shortened_list
+from sqla_shard.fleet.accounts import Login, PUBLIC
 from sqla_shard.fleet.admin import Admin, quoted
 from sqla_shard.fleet.fences import (
     escaped,
@@ -31,8 +32,7 @@ from sqla_shard.fleet.fences import (
     WILDCARD,
 )
 from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.logins import Login, PUBLIC
-from sqla_shard.fleet.plans import as_list
+from sqla_shard.fleet.operation import as_list
 from sqla_shard.fleet.replication import Replication
 from sqla_shard.topology.urls import fill
 

@@ -20,6 +20,9 @@ manifest; see :mod:`sqla_shard.fleet.storage` and
 
 It takes no lock of the fleet: a failover may happen meanwhile, and ends the
 backup only if the server that it reads goes away.
+
+Making the plan of a dry run only reads.  Sizes of databases are those that the server
+has for rows and indexes; the files are compressed, and smaller.
 """
 
 from __future__ import annotations
@@ -32,9 +35,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from typing import Literal
+from typing import Any, Literal
 
 from sqla_shard.exc import (
     BackupFailedError,
@@ -44,13 +47,12 @@ from sqla_shard.exc import (
     Problem,
 )
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.backup_plans import BackupPlan, mebibytes, ServerPlan
-from sqla_shard.fleet.definitions import differences, not_tables, ServerTable, tables_of
+from sqla_shard.fleet.common_point import snapshots
 from sqla_shard.fleet.dumps import write_dump
 from sqla_shard.fleet.files import HashingWriter
 from sqla_shard.fleet.fleet import all_pairs, Fleet, Pair, pair_named
 from sqla_shard.fleet.replication import Replication, replication_of, ReplicationStatus
-from sqla_shard.fleet.snapshots import snapshots
+from sqla_shard.fleet.row_copy import differences, not_tables, ServerTable, tables_of
 from sqla_shard.fleet.storage import Backup, DatabaseFile, dump_name, new_name, Storage
 from sqla_shard.topology import Topology
 
@@ -473,3 +475,87 @@ def _behind(
             "committed before"
         )
     return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerPlan:
+    """The part of a plan that is read from one server.
+
+    :ivar server: name of the server in the topology.
+    :ivar source: role and address of the server that is read; None if it
+        cannot be connected to.
+    :ivar databases: bytes of each database, by its name.
+    """
+
+    server: str
+    source: str | None
+    databases: Mapping[str, int]
+
+    def __str__(self) -> str:
+        size = mebibytes(sum(self.databases.values()))
+        source = self.source or "a server that is not known"
+        first = f"{self.server}: {len(self.databases)} databases, {size}, from {source}"
+        return _lines(first, self.databases)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackupPlan:
+    """Plan of a backup.
+
+    :ivar storage: where it would be written.
+    :ivar servers: what it would read; each has a backup of its own.
+    :ivar problems: why it would be refused.
+    """
+
+    storage: str
+    servers: tuple[ServerPlan, ...]
+    problems: tuple[Problem, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan in JSON values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"backup into {self.storage}"]
+        lines += [str(one) for one in self.servers]
+        lines += [f"refused: {problem}" for problem in self.problems]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BinlogPlan:
+    """Plan of a copy of binary logs.
+
+    :ivar address: ``host:port`` of the server.
+    :ivar place: folder of the logs of that server.
+    :ivar copied: number of logs that the folder has.
+    :ivar new: bytes of each log that would be copied, by its name; the server
+        would close the last one first.
+    """
+
+    address: str
+    place: str
+    copied: int
+    new: Mapping[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan in JSON values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        size = mebibytes(sum(self.new.values()))
+        first = (
+            f"{self.address}: {len(self.new)} logs, {size}, into "
+            f"{self.place}, which has {self.copied}"
+        )
+        return _lines(first, self.new)
+
+
+def _lines(first: str, sizes: Mapping[str, int]) -> str:
+    rest = (f"  {name}: {mebibytes(size)}" for name, size in sizes.items())
+    return "\n".join([first, *rest])
+
+
+def mebibytes(size: int) -> str:
+    """Return a number of bytes in MiB."""
+    return f"{size / 2**20:.1f} MiB"

@@ -41,8 +41,7 @@ from sqla_shard.exc import (
     Problem,
 )
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.backup import Source
-from sqla_shard.fleet.backup_plans import BinlogPlan
+from sqla_shard.fleet.backup import BinlogPlan, Source
 from sqla_shard.fleet.binlog_events import first_gtids, first_state
 from sqla_shard.fleet.files import File, Files, files_at
 from sqla_shard.fleet.fleet import Fleet, pair_named

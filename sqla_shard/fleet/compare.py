@@ -34,14 +34,20 @@ from typing import Any
 
 from sqla_shard.exc import FleetLockedError, FleetServerError, FleetSetupError
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.catalogue import compare_catalogues, wait_applied
 from sqla_shard.fleet.checksums import Bound, ComparedColumns, SESSION
 from sqla_shard.fleet.common_point import common_point, CommonPoint, Opener
-from sqla_shard.fleet.definitions import databases_of
-from sqla_shard.fleet.differences import DataReport, Difference, DifferenceKind, Unread
+from sqla_shard.fleet.differences import (
+    compare_catalogues,
+    DataReport,
+    Difference,
+    DifferenceKind,
+    Unread,
+    wait_applied,
+)
 from sqla_shard.fleet.fleet import Fleet, pair_named
 from sqla_shard.fleet.journal import Journal
 from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.row_copy import databases_of
 
 _CHUNK = (100, 100_000)
 # Rows of a range whose columns are listed.

@@ -41,15 +41,16 @@ from typing import Any, get_args, Literal
 from sqla_shard.exc import CopyFailedError, FleetServerError, Problem
 from sqla_shard.fleet.accounts import Account
 from sqla_shard.fleet.admin import Admin, marked
-from sqla_shard.fleet.definitions import (
+from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.row_copy import (
     COPY_DATABASE,
+    CopyEvent,
     databases_of,
     differences,
     not_tables,
+    RowCopy,
     tables_of,
 )
-from sqla_shard.fleet.replication import replication_of
-from sqla_shard.fleet.row_copy import CopyEvent, RowCopy
 
 __all__ = [
     "WAYS",

@@ -36,13 +36,12 @@ from sqla_shard.exc import FleetServerError, Problem
 from sqla_shard.fleet.admin import marked
 from sqla_shard.fleet.app_access import access_problems, gaps_alone
 from sqla_shard.fleet.clients import late_note
-from sqla_shard.fleet.events import enable_events, replicated_events_of
 from sqla_shard.fleet.fleet import Fleet, pair_named
 from sqla_shard.fleet.loss import loss_of, NONE, SemiSyncProbe
-from sqla_shard.fleet.plans import Plan, Step
+from sqla_shard.fleet.operation import Plan, Step
 from sqla_shard.fleet.replication import Replication, replication_of, ReplicationStatus
 from sqla_shard.fleet.requirements import bypass_problems, Requirements
-from sqla_shard.fleet.role_change import Promotion
+from sqla_shard.fleet.role_change import enable_events, Promotion, replicated_events_of
 from sqla_shard.ids import TimeLayout
 from sqla_shard.outbox.tables import CLOCKS
 from sqla_shard.topology import Topology

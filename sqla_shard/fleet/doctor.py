@@ -32,7 +32,7 @@ from sqla_shard.fleet.fact_reader import read_facts
 from sqla_shard.fleet.facts import FleetFacts
 from sqla_shard.fleet.findings import Finding, findings_of, SEVERITIES, Severity
 from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.former import writable_formers
+from sqla_shard.fleet.write_access import writable_formers
 
 CHECKS = (replication_checks, content_checks, access_checks, setting_checks)
 """The modules of the checks; the worst findings come from the first."""

@@ -23,9 +23,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sqla_shard.fleet.admin import Admin, quoted
-from sqla_shard.fleet.definitions import definition_of, ServerTable
 from sqla_shard.fleet.files import File, HashingWriter
-from sqla_shard.fleet.row_copy import literal
+from sqla_shard.fleet.row_copy import definition_of, literal, ServerTable
 
 #: What a session needs to load a dump.
 HEAD = (

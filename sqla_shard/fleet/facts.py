@@ -18,9 +18,10 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.admin import SYSTEM
 from sqla_shard.fleet.app_access import Access, Attempt
+from sqla_shard.fleet.clients import Program, programs
 from sqla_shard.fleet.fences import grant_rows, GrantRow
 from sqla_shard.fleet.fleet import shard_of
-from sqla_shard.fleet.fleet_status import FleetStatus
+from sqla_shard.fleet.operation import FleetStatus
 from sqla_shard.fleet.replication import (
     Login,
     Replication,
@@ -29,7 +30,6 @@ from sqla_shard.fleet.replication import (
     SemiSync,
     TableSize,
 )
-from sqla_shard.fleet.sessions import Program, programs
 from sqla_shard.topology import Keyspace, Topology
 
 T = TypeVar("T")

@@ -37,16 +37,16 @@ from sqla_shard.exc import (
 )
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.app_access import access_problems, gaps
-from sqla_shard.fleet.clients import late_note
-from sqla_shard.fleet.cutover_contents import CutoverContents, fault_of, proof_of
-from sqla_shard.fleet.events import (
-    disable_events,
-    enable_events,
-    events_of,
-    set_scheduler,
+from sqla_shard.fleet.clients import (
+    applications,
+    end_sessions,
+    ended_note,
+    late_note,
+    programs,
 )
+from sqla_shard.fleet.cutover_contents import CutoverContents, fault_of, proof_of
 from sqla_shard.fleet.fleet import Fleet, pair_named
-from sqla_shard.fleet.plans import Plan, Step
+from sqla_shard.fleet.operation import Plan, Step
 from sqla_shard.fleet.replication import Replication
 from sqla_shard.fleet.requirements import (
     bypass_problems,
@@ -55,8 +55,13 @@ from sqla_shard.fleet.requirements import (
     long_work,
     Requirements,
 )
-from sqla_shard.fleet.role_change import Promotion
-from sqla_shard.fleet.sessions import applications, end_sessions, ended_note, programs
+from sqla_shard.fleet.role_change import (
+    disable_events,
+    enable_events,
+    events_of,
+    Promotion,
+    set_scheduler,
+)
 from sqla_shard.topology import Topology
 
 #: Seconds that it may need for the last writes, when all others wait.

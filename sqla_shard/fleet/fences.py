@@ -28,8 +28,8 @@ from functools import cache
 from sqla_shard.exc import Problem
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.clients import AppSession, end_sessions, sessions_of
 from sqla_shard.fleet.replication import PUBLIC, replication_of
-from sqla_shard.fleet.sessions import AppSession, end_sessions, sessions_of
 
 SYSTEM_USERS = frozenset(
     (

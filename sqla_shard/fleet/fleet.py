@@ -14,6 +14,7 @@ comments of TOML.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -22,8 +23,7 @@ from typing import Any
 from sqla_shard.exc import FleetSetupError, UnknownServerError
 from sqla_shard.fleet.accounts import Accounts
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.file_journal import FileJournal
-from sqla_shard.fleet.journal import Journal
+from sqla_shard.fleet.journal import FileJournal, Journal
 from sqla_shard.topology import (
     DEFAULT_PLACEHOLDERS,
     Keyspace,
@@ -248,3 +248,59 @@ def _at(
         for keyspace, server in entries
         if str(address_of(server.primary)) == address
     ]
+
+
+_ADDRESS = re.compile(r"(?:\[[0-9a-f:.]+\]|[^\s:/@?]+):[0-9]+")
+#: The part of a URL before the host; a password has no '@', '/' or '?'.
+_BEFORE_HOST = re.compile(r"(?<![^:/?@])(?P<scheme>[^:/?@]+://)(?P<login>[^/?@]*@)?")
+_HOST = re.compile(r"(?:\[[^\]]*\]|[^:/?]*)(?::[0-9]*)?")
+
+
+def address_in(url: str) -> str:
+    """Return ``host:port`` of a URL of the topology."""
+    return str(address_of(url))
+
+
+def with_port(address: str) -> str:
+    """Return ``host:port`` in lower case; the port is 3306 by default."""
+    lower = address.strip().lower()
+    return lower if re.search(r":[0-9]+$", lower) else f"{lower}:3306"
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is ``host:port``."""
+    return _ADDRESS.fullmatch(text) is not None
+
+
+def url_at(url: str, address: str) -> str:
+    """Return a URL with another host and port.
+
+    Placeholders, account and TLS options are those of the URL.
+    """
+    scheme, _, rest = url.partition("://")
+    account, at, place = rest.partition("@")
+    if not at:
+        account, place = "", rest
+    return f"{scheme}://{account}{at}{_HOST.sub(address, place, count=1)}"
+
+
+def bare_url(text: str) -> str:
+    """Return a URL without user and password."""
+    return _BEFORE_HOST.sub(lambda match: match["scheme"], text, count=1)
+
+
+def with_login(url: str, other: str) -> str:
+    """Return a URL with the user and the password of another."""
+    match = _BEFORE_HOST.match(other)
+    login = "" if match is None else match["login"] or ""
+    return _BEFORE_HOST.sub(lambda found: f"{found['scheme']}{login}", url, count=1)
+
+
+def roles_in(topology: Topology) -> dict[str, list[str]]:
+    """Return the roles of each server of a topology, by its address."""
+    found: dict[str, list[str]] = {}
+    for pair in all_pairs(topology):
+        for role, url in pair.urls.items():
+            text = f"the {role} of {pair.name}"
+            found.setdefault(address_in(url), []).append(text)
+    return found

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sqla_shard.exc import FleetSetupError, Problem, TopologyError, UnknownServerError
-from sqla_shard.fleet.addresses import bare_url, with_login
-from sqla_shard.fleet.fleet import all_pairs, Pair, pair_named
+from sqla_shard.fleet.fleet import all_pairs, bare_url, Pair, pair_named, with_login
 from sqla_shard.topology import Keyspace, Server, ShardRange, Topology
 from sqla_shard.topology.keyspaces import common, joined
 from sqla_shard.topology.urls import address_of

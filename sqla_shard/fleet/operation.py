@@ -15,19 +15,130 @@ server ends the fence of a failover after 5 s.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, UTC
+from functools import wraps
+from typing import Any, ClassVar, Literal, NamedTuple, ParamSpec, TYPE_CHECKING, TypeVar
 
 from sqla_shard.exc import FleetSetupError, Problem
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.clients import late_lines
+from sqla_shard.fleet.clients import Clients, ended_lines, late_lines
 from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.journal import JournalHold, paused
-from sqla_shard.fleet.plans import Plan, Step
-from sqla_shard.fleet.sessions import ended_lines
+from sqla_shard.fleet.journal import JournalHold, paused, Pending
 from sqla_shard.topology import Topology
+
+if TYPE_CHECKING:
+    from sqla_shard.fleet.watch_votes import Watched
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_VERSION = 1
+
+
+class Step(NamedTuple):
+    """A step of an operation, which its method ``_do_NAME`` does.
+
+    :ivar name: short and stable; it is written into the journal.
+    :ivar text: one sentence for people; ``{word}`` is one of
+        :meth:`.Operation.words`.
+    :ivar critical: whether writes are stopped from this step on.  After a
+        crash in a critical step that was not the commit point, an operation
+        continues with the first critical step.  The journal is not written
+        between critical steps, since that would take longer than they do.
+    """
+
+    name: str
+    text: str
+    critical: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Plan of an operation.
+
+    :ivar kind: the operation, such as ``"failover"``.
+    :ivar title: a phrase, such as ``"failover of sharddb001"``.
+    :ivar epoch: epoch of the topology that it was made for.
+    :ivar arguments: what the operator has asked for; JSON values without
+        passwords.
+    :ivar steps: name and sentence of each step.
+    :ivar costs: sentences about time, space and pauses.
+    :ivar warnings: findings for the operator that do not prevent the plan.
+    :ivar problems: why it would be refused now; empty if it can be applied.
+    """
+
+    kind: str
+    title: str
+    epoch: int
+    arguments: Mapping[str, Any]
+    steps: tuple[tuple[str, str], ...] = ()
+    costs: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = field(default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of the plan, in JSON values."""
+        return {
+            "plan": _VERSION,
+            "kind": self.kind,
+            "title": self.title,
+            "epoch": self.epoch,
+            "arguments": dict(self.arguments),
+            "steps": [list(step) for step in self.steps],
+            "costs": list(self.costs),
+            "warnings": list(self.warnings),
+            "problems": [asdict(problem) for problem in self.problems],
+        }
+
+    @classmethod
+    def from_dict(cls, document: Any) -> Plan:
+        """Return the plan of a document of :meth:`as_dict`.
+
+        :raises FleetSetupError: if it is not the document of a plan.
+        """
+        if not isinstance(document, Mapping) or (document.get("plan") != _VERSION):
+            raise FleetSetupError(
+                "the document is not a plan of this version; make one with "
+                "--plan-only --json"
+            )
+        try:
+            return cls(
+                kind=document["kind"],
+                title=document["title"],
+                epoch=document["epoch"],
+                arguments=document["arguments"],
+                steps=tuple((one[0], one[1]) for one in document["steps"]),
+                costs=tuple(document["costs"]),
+                warnings=tuple(document["warnings"]),
+                problems=tuple(Problem(**problem) for problem in document["problems"]),
+            )
+        except (KeyError, TypeError, IndexError) as error:
+            raise FleetSetupError(
+                f"the plan is damaged ({type(error).__name__}: {error}); make "
+                "it again with --plan-only --json"
+            ) from error
+
+    def __str__(self) -> str:
+        lines = [f"{self.title} (epoch {self.epoch})"]
+        lines += [f"  {name}: {text}" for name, text in self.steps]
+        lines += [f"cost: {text}" for text in self.costs]
+        lines += [f"warning: {text}" for text in self.warnings]
+        lines += [f"refused: {problem}" for problem in self.problems]
+        return "\n".join(lines)
+
+
+def as_list(generator: Callable[P, Iterator[T]]) -> Callable[P, list[T]]:
+    """Let a function that yields problems return a list of them."""
+
+    @wraps(generator)
+    def listed(*args: P.args, **kwargs: P.kwargs) -> list[T]:
+        return list(generator(*args, **kwargs))
+
+    return listed
+
 
 PUBLISH = "publish"
 """Name of the step that is the commit point."""
@@ -314,3 +425,106 @@ class Operation(ABC):
             self._next = self.changed(now)
         published = self.hold.publish(self._next, expected_epoch=self.plan.epoch)
         return {"epoch": published.epoch}
+
+
+_RESUME = "sqla-shard fleet resume"
+_UNDO = "sqla-shard fleet undo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetStatus:
+    """The pending operation of a fleet, if there is one.
+
+    :ivar fleet: location of the topology.
+    :ivar epoch: epoch of the topology.
+    :ivar pending: the pending operation; None if there is none.
+    :ivar is_published: whether the pending operation has published its
+        topology.
+    :ivar watched: the watchers, and what they see; None if the topology is a
+        file.
+    :ivar clients: the processes that follow the topology, as far as they have
+        registered; None if the topology is a file.
+    """
+
+    fleet: str
+    epoch: int
+    pending: Pending | None
+    is_published: bool = False
+    watched: Watched | None = None
+    clients: Clients | None = None
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether an operation is pending that no process runs."""
+        return self.pending is not None and not self.pending.running
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """The commands to run now, of which one is enough."""
+        if self.pending is None or self.pending.running:
+            return ()
+        if self.is_published:
+            return (_RESUME,)
+        if self.pending.record.step == UNDO:
+            return (_UNDO,)
+        return (_RESUME, _UNDO)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the status in JSON values."""
+        operation = None
+        if self.pending is not None:
+            record = self.pending.record
+            operation = {
+                "id": record.id,
+                "title": record.title,
+                "running": self.pending.running,
+                "holder": record.holder,
+                "started": _time(record.started),
+                "token": record.token,
+                "step": record.step,
+                "done": list(record.done),
+                "problem": record.problem,
+                "published": self.is_published,
+            }
+        return {
+            "fleet": self.fleet,
+            "epoch": self.epoch,
+            "operation": operation,
+            "commands": list(self.commands),
+            "watchers": None if self.watched is None else self.watched.as_dict(),
+            "clients": None if self.clients is None else self.clients.as_dict(),
+        }
+
+    def __str__(self) -> str:
+        parts = (self._operation(), self.watched, self.clients)
+        return "\n".join(str(part) for part in parts if part is not None)
+
+    def _operation(self) -> str:
+        first = f"{self.fleet}: epoch {self.epoch}"
+        if self.pending is None:
+            return f"{first}, no operation is pending"
+        record = self.pending.record
+        lines = [
+            first,
+            f"operation: {record.title} ({record.id})",
+            f"started: {_time(record.started)}",
+            f"steps done: {', '.join(record.done) or '-'}",
+            f"step: {record.step or '-'}",
+            f"published: {'yes' if self.is_published else 'no'}",
+        ]
+        if record.problem is not None:
+            lines.append(f"problem: {record.problem}")
+        if self.pending.running:
+            lines.append(f"running: {record.holder} holds the lock; wait")
+        else:
+            lines.append(
+                f"interrupted: {record.holder} does not hold the lock any "
+                "more; until it ends no other operation starts, and no server "
+                f"is failed over; run: {' or: '.join(self.commands)}"
+            )
+        return "\n".join(lines)
+
+
+def _time(seconds: float) -> str:
+    found = datetime.fromtimestamp(seconds, UTC)
+    return found.isoformat(" ", "seconds")

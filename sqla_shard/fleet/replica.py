@@ -35,25 +35,25 @@ from typing import Any
 
 from sqla_shard.dialects.mysql.catalogue import TABLE_TYPES
 from sqla_shard.exc import FleetServerError, Problem
-from sqla_shard.fleet.addresses import (
-    address_in,
-    is_address,
-    roles_in,
-    url_at,
-    with_port,
-)
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.app_access import access_of, access_problems, gaps
 from sqla_shard.fleet.common_point import Opener
 from sqla_shard.fleet.compare import compare_servers, CompareOptions
 from sqla_shard.fleet.copies import abandon_copy, Copy, copy_state, finish_copy
-from sqla_shard.fleet.definitions import databases_of
 from sqla_shard.fleet.fences import carry_fences
-from sqla_shard.fleet.fleet import Fleet, pair_named
-from sqla_shard.fleet.operation import Operation, PUBLISH
-from sqla_shard.fleet.plans import as_list, Plan, Step
+from sqla_shard.fleet.fleet import (
+    address_in,
+    Fleet,
+    is_address,
+    pair_named,
+    roles_in,
+    url_at,
+    with_port,
+)
+from sqla_shard.fleet.operation import as_list, Operation, Plan, PUBLISH, Step
 from sqla_shard.fleet.replication import Replication, replication_of
 from sqla_shard.fleet.requirements import bypass_problems, Requirements
+from sqla_shard.fleet.row_copy import databases_of
 from sqla_shard.topology import Topology
 
 ACTIONS = ("build", "rebuild", "replace")

@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from sqla_shard.exc import FleetSetupError
-from sqla_shard.fleet.accounts import Account
+from sqla_shard.fleet.accounts import Account, Login, PUBLIC
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.logins import Login, PUBLIC
-from sqla_shard.fleet.replication_base import Replication
-from sqla_shard.fleet.replication_values import (
+from sqla_shard.fleet.replication_base import (
     gtids,
+    Replication,
     ReplicationStatus,
     SemiSync,
     TableSize,

@@ -1,4 +1,4 @@
-"""What operations require of servers: the refusals of plans.
+"""Requirements of operations on servers: why plans are refused.
 
 Conditions that the doctor has, too, are its checks, asked of the servers of a
 plan; the others stand here.  Each method returns problems, all at once, and
@@ -23,7 +23,7 @@ from sqla_shard.fleet.facts import (
 from sqla_shard.fleet.fences import Fence, grant_rows
 from sqla_shard.fleet.findings import refusals
 from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.plans import as_list
+from sqla_shard.fleet.operation import as_list
 from sqla_shard.fleet.replication import Replication
 from sqla_shard.fleet.replication_checks import (
     chained_primary,
@@ -65,7 +65,7 @@ _HAS_FOREIGN = (
 
 
 class Requirements:
-    """What operations of a fleet require of servers.
+    """Requirements of the operations of a fleet.
 
     :param fleet: the fleet.
     :raises TopologyError: if its topology is not valid.

@@ -36,15 +36,19 @@ from typing import Any
 from sqla_shard.exc import BackupDamagedError, FleetSetupError, Problem
 from sqla_shard.exc.base import bullets
 from sqla_shard.fleet.admin import Admin, quoted
-from sqla_shard.fleet.definitions import tables_of
 from sqla_shard.fleet.dumps import content_of, HEAD, read_statements, same_content
 from sqla_shard.fleet.fleet import Fleet, Pair, pair_named
 from sqla_shard.fleet.gtid_sets import GtidSet
-from sqla_shard.fleet.mysql_replay import MySQLReplay
-from sqla_shard.fleet.operation import Operation
-from sqla_shard.fleet.plans import as_list, Plan, Step
-from sqla_shard.fleet.replay import best_replay, MariaDBReplay, Moment, Replay
+from sqla_shard.fleet.operation import as_list, Operation, Plan, Step
+from sqla_shard.fleet.replay import (
+    best_replay,
+    MariaDBReplay,
+    Moment,
+    MySQLReplay,
+    Replay,
+)
 from sqla_shard.fleet.replication import gtids, replication_of
+from sqla_shard.fleet.row_copy import tables_of
 from sqla_shard.fleet.storage import Backup, DatabaseFile, Storage
 
 _TIMEOUT = 600.0

@@ -37,25 +37,23 @@ from sqla_shard.fleet.clients import known_clients
 from sqla_shard.fleet.dead_failover import DeadFailover
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.fleet_status import FleetStatus
-from sqla_shard.fleet.former import CloseFormer
 from sqla_shard.fleet.journal import holder_name, JournalHold, Record
 from sqla_shard.fleet.operation import (
+    FleetStatus,
     Operation,
+    Plan,
     Progress,
     PUBLISH,
     Result,
+    Step,
     StepEvent,
     UNDO,
 )
 from sqla_shard.fleet.orphans import OrphanChange
-from sqla_shard.fleet.plans import Plan, Step
-from sqla_shard.fleet.reopen import Reopen
 from sqla_shard.fleet.replica import Replica
 from sqla_shard.fleet.restore import Restore
-from sqla_shard.fleet.retire import Retire
-from sqla_shard.fleet.single_writer import CloseStandby
 from sqla_shard.fleet.split import Split
+from sqla_shard.fleet.write_access import CloseFormer, CloseStandby, Reopen, Retire
 from sqla_shard.topology import Topology
 from sqla_shard.topology.follow import is_zookeeper
 

@@ -35,16 +35,14 @@ from typing import Any
 
 from sqla_shard.exc import FleetServerError, OperationRefusedError, Problem
 from sqla_shard.exc.base import shortened_list
-from sqla_shard.fleet.addresses import url_at
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.app_access import access_of, access_problems, gaps
-from sqla_shard.fleet.clients import late_note
+from sqla_shard.fleet.clients import ended_note, late_note, Program, programs
 from sqla_shard.fleet.cutover_contents import CutoverContents, fault_of, proof_of
 from sqla_shard.fleet.fences import carry_fences, Fence
-from sqla_shard.fleet.fleet import Fleet, pair_named
+from sqla_shard.fleet.fleet import Fleet, pair_named, url_at
 from sqla_shard.fleet.moves import Request, ShardMove
-from sqla_shard.fleet.operation import Operation, PUBLISH
-from sqla_shard.fleet.plans import Plan, Step
+from sqla_shard.fleet.operation import Operation, Plan, PUBLISH, Step
 from sqla_shard.fleet.replication import Replication, replication_of
 from sqla_shard.fleet.requirements import (
     bypass_problems,
@@ -53,7 +51,6 @@ from sqla_shard.fleet.requirements import (
     Requirements,
     schema_problems,
 )
-from sqla_shard.fleet.sessions import ended_note, Program, programs
 from sqla_shard.topology import Topology
 
 #: Seconds in which the target must catch up before writes are stopped.

@@ -14,15 +14,24 @@ says why:
 
 Without ZooKeeper nothing is done.  If the leader dies in a failover, the next
 one finishes it.  A primary that was restarted and is read-only is reported,
-not opened.  A standby that can be written, as its primary can, is closed, see
-:mod:`~sqla_shard.fleet.single_writer`; so is a former primary that is back and
-can be written, see :mod:`~sqla_shard.fleet.former`.
+not opened.  A standby that can be written, as its primary can, is closed; so
+is a former primary that is back and can be written, see
+:mod:`~sqla_shard.fleet.write_access`.
+
+A watcher goes on whatever the command does that pages an operator: one that
+cannot be started, fails or takes too long is reported as a problem until a
+later one succeeds.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
+import shlex
+import shutil
+import signal
+import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,23 +40,113 @@ from dataclasses import dataclass, replace
 from datetime import datetime, UTC
 from typing import Any
 
-from sqla_shard.exc import FleetServerError, ShardError, TopologyUnavailableError
+from sqla_shard.exc import (
+    FleetServerError,
+    FleetSetupError,
+    ShardError,
+    TopologyUnavailableError,
+)
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.app_access import access_of, gaps
 from sqla_shard.fleet.dead_failover import DeadFailover
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.fleet import all_pairs, Fleet, Pair
-from sqla_shard.fleet.former import CloseFormer, writable_formers
 from sqla_shard.fleet.loss import Acknowledgements, acknowledgements, NONE, receiving
-from sqla_shard.fleet.operation import Operation, Progress, Result
-from sqla_shard.fleet.plans import Plan
+from sqla_shard.fleet.operation import Operation, Plan, Progress, Result
 from sqla_shard.fleet.replication import Replication, replication_of
 from sqla_shard.fleet.runner import apply, resume
-from sqla_shard.fleet.single_writer import CloseStandby
-from sqla_shard.fleet.watch_hook import Hook
 from sqla_shard.fleet.watch_votes import doubt, probe_of, Sight, Votes
+from sqla_shard.fleet.write_access import CloseFormer, CloseStandby, writable_formers
 from sqla_shard.topology.follow import source_at
 from sqla_shard.topology.urls import address_of
+
+_STDERR = 2
+
+
+class Hook:
+    """A command that is run for each line of a report.
+
+    The line is in the variable ``SQLA_SHARD_WATCH``; other variables of this
+    package, such as passwords, are not passed.  The output of the command
+    goes to standard error.
+
+    :param command: program and arguments; empty to run nothing.
+    :param seconds: time after which a command is killed.
+    :raises FleetSetupError: if the program does not exist, or cannot be
+        executed.
+    """
+
+    def __init__(self, command: Sequence[str], *, seconds: float) -> None:
+        self._command = [*command]
+        self._seconds = seconds
+        self._running: list[tuple[subprocess.Popen[bytes], float]] = []
+        #: Why the last command has failed; None if it has not.
+        self.failure: str | None = None
+        if command and shutil.which(command[0]) is None:
+            raise FleetSetupError(
+                f"the hook {command[0]!r} is not a program that can be "
+                "executed; write its path, or install it in a directory of "
+                "PATH"
+            )
+
+    def run(self, line: str) -> None:
+        """Start the command for a line; does not wait for its end."""
+        if not self._command:
+            return
+        environ = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("SQLA_SHARD_")
+        }
+        try:
+            process = subprocess.Popen(
+                self._command,
+                env={**environ, "SQLA_SHARD_WATCH": line},
+                stdin=subprocess.DEVNULL,
+                # Standard output has the reports, which may be JSON.
+                stdout=_STDERR,
+                # Its children are killed with it.
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            # ValueError: the line or an argument has a NUL.
+            self._fail(f"cannot be started: {error}")
+            return
+        self._running.append((process, time.monotonic() + self._seconds))
+
+    def collect(self) -> None:
+        """Collect the commands that have ended, and kill those too late."""
+        running = []
+        for process, deadline in self._running:
+            status = process.poll()
+            if status is None and time.monotonic() < deadline:
+                running.append((process, deadline))
+            elif status is None:
+                _kill(process)
+                self._fail(f"was killed after {self._seconds:g} s")
+            elif status:
+                self._fail(f"ended with status {status}")
+            else:
+                self.failure = None
+        self._running = running
+
+    def close(self) -> None:
+        """Kill the commands that run: the next watcher reports again."""
+        self.collect()
+        for process, _ in self._running:
+            _kill(process)
+        self._running.clear()
+
+    def _fail(self, reason: str) -> None:
+        self.failure = f"the hook {shlex.join(self._command)} {reason}"
+        _log.warning("%s", self.failure, extra={"action": "run watch hook"})
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
 
 _log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from sqla_shard.exc import (
     UnclaimableRowError,
 )
 from sqla_shard.fleet.fleet import all_pairs
-from sqla_shard.fleet.lag_guard import LagGuard, Replicas
+from sqla_shard.fleet.server_states import LagGuard, Replicas
 from sqla_shard.migrate.copying import (
     claim_page,
     Claimed,

@@ -12,13 +12,12 @@ import pytest
 
 from sqla_shard.dialects.mysql.show_create import without_character_sets
 from sqla_shard.exc import CopyFailedError, FleetServerError
-from sqla_shard.fleet import definitions
+from sqla_shard.fleet.admin import quoted
+from sqla_shard.fleet.common_point import snapshots
 from sqla_shard.fleet.copies import Copy, copy_state, finish_copy
-from sqla_shard.fleet.definitions import tables_of
 from sqla_shard.fleet.dumps import _rows
 from sqla_shard.fleet.replication import replication_of
-from sqla_shard.fleet.row_copy import RowCopy
-from sqla_shard.fleet.snapshots import snapshots
+from sqla_shard.fleet.row_copy import RowCopy, tables_of
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.load_writers import create_tables
@@ -129,7 +128,7 @@ def sums(server):
             " WHERE table_schema LIKE 'db%'"
         )
         for database, name in cursor.fetchall():
-            path = f"{definitions.quoted(database)}.{definitions.quoted(name)}"
+            path = f"{quoted(database)}.{quoted(name)}"
             cursor.execute(f"CHECKSUM TABLE {path} EXTENDED")
             ((_, value),) = cursor.fetchall()
             cursor.execute(f"SHOW CREATE TABLE {path}")

@@ -30,11 +30,11 @@ from sqla_shard.fleet import (
 )
 from sqla_shard.fleet.backup import create_backups, plan_backups, Scope
 from sqla_shard.fleet.binlog_archive import archives_of, copy_binlogs, plan_binlogs
-from sqla_shard.fleet.definitions import tables_of
 from sqla_shard.fleet.dumps import content_of, HEAD, same_content
 from sqla_shard.fleet.replay import Moment
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.restore import Restore
+from sqla_shard.fleet.row_copy import tables_of
 from sqla_shard.fleet.storage import Storage
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.command_line import invoke, ROOT

@@ -16,8 +16,8 @@ from sqla_shard.exc import OperationFailedError, OperationRefusedError
 from sqla_shard.fleet import apply, resume, runner, undo
 from sqla_shard.fleet.dead_failover import DeadFailover
 from sqla_shard.fleet.loss import acknowledgements, loss_of, receiving
-from sqla_shard.fleet.reopen import Reopen
 from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.write_access import Reopen
 from sqla_shard.ids import TimeLayout
 from sqla_shard.outbox.tables import CLOCKS
 from sqla_shard.testing.local_server import wait_until

@@ -13,11 +13,8 @@ import pytest
 from sqla_shard.exc import FleetLockedError, OperationFailedError
 from sqla_shard.fleet import apply, orphans, resume, undo
 from sqla_shard.fleet.fences import Fence
-from sqla_shard.fleet.former import CloseFormer
 from sqla_shard.fleet.orphans import OrphanChange
-from sqla_shard.fleet.reopen import Reopen
-from sqla_shard.fleet.retire import Retire
-from sqla_shard.fleet.single_writer import CloseStandby
+from sqla_shard.fleet.write_access import CloseFormer, CloseStandby, Reopen, Retire
 from sqla_shard.testing.server_setup import system_user
 from tests.servers.fleet_load import (
     create,

@@ -23,12 +23,11 @@ from sqla_shard.fleet.dead_failover import DeadFailover
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.fences import Fence
 from sqla_shard.fleet.orphans import OrphanChange, orphans_of
-from sqla_shard.fleet.reopen import Reopen
 from sqla_shard.fleet.replica import Replica
 from sqla_shard.fleet.restore import Restore
-from sqla_shard.fleet.retire import Retire
 from sqla_shard.fleet.split import Split
 from sqla_shard.fleet.storage import Storage
+from sqla_shard.fleet.write_access import Reopen, Retire
 from sqla_shard.testing import ZooKeeperEnsemble
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.server_setup import system_user

@@ -25,8 +25,8 @@ from sqla_shard.fleet import apply, resume, row_copy, undo
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.replica import Replica
 from sqla_shard.fleet.replication import replication_kind
-from sqla_shard.fleet.retire import Retire
 from sqla_shard.fleet.row_copy import RowCopy
+from sqla_shard.fleet.write_access import Retire
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.command_line import invoke
 from tests.servers.fleet_load import wait_until_equal

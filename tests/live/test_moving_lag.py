@@ -106,7 +106,7 @@ class Waiting(logging.Handler):
 
 @pytest.fixture
 def waiting():
-    log = logging.getLogger("sqla_shard.fleet.lag_guard")
+    log = logging.getLogger("sqla_shard.fleet.server_states")
     handler = Waiting()
     log.addHandler(handler)
     yield handler

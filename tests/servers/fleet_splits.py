@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqla_shard.fleet import Fleet
-from sqla_shard.fleet.plans import Plan
+from sqla_shard.fleet.operation import Plan
 from sqla_shard.fleet.split import Split
 from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.server_setup import system_user

@@ -16,8 +16,7 @@ from typing import Any
 from sqla_shard.exc import FleetServerError, Problem, ShardError
 from sqla_shard.fleet import Account, Accounts, apply, Fleet, Plan, resume, runner, undo
 from sqla_shard.fleet.fleet import all_pairs
-from sqla_shard.fleet.operation import Operation, PUBLISH
-from sqla_shard.fleet.plans import Step
+from sqla_shard.fleet.operation import Operation, PUBLISH, Step
 from sqla_shard.topology import Topology
 from sqla_shard.util.files import replace_file
 

@@ -20,7 +20,7 @@ from sqla_shard import Cluster, pack, TimeLayout, Topology
 from sqla_shard.exc import ExtensionSetupError, StatementTextError
 from sqla_shard.fleet import Account, Accounts, Fleet
 from sqla_shard.fleet.journal import Record
-from sqla_shard.fleet.plans import Plan
+from sqla_shard.fleet.operation import Plan
 from sqla_shard.fleet.runner import KINDS
 from sqla_shard.jobs import JobState, stored_job
 from sqla_shard.monitor.dashboard import (

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from sqla_shard.fleet.accounts import Login
 from sqla_shard.fleet.app_access import Access, Attempt, attempt, gaps, gaps_alone
 from sqla_shard.fleet.fences import GrantRow
-from sqla_shard.fleet.logins import Login
 
 DATABASES = ["db1", "db2", "my_db"]
 NATIVE = "mysql_native_password:"

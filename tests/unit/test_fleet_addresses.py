@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sqla_shard.fleet.addresses import is_address, roles_in, url_at, with_port
+from sqla_shard.fleet.fleet import is_address, roles_in, url_at, with_port
 from sqla_shard.topology import Topology
 
 

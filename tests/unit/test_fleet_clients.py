@@ -6,13 +6,15 @@ import json
 
 import pytest
 
-from sqla_shard.fleet.clients import Client, Clients, late_lines
-from sqla_shard.fleet.sessions import (
+from sqla_shard.fleet.clients import (
     AppSession,
+    Client,
+    Clients,
     described,
     ended_lines,
     ended_note,
     host_of,
+    late_lines,
     Program,
 )
 

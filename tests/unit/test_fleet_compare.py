@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sqla_shard.exc import FleetServerError
-from sqla_shard.fleet.catalogue import _counter
 from sqla_shard.fleet.checksums import ComparedColumn, ComparedColumns, key_of
-from sqla_shard.fleet.differences import DataReport, Difference, Unread
+from sqla_shard.fleet.differences import _counter, DataReport, Difference, Unread
 from sqla_shard.fleet.replication import MariaDBReplication, MySQLReplication
 from tests.models.scripted_admin import ScriptedAdmin
 

@@ -7,15 +7,15 @@ import pytest
 from sqla_shard.exc import FleetSetupError
 from sqla_shard.fleet import Account
 from sqla_shard.fleet.admin import quoted
-from sqla_shard.fleet.definitions import (
+from sqla_shard.fleet.replication import MariaDBReplication, MySQLReplication
+from sqla_shard.fleet.row_copy import (
     _AUTO_INCREMENT,
     definition_of,
     differences,
+    literal,
     ServerTable,
     StoredColumn,
 )
-from sqla_shard.fleet.replication import MariaDBReplication, MySQLReplication
-from sqla_shard.fleet.row_copy import literal
 from tests.models.scripted_admin import ScriptedAdmin
 
 

@@ -10,8 +10,12 @@ import pytest
 
 from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet import Account
-from sqla_shard.fleet.events import disable_events, enable_events, replicated_events_of
 from sqla_shard.fleet.replication import MySQLReplication, replication_of
+from sqla_shard.fleet.role_change import (
+    disable_events,
+    enable_events,
+    replicated_events_of,
+)
 from tests.models.scripted_admin import ScriptedAdmin
 
 ACCOUNT = Account(user="replication", password="se'cret")

@@ -7,8 +7,7 @@ import uuid
 
 import pytest
 
-from sqla_shard.fleet.mysql_replay import MySQLReplay
-from sqla_shard.fleet.replay import best_replay, Moment
+from sqla_shard.fleet.replay import best_replay, Moment, MySQLReplay
 from sqla_shard.fleet.storage import MANIFEST, Storage
 from sqla_shard.types.compression import require_zstd
 from tests.unit.test_fleet_replay import archive, event, query

@@ -15,12 +15,11 @@ import pytest
 pytest.importorskip("kazoo")
 
 from sqla_shard.exc import FleetServerError, FleetSetupError
-from sqla_shard.fleet import former
+from sqla_shard.fleet import write_access
 from sqla_shard.fleet.fleet import all_pairs, pair_named
 from sqla_shard.fleet.loss import Acknowledgements, loss_of, SemiSyncProbe
-from sqla_shard.fleet.watch_hook import Hook
 from sqla_shard.fleet.watch_votes import doubt, probe_of, Sight, vote_of
-from sqla_shard.fleet.watcher import WatchReport
+from sqla_shard.fleet.watcher import Hook, WatchReport
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.topology import Topology
 
@@ -356,13 +355,13 @@ def test_former_primaries_are_looked_at_at_once(monkeypatch):
             raise FleetServerError(server=url, number=2003, reason="is off")
         return Admin(url)
 
-    monkeypatch.setattr(former, "former_primaries", lambda *_: formers)
+    monkeypatch.setattr(write_access, "former_primaries", lambda *_: formers)
     monkeypatch.setattr(
-        former,
+        write_access,
         "replication_of",
         lambda found: SimpleNamespace(is_read_only=lambda: not found.is_open),
     )
-    monkeypatch.setattr(former, "former_url", lambda _, address: address)
+    monkeypatch.setattr(write_access, "former_url", lambda _, address: address)
     fleet = SimpleNamespace(topology=lambda: None, admin=admin)
-    found = former.writable_formers(fleet, [], timeout=3.0)
+    found = write_access.writable_formers(fleet, [], timeout=3.0)
     assert found == ["db1:3306", "db3:3306"]

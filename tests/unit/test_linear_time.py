@@ -18,9 +18,9 @@ from sqla_shard.dialects.mysql.new_tables import creation_of
 from sqla_shard.dialects.mysql.show_create import without_character_sets
 from sqla_shard.dialects.sqlite import _words
 from sqla_shard.exc import SchemaOptionError
-from sqla_shard.fleet.addresses import bare_url
 from sqla_shard.fleet.binlog_statements import qualifiers
 from sqla_shard.fleet.fences import is_like
+from sqla_shard.fleet.fleet import bare_url
 from sqla_shard.fleet.replication_base import _NAMED
 from sqla_shard.fleet.watcher import WatchReport
 from sqla_shard.models.codecs import _DECIMAL
