@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any, TYPE_CHECKING
 
-from sqla_shard.cache.cache import Cache
+from sqla_shard.cache.cache import Announcement, Cache
 from sqla_shard.cache.columns import Cached
 from sqla_shard.cache.config import load_cache, load_regions
 from sqla_shard.cache.decorators import cached_list, cached_objects, CachedFunction
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sqla_shard.cache.stores.memcached import MemcachedStore
 
 __all__ = [
+    "Announcement",
     "Cache",
     "Cached",
     "CachedFunction",

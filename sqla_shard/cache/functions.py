@@ -40,7 +40,7 @@ from sqla_shard.session import ShardSession
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
-    from sqla_shard.cache.cache import Cache
+    from sqla_shard.cache import Cache
 
 
 #: A format: the placeholder of the id, and other characters of keys.

@@ -14,7 +14,7 @@ from sqla_shard.outbox.tables import DICTIONARIES
 from sqla_shard.session import ShardSession
 
 if TYPE_CHECKING:
-    from sqla_shard.cluster.cluster import Cluster
+    from sqla_shard import Cluster
 
 _dictionary = DICTIONARIES.c
 

@@ -43,8 +43,8 @@ from sqla_shard.session.paging import Seal
 from sqla_shard.topology import Topology
 
 if TYPE_CHECKING:
-    from sqla_shard.cache.cache import Cache
-    from sqla_shard.session.session import AnyCluster
+    from sqla_shard import Cluster
+    from sqla_shard.cache import Cache
 
 __all__ = ["LoopEngines", "Loops"]
 
@@ -167,7 +167,7 @@ class Loops:
 
     def __init__(
         self,
-        cluster: AnyCluster,
+        cluster: Cluster,
         open_: Callable[[], LoopEngines],
         *,
         request_topology: Callable[[], None],
@@ -187,7 +187,7 @@ class Loops:
         return self._known
 
     @property
-    def synchronous(self) -> AnyCluster:
+    def synchronous(self) -> Cluster:
         """The cluster of synchronous sessions."""
         return self._cluster
 

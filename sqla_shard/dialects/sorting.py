@@ -54,7 +54,7 @@ from sqla_shard.util import sqlalchemy_private as private
 # * a collation may pad: trailing spaces make no difference, and a shorter text
 #   compares as if spaces followed it.  The number of weights does not follow
 #   from the length of a text, so servers return them without padding, and the
-#   weights of the padding; :mod:`sqla_shard.planning.values` does the rest;
+#   weights of the padding; :mod:`sqla_shard.engine.values` does the rest;
 # * a collation may compare all letters first, then all accents, then the case.
 #   Such *levels* are selected one by one;
 # * MariaDB gives its result the length that a text of one weight for each

@@ -10,6 +10,8 @@ topology, the engine of a shard.
 ``lanes``        the threads, or event loop, that wait for several servers
 ``polled_lanes`` one thread that polls the sockets of several servers
 ``execution``    the statements of a plan, and the merged rows
+``merge``        the merge of rows, and the recipes of its values
+``values``       numbers and texts of several servers
 ``hub``          several executions of one session, as greenlets
 ``overlapping``  the same with or without an event loop
 ``hooks``        listeners of engines and pools; servers that are retired

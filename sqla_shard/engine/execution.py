@@ -38,7 +38,7 @@ from sqla_shard.exc import (
 )
 
 if TYPE_CHECKING:
-    from sqla_shard.planning.expressions import Computation
+    from sqla_shard.engine.merge import Computation
 
 
 #: The arguments of ``do_execute``: cursor, statement, parameters, context

@@ -50,7 +50,7 @@ from sqla_shard.topology import Topology
 from sqla_shard.util.sqlalchemy_private import call_last_first
 
 if TYPE_CHECKING:
-    from sqla_shard.engine.registry import Engines
+    from sqla_shard.engine import Engines
 
 
 class CommitLog(Protocol):

@@ -24,7 +24,7 @@ from sqla_shard.engine.rendering import Place
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
-    from sqla_shard.planning.merge import Merge
+    from sqla_shard.engine.merge import Merge
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from sqla_shard.dialects.sorting import Hidden
 from sqla_shard.types.shard_bound import ShardBound, Slot
 
 if TYPE_CHECKING:
-    from sqla_shard.planning.merge import Merge
+    from sqla_shard.engine.merge import Merge
 
 
 #: The placeholder for the database of the shard in compiled SQL and text()

@@ -30,7 +30,6 @@ from sqla_shard.util.processes import ending
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
-    from sqla_shard.ext.flask import FlaskCluster
     from sqla_shard.jobs import ClaimedJob, JobReport
 
 __all__ = ["EXTENSION", "shard_commands"]
@@ -54,22 +53,22 @@ shard_commands = _Commands(
 )
 
 
-def _extension() -> FlaskCluster:
-    found: FlaskCluster = current_app.extensions[EXTENSION]
-    return found
+def _cluster() -> Cluster:
+    cluster: Cluster = current_app.extensions[EXTENSION].cluster
+    return cluster
 
 
 @shard_commands.command("explain")
 @click.argument("object_id", metavar="ID", type=int)
 def _explain(object_id: int) -> None:
     """Show the shard and the server of an ID, without connecting."""
-    click.echo(str(_extension().cluster.explain(object_id)))
+    click.echo(str(_cluster().explain(object_id)))
 
 
 @shard_commands.command("topology")
 def _topology() -> None:
     """List keyspaces, servers and their shards."""
-    click.echo(describe(_extension().cluster.topology))
+    click.echo(describe(_cluster().topology))
 
 
 @shard_commands.command("health")
@@ -78,7 +77,7 @@ def _health() -> None:
 
     It also shows the state of the topology and when it was last confirmed.
     """
-    health = _extension().cluster.health()
+    health = _cluster().health()
     line = f"topology: {health.state}, epoch {health.epoch}"
     if health.state != "fixed":
         line += f" of {health.source}, confirmed {health.age:.0f} s ago"
@@ -102,13 +101,13 @@ def _create_all(keyspace: str | None) -> None:
 
     This is for development: existing tables are not changed.
     """
-    extension = _extension()
-    if extension.metadata is None:
+    metadata = current_app.extensions[EXTENSION].metadata
+    if metadata is None:
         raise click.ClickException(
             "the extension has no metadata; pass FlaskCluster(metadata=Base.metadata)"
         )
-    cluster = extension.cluster
-    cluster.create_all(extension.metadata, keyspace=keyspace)
+    cluster = _cluster()
+    cluster.create_all(metadata, keyspace=keyspace)
     click.echo(f"all tables exist: {cluster!r}")
 
 
@@ -154,7 +153,7 @@ def _worker(
 
     app: Flask = current_app._get_current_object()  # type: ignore[attr-defined]  # of the proxy
     worker = Worker(
-        _extension().cluster,
+        _cluster(),
         [name.strip() for name in queues.split(",")],
         concurrency=concurrency,
         delivers=deliver,
@@ -163,7 +162,7 @@ def _worker(
     def stop(*signal_arguments: object) -> None:
         worker.stop(stop_timeout)
 
-    with ending(stop), _contexts(app, _extension().cluster):
+    with ending(stop), _contexts(app, _cluster()):
         report = worker.run(until_empty=once)
     click.echo(str(report))
     if once and (report.failed or report.lost or report.unknown):

@@ -171,7 +171,7 @@ def known_clients(fleet: Fleet, topology: Topology) -> Clients | None:
 
 def _read(fleet: Fleet, topology: Topology) -> Clients:
     # kazoo is needed for this alone.
-    from sqla_shard.topology.zookeeper.publications import CLIENTS
+    from sqla_shard.topology.zookeeper.source import CLIENTS
     from sqla_shard.topology.zookeeper.store import ZooKeeperStore
 
     hosts, options = zookeeper_options(fleet.location)

@@ -15,7 +15,7 @@ writes the shard of its job is acknowledged by the same transaction.
 ``cleanup``    expired claims and old jobs, one process at a time for a shard
 ``queue_limits``  pauses and limits of queues, shared by all workers
 ``health``     servers that have failed repeatedly have a rest
-``heartbeat``  claims of running jobs are extended
+``leases``  claims of running jobs are extended
 ``crontab``    times at which periodic tasks are due
 ``periodic``   one job for each periodic task, which is pending again
 ``running``    the job that runs: what its task can do with it

@@ -19,7 +19,7 @@ from sqla_shard.engine.unread import short
 from sqla_shard.exc import CommitUnknownError, JobClaimLostError, UnsafeBinaryLogError
 from sqla_shard.jobs.claims import acknowledge, claim, ClaimedJob, fail, release
 from sqla_shard.jobs.health import windows_of
-from sqla_shard.jobs.heartbeat import confirm
+from sqla_shard.jobs.leases import confirm
 from sqla_shard.jobs.periodic import is_periodic, repeat
 from sqla_shard.jobs.running import Ending, Outcome
 from sqla_shard.jobs.survey import DueGroup

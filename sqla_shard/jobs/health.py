@@ -23,7 +23,7 @@ from sqla_shard.exc.base import summary
 from sqla_shard.util.jitter import jittered
 
 if TYPE_CHECKING:
-    from sqla_shard.session.session import AnyCluster
+    from sqla_shard import Cluster
 
 #: Errors of a server.
 UNHEALTHY = (CommitUnknownError, ServerFencedError, ServerUnreachableError)
@@ -108,10 +108,10 @@ class HealthWindows:
 
 
 _lock = threading.Lock()
-_known: WeakKeyDictionary[AnyCluster, HealthWindows] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Cluster, HealthWindows] = WeakKeyDictionary()
 
 
-def windows_of(cluster: AnyCluster) -> HealthWindows:
+def windows_of(cluster: Cluster) -> HealthWindows:
     """Return the windows of a cluster in this process."""
     with _lock:
         return _known.setdefault(cluster, HealthWindows())

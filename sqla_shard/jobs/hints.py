@@ -28,7 +28,6 @@ from sqla_shard.util.processes import in_children
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
-    from sqla_shard.session.session import AnyCluster
 
 _log = logging.getLogger(__name__)
 
@@ -130,10 +129,10 @@ class Hints:
 
 
 _lock = threading.Lock()
-_known: WeakKeyDictionary[AnyCluster, Hints] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Cluster, Hints] = WeakKeyDictionary()
 
 
-def hints_of(cluster: AnyCluster) -> Hints:
+def hints_of(cluster: Cluster | Loops) -> Hints:
     """Return the hints of a cluster in this process."""
     if isinstance(cluster, Loops):
         cluster = cluster.synchronous

@@ -35,7 +35,7 @@ from sqla_shard.session import ShardSession
 from sqla_shard.types import UTCTimestamp
 
 if TYPE_CHECKING:
-    from sqla_shard.session.session import AnyCluster
+    from sqla_shard import Cluster
 
 #: Maximum number of jobs that are counted of a shard, a queue and a state.
 MOST_COUNTED = 10_000
@@ -137,7 +137,7 @@ class TaskCount:
         return f"{self.task}: {self.count:,} {self.state.name.lower()}{retries}"
 
 
-def count_queues(cluster: AnyCluster) -> list[QueueCount]:
+def count_queues(cluster: Cluster) -> list[QueueCount]:
     """Return the numbers of jobs of all queues, in the order of their names.
 
     :raises SQLAlchemyError: if a server cannot be read.
@@ -145,7 +145,7 @@ def count_queues(cluster: AnyCluster) -> list[QueueCount]:
     return complete(queue_counts(cluster))
 
 
-def queue_counts(cluster: AnyCluster) -> tuple[list[QueueCount], list[UnreadServer]]:
+def queue_counts(cluster: Cluster) -> tuple[list[QueueCount], list[UnreadServer]]:
     """Return the numbers of jobs of all queues, and the unread servers."""
     found, unread = scan(cluster, _read, purpose="jobs", kinds=("objects",))
     sums: dict[str, QueueCount] = {}
@@ -268,7 +268,7 @@ _TASKS = select(
 
 
 def task_counts(
-    cluster: AnyCluster, queue: str
+    cluster: Cluster, queue: str
 ) -> tuple[list[TaskCount], list[UnreadServer]]:
     """Return the numbers of jobs of a queue by task and state.
 

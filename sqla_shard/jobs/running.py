@@ -5,30 +5,37 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
+from functools import partial
 from time import monotonic
 from typing import Any, TYPE_CHECKING
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from sqla_shard.cluster.async_session import AsyncShardSession
+from sqla_shard.engine.unread import short
 from sqla_shard.exc import JobArgumentError, JobClaimLostError, JobTimeLimitError
 from sqla_shard.exc.base import shown
 from sqla_shard.jobs import claims
 from sqla_shard.jobs.claims import ClaimedJob
 from sqla_shard.jobs.enqueue import encoded, seconds_of
-from sqla_shard.jobs.heartbeat import extend
+from sqla_shard.jobs.leases import extend
 from sqla_shard.jobs.periodic import is_periodic, repeat
 from sqla_shard.jobs.tasks import find_task
+from sqla_shard.outbox.scan import PARALLEL
 from sqla_shard.session import ShardSession
 from sqla_shard.session.transaction import TransactionLog
 from sqla_shard.util.json_values import is_json, JSON_VALUE
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
+
+_log = logging.getLogger(__name__)
 
 
 class Ending(Enum):
@@ -319,3 +326,68 @@ def as_current(running: RunningJob) -> Iterator[None]:
         yield
     finally:
         _current.set(before)
+
+
+class Heartbeat:
+    """Extends the claims of the jobs of a worker.
+
+    :param lease: seconds until a claim expires.
+    :param jobs: returns the jobs that the worker holds.
+    """
+
+    def __init__(
+        self, cluster: Cluster, lease: float, jobs: Callable[[], Collection[RunningJob]]
+    ) -> None:
+        self._cluster = cluster
+        self._lease = lease
+        self._jobs = jobs
+
+    def beat(self) -> None:
+        """Extend the claims that have lasted for a third of their time.
+
+        Not those of tasks whose time limit is over: their jobs are for other
+        workers.
+        """
+        soon = monotonic() + self._lease * 2 / 3
+        due = [
+            one
+            for one in self._jobs()
+            if one.expires < soon and not one.is_lost and not one.is_overdue
+        ]
+        if not due:
+            return
+        by_server: dict[Any, list[RunningJob]] = {}
+        places = self._cluster.places
+        for one in due:
+            space = places.topology.keyspace(one.job.keyspace)
+            place = places.place(space, one.job.shard_id)
+            by_server.setdefault(place.engine, []).append(one)
+        places.engines.in_parallel(
+            [partial(self._extend, group) for group in by_server.values()],
+            "heartbeat",
+            PARALLEL,
+        )
+
+    def _extend(self, group: Sequence[RunningJob]) -> None:
+        """Extend the claims of jobs of one server."""
+        before = monotonic()
+        try:
+            lost = self._cluster.run(
+                extend,
+                [one.job for one in group],
+                self._lease,
+                attempts=2,
+                cross_shard="unordered",
+            )
+        except SQLAlchemyError as error:
+            _log.warning(
+                "the claims of %d jobs could not be extended; this is tried again: %s",
+                *(len(group), short(error)),
+                extra={"action": "extend"},
+            )
+            return
+        for one in group:
+            if one.job in lost:
+                one.lose()
+            else:
+                one.expires = before + self._lease

@@ -29,7 +29,7 @@ from sqla_shard.session import ShardSession
 from sqla_shard.types import UTCTimestamp
 
 if TYPE_CHECKING:
-    from sqla_shard.session.session import AnyCluster
+    from sqla_shard import Cluster
 
 #: Maximum number of jobs that are read of a shard, a state and a queue.
 MOST_EXAMINED = 10_000
@@ -184,7 +184,7 @@ _found = (
 _OF_QUEUE = select(*_COLUMNS).join_from(_found, JOBS, _job.id == _found.c.id)
 
 
-def stored_job(cluster: AnyCluster, job_id: str) -> StoredJob | None:
+def stored_job(cluster: Cluster, job_id: str) -> StoredJob | None:
     """Return a job; None if there is none with this id.
 
     :param job_id: keyspace, shard and number, such as ``objects/7/1234``.
@@ -202,7 +202,7 @@ def stored_job(cluster: AnyCluster, job_id: str) -> StoredJob | None:
     return None if row is None else _stored(address[0], row)
 
 
-def jobs_by_key(cluster: AnyCluster, unique_key: str) -> JobPage:
+def jobs_by_key(cluster: Cluster, unique_key: str) -> JobPage:
     """Return the jobs with a unique key that have not finished.
 
     :raises JobOptionError: if it is not a valid key.
@@ -215,7 +215,7 @@ def jobs_by_key(cluster: AnyCluster, unique_key: str) -> JobPage:
 
 
 def jobs_of(
-    cluster: AnyCluster,
+    cluster: Cluster,
     queue: str,
     states: Collection[JobState] = tuple(JobState),
     *,

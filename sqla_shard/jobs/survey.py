@@ -29,7 +29,7 @@ from sqla_shard.session import ShardSession
 from sqla_shard.types.shard_bound import ShardNumber
 
 if TYPE_CHECKING:
-    from sqla_shard.session.session import AnyCluster
+    from sqla_shard import Cluster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ Ages = Mapping[JobState, timedelta]
 
 
 def due_jobs(
-    cluster: AnyCluster, queues: Collection[str]
+    cluster: Cluster, queues: Collection[str]
 ) -> tuple[list[DueGroup], list[UnreadServer]]:
     """Return the pending jobs that are due, by shard, queue and priority.
 
@@ -66,7 +66,7 @@ def due_jobs(
 
 
 def due_rows(
-    cluster: AnyCluster, queues: Collection[str], ages: Ages
+    cluster: Cluster, queues: Collection[str], ages: Ages
 ) -> tuple[list[DueGroup], list[UnreadServer]]:
     """Return the due rows of some states, by shard, queue and priority.
 

@@ -33,13 +33,12 @@ from sqla_shard.jobs.cleanup import clean_up, KEEP_DONE, KEEP_FAILED
 from sqla_shard.jobs.delivery import deliver
 from sqla_shard.jobs.enqueue import check_queue
 from sqla_shard.jobs.handling import check_binary_logs, Exchanges
-from sqla_shard.jobs.heartbeat import Heartbeat
 from sqla_shard.jobs.hints import hints_of
 from sqla_shard.jobs.job_events import report_lost_claims
 from sqla_shard.jobs.periodic import ensure_periodic
 from sqla_shard.jobs.queue_limits import LimitedQueues
 from sqla_shard.jobs.runners import Repeating, Runners
-from sqla_shard.jobs.running import Ending, Outcome, RunningJob
+from sqla_shard.jobs.running import Ending, Heartbeat, Outcome, RunningJob
 from sqla_shard.jobs.schedule import Schedule
 from sqla_shard.jobs.survey import due_jobs, DueGroup
 from sqla_shard.outbox.apply import Address

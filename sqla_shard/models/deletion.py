@@ -37,10 +37,9 @@ from sqla_shard.models.deletion_plan import (
     removal_calls,
     tree,
 )
-from sqla_shard.models.list_counts import forget_counts
 from sqla_shard.models.lookup_definition import link as link_lookup
 from sqla_shard.models.mapping_definition import link as link_mapping
-from sqla_shard.models.mapping_list import List, statements_of
+from sqla_shard.models.mapping_list import forget_counts, List, statements_of
 from sqla_shard.models.registration import retried_once, run, run_awaited, Saga
 from sqla_shard.models.spread_list import is_moving, list_of
 from sqla_shard.planning import has_objects, spec_of

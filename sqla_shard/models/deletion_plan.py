@@ -11,10 +11,12 @@ from sqlalchemy.orm import ColumnProperty, Mapper
 
 from sqla_shard.engine.rendering import Place
 from sqla_shard.models.field_declarations import FieldProperty
-from sqla_shard.models.list_counts import forget_counts
 from sqla_shard.models.lookup_mixin import LookupMixin
 from sqla_shard.models.lookup_table import LookupAccess, statements_of
-from sqla_shard.models.mapping_list import statements_of as list_statements_of
+from sqla_shard.models.mapping_list import (
+    forget_counts,
+    statements_of as list_statements_of,
+)
 from sqla_shard.models.mapping_mixin import MappingMixin
 from sqla_shard.models.spread_list import list_of, readdress
 from sqla_shard.outbox.apply import function_named, operation_name, register_for

@@ -21,7 +21,6 @@ from sqlalchemy import insert, inspect, update
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.models.class_checks import name_of_class
-from sqla_shard.models.list_counts import add_to_count
 from sqla_shard.models.mapping_definition import (
     check_change,
     check_changed,
@@ -29,7 +28,7 @@ from sqla_shard.models.mapping_definition import (
     End,
     MappingDefinition,
 )
-from sqla_shard.models.mapping_list import chunked, List
+from sqla_shard.models.mapping_list import add_to_count, chunked, List
 from sqla_shard.models.spread_list import is_moving, list_of, readdress
 from sqla_shard.outbox.apply import operation_name, register_for
 from sqla_shard.outbox.operations import add_pending

@@ -16,7 +16,6 @@ from sqla_shard.exc import (
     StaleNeighbourError,
 )
 from sqla_shard.models.inverse_mapping import write_inverse
-from sqla_shard.models.list_counts import add_to_count
 from sqla_shard.models.list_pages import position, PositionKey
 from sqla_shard.models.list_positions import (
     middle,
@@ -26,7 +25,7 @@ from sqla_shard.models.list_positions import (
     STEP,
     windows,
 )
-from sqla_shard.models.mapping_list import chunked, List
+from sqla_shard.models.mapping_list import add_to_count, chunked, List
 from sqla_shard.session.execute import OUR_OWN
 from sqla_shard.types.columns import MAX_SEQUENCE
 

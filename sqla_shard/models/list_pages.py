@@ -27,7 +27,6 @@ from sqlalchemy.orm import aliased
 from sqlalchemy.orm.attributes import set_committed_value
 
 from sqla_shard.exc import InvalidBookmarkError, InvalidIdError, InvalidSequenceError
-from sqla_shard.models.list_counts import stored_count, stored_sum
 from sqla_shard.models.list_positions import reach, STEP
 from sqla_shard.models.mapping_list import (
     cached_count,
@@ -37,6 +36,8 @@ from sqla_shard.models.mapping_list import (
     List,
     NotCached,
     statements_of,
+    stored_count,
+    stored_sum,
 )
 from sqla_shard.models.spread_list import list_of
 from sqla_shard.session import ShardSession

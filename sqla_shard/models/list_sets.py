@@ -15,7 +15,7 @@ from sqla_shard.models.spread_list import is_moving, list_of
 from sqla_shard.session import ShardSession
 
 if TYPE_CHECKING:
-    from sqla_shard.cluster.cluster import Cluster
+    from sqla_shard import Cluster
 
 
 def intersect(one: List, other: List, descending: bool, batch: int) -> Iterator[int]:

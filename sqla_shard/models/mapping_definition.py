@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Index, inspect
+from sqlalchemy import BigInteger, Column, Index, inspect, Integer, Table
 from sqlalchemy.orm import foreign, Mapped, mapped_column, Mapper, relationship
 from sqlalchemy.sql.dml import Update
 
+from sqla_shard.dialects.sql import COUNTING
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ClassDefinitionError, KeptMappingError
@@ -37,7 +38,6 @@ from sqla_shard.models.class_checks import (
     spec_of_objects,
 )
 from sqla_shard.models.layouts import layout_of
-from sqla_shard.models.list_counts import declare_counts
 from sqla_shard.models.list_positions import MOST_MOVES, now
 from sqla_shard.models.spread import check_pieces, piece_of, shard_of
 from sqla_shard.planning import columns_set, declare, spec_of, TableSpec
@@ -463,3 +463,53 @@ def _use_source_keyspace(cls: Any, definition: MappingDefinition) -> None:
         )
     definition.keyspace = theirs
     _declare(cls, inspect(cls).local_table, definition)
+
+
+def create_counts(cls: Any, table: Any, definition: MappingDefinition) -> None:
+    """Create the table with the lengths of the lists of a class.
+
+    :param table: the table of the class.
+    """
+    column = definition.source.column
+    definition.counts = Table(
+        f"{table.name}_count",
+        table.metadata,
+        Column(
+            column,
+            ObjectRef(colocated=definition.spread == 1),
+            primary_key=True,
+            autoincrement=False,
+        ),
+        Column("slot", Integer, primary_key=True, autoincrement=False),
+        Column("number", BigInteger, nullable=False),
+        info={COUNTING: ((column, "slot"), "number")},
+    )
+    declare_counts(cls, definition)
+
+
+def declare_counts(cls: Any, definition: MappingDefinition) -> None:
+    """Declare the table of the lengths to routing."""
+    layout = definition.source.layout
+    kind: Any = definition.counts.columns[0].type
+    kind.layout = layout
+    declare(
+        definition.counts,
+        TableSpec(
+            kind="objects",
+            keyspace=definition.keyspace,
+            id_index=0 if definition.spread == 1 else None,
+            type_id=definition.source.type_id,
+            layout=layout,
+            commits_late=True,
+            guard=partial(_refuse, cls),
+        ),
+    )
+
+
+def _refuse(cls: Any, statement: Any) -> None:
+    """Refuse a statement of the application on the lengths.
+
+    :raises KeptMappingError: always.
+    """
+    name = cls.__name__
+    raise KeptMappingError(mapping=name, kept_by=name, reason="count")

@@ -16,12 +16,23 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import and_, bindparam, delete, func, inspect, Integer, or_, select
+from sqlalchemy import (
+    and_,
+    BigInteger,
+    bindparam,
+    delete,
+    func,
+    inspect,
+    Integer,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.sql.elements import ColumnElement
 
+from sqla_shard.dialects.sql import InsertAdding
 from sqla_shard.engine.rendering import Place
 from sqla_shard.models.class_checks import built_once
-from sqla_shard.models.list_counts import add_to_count, CountStatements
 from sqla_shard.models.list_positions import reach
 from sqla_shard.models.mapping_definition import End, link
 from sqla_shard.planning import spec_of
@@ -603,3 +614,122 @@ def cached_count(rows: List, ask: Callable[[Any], int]) -> int | None:
     if caching is None:
         return None
     return caching.count(session, table, rows.place, rows.source_id, ask)
+
+
+class CountStatements:
+    """The statements on the numbers of a class.
+
+    :param table: the table of the numbers.
+    :param rows: a SELECT of the number of rows, for a parameter ``source``.
+    """
+
+    def __init__(self, table: Any, rows: Any) -> None:
+        self.table = table
+        self.source = source = table.columns[0]
+        here = (
+            source == bindparam("source", type_=source.type),
+            table.c.slot == bindparam("the_slot", type_=Integer()),
+        )
+        self.read = select(table.c.number).where(*here)
+        self.total = select(func.sum(table.c.number)).where(here[0])
+        self.read_locked = self.read.with_for_update()
+        self.add = InsertAdding(table).values(
+            {
+                source: bindparam("source", type_=source.type),
+                table.c.slot: bindparam("the_slot", type_=Integer()),
+                table.c.number: bindparam("delta", type_=BigInteger()),
+            }
+        )
+        #: The transaction may have an older snapshot, so read locked rows.
+        self.rows = rows.with_for_update(read=True)
+        self.set = (
+            update(table)
+            .where(*here)
+            .values(number=bindparam("the_number", type_=BigInteger()))
+        )
+
+
+def add_to_count(rows: List, delta: int) -> None:
+    """Add to the number of rows of a list, whose lock is held.
+
+    :param delta: number of rows that were inserted; negative for deleted
+        ones.
+    """
+    counts = rows.statements.counts
+    if counts is None or not delta:
+        return
+    result = rows.execute(counts.add, the_slot=rows.slot, delta=delta)
+    if rows.place.backend.counts_upserts:
+        is_new = result.rowcount == 1
+    else:
+        stored = rows.execute(counts.read, the_slot=rows.slot).scalar_one()
+        is_new = stored == delta
+    if is_new:
+        # Rows may be older than the table of lengths.
+        number: int = rows.execute(counts.rows).scalar_one()
+        rows.execute(counts.set, the_slot=rows.slot, the_number=number)
+
+
+def stored_count(rows: List, session: Any) -> int | None:
+    """Return the stored number; None if the list has none."""
+    counts = rows.statements.counts
+    if counts is None:
+        return None
+    found: int | None = session.execute(
+        counts.read,
+        {"source": rows.source_id, "the_slot": rows.slot},
+        bind_arguments={"place": rows.place},
+    ).scalar()
+    return found
+
+
+def stored_sum(rows: List) -> int:
+    """Return the length of a spread list, whose pieces are all counted."""
+    counts: Any = rows.statements.counts
+    return int(rows.execute(counts.total).scalar_one() or 0)
+
+
+def recount_all(rows: List) -> int:
+    """Count all rows of a list again; return their number."""
+    number = sum(recount(part)[1] for part in rows.parts())
+    if rows.statements.definition.spread_before:
+        return stored_sum(rows)  # without copies
+    return number
+
+
+def recount(rows: List) -> tuple[int | None, int]:
+    """Count the rows of a piece of a list again, and correct its number.
+
+    :returns: the number that was stored, None without one; and the number of
+        rows.
+    """
+    counts = rows.statements.counts
+    if counts is None:
+        number: int = rows.execute(rows.statements.count).scalar_one()
+        return None, number
+    rows.lock()
+    before: int | None = rows.execute(counts.read_locked, the_slot=rows.slot).scalar()
+    now: int = rows.execute(counts.rows).scalar_one()
+    if before is None:
+        rows.execute(counts.add, the_slot=rows.slot, delta=now)
+    elif before != now:
+        rows.execute(counts.set, the_slot=rows.slot, the_number=now)
+    if before != now:
+        rows.invalidate()
+    return before, now
+
+
+def forget_counts(
+    session: Any, statements: Any, place: Any, ids: Any, *, only_empty: bool = False
+) -> None:
+    """Delete the numbers of lists of one shard, whose rows are deleted.
+
+    :param ids: ids of the sources.
+    :param only_empty: whether to delete only numbers that are 0.
+    """
+    counts = statements.counts
+    if counts is not None:
+        there = delete(counts.table).where(counts.source.in_(ids))
+        if only_empty:
+            there = there.where(counts.table.c.number == 0)
+        session.execute(there, bind_arguments={"place": place})

@@ -48,12 +48,7 @@ from typing import Any, TYPE_CHECKING, TypeVar
 from sqlalchemy import event
 from sqlalchemy.orm import Mapped, Mapper
 
-from sqla_shard.models import (
-    list_changes,
-    list_counts,
-    list_pages as reading,
-    list_sets,
-)
+from sqla_shard.models import list_changes, list_pages as reading, list_sets
 from sqla_shard.models.class_checks import whole_or_not_at_all
 from sqla_shard.models.inverse_mapping import (
     link_inverse,
@@ -66,17 +61,19 @@ from sqla_shard.models.list_pages import first_pages
 from sqla_shard.models.mapping_definition import (
     check_change,
     check_ids,
+    create_counts,
     define,
     definition_of,
     finish,
     MappingDefinition,
 )
+from sqla_shard.models.mapping_list import recount_all
 from sqla_shard.models.spread_list import list_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.paging import check_limit, Page
 
 if TYPE_CHECKING:
-    from sqla_shard.cluster.cluster import Cluster
+    from sqla_shard import Cluster
 
 __all__ = ["MappingMixin"]
 
@@ -335,7 +332,7 @@ class MappingMixin:
 
         :returns: the number of rows.
         """
-        return list_counts.recount_all(list_of(cls, session, source_id))
+        return recount_all(list_of(cls, session, source_id))
 
     @classmethod
     def position(
@@ -512,7 +509,7 @@ def _finish(mapper: Mapper[Any], cls: Any) -> None:
     definition = definition_of(cls)
     if definition.counted:
         # After all checks, since the table remains in the metadata.
-        list_counts.create_counts(cls, mapper.local_table, definition)
+        create_counts(cls, mapper.local_table, definition)
 
 
 event.listen(MappingMixin, "after_mapper_constructed", _finish, propagate=True)

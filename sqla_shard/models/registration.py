@@ -49,7 +49,7 @@ from sqla_shard.outbox.operations import Operation
 from sqla_shard.session import ShardSession
 
 if TYPE_CHECKING:
-    from sqla_shard.cluster.cluster import Cluster
+    from sqla_shard import Cluster
 
 __all__ = [
     "Saga",

@@ -24,9 +24,8 @@ from sqlalchemy import bindparam, insert, Integer, select
 
 from sqla_shard.dialects.sql import InsertMissing
 from sqla_shard.models.class_checks import built_once
-from sqla_shard.models.list_counts import add_to_count
 from sqla_shard.models.mapping_definition import piece_place
-from sqla_shard.models.mapping_list import List, statements_of
+from sqla_shard.models.mapping_list import add_to_count, List, statements_of
 from sqla_shard.models.spread import MOST_PIECES
 from sqla_shard.outbox.apply import retried
 from sqla_shard.session import ShardSession

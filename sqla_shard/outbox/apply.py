@@ -40,7 +40,7 @@ from sqla_shard.util import sqlalchemy_private as private
 from sqla_shard.util.source_lines import definition_of
 
 if TYPE_CHECKING:
-    from sqla_shard.session.session import AnyCluster
+    from sqla_shard import Cluster
 
 
 # -- Pending operations, and their shards.
@@ -186,7 +186,7 @@ Failed = tuple[PendingOperation, str]
 
 
 @contextmanager
-def transaction(cluster: AnyCluster) -> Iterator[ShardSession]:
+def transaction(cluster: Cluster) -> Iterator[ShardSession]:
     """Yield a new session; commit at the end of the block."""
     with ShardSession(cluster=cluster, cross_shard="logged") as session:
         session.begin()
@@ -235,7 +235,7 @@ def apply_after_commit(
 
 
 def _committed(
-    cluster: AnyCluster, operations: Sequence[PendingOperation]
+    cluster: Cluster, operations: Sequence[PendingOperation]
 ) -> tuple[PendingOperation, ...]:
     """Return the operations whose rows exist."""
     found: set[bytes] = set()
@@ -245,7 +245,7 @@ def _committed(
 
 
 def existing_tokens(
-    cluster: AnyCluster, address: Address, tokens: Sequence[bytes]
+    cluster: Cluster, address: Address, tokens: Sequence[bytes]
 ) -> set[bytes]:
     """Return the tokens whose pending operations exist on a shard."""
     with ShardSession(cluster=cluster) as session:
@@ -257,9 +257,7 @@ def existing_tokens(
         )
 
 
-def apply_all(
-    cluster: AnyCluster, operations: Sequence[PendingOperation]
-) -> list[Failed]:
+def apply_all(cluster: Cluster, operations: Sequence[PendingOperation]) -> list[Failed]:
     """Apply operations, and delete the rows of those that succeeded.
 
     :returns: the failed operations, including those that the operations have
@@ -272,7 +270,7 @@ def apply_all(
 
 
 def _apply_each(
-    cluster: AnyCluster, operations: Sequence[PendingOperation], until: float
+    cluster: Cluster, operations: Sequence[PendingOperation], until: float
 ) -> tuple[list[PendingOperation], list[Failed]]:
     """Return the operations that were tried, and those that failed.
 
@@ -320,16 +318,14 @@ def _apply_each(
 
 
 def _write_outcomes(
-    cluster: AnyCluster,
-    operations: Sequence[PendingOperation],
-    failed: Sequence[Failed],
+    cluster: Cluster, operations: Sequence[PendingOperation], failed: Sequence[Failed]
 ) -> None:
     errors = {operation.token: error for operation, error in failed}
     for address, its in _by_home(operations):
         retried(cluster, partial(_write_outcome, cluster, address, its, errors))
 
 
-def retried(cluster: AnyCluster, attempt: Callable[[], T]) -> T:
+def retried(cluster: Cluster, attempt: Callable[[], T]) -> T:
     """Run a transaction; retry it on a deadlock or lock wait timeout."""
     return retry_conflicts(
         attempt, cluster.places.engines.backends, attempts=_CONFLICT_ATTEMPTS
@@ -337,7 +333,7 @@ def retried(cluster: AnyCluster, attempt: Callable[[], T]) -> T:
 
 
 def _apply(
-    cluster: AnyCluster, operation: PendingOperation
+    cluster: Cluster, operation: PendingOperation
 ) -> tuple[PendingOperation, ...]:
     """Apply an operation once; return the operations that it has added."""
     function = function_named(operation.operation)
@@ -457,7 +453,7 @@ _FAILED = (
 
 
 def _write_outcome(
-    cluster: AnyCluster,
+    cluster: Cluster,
     address: Address,
     operations: Iterable[PendingOperation],
     errors: Mapping[bytes, str],

@@ -44,8 +44,8 @@ from sqla_shard.session import ShardSession
 from sqla_shard.types import UTCTimestamp
 
 if TYPE_CHECKING:
-    from sqla_shard.cache.stores import Store
-    from sqla_shard.session.session import AnyCluster
+    from sqla_shard import Cluster
+    from sqla_shard.cache import Store
 
 __all__ = [
     "MADE",
@@ -108,7 +108,7 @@ WHICH = select(OUTBOX.c.shard_id).where(
 )
 
 
-def outbox_size(cluster: AnyCluster) -> tuple[list[Waiting], list[UnreadServer]]:
+def outbox_size(cluster: Cluster) -> tuple[list[Waiting], list[UnreadServer]]:
     """Return the numbers of pending invalidations, by shard and region.
 
     :returns: the numbers, for shards with pending invalidations; and the
@@ -278,7 +278,7 @@ def has_pending(session: ShardSession, place: Place) -> bool:
 
 
 def drain(
-    cluster: AnyCluster, stores: Mapping[str, Store], *, batch: int = _BATCH
+    cluster: Cluster, stores: Mapping[str, Store], *, batch: int = _BATCH
 ) -> DrainReport:
     """Invalidate the pending keys of all shards, once.
 
@@ -344,10 +344,7 @@ class _Done:
 
 
 def _drain_server(
-    cluster: AnyCluster,
-    stores: Mapping[str, Store],
-    batch: int,
-    places: Sequence[Place],
+    cluster: Cluster, stores: Mapping[str, Store], batch: int, places: Sequence[Place]
 ) -> _Done:
     done = _Done()
     done.unread = for_each_shard(
@@ -376,7 +373,7 @@ _NEXT = _PAGE.where(
 
 
 def _drain_shard(
-    cluster: AnyCluster,
+    cluster: Cluster,
     stores: Mapping[str, Store],
     batch: int,
     address: Address,
@@ -405,7 +402,7 @@ def _drain_shard(
 
 
 def _read(
-    cluster: AnyCluster, address: Address, statement: Any, values: Mapping[str, Any]
+    cluster: Cluster, address: Address, statement: Any, values: Mapping[str, Any]
 ) -> Sequence[Any]:
     with ShardSession(cluster=cluster) as session:
         at = {"place": place_at(session, address)}
@@ -446,7 +443,7 @@ def _invalidate_keys(store: Store, keys: Iterable[str]) -> set[str]:
     return failed
 
 
-def _delete(cluster: AnyCluster, address: Address, tokens: Collection[bytes]) -> int:
+def _delete(cluster: Cluster, address: Address, tokens: Collection[bytes]) -> int:
     """Delete rows; return the number of rows that still existed."""
     # Delete them in one order; otherwise two processes would deadlock.
     these = delete(OUTBOX).where(OUTBOX.c.token.in_(sorted(tokens)))

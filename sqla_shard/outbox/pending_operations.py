@@ -46,7 +46,7 @@ from sqla_shard.types import UTCTimestamp
 from sqla_shard.util.json_values import parsed_json
 
 if TYPE_CHECKING:
-    from sqla_shard.session.session import AnyCluster
+    from sqla_shard import Cluster
 
 
 # -- Pending operations of all shards.
@@ -155,7 +155,7 @@ _COUNTS = select(
 ).group_by(INTENTS.c.operation)
 
 
-def pending(cluster: AnyCluster) -> list[Pending]:
+def pending(cluster: Cluster) -> list[Pending]:
     """Return pending operations, the oldest first.
 
     :returns: at most 200 operations of each shard; :func:`count_pending`
@@ -165,7 +165,7 @@ def pending(cluster: AnyCluster) -> list[Pending]:
     return complete(everything(cluster))
 
 
-def count_pending(cluster: AnyCluster) -> list[PendingCount]:
+def count_pending(cluster: Cluster) -> list[PendingCount]:
     """Return the numbers of pending calls, by operation.
 
     :returns: the numbers in the order of the names, without operations that
@@ -175,7 +175,7 @@ def count_pending(cluster: AnyCluster) -> list[PendingCount]:
     return complete(counts(cluster))
 
 
-def counts(cluster: AnyCluster) -> tuple[list[PendingCount], list[UnreadServer]]:
+def counts(cluster: Cluster) -> tuple[list[PendingCount], list[UnreadServer]]:
     """Return the numbers of pending calls, and the unread shards."""
     found, unread = read_all(cluster, _WHICH, _COUNTS)
     sums: dict[str, PendingCount] = {}
@@ -191,12 +191,12 @@ def counts(cluster: AnyCluster) -> tuple[list[PendingCount], list[UnreadServer]]
     return list(sums.values()), unread
 
 
-def everything(cluster: AnyCluster) -> tuple[list[Pending], list[UnreadServer]]:
+def everything(cluster: Cluster) -> tuple[list[Pending], list[UnreadServer]]:
     """Return pending operations, and the unread shards."""
     return _read(cluster, _WHICH, _ALL)
 
 
-def due(cluster: AnyCluster, now: bool) -> tuple[list[Pending], list[UnreadServer]]:
+def due(cluster: Cluster, now: bool) -> tuple[list[Pending], list[UnreadServer]]:
     """Return operations that are due, and the unread shards.
 
     :param now: whether to return all operations, even if they are not due.
@@ -214,7 +214,7 @@ def due(cluster: AnyCluster, now: bool) -> tuple[list[Pending], list[UnreadServe
 
 
 def _read(
-    cluster: AnyCluster, which: Any, statement: Any
+    cluster: Cluster, which: Any, statement: Any
 ) -> tuple[list[Pending], list[UnreadServer]]:
     found, unread = read_all(cluster, which, statement)
     ordered = sorted(map(_pending, found), key=lambda one: one.created_at)
@@ -251,7 +251,7 @@ def _pending(found: tuple[str, Any]) -> Pending:
     )
 
 
-def discard(cluster: AnyCluster, tokens: Sequence[str]) -> list[Pending]:
+def discard(cluster: Cluster, tokens: Sequence[str]) -> list[Pending]:
     """Delete pending operations, which will not be applied.
 
     Other rows of the transactions that inserted them are not deleted.
@@ -324,7 +324,7 @@ class RepairReport:
 
 
 def repair(
-    cluster: AnyCluster, *, keep: timedelta = KEEP, now: bool = False
+    cluster: Cluster, *, keep: timedelta = KEEP, now: bool = False
 ) -> RepairReport:
     """Apply operations that are due, on all shards, once.
 
@@ -379,7 +379,7 @@ _TAKE_DUE = _TAKE.where(INTENTS.c.due_at <= ServerTime())
 
 
 def _take_and_apply(
-    cluster: AnyCluster,
+    cluster: Cluster,
     address: Address,
     operations: Sequence[PendingOperation],
     now: bool,
@@ -397,7 +397,7 @@ def _take_and_apply(
 
 
 def _take(
-    cluster: AnyCluster,
+    cluster: Cluster,
     address: Address,
     operations: Iterable[PendingOperation],
     now: bool,
@@ -443,7 +443,7 @@ def since(keep: timedelta) -> dict[str, int]:
     return {"since": -(keep // timedelta(microseconds=1))}
 
 
-def _forget(cluster: AnyCluster, keep: timedelta) -> tuple[int, list[UnreadServer]]:
+def _forget(cluster: Cluster, keep: timedelta) -> tuple[int, list[UnreadServer]]:
     """Delete old tokens, unless their operations are still pending."""
     found, unread = read_all(cluster, WHICH_OLD, _OLD, since(keep))
     by_home: dict[tuple[str, Address], list[Any]] = {}
@@ -462,7 +462,7 @@ def _forget(cluster: AnyCluster, keep: timedelta) -> tuple[int, list[UnreadServe
 
 
 def _forget_of(
-    cluster: AnyCluster, keyspace: str, address: Address, rows: Sequence[Any]
+    cluster: Cluster, keyspace: str, address: Address, rows: Sequence[Any]
 ) -> int:
     """Delete the tokens of operations that one shard has inserted."""
     pending = existing_tokens(cluster, address, [row.token for row in rows])
@@ -476,7 +476,7 @@ def _forget_of(
     return sum(map(len, by_shard.values()))
 
 
-def _delete(cluster: AnyCluster, address: Address, tokens: Sequence[bytes]) -> None:
+def _delete(cluster: Cluster, address: Address, tokens: Sequence[bytes]) -> None:
     with transaction(cluster) as session:
         session.execute(
             delete(APPLIED).where(APPLIED.c.token.in_(sorted(tokens))),

@@ -22,7 +22,7 @@ from sqla_shard.exc import ShardMissingError
 from sqla_shard.session import ShardSession
 
 if TYPE_CHECKING:
-    from sqla_shard.session.session import AnyCluster
+    from sqla_shard import Cluster
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 def scan(
-    cluster: AnyCluster,
+    cluster: Cluster,
     read: Read[T],
     is_empty: IsEmpty = lambda place, error: False,
     *,
@@ -70,7 +70,7 @@ def scan(
 
 
 def _on_server(
-    cluster: AnyCluster, read: Read[T], is_empty: IsEmpty, group: Sequence[Place]
+    cluster: Cluster, read: Read[T], is_empty: IsEmpty, group: Sequence[Place]
 ) -> tuple[list[T], list[UnreadServer]]:
     try:
         with ShardSession(cluster=cluster) as session:
@@ -93,7 +93,7 @@ def _on_server(
 
 
 def read_all(
-    cluster: AnyCluster,
+    cluster: Cluster,
     which: Any,
     statement: Any,
     parameters: Mapping[str, Any] | None = None,

@@ -52,7 +52,7 @@ from sqla_shard.session.transaction import TransactionLog
 from sqla_shard.types import UTCTimestamp
 
 if TYPE_CHECKING:
-    from sqla_shard.session.session import AnyCluster
+    from sqla_shard import Cluster
 
 __all__ = [
     "IS_PART",
@@ -344,7 +344,7 @@ class CommittedKey:
         )
 
 
-def find_key(cluster: AnyCluster, key: str) -> list[CommittedKey]:
+def find_key(cluster: Cluster, key: str) -> list[CommittedKey]:
     """Return the shards on which a key has committed.
 
     :raises ValueError: if the key is not valid.
@@ -354,7 +354,7 @@ def find_key(cluster: AnyCluster, key: str) -> list[CommittedKey]:
 
 
 def key_on_all(
-    cluster: AnyCluster, key: str
+    cluster: Cluster, key: str
 ) -> tuple[list[CommittedKey], list[UnreadServer]]:
     """Return the shards on which a key has committed, and the unread shards.
 
@@ -414,9 +414,7 @@ class HalfCommit:
 _PARTS = select(TOKENS.c.token, _MADE, ServerTime().label("now")).where(IS_PART)
 
 
-def find_halves(
-    cluster: AnyCluster, older_than: timedelta = MINUTE
-) -> list[HalfCommit]:
+def find_halves(cluster: Cluster, older_than: timedelta = MINUTE) -> list[HalfCommit]:
     """Return the transactions that have committed on some servers only.
 
     :raises ValueError: if the age is not valid.
@@ -426,7 +424,7 @@ def find_halves(
 
 
 def halves_on_all(
-    cluster: AnyCluster, older_than: timedelta
+    cluster: Cluster, older_than: timedelta
 ) -> tuple[list[HalfCommit], list[UnreadServer]]:
     """Return partial commits, and the shards that were not read.
 

@@ -10,10 +10,9 @@ Routing: the virtual shards that a statement is sent to, with the reasons.
 ``reader``       a whole SELECT, UPDATE or DELETE
 ``router``       the shards that a statement is sent to
 
-Merging: the statement that each shard executes, and what is made of its rows.
+Merging: the statement that each shard executes, and the plan of what
+:mod:`sqla_shard.engine.merge` makes of its rows.
 
-``values``       numbers and texts of several servers
-``merge``        the merge of rows, and the recipes of its values
 ``elements``     ORDER BY, GROUP BY, LIMIT and hidden columns
 ``groups``       counts, sums and groups
 ``expressions``  expressions of several aggregates

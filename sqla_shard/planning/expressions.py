@@ -44,12 +44,12 @@ from sqla_shard.dialects.decimals import plain_type
 from sqla_shard.dialects.functions import name_of
 from sqla_shard.dialects.numbers import Precision, precision_of
 from sqla_shard.dialects.sorting import kind_of
+from sqla_shard.engine.merge import Computed, Extreme, First, Recipe
+from sqla_shard.engine.values import places_of_quotient, rounded_as
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.planning.aggregates import is_textual, may_aggregate
 from sqla_shard.planning.clauses import children, is_column, is_select, walk
 from sqla_shard.planning.elements import Added, divides, same
-from sqla_shard.planning.merge import Computed, Extreme, First, Recipe
-from sqla_shard.planning.values import places_of_quotient, rounded_as
 from sqla_shard.util import sqlalchemy_private as private
 
 # Servers have different rules for the digits of a quotient, for ``round()``

@@ -25,6 +25,21 @@ from sqla_shard.dialects.decimals import AllDigits, DividedSum
 from sqla_shard.dialects.functions import AGGREGATES, name_of
 from sqla_shard.dialects.numbers import is_rounded, is_single, Precision, precision_of
 from sqla_shard.dialects.sorting import kind_of, LONGEST_COMPARED, SortKey
+from sqla_shard.engine.merge import (
+    Coalesce,
+    Computed,
+    Constant,
+    DistinctCount,
+    Extreme,
+    First,
+    GroupRule,
+    Mean,
+    OrderKey,
+    Recipe,
+    Rounded,
+    Total,
+)
+from sqla_shard.engine.values import Fraction
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.planning.aggregates import (
     counted_distinct,
@@ -45,21 +60,6 @@ from sqla_shard.planning.elements import (
 )
 from sqla_shard.planning.expressions import Computations
 from sqla_shard.planning.having import Having
-from sqla_shard.planning.merge import (
-    Coalesce,
-    Computed,
-    Constant,
-    DistinctCount,
-    Extreme,
-    First,
-    GroupRule,
-    Mean,
-    OrderKey,
-    Recipe,
-    Rounded,
-    Total,
-)
-from sqla_shard.planning.values import Fraction
 from sqla_shard.util import sqlalchemy_private as private
 
 _FRACTIONS = {

@@ -30,6 +30,7 @@ from sqlalchemy.sql.visitors import replacement_traverse
 
 from sqla_shard.dialects.functions import name_of
 from sqla_shard.dialects.sql import BlobValue
+from sqla_shard.engine.merge import First, Recipe, Row
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.planning.aggregates import counted_select, may_aggregate
 from sqla_shard.planning.clauses import is_select, unlabelled, walk
@@ -41,7 +42,6 @@ from sqla_shard.planning.elements import (
     group_elements,
     same,
 )
-from sqla_shard.planning.merge import First, Recipe, Row
 from sqla_shard.util import sqlalchemy_private as private
 
 # As on a server, a condition is true, false or, with NULL, None.

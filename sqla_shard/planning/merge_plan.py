@@ -21,6 +21,15 @@ from sqlalchemy.sql.selectable import Join, Select
 
 from sqla_shard.dialects.numbers import is_grouped_whole
 from sqla_shard.dialects.sorting import Hidden, kind_of
+from sqla_shard.engine.merge import (
+    Extreme,
+    First,
+    GroupRule,
+    LimitedCount,
+    Merge,
+    OrderKey,
+    Total,
+)
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.planning.aggregates import counted_select, exists_columns, shows_if
 from sqla_shard.planning.clauses import unlabelled
@@ -36,15 +45,6 @@ from sqla_shard.planning.elements import (
     sorted_by_shown,
 )
 from sqla_shard.planning.groups import Combiner, is_combined
-from sqla_shard.planning.merge import (
-    Extreme,
-    First,
-    GroupRule,
-    LimitedCount,
-    Merge,
-    OrderKey,
-    Total,
-)
 from sqla_shard.planning.router import Spread
 from sqla_shard.util import sqlalchemy_private as private
 

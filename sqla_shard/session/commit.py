@@ -28,7 +28,7 @@ from sqla_shard.session.transaction import ReadingLost, refuse_lost
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
-    from sqla_shard.session.session import ShardSession
+    from sqla_shard import ShardSession
 
 __all__ = ["OUTCOMES", "CommitReport", "Commits"]
 

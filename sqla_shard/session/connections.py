@@ -16,15 +16,15 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.engine import ExecutionPlan, OPTION, Scatter
+from sqla_shard.engine.merge import Merge
 from sqla_shard.engine.rendering import Place, TRANSLATE
 from sqla_shard.exc import ConcurrentUseError, ScatterFailedError, ScatterTimeoutError
-from sqla_shard.planning.merge import Merge
 from sqla_shard.session.transaction import connection_lost, TransactionLog
 from sqla_shard.topology import Keyspace
 from sqla_shard.types.object_ids import inserting_on
 
 if TYPE_CHECKING:
-    from sqla_shard.session.session import ShardSession
+    from sqla_shard import ShardSession
 
 
 class ShardView(Connection):

@@ -21,6 +21,7 @@ from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.sql.lambdas import LambdaElement
 
 from sqla_shard.engine import check_layout, limits_of, OPTION, overlap, Scatter
+from sqla_shard.engine.merge import Merge
 from sqla_shard.engine.rendering import Place, TRANSLATE
 from sqla_shard.exc import (
     KeyspaceMismatchError,
@@ -47,7 +48,6 @@ from sqla_shard.planning import (
     spec_of,
     Spread,
 )
-from sqla_shard.planning.merge import Merge
 from sqla_shard.session.connections import any_place, bulk_on, connect
 from sqla_shard.session.flush import check_tables
 from sqla_shard.session.insert import (
@@ -71,7 +71,7 @@ from sqla_shard.topology import Keyspace, Topology
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
-    from sqla_shard.session.session import ShardSession
+    from sqla_shard import ShardSession
 
 #: Execution options of the package's own writes to tables with a guard.
 OUR_OWN = {"sqla_shard_own": True}

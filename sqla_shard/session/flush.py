@@ -31,7 +31,7 @@ from sqla_shard.types import IdType
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
-    from sqla_shard.session.session import ShardSession
+    from sqla_shard import ShardSession
 
 
 _UNCHANGED = History((), (), ())

@@ -28,7 +28,7 @@ from sqla_shard.session.row_cache import cache_in_transaction, CacheMismatch
 from sqla_shard.types.shard_bound import IdSlot
 
 if TYPE_CHECKING:
-    from sqla_shard.session.session import ShardSession
+    from sqla_shard import ShardSession
 
 _ID = "sqla_shard_id"
 _IDS = "sqla_shard_ids"

@@ -27,7 +27,7 @@ from sqla_shard.session.placement import parent_shard, root_shard
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
-    from sqla_shard.session.session import ShardSession
+    from sqla_shard import ShardSession
 
 Row = dict[str, Any]
 

@@ -30,8 +30,8 @@ from sqla_shard.session.transaction import PendingInvalidation
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
-    from sqla_shard.cache.cache import Announcement, Cache
-    from sqla_shard.session.session import ShardSession
+    from sqla_shard import ShardSession
+    from sqla_shard.cache import Announcement, Cache
 
 _LATEST = ("AUTOCOMMIT", "READ COMMITTED")
 

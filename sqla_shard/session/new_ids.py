@@ -18,7 +18,7 @@ from sqla_shard.exc import MissingIdError
 from sqla_shard.planning import has_objects, new_ids_of, routing_column, spec_of
 
 if TYPE_CHECKING:
-    from sqla_shard.session.session import ShardSession
+    from sqla_shard import ShardSession
 
 
 class IdService(Protocol):

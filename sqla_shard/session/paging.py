@@ -16,32 +16,33 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Generic, NamedTuple, TYPE_CHECKING, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from sqlalchemy import (
     bindparam,
     Boolean,
+    cast,
     Date,
     DateTime,
     Float,
     Integer,
     Interval,
+    literal,
     Numeric,
     Select,
     select,
     String,
     Time,
+    type_coerce,
     Uuid,
 )
+from sqlalchemy.dialects.mysql import TIME
 from sqlalchemy.engine import Dialect
-from sqlalchemy.types import TypeDecorator
+from sqlalchemy.types import NullType, TypeDecorator
 
-from sqla_shard.dialects.sorting import value_of_function
+from sqla_shard.dialects.sorting import kind_of, value_of_function
 from sqla_shard.exc import BookmarkKeyError, InvalidBookmarkError, InvalidIdError
-from sqla_shard.types import IdType
-
-if TYPE_CHECKING:
-    from sqla_shard.session.scatter_pages import PageKey
+from sqla_shard.types import IdType, ShardedId
 
 __all__ = [
     "BRANCHES",
@@ -49,6 +50,7 @@ __all__ = [
     "MOST_ROWS",
     "BookmarkValueError",
     "Page",
+    "PageKey",
     "PagePosition",
     "Seal",
     "Subject",
@@ -546,3 +548,47 @@ def _tags(element: Any, dialect: Dialect) -> frozenset[str]:
     return {"number": _NUMBERS, "time": _DAYS | _TIMES, "text": _TEXT}.get(
         value_of_function(element) or "", _NUMBERS | _DAYS | _TIMES
     )
+
+
+@dataclass(frozen=True)
+class PageKey:
+    """A value of ORDER BY.
+
+    :ivar element: the expression.
+    :ivar nullable: whether the value may be NULL.
+    """
+
+    element: Any
+    descending: bool
+    nullable: bool
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the value is a string."""
+        return kind_of(self.element) == "text"
+
+    @property
+    def ordered(self) -> Any:
+        """The element of ORDER BY."""
+        return self.element.desc() if self.descending else self.element.asc()
+
+    @property
+    def value(self) -> Any:
+        """The expression to select and to compare."""
+        # Select the driver's value: the Python value may be rounded, such as
+        # decimals that SQLite stores as floats, or not comparable, such as
+        # True and members of an Enum.  Ids are an exception: the driver
+        # returns only their local part.
+        if isinstance(self.element.type, ShardedId):
+            return self.element
+        return type_coerce(self.element, NullType())
+
+    def given(self, value: Any) -> Any:
+        """Return a value of a bookmark, for comparisons with the key."""
+        # Pass a type: SQLAlchemy would treat a timedelta as an Interval.
+        bound = literal(value, self.value.type)
+        if isinstance(value, dt.timedelta):
+            # MySQL compares time(), and the text that drivers send, as texts:
+            # "00:00:00" and "00:00:00.000000" are two.
+            return cast(bound, TIME(fsp=6))
+        return bound

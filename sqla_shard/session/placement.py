@@ -23,7 +23,7 @@ from sqla_shard.planning import TableSpec
 from sqla_shard.topology import Keyspace
 
 if TYPE_CHECKING:
-    from sqla_shard.session.session import ShardSession
+    from sqla_shard import ShardSession
 
 __all__ = ["PlacementPolicy", "RandomPlacement", "parent_shard", "root_shard"]
 

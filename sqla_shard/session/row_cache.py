@@ -11,8 +11,8 @@ from sqla_shard.exc import CachedWriteError
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
-    from sqla_shard.cache.cache import Cache
-    from sqla_shard.session.session import ShardSession
+    from sqla_shard import ShardSession
+    from sqla_shard.cache import Cache
 
 #: Attribute of the engine that returns rows of the cache.
 ANSWERS = "sqla_shard_answers"

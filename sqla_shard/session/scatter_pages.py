@@ -10,30 +10,18 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
 from typing import Any, TYPE_CHECKING
 from uuid import UUID
 
-from sqlalchemy import (
-    and_,
-    cast,
-    false,
-    Float,
-    literal,
-    literal_column,
-    or_,
-    true,
-    type_coerce,
-)
-from sqlalchemy.dialects.mysql import TIME
+from sqlalchemy import and_, false, Float, literal, literal_column, or_, true
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm.util import LoaderCriteriaOption
 from sqlalchemy.sql.lambdas import LambdaElement
 from sqlalchemy.sql.selectable import Alias, Join, Select, TableClause
-from sqlalchemy.types import NullType
 
 from sqla_shard.dialects.sorting import kind_of, OfText, TOO_LONG, UNSORTED
 from sqla_shard.engine import limits_of, Scatter
@@ -57,18 +45,18 @@ from sqla_shard.session.paging import (
     check_limit,
     pack,
     Page,
+    PageKey,
     PagePosition,
     Subject,
     unpack,
 )
-from sqla_shard.types import ShardedId
 from sqla_shard.types.shard_bound import ShardBound
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
-    from sqla_shard.session.session import ShardSession
+    from sqla_shard import ShardSession
 
-__all__ = ["PageKey", "bare", "fingerprint", "scatter_page"]
+__all__ = ["bare", "fingerprint", "scatter_page"]
 
 
 # The fingerprint of a SELECT: its FROM and WHERE, with the values in them.
@@ -323,50 +311,6 @@ def _limits(statement: Any, limit: int) -> Scatter:
         max_rows=None if most is None else most + 1,
         timeout=limits.timeout,
     )
-
-
-@dataclass(frozen=True)
-class PageKey:
-    """A value of ORDER BY.
-
-    :ivar element: the expression.
-    :ivar nullable: whether the value may be NULL.
-    """
-
-    element: Any
-    descending: bool
-    nullable: bool
-
-    @property
-    def is_text(self) -> bool:
-        """Whether the value is a string."""
-        return kind_of(self.element) == "text"
-
-    @property
-    def ordered(self) -> Any:
-        """The element of ORDER BY."""
-        return self.element.desc() if self.descending else self.element.asc()
-
-    @property
-    def value(self) -> Any:
-        """The expression to select and to compare."""
-        # Select the driver's value: the Python value may be rounded, such as
-        # decimals that SQLite stores as floats, or not comparable, such as
-        # True and members of an Enum.  Ids are an exception: the driver
-        # returns only their local part.
-        if isinstance(self.element.type, ShardedId):
-            return self.element
-        return type_coerce(self.element, NullType())
-
-    def given(self, value: Any) -> Any:
-        """Return a value of a bookmark, for comparisons with the key."""
-        # Pass a type: SQLAlchemy would treat a timedelta as an Interval.
-        bound = literal(value, self.value.type)
-        if isinstance(value, dt.timedelta):
-            # MySQL compares time(), and the text that drivers send, as texts:
-            # "00:00:00" and "00:00:00.000000" are two.
-            return cast(bound, TIME(fsp=6))
-        return bound
 
 
 def _keys(statement: Any) -> list[PageKey]:

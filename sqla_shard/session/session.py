@@ -28,7 +28,7 @@ from dataclasses import replace
 from functools import wraps
 from time import perf_counter
 from types import TracebackType
-from typing import Any, TYPE_CHECKING, TypeAlias, TypeVar
+from typing import Any, TYPE_CHECKING, TypeVar
 
 from sqlalchemy import Connection, inspect
 from sqlalchemy.exc import SQLAlchemyError
@@ -69,16 +69,9 @@ from sqla_shard.session.transaction import (
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
-    from sqla_shard.cluster.cluster import Cluster
-    from sqla_shard.cluster.event_loops import Loops
+    from sqla_shard import Cluster
 
 __all__ = ["CrossShard", "SessionContext", "ShardSession", "separate_session"]
-
-if TYPE_CHECKING:
-    #: The cluster of a session; in asynchronous code, the one of its event
-    #: loop.
-    AnyCluster: TypeAlias = Cluster | Loops
-
 
 T = TypeVar("T")
 
@@ -115,7 +108,7 @@ class ShardSession(ShardedSession):
         self,
         bind: None = None,
         *,
-        cluster: AnyCluster,
+        cluster: Cluster,
         shard_id: int | None = None,
         cross_shard: CrossShard = None,
         cache: bool = True,

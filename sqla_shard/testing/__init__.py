@@ -25,6 +25,7 @@ from typing import Any, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sqla_shard.testing.cache_servers import MemcachedServer, RedisServer
+    from sqla_shard.testing.database_server import LoggedCommand, QueryLog
     from sqla_shard.testing.job_runs import jobs_enqueued, JobsFailedError, run_jobs
     from sqla_shard.testing.lint import Finding, ShardLint, SourceLine
     from sqla_shard.testing.mariadb import MariaDBServer
@@ -32,12 +33,7 @@ if TYPE_CHECKING:
     from sqla_shard.testing.proxy import Proxy, ProxyCounts
     from sqla_shard.testing.server_fleet import ExternalServer, MariaDBFleet, MySQLFleet
     from sqla_shard.testing.server_pair import MariaDBPair, MySQLPair
-    from sqla_shard.testing.statement_log import (
-        LoggedCommand,
-        LoggedEvent,
-        QueryLog,
-        StatementLog,
-    )
+    from sqla_shard.testing.statement_log import LoggedEvent, StatementLog
     from sqla_shard.testing.topology_documents import sqlite_topology
     from sqla_shard.testing.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 
@@ -70,6 +66,7 @@ __all__ = [
 
 _MODULES = {
     "cache_servers": ("MemcachedServer", "RedisServer"),
+    "database_server": ("LoggedCommand", "QueryLog"),
     "job_runs": ("JobsFailedError", "jobs_enqueued", "run_jobs"),
     "lint": ("Finding", "ShardLint", "SourceLine"),
     "mariadb": ("MariaDBServer",),
@@ -77,7 +74,7 @@ _MODULES = {
     "proxy": ("Proxy", "ProxyCounts"),
     "server_fleet": ("ExternalServer", "MariaDBFleet", "MySQLFleet"),
     "server_pair": ("MariaDBPair", "MySQLPair"),
-    "statement_log": ("LoggedCommand", "LoggedEvent", "QueryLog", "StatementLog"),
+    "statement_log": ("LoggedEvent", "StatementLog"),
     "topology_documents": ("sqlite_topology",),
     "zookeeper": ("ZooKeeperEnsemble", "ZooKeeperServer"),
 }

@@ -28,9 +28,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqla_shard.util.addresses import host_and_port
 
 if TYPE_CHECKING:
-    from sqla_shard.testing.database_server import DatabaseServer
+    pass
 
-__all__ = ["Kind", "LoggedCommand", "LoggedEvent", "QueryLog", "StatementLog"]
+__all__ = ["Kind", "LoggedEvent", "StatementLog"]
 
 
 Kind: TypeAlias = Literal["checkout", "begin", "execute", "commit", "rollback"]
@@ -229,102 +229,3 @@ def server_of(url: URL) -> str:
     default = 3306 if url.drivername.startswith(("mysql", "maria")) else None
     port = url.port or default
     return url.host if port is None else host_and_port(url.host, port)
-
-
-_STATEMENTS = frozenset({"Query", "Execute"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedCommand:
-    """A message from the application to the server.
-
-    :ivar connection_id: the server's number of the connection; the same as
-        ``CONNECTION_ID()`` and PyMySQL's ``thread_id()``.
-    :ivar command: the kind: ``Connect``, ``Query``, ``Execute``, ``Quit``...
-    :ivar text: the statement, or other contents of the message.
-    """
-
-    connection_id: int
-    command: str
-    text: str
-
-
-class QueryLog:
-    """Log of the connections and statements that one server receives.
-
-    It is created by :meth:`.DatabaseServer.query_log` and reads the general
-    log of the server, so it shows each connection and each statement as it
-    arrived.  Statements of root are left out.  Servers log neither pings nor
-    resets.  Use one log per server at a time, and none in benchmarks: the
-    general log is slow.
-
-    :param server: a running server.
-    """
-
-    def __init__(self, server: DatabaseServer) -> None:
-        self._server = server
-        self._open = False
-        self._entries: tuple[LoggedCommand, ...] = ()
-
-    def __repr__(self) -> str:
-        state = "open" if self._open else "closed"
-        return f"<QueryLog of {self._server.name} {state}>"
-
-    def __enter__(self) -> QueryLog:
-        self._execute("SET GLOBAL log_output = 'TABLE'")
-        self.clear()
-        self._execute("SET GLOBAL general_log = 1")
-        self._open = True
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._open = False
-        if not self._server.running:
-            return  # the test has killed the server; its log is lost
-        self._execute("SET GLOBAL general_log = 0")
-        self._entries = self._read()
-
-    @property
-    def entries(self) -> tuple[LoggedCommand, ...]:
-        """All messages so far, in the order of their arrival."""
-        return self._read() if self._open else self._entries
-
-    @property
-    def statements(self) -> list[str]:
-        """The text of all statements, in the order of their arrival."""
-        return [e.text for e in self.entries if e.command in _STATEMENTS]
-
-    @property
-    def connections(self) -> frozenset[int]:
-        """Numbers of the connections that sent statements."""
-        return frozenset(
-            e.connection_id for e in self.entries if e.command in _STATEMENTS
-        )
-
-    @property
-    def opened(self) -> int:
-        """Number of connections opened since the start of the log."""
-        return sum(e.command == "Connect" for e in self.entries)
-
-    def clear(self) -> None:
-        """Remove all entries."""
-        self._execute("TRUNCATE TABLE mysql.general_log")
-        self._entries = ()
-
-    def _execute(self, sql: str) -> None:
-        with self._server.root_connect() as connection:
-            cursor = connection.cursor()
-            # Do not replicate this: it is not part of the test.
-            cursor.execute("SET SESSION sql_log_bin = 0")
-            cursor.execute(sql)
-
-    def _read(self) -> tuple[LoggedCommand, ...]:
-        rows = self._server.root_execute(
-            "SELECT thread_id, command_type, CONVERT(argument USING utf8mb4)"
-            " FROM mysql.general_log WHERE user_host LIKE %s",
-            (f"%[{self._server.user}]%",),
-        )
-        return tuple(
-            LoggedCommand(connection_id=number, command=command, text=text)
-            for number, command, text in rows
-        )

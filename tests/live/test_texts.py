@@ -22,8 +22,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 
 from sqla_shard.dialects.sorting import OfText
+from sqla_shard.engine.values import check_identities, Text, weigh
 from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.planning.values import check_identities, Text, weigh
 from tests.models.clusters import on_servers
 from tests.suites.texts import planted, random_text, Title
 

@@ -23,7 +23,7 @@ from sqla_shard.exc import (
 )
 from sqla_shard.jobs import claims, JobState, task
 from sqla_shard.jobs.cleanup import clean_up
-from sqla_shard.jobs.heartbeat import extend
+from sqla_shard.jobs.leases import extend
 from sqla_shard.jobs.retry import DEFAULT, Exponential, Linear
 from sqla_shard.jobs.survey import due_jobs
 from sqla_shard.jobs.tasks import Task

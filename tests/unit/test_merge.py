@@ -14,9 +14,7 @@ import pytest
 from sqlalchemy import Column, func, Integer, MetaData, select, Table
 
 from sqla_shard.engine import scatter
-from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.planning import plan, Spread
-from sqla_shard.planning.merge import (
+from sqla_shard.engine.merge import (
     Coalesce,
     Extreme,
     First,
@@ -26,7 +24,9 @@ from sqla_shard.planning.merge import (
     OrderKey,
     Total,
 )
-from sqla_shard.planning.values import Fraction, Text
+from sqla_shard.engine.values import Fraction, Text
+from sqla_shard.exc import ScatterUnsupportedError
+from sqla_shard.planning import plan, Spread
 
 
 def test_runs_are_put_one_after_another() -> None:

@@ -14,11 +14,11 @@ from __future__ import annotations
 from sqla_shard.topology.zookeeper.publications import (
     HistoryEntry,
     NOT_PUBLISHED,
-    ProtectedNode,
     Publication,
     RaisedGeneration,
 )
 from sqla_shard.topology.zookeeper.publisher import Publisher
+from sqla_shard.topology.zookeeper.store import ProtectedNode
 
 __all__ = [
     "NOT_PUBLISHED",

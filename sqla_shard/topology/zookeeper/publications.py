@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from sqla_shard.topology.zookeeper.store import ZooKeeperStore
 
 __all__ = [
-    "CLIENTS",
     "FLEET",
     "HISTORY",
     "LOCK",
@@ -31,7 +30,6 @@ __all__ = [
     "TOPOLOGY",
     "FormerState",
     "HistoryEntry",
-    "ProtectedNode",
     "Publication",
     "PublishedTopologies",
     "RaisedGeneration",
@@ -60,9 +58,6 @@ HISTORY = "/history"
 #: ignore nodes whose names are no numbers.
 NOTE = ".note"
 
-#: Parent node of the nodes of processes that follow the topology.
-CLIENTS = "/clients"
-
 #: Parent node of the journal of fleet operations.
 FLEET = "/fleet"
 
@@ -76,21 +71,6 @@ LOCK = f"{FLEET}/lock"
 OPERATIONS = f"{FLEET}/history"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProtectedNode:
-    """A node whose ACL was changed, or would be.
-
-    :ivar path: path of the node.
-    :ivar old: the former ACL, such as ``world:anyone:cdrwa``; digests are
-        ``***``.
-    :ivar new: the new ACL; None in a dry run, since ZooKeeper determines it.
-    """
-
-    path: str
-    old: str
-    new: str | None
 
 
 @dataclass(frozen=True, kw_only=True)

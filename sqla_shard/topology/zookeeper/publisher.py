@@ -57,12 +57,12 @@ from sqla_shard.topology.zookeeper.publications import (
     OPERATION,
     OPERATIONS,
     pending_names,
-    ProtectedNode,
     Publication,
     PublishedTopologies,
     raises,
     TOPOLOGY,
 )
+from sqla_shard.topology.zookeeper.store import ProtectedNode
 
 if TYPE_CHECKING:
     from sqla_shard.topology.zookeeper.store import Change, VersionCheck

@@ -40,7 +40,18 @@ except ImportError as error:
     ) from error
 
 # After the imports of kazoo, which raise MissingExtraError.
-from sqla_shard.topology.zookeeper.registration import Registration
+import json
+import sys
+import uuid
+from dataclasses import dataclass
+from functools import partial
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError
+
+if TYPE_CHECKING:
+    from kazoo.client import KazooClient
 
 #: The node with the topology in use, below the path of the connection.
 TOPOLOGY_NODE = "/topology"
@@ -59,6 +70,9 @@ _RESOLVING = 2.0
 #: Seconds to wait until a client without a connection has stopped.
 _CLOSING = 1.0
 
+#: Parent node of the nodes of processes that follow the topology.
+CLIENTS = "/clients"
+
 #: Options with paths of files.
 _FILES = ("ca", "certfile", "keyfile")
 
@@ -67,6 +81,12 @@ _log = logging.getLogger(__name__)
 # kazoo logs every attempt to connect; the follower logs relevant errors.
 _kazoo_log = logging.getLogger("sqla_shard.kazoo")
 _kazoo_log.setLevel(logging.ERROR)
+
+
+_log = logging.getLogger(__name__)
+
+#: Seconds until a process without permission tries again.
+_RETRY = 600.0
 
 
 class ZooKeeperConnection:
@@ -421,3 +441,125 @@ def _is_of_connection(error: KazooException) -> bool:
 
 
 _abandoned: list[Any] = []
+
+
+@dataclass(kw_only=True)
+class _Node:
+    """The node of one session with ZooKeeper.
+
+    :ivar data: its content, as it shall be.
+    :ivar is_there: whether ZooKeeper has confirmed that it exists.
+    """
+
+    client: KazooClient
+    session: int
+    path: str
+    data: bytes = b""
+    is_there: bool = False
+
+
+class Registration:
+    """Announces the epoch that this process uses.
+
+    :param connection: the session of the source.
+    :param about: further values of the node, such as ``role``.
+    """
+
+    def __init__(
+        self, connection: ZooKeeperConnection, about: Mapping[str, str]
+    ) -> None:
+        self._connection = connection
+        self._about = dict(about)
+        self._node: _Node | None = None
+        self._refused_until = 0.0
+
+    def announce(self, topology: Topology) -> None:
+        """Send the epoch of a topology, if ZooKeeper does not have it."""
+        node = self._current()
+        if node is None:
+            return
+        data = self._data(topology)
+        is_new, node.data = data != node.data, data
+        if not node.is_there:
+            if monotonic() >= self._refused_until:
+                self._create(node)
+        elif is_new:
+            self._replace(node)
+        else:
+            # Someone may have deleted it.
+            node.client.exists_async(node.path).rawlink(partial(self._looked, node))
+
+    def _current(self) -> _Node | None:
+        """Return the node of the present session; None if there is none."""
+        client = self._connection.connected()
+        identity = None if client is None else client.client_id
+        if client is None or identity is None:
+            return None
+        node = self._node
+        # A child process has another client; a session that has expired has
+        # another number.
+        if node is None or node.client is not client or node.session != identity[0]:
+            # Another name: the node of the former session may still exist.
+            path = f"{CLIENTS}/{uuid.uuid4().hex}"
+            node = _Node(client=client, session=identity[0], path=path)
+            self._node = node
+        return node
+
+    def _data(self, topology: Topology) -> bytes:
+        return json.dumps(
+            {
+                **self._about,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                # An embedded interpreter has no arguments.
+                "program": PurePath(sys.argv[0]).name or "python",
+                "epoch": topology.epoch,
+                "resets": topology.resets,
+            }
+        ).encode()
+
+    def _create(self, node: _Node) -> None:
+        node.client.create_async(
+            node.path,
+            node.data,
+            acl=self._connection.acl_of_new,
+            ephemeral=True,
+            makepath=True,
+        ).rawlink(partial(self._created, node))
+
+    def _replace(self, node: _Node) -> None:
+        node.client.set_async(node.path, node.data).rawlink(
+            partial(self._replaced, node)
+        )
+
+    # -- answers, in the thread of kazoo ----------------------------------
+
+    def _created(self, node: _Node, answer: Any) -> None:
+        error = answer.exception
+        if error is None:
+            node.is_there = True
+        elif isinstance(error, NodeExistsError):
+            # The answer to an earlier request was lost, or is on its way.
+            node.is_there = True
+            self._replace(node)
+        elif isinstance(error, NoAuthError):
+            self._refused_until = monotonic() + _RETRY
+            _log.info(
+                "%s: this process may not create a node below %s, so the "
+                "doctor of the fleet does not see its epoch",
+                self._connection.name,
+                CLIENTS,
+                extra={"action": "register client"},
+            )
+
+    def _replaced(self, node: _Node, answer: Any) -> None:
+        if isinstance(answer.exception, NoNodeError):
+            node.is_there = False
+        elif answer.exception is not None:
+            # It may have the former content: the next time it is sent again.
+            node.data = b""
+
+    def _looked(self, node: _Node, answer: Any) -> None:
+        if answer.exception is None and answer.value is None:
+            node.is_there = False
+            self._create(node)

@@ -32,11 +32,9 @@ from kazoo.security import ACL, make_acl, OPEN_ACL_UNSAFE, Permissions
 
 from sqla_shard.exc import Problem, TopologyError, TopologyUnavailableError
 from sqla_shard.topology.follow.locations import AUTH_VARIABLE
-from sqla_shard.topology.zookeeper.publications import ProtectedNode
 
 if TYPE_CHECKING:
     from kazoo.client import KazooClient
-
 
 _FORM = re.compile(r"(?P<scheme>[a-z0-9]+):(?P<id>.*):(?P<perms>[cdrwa]+)")
 _PERMISSIONS = {"c": "create", "d": "delete", "r": "read", "w": "write", "a": "admin"}
@@ -555,3 +553,18 @@ def _upwards(path: str) -> Iterator[str]:
         yield path
         path = path.rpartition("/")[0]
     yield "/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProtectedNode:
+    """A node whose ACL was changed, or would be.
+
+    :ivar path: path of the node.
+    :ivar old: the former ACL, such as ``world:anyone:cdrwa``; digests are
+        ``***``.
+    :ivar new: the new ACL; None in a dry run, since ZooKeeper determines it.
+    """
+
+    path: str
+    old: str
+    new: str | None

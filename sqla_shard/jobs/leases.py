@@ -7,17 +7,12 @@ have ended before.  The thread also learns which claims are lost.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
-from time import monotonic
+from collections.abc import Sequence
 from typing import Any, TYPE_CHECKING
 
 from sqlalchemy import BigInteger, bindparam, select
-from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects.sql import ServerTime, SkipLocked
-from sqla_shard.engine.unread import short
 from sqla_shard.jobs.claims import (
     BY_KEY,
     ClaimedJob,
@@ -28,15 +23,11 @@ from sqla_shard.jobs.claims import (
     with_hint,
 )
 from sqla_shard.outbox.apply import Address, microseconds, place_at
-from sqla_shard.outbox.scan import PARALLEL
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.session import ShardSession
 
 if TYPE_CHECKING:
-    from sqla_shard import Cluster
-    from sqla_shard.jobs.running import RunningJob
-
-_log = logging.getLogger(__name__)
+    pass
 
 _job = JOBS.c
 _ids: Any = bindparam("ids", expanding=True)
@@ -140,68 +131,3 @@ def confirm(session: ShardSession, jobs: Sequence[ClaimedJob]) -> list[ClaimedJo
         ).scalars()
     )
     return [job for job in jobs if job.local_id in found]
-
-
-class Heartbeat:
-    """Extends the claims of the jobs of a worker.
-
-    :param lease: seconds until a claim expires.
-    :param jobs: returns the jobs that the worker holds.
-    """
-
-    def __init__(
-        self, cluster: Cluster, lease: float, jobs: Callable[[], Collection[RunningJob]]
-    ) -> None:
-        self._cluster = cluster
-        self._lease = lease
-        self._jobs = jobs
-
-    def beat(self) -> None:
-        """Extend the claims that have lasted for a third of their time.
-
-        Not those of tasks whose time limit is over: their jobs are for other
-        workers.
-        """
-        soon = monotonic() + self._lease * 2 / 3
-        due = [
-            one
-            for one in self._jobs()
-            if one.expires < soon and not one.is_lost and not one.is_overdue
-        ]
-        if not due:
-            return
-        by_server: dict[Any, list[RunningJob]] = {}
-        places = self._cluster.places
-        for one in due:
-            space = places.topology.keyspace(one.job.keyspace)
-            place = places.place(space, one.job.shard_id)
-            by_server.setdefault(place.engine, []).append(one)
-        places.engines.in_parallel(
-            [partial(self._extend, group) for group in by_server.values()],
-            "heartbeat",
-            PARALLEL,
-        )
-
-    def _extend(self, group: Sequence[RunningJob]) -> None:
-        """Extend the claims of jobs of one server."""
-        before = monotonic()
-        try:
-            lost = self._cluster.run(
-                extend,
-                [one.job for one in group],
-                self._lease,
-                attempts=2,
-                cross_shard="unordered",
-            )
-        except SQLAlchemyError as error:
-            _log.warning(
-                "the claims of %d jobs could not be extended; this is tried again: %s",
-                *(len(group), short(error)),
-                extra={"action": "extend"},
-            )
-            return
-        for one in group:
-            if one.job in lost:
-                one.lose()
-            else:
-                one.expires = before + self._lease

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Protocol, TYPE_CHECKING
+from typing import Any, Protocol
 
-from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.planning.values import (
+from sqla_shard.dialects import Backend
+from sqla_shard.engine.values import (
     added,
     all_digits,
     as_type,
@@ -28,12 +28,11 @@ from sqla_shard.planning.values import (
     Text,
     weigh,
 )
-
-if TYPE_CHECKING:
-    from sqla_shard.planning.expressions import Computation
+from sqla_shard.exc import ScatterUnsupportedError
 
 __all__ = [
     "Coalesce",
+    "Computation",
     "Computed",
     "Constant",
     "DistinctCount",
@@ -52,6 +51,28 @@ __all__ = [
 Row = Sequence[Any]
 #: Returns the expressions of each group, which a server computes.
 Compute = Callable[["Computation", Sequence[Row]], Sequence[Row]]
+
+
+class Computation(Protocol):
+    """The expressions that a server computes for each group."""
+
+    def values(self, group: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the parts of a group, which may have no rows."""
+        ...
+
+    def run(
+        self,
+        groups: Sequence[Sequence[Any]],
+        backend: Backend,
+        send: Callable[[Any], Sequence[Sequence[Any]]],
+    ) -> list[tuple[Any, ...]]:
+        """Return the values of the expressions, for each group.
+
+        :param groups: the parts of each group.
+        :param send: executes a statement, and returns the driver's rows.
+        :raises ScatterUnsupportedError: if a part is not a number.
+        """
+        ...
 
 
 class Recipe(Protocol):
