@@ -237,6 +237,22 @@ class Admin:
             found = self._connection.exec_driver_sql(sql, parameters or None)
             return [tuple(row) for row in found.fetchall()]
 
+    def each(self, statements: Iterable[str]) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield the rows of each statement; all are sent at once.
+
+        :param statements: see :meth:`run`; without parameters.
+        :raises FleetServerError: after the rows of the statements before the one
+            that the server refuses.
+        """
+        batch = self._backend.ddl.batch(self._connection)
+        assert batch is not None  # noqa: S101 - of PyMySQL
+        with self._translated():
+            try:
+                for _, rows in batch.send([(sql, ()) for sql in statements]):
+                    yield list(rows)
+            finally:
+                batch.end()
+
     def mappings(self, sql: str, *parameters: object) -> list[dict[str, Any]]:
         """Return all rows as dictionaries by column; see :meth:`run`."""
         with self._translated():

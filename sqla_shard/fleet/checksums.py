@@ -212,6 +212,15 @@ class ComparedColumns:
         what = f"COUNT(*), BIT_XOR({self.checksum})"
         return self._select(what, self._where(low, high))
 
+    def some(self, number: int, rows: int) -> str:
+        """Return the statement for the count and the checksum of some rows.
+
+        :param number: a number for the result, which is before them.
+        :param rows: number of rows; of a table with no more, they are all.
+        """
+        hashed = self._select(f"{self.checksum} AS h", f" LIMIT {rows}")
+        return _select(f"{number}, COUNT(*), BIT_XOR(h)", f"({hashed}) AS hashed", "")
+
     def bound(self, low: Bound | None, high: Bound | None, rows: int) -> str:
         """Return the statement for the key of the last of some rows.
 

@@ -52,6 +52,8 @@ from sqla_shard.fleet.row_copy import databases_of
 _CHUNK = (100, 100_000)
 # Rows of a range whose columns are listed.
 _ROWS = 1000
+#: Tables that are read with one statement, if they have no more than some rows.
+_TOGETHER, _FEW = 32, 100
 _FAILURES = 3
 #: Seconds between two reports of the progress.
 _EVERY = 1.0
@@ -234,12 +236,16 @@ def _replicates(first: Opener, second: Opener) -> bool:
 
 @dataclass(kw_only=True)
 class _Unit:
-    """A table, and how far it was compared."""
+    """A table, and how far it was compared.
+
+    :ivar is_new: whether it is read first with others, in case it is small.
+    """
 
     database: str
     table: str
     columns: ComparedColumns
     chunk: int
+    is_new: bool
     low: Bound | None = None
     failures: int = 0
 
@@ -350,6 +356,8 @@ class _Comparison:
                 table=table,
                 columns=columns,
                 chunk=self.options.first_chunk,
+                # Equal rows would cancel each other.
+                is_new=bool(columns.key),
             )
             for database, table, columns in catalogue.tables
         )
@@ -434,22 +442,62 @@ class _Comparison:
 
     def _work(self, pair: _Pair, until: float) -> None:
         while time.monotonic() < until:
-            with self._lock:
-                if not self.queue:
-                    return
-                unit = self.queue.popleft()
+            units = self._taken()
+            if not units:
+                return
             try:
-                is_done = self._walk(unit, pair, until)
+                if units[0].is_new:
+                    left = self._glance(units, pair)
+                else:
+                    left = [] if self._walk(units[0], pair, until) else units
             except _Interrupted:
                 return
             except FleetServerError as error:
                 # The session may be lost, or the definition has changed since
                 # the snapshot: go on at another point.
-                self._failed(unit, error)
-                return
-            if not is_done:
+                if not units[0].is_new:
+                    self._failed(units[0], error)
+                    return
+                for unit in units:
+                    unit.is_new = False
                 with self._lock:
-                    self.queue.append(unit)
+                    self.queue.extend(units)
+                return
+            with self._lock:
+                self.queue.extend(left)
+
+    def _taken(self) -> list[_Unit]:
+        """Return the next table, or the next ones that were not read yet."""
+        with self._lock:
+            units: list[_Unit] = []
+            while self.queue and len(units) < _TOGETHER:
+                if units and not (units[0].is_new and self.queue[0].is_new):
+                    break
+                units.append(self.queue.popleft())
+            return units
+
+    def _glance(self, units: list[_Unit], pair: _Pair) -> list[_Unit]:
+        """Compare small tables with one statement; return the others.
+
+        A shard has few rows of most of its tables, and a server thousands of
+        shards: a statement for each table would take most of the time.
+        """
+        most = min(_FEW, self.options.first_chunk)
+        sql = " UNION ALL ".join(
+            unit.columns.some(number, most + 1) for number, unit in enumerate(units)
+        )
+        left = []
+        for (number, count, mine), other in zip(
+            *map(sorted, pair.rows(sql)), strict=True
+        ):
+            unit = units[number]
+            unit.is_new = False
+            if count > most or other != (number, count, mine):
+                left.append(unit)
+            else:
+                self._wait(count)
+                self._count(count)
+        return left
 
     def _failed(self, unit: _Unit, error: FleetServerError) -> None:
         unit.failures += 1

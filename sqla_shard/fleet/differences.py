@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
@@ -216,8 +216,9 @@ class DataReport:
 
 
 _TRIES = 5
-#: Databases that are read together.
+#: Databases that are read together, and tables.
 _TOGETHER = 64
+_SHOWN_TOGETHER = 256
 #: Engines whose snapshots are consistent.
 _ENGINES = ("InnoDB", "ROCKSDB")
 _SHOWN = 120
@@ -351,26 +352,34 @@ def _read(admin: Admin, names: list[str]) -> dict[str, _Database]:
     """Return the databases of these names that there are."""
     columns: dict[tuple[str, str], list[ComparedColumn]] = {}
     for row in admin.mappings(
-        "SELECT table_schema AS table_schema, table_name AS table_name,"
-        " column_name AS column_name,"
-        " data_type AS data_type, column_type AS column_type,"
-        " character_set_name AS character_set_name,"
-        " collation_name AS collation_name,"
-        " character_octet_length AS character_octet_length"
-        " FROM information_schema.columns WHERE table_schema IN %s"
-        " ORDER BY table_schema, table_name, ordinal_position",
-        names,
+        _of_each(
+            names,
+            "SELECT table_schema AS table_schema, table_name AS table_name,"
+            " ordinal_position AS number, column_name AS column_name,"
+            " data_type AS data_type, column_type AS column_type,"
+            " character_set_name AS character_set_name,"
+            " collation_name AS collation_name,"
+            " character_octet_length AS character_octet_length"
+            " FROM information_schema.columns WHERE table_schema = %s",
+            " ORDER BY 1, 2, 3",
+        ),
+        *names,
     ):
         place = row["table_schema"], row["table_name"]
         columns.setdefault(place, []).append(ComparedColumn.of_row(row))
     keys = _keys(admin, names)
     tables: dict[str, dict[str, _Table]] = {}
-    for database, name, kind, engine, counter in admin.rows(
-        "SELECT table_schema, table_name, table_type, engine, auto_increment"
-        " FROM information_schema.tables WHERE table_schema IN %s",
-        names,
-    ):
-        definition = _definition(admin, database, name)
+    found = admin.rows(
+        _of_each(
+            names,
+            "SELECT table_schema, table_name, table_type, engine, auto_increment"
+            " FROM information_schema.tables WHERE table_schema = %s",
+        ),
+        *names,
+    )
+    definitions = _created(admin, [(database, name) for database, name, *_ in found])
+    for database, name, kind, engine, counter in found:
+        definition = definitions.get((database, name))
         if definition is not None:
             tables.setdefault(database, {})[name] = _Table(
                 kind=kind,
@@ -382,10 +391,13 @@ def _read(admin: Admin, names: list[str]) -> dict[str, _Database]:
             )
     triggers: dict[str, dict[str, str]] = {}
     for database, name, *rest in admin.rows(
-        "SELECT event_object_schema, trigger_name, action_timing,"
-        " event_manipulation, event_object_table, action_order, action_statement"
-        " FROM information_schema.triggers WHERE event_object_schema IN %s",
-        names,
+        _of_each(
+            names,
+            "SELECT event_object_schema, trigger_name, action_timing,"
+            " event_manipulation, event_object_table, action_order, action_statement"
+            " FROM information_schema.triggers WHERE event_object_schema = %s",
+        ),
+        *names,
     ):
         triggers.setdefault(database, {})[name] = "\n".join(map(str, rest))
     return {
@@ -402,16 +414,24 @@ def _read(admin: Admin, names: list[str]) -> dict[str, _Database]:
     }
 
 
+def _of_each(names: Sequence[str], sql: str, order: str = "") -> str:
+    """Return the statement that reads each database: with IN, MariaDB reads all."""
+    return " UNION ALL ".join([sql] * len(names)) + order
+
+
 def _keys(
     admin: Admin, names: list[str]
 ) -> dict[tuple[str, str], dict[str, list[tuple[str, bool]]]]:
     found: dict[tuple[str, str], dict[str, list[tuple[str, bool]]]] = {}
-    for database, table, index, column, part, nullable in admin.rows(
-        "SELECT table_schema, table_name, index_name, column_name, sub_part, nullable"
-        " FROM information_schema.statistics"
-        " WHERE table_schema IN %s AND non_unique = 0"
-        " ORDER BY table_schema, table_name, index_name, seq_in_index",
-        names,
+    for database, table, index, _, column, part, nullable in admin.rows(
+        _of_each(
+            names,
+            "SELECT table_schema, table_name, index_name, seq_in_index, column_name,"
+            " sub_part, nullable FROM information_schema.statistics"
+            " WHERE non_unique = 0 AND table_schema = %s",
+            " ORDER BY 1, 2, 3, 4",
+        ),
+        *names,
     ):
         is_good = part is None and nullable != "YES" and column is not None
         indexes = found.setdefault((database, table), {})
@@ -419,24 +439,38 @@ def _keys(
     return found
 
 
-def _definition(admin: Admin, database: str, name: str) -> str | None:
-    """Return SHOW CREATE of a table or a view; None if it was dropped."""
-    try:
-        row = admin.rows(f"SHOW CREATE TABLE {marked(database)}.{marked(name)}")[0]
-    except FleetServerError as error:
-        if error.number in (1146, 1049):
-            return None
-        raise
-    text = without_counter(row[1])
-    return text if admin.is_mariadb else without_character_sets(text)
+def _created(admin: Admin, places: list[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Return SHOW CREATE of tables and views, without those that were dropped."""
+    found: dict[tuple[str, str], str] = {}
+    while places:
+        some, done = places[:_SHOWN_TOGETHER], 0
+        try:
+            for (row,) in admin.each(
+                f"SHOW CREATE TABLE {marked(database)}.{marked(name)}"
+                for database, name in some
+            ):
+                text = without_counter(row[1])
+                found[some[done]] = (
+                    text if admin.is_mariadb else without_character_sets(text)
+                )
+                done += 1
+        except FleetServerError as error:
+            if error.number not in (1146, 1049):
+                raise
+            done += 1
+        places = places[done:]
+    return found
 
 
 def _counters(admin: Admin, names: list[str]) -> dict[str, dict[str, int | None]]:
     found: dict[str, dict[str, int | None]] = {}
     for database, table, counter in admin.rows(
-        "SELECT table_schema, table_name, auto_increment"
-        " FROM information_schema.tables WHERE table_schema IN %s",
-        names,
+        _of_each(
+            names,
+            "SELECT table_schema, table_name, auto_increment"
+            " FROM information_schema.tables WHERE table_schema = %s",
+        ),
+        *names,
     ):
         found.setdefault(database, {})[table] = counter
     return found

@@ -33,6 +33,7 @@ from sqla_shard.fleet.replication import Replication, replication_kind
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.command_line import COMMAND, environment, invoke
 from tests.servers.fleet_pairs import FleetPairs
+from tests.servers.server_statements import unlogged
 
 pytestmark = pytest.mark.live
 
@@ -563,6 +564,41 @@ class TestWithoutReplication:
             databases=["db00001"],
             options=CompareOptions(**options),
         )
+
+    def test_small_tables_are_read_together(self, fleet, pair, monkeypatch):
+        """A server has thousands of shards, with few rows in most tables."""
+        names = [f"small{number}" for number in range(40)]
+        execute(
+            pair.primary,
+            "CREATE TABLE bare (v INT);INSERT INTO bare VALUES (1), (1);"
+            + ";".join(
+                f"CREATE TABLE {name} (id INT PRIMARY KEY);"
+                f"INSERT INTO {name} VALUES (1), (2)"
+                for name in names
+            ),
+            database="db00001",
+        )
+        pair.wait_caught_up()
+        unlogged(pair.standby, "DELETE FROM db00001.small7 WHERE id = 2")
+        unlogged(pair.standby, "DELETE FROM db00001.bare")
+
+        asked = []
+        rows = Admin.rows
+
+        def heard(admin, sql, *parameters):
+            asked.append(sql)
+            return rows(admin, sql, *parameters)
+
+        monkeypatch.setattr(Admin, "rows", heard)
+        report = verify_data(fleet, "server1", databases=["db00001"])
+        assert sum("BIT_XOR" in sql for sql in asked) < 10
+        found = sorted((one.table, one.kind, one.key) for one in report.differences)
+        (bare, missing) = found
+        assert bare[:2] == ("bare", "missing_row")
+        assert missing == ("small7", "missing_row", (2,))
+        assert (report.tables, report.rows) == (41, 82)
+        tables = ", ".join((*names, "bare"))
+        execute(pair.primary, f"DROP TABLE {tables}", database="db00001")
 
     @pytest.fixture
     def different(self, pair):
