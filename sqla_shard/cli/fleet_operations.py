@@ -40,7 +40,7 @@ from sqla_shard.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from sqla_shard.fleet import Fleet, FleetStatus, Plan, Result
+    from sqla_shard.fleet import Fleet, FleetPlan, FleetStatus, Result
     from sqla_shard.fleet.operation import Progress, StepEvent
 
 _DAY = 86400.0
@@ -114,7 +114,7 @@ def blank_fleet_of(settings: Settings) -> Fleet:
 
 def plan_and_run(
     settings: Settings,
-    planned: Callable[..., Plan],
+    planned: Callable[..., FleetPlan],
     *,
     plan_only: bool,
     yes: bool,
@@ -131,7 +131,7 @@ def plan_and_run(
 
 
 def run_plan(
-    fleet: Fleet, plan: Plan, *, plan_only: bool, yes: bool, as_data: bool
+    fleet: Fleet, plan: FleetPlan, *, plan_only: bool, yes: bool, as_data: bool
 ) -> None:
     """Print a plan, ask for confirmation, apply it, and print the result.
 
@@ -316,12 +316,12 @@ def apply_command(
 
     It is checked again, and refused if the topology has changed since.
     """
-    from sqla_shard.fleet import Plan
+    from sqla_shard.fleet import FleetPlan
 
     document = read_json(Path(file), "make a plan with --plan-only --json")
     run_plan(
         fleet_of(settings),
-        Plan.from_dict(document),
+        FleetPlan.from_dict(document),
         plan_only=plan_only,
         yes=yes,
         as_data=as_data,

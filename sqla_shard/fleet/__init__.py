@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from sqla_shard.fleet.accounts import Account, Accounts
 from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.operation import FleetStatus, Plan, Result
+from sqla_shard.fleet.operation import FleetPlan, FleetStatus, Result
 from sqla_shard.fleet.runner import apply, resume, status, undo
 
 __all__ = [
     "Account",
     "Accounts",
     "Fleet",
+    "FleetPlan",
     "FleetStatus",
-    "Plan",
     "Result",
     "apply",
     "resume",

@@ -104,7 +104,7 @@ class Scope:
     keyspace: str | None = None
     shard: int | None = None
 
-    def select(self, topology: Topology) -> list[_Part]:
+    def select(self, topology: Topology) -> list[_ServerPart]:
         """Return the servers, with their databases.
 
         :raises FleetSetupError: if nothing matches, or a shard has no
@@ -126,7 +126,7 @@ class Scope:
             if self.server is None
             else [pair_named(topology, self.server)]
         )
-        parts = [_Part(pair, self._databases(pair)) for pair in pairs]
+        parts = [_ServerPart(pair, self._databases(pair)) for pair in pairs]
         found = [part for part in parts if part.databases]
         if not found:
             raise FleetSetupError(f"no virtual shard matches {self}")
@@ -144,7 +144,7 @@ class Scope:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _ServerPart:
     """A pair, and keyspace and shard of each database to back up."""
 
     pair: Pair
@@ -218,7 +218,7 @@ class _Job:
     fleet: Fleet
     storage: Storage
     topology: Topology
-    part: _Part
+    part: _ServerPart
     source: Source
     workers: int
     progress: Callable[[BackupEvent], object] | None

@@ -41,11 +41,11 @@ from sqla_shard.fleet.differences import (
     DataReport,
     Difference,
     DifferenceKind,
-    Unread,
+    UnreadPlace,
     wait_applied,
 )
 from sqla_shard.fleet.fleet import Fleet, pair_named
-from sqla_shard.fleet.journal import Journal
+from sqla_shard.fleet.journal import FleetJournal
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.row_copy import databases_of
 
@@ -171,7 +171,7 @@ def verify_data(
     )
 
 
-def _watching(journal: Journal, server: str) -> Watch:
+def _watching(journal: FleetJournal, server: str) -> Watch:
     """Return a function that refuses databases changed by operations."""
     before = {record.id for record in journal.history()}
 
@@ -305,7 +305,7 @@ class _Comparison:
     point: CommonPoint | None
     queue: deque[_Unit] = field(default_factory=deque)
     listed: list[_Listed] = field(default_factory=list)
-    unread: list[Unread] = field(default_factory=list)
+    unread: list[UnreadPlace] = field(default_factory=list)
     found: int = 0
     rows: int = 0
     settled: int = 0
@@ -364,7 +364,7 @@ class _Comparison:
         while self.queue and time.monotonic() < self._end:
             self._round()
         self.unread += (
-            Unread(
+            UnreadPlace(
                 database=database,
                 table=table,
                 reason=f"the limit of {limit:g} s was reached",
@@ -506,7 +506,9 @@ class _Comparison:
                 self.queue.append(unit)
             else:
                 self.unread.append(
-                    Unread(database=unit.database, table=unit.table, reason=str(error))
+                    UnreadPlace(
+                        database=unit.database, table=unit.table, reason=str(error)
+                    )
                 )
 
     # -- tables -----------------------------------------------------------

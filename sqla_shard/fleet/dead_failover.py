@@ -38,7 +38,7 @@ from sqla_shard.fleet.app_access import access_problems, gaps_alone
 from sqla_shard.fleet.clients import late_note
 from sqla_shard.fleet.fleet import Fleet, pair_named
 from sqla_shard.fleet.loss import loss_of, NONE, SemiSyncProbe
-from sqla_shard.fleet.operation import Plan, Step
+from sqla_shard.fleet.operation import FleetPlan, Step
 from sqla_shard.fleet.replication import Replication, replication_of, ReplicationStatus
 from sqla_shard.fleet.requirements import bypass_problems, Requirements
 from sqla_shard.fleet.role_change import enable_events, Promotion, replicated_events_of
@@ -105,7 +105,7 @@ class DeadFailover(Promotion):
         is_automatic: bool = False,
         allow_loss: bool = True,
         drain_timeout: float = DRAIN,
-    ) -> Plan:
+    ) -> FleetPlan:
         """Return the plan, with all problems.
 
         :param server: name of the server in the topology, or

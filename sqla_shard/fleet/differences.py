@@ -109,7 +109,7 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unread:
+class UnreadPlace:
     """A table or a database that was not compared, or not to its end.
 
     :ivar database: name of the database.
@@ -167,7 +167,7 @@ class DataReport:
     found: int
     differences: tuple[Difference, ...]
     settled: int = 0
-    unread: tuple[Unread, ...] = ()
+    unread: tuple[UnreadPlace, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -235,7 +235,7 @@ class _Table:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Database:
+class _DefinedDatabase:
     defaults: str
     tables: Mapping[str, _Table]
     triggers: Mapping[str, str]
@@ -256,7 +256,7 @@ class PairCatalogue:
     databases: int = 0
     tables: list[tuple[str, str, ComparedColumns]] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
-    unread: list[Unread] = field(default_factory=list)
+    unread: list[UnreadPlace] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
 
 
@@ -348,7 +348,7 @@ def _compare_some(
 # -- reading --------------------------------------------------------------
 
 
-def _read(admin: Admin, names: list[str]) -> dict[str, _Database]:
+def _read(admin: Admin, names: list[str]) -> dict[str, _DefinedDatabase]:
     """Return the databases of these names that there are."""
     columns: dict[tuple[str, str], list[ComparedColumn]] = {}
     for row in admin.mappings(
@@ -401,7 +401,7 @@ def _read(admin: Admin, names: list[str]) -> dict[str, _Database]:
     ):
         triggers.setdefault(database, {})[name] = "\n".join(map(str, rest))
     return {
-        name: _Database(
+        name: _DefinedDatabase(
             defaults=f"{charset} {collation}",
             tables=tables.get(name, {}),
             triggers=triggers.get(name, {}),
@@ -481,8 +481,8 @@ def _counters(admin: Admin, names: list[str]) -> dict[str, dict[str, int | None]
 
 def _compare(
     name: str,
-    first: _Database | None,
-    second: _Database | None,
+    first: _DefinedDatabase | None,
+    second: _DefinedDatabase | None,
     later: Mapping[str, int | None] | None,
 ) -> PairCatalogue:
     result = PairCatalogue()
@@ -497,7 +497,7 @@ def _compare(
         else:
             # Nothing is equal to nothing: a wrong name, or a lost shard.
             result.unread.append(
-                Unread(
+                UnreadPlace(
                     database=name,
                     reason="neither server has it; check the name, or look "
                     "for the shard with: sqla-shard fleet doctor",
@@ -518,12 +518,12 @@ def _compare(
         if isinstance(chosen, ComparedColumns):
             result.tables.append((name, table, chosen))
         else:
-            result.unread.append(Unread(database=name, table=table, reason=chosen))
+            result.unread.append(UnreadPlace(database=name, table=table, reason=chosen))
     return result
 
 
 def _definitions(
-    name: str, first: _Database, second: _Database
+    name: str, first: _DefinedDatabase, second: _DefinedDatabase
 ) -> Iterator[Difference]:
     if first.defaults != second.defaults:
         yield Difference(

@@ -30,7 +30,7 @@ from sqla_shard.fleet import (
 )
 from sqla_shard.fleet.fact_reader import read_facts
 from sqla_shard.fleet.facts import FleetFacts
-from sqla_shard.fleet.findings import Finding, findings_of, SEVERITIES, Severity
+from sqla_shard.fleet.findings import findings_of, FleetFinding, SEVERITIES, Severity
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.write_access import writable_formers
 
@@ -56,7 +56,7 @@ class DoctorReport:
 
     epoch: int
     servers: int
-    findings: tuple[Finding, ...]
+    findings: tuple[FleetFinding, ...]
 
     @property
     def ok(self) -> bool:
@@ -68,7 +68,7 @@ class DoctorReport:
         """Whether everything that was asked for is known."""
         return not any(one.severity == "unknown" for one in self.findings)
 
-    def at_least(self, severity: Severity) -> list[Finding]:
+    def at_least(self, severity: Severity) -> list[FleetFinding]:
         """Return the findings of a severity or a worse one."""
         most = SEVERITIES.index(severity)
         return [one for one in self.findings if SEVERITIES.index(one.severity) <= most]

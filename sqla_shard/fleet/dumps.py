@@ -59,7 +59,7 @@ class TableContent:
     auto_increment: int | None
 
 
-class _Sum:
+class _ContentSum:
     """The checksum of a table."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ def content_of(session: Admin, table: ServerTable) -> TableContent:
 
     :param session: a session with ``HEAD``.
     """
-    found = _Sum()
+    found = _ContentSum()
     for row in _rows(session, table):
         found.add(row)
     return found.content(table, table.auto_increment)
@@ -124,7 +124,7 @@ def write_dump(
             if sql != table.sql:
                 raise session.error(f"{table.path} was altered during the backup")
             file.write(f"{sql};\n".encode())
-            total = _Sum()
+            total = _ContentSum()
             for insert in _inserts(session, table, total):
                 file.write(insert)
             if counter is not None:
@@ -137,7 +137,7 @@ def write_dump(
     return tuple(found)
 
 
-def _inserts(session: Admin, table: ServerTable, total: _Sum) -> Iterator[bytes]:
+def _inserts(session: Admin, table: ServerTable, total: _ContentSum) -> Iterator[bytes]:
     names = ", ".join(quoted(column.name) for column in table.columns)
     into = f"{quoted(table.name)} ({names})"
     head = b"INSERT INTO " + into.encode() + b" VALUES "

@@ -89,7 +89,7 @@ def read_facts(
         job.start(first)
     facts = {id(job): job.facts_at(first, limit=_FIRST * timeout) for job in everything}
     comparisons = [
-        _Comparison(
+        _PairComparison(
             fleet,
             pair,
             facts[id(jobs[pair.primary])],
@@ -236,7 +236,7 @@ class _ServerReading:
 
 
 @dataclass
-class _Comparison:
+class _PairComparison:
     """Compares the servers of one pair, in a thread."""
 
     _PARTS = ("late", "errant", "differing")

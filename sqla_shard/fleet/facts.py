@@ -57,7 +57,7 @@ class NotReadError(Exception):
         self.number = server.numbers.get(part)
 
 
-class _Part(Generic[T]):
+class _FactPart(Generic[T]):
     """A part of facts, which may be unread.
 
     :raises NotReadError: when the attribute is read, if it could not be.
@@ -167,62 +167,62 @@ class ServerFacts:
         """Return a global variable as an integer; 0 if it does not exist."""
         return int(float(self.variables.get(variable) or 0))
 
-    variables = _Part[Mapping[str, str]]()
+    variables = _FactPart[Mapping[str, str]]()
     """Global variables by name, in lower case."""
 
-    version = _Part[ServerVersion]()
+    version = _FactPart[ServerVersion]()
     """Version of the server."""
 
-    clock = _Part[float]()
+    clock = _FactPart[float]()
     """Seconds by which its clock is ahead of that of this process."""
 
-    clock_error = _Part[float]()
+    clock_error = _FactPart[float]()
     """Seconds by which :attr:`clock` may be wrong."""
 
-    sessions = _Part[tuple[Session, ...]]()
+    sessions = _FactPart[tuple[Session, ...]]()
     """All sessions but those of the doctor."""
 
-    programs = _Part[Mapping[int, Program]]()
+    programs = _FactPart[Mapping[int, Program]]()
     """Programs of sessions, if the server knows them."""
 
-    transactions = _Part[tuple[OpenTransaction, ...]]()
+    transactions = _FactPart[tuple[OpenTransaction, ...]]()
     """The open transactions."""
 
-    logins = _Part[tuple[Login, ...]]()
+    logins = _FactPart[tuple[Login, ...]]()
     """Its accounts and roles."""
 
-    grants = _Part[tuple[GrantRow, ...]]()
+    grants = _FactPart[tuple[GrantRow, ...]]()
     """Its grants on databases."""
 
-    attempt = _Part[Attempt]()
+    attempt = _FactPart[Attempt]()
     """The login of the application; read on servers of the topology only."""
 
-    configured = _Part[Mapping[str, bool]]()
+    configured = _FactPart[Mapping[str, bool]]()
     """Whether variables are set in its configuration."""
 
-    events = _Part[tuple[Event, ...]]()
+    events = _FactPart[tuple[Event, ...]]()
     """The events of its databases."""
 
-    databases = _Part[frozenset[str]]()
+    databases = _FactPart[frozenset[str]]()
     """Its databases but those of the system."""
 
-    volumes = _Part[tuple[Volume, ...] | None]()
+    volumes = _FactPart[tuple[Volume, ...] | None]()
     """Its file systems; None if the server does not show them."""
 
-    tables = _Part[tuple[TableSize, ...]]()
+    tables = _FactPart[tuple[TableSize, ...]]()
     """Its tables; read on primaries only."""
 
-    digests = _Part[Mapping[str, Mapping[str, str]]]()
+    digests = _FactPart[Mapping[str, Mapping[str, str]]]()
     """Digests of the tables of the topology, by database."""
 
-    status = _Part[ReplicationStatus | None]()
+    status = _FactPart[ReplicationStatus | None]()
     """State of replication; None if it has no primary."""
 
-    heartbeat = _Part[float | None]()
+    heartbeat = _FactPart[float | None]()
     """Idle seconds after which its primary sends a heartbeat, if it has one;
     read on standbys only."""
 
-    semi_sync = _Part[SemiSync | None]()
+    semi_sync = _FactPart[SemiSync | None]()
     """State of semi-synchronous replication; None if it is missing."""
 
     @property
@@ -285,13 +285,13 @@ class PairFacts:
         """Return the command that gives the standby all its content anew."""
         return " ".join(("sqla-shard fleet replica rebuild", self.name, *options))
 
-    late = _Part[float]()
+    late = _FactPart[float]()
     """Seconds for which the standby was waited for in vain, or 0."""
 
-    errant = _Part[Mapping[str, int]]()
+    errant = _FactPart[Mapping[str, int]]()
     """Transactions that only the standby has, by origin."""
 
-    differing = _Part[tuple[tuple[str, str], ...]]()
+    differing = _FactPart[tuple[tuple[str, str], ...]]()
     """Database and table of each definition that differs."""
 
     def part(self, name: str) -> Any:

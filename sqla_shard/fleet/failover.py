@@ -46,7 +46,7 @@ from sqla_shard.fleet.clients import (
 )
 from sqla_shard.fleet.cutover_contents import CutoverContents, fault_of, proof_of
 from sqla_shard.fleet.fleet import Fleet, pair_named
-from sqla_shard.fleet.operation import Plan, Step
+from sqla_shard.fleet.operation import FleetPlan, Step
 from sqla_shard.fleet.replication import Replication
 from sqla_shard.fleet.requirements import (
     bypass_problems,
@@ -95,7 +95,7 @@ class Failover(Promotion):
         ),
     )
 
-    def __init__(self, fleet: Fleet, plan: Plan) -> None:
+    def __init__(self, fleet: Fleet, plan: FleetPlan) -> None:
         super().__init__(fleet, plan)
         self._is_fenced = False
         self._compare_limit = plan.arguments["compare_limit"]
@@ -103,7 +103,7 @@ class Failover(Promotion):
     @classmethod
     def planned(
         cls, fleet: Fleet, server: str, *, compare_limit: float | None = COMPARE_LIMIT
-    ) -> Plan:
+    ) -> FleetPlan:
         """Return the plan, with all problems.
 
         :param server: name of the server in the topology, or

@@ -49,7 +49,7 @@ info
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class FleetFinding:
     """One line of the report.
 
     :ivar severity: see :data:`SEVERITIES`.
@@ -76,14 +76,14 @@ class Finding:
         return f"{line}\n    {self.remedy}" if self.remedy else line
 
 
-Findings: TypeAlias = Iterator[Finding]
+Findings: TypeAlias = Iterator[FleetFinding]
 _Place: TypeAlias = "ServerFacts | Literal['fleet']"
 
 
 def _finding(
     severity: Severity, server: _Place, what: str, remedy: str = ""
-) -> Finding:
-    return Finding(severity=severity, server=str(server), what=what, remedy=remedy)
+) -> FleetFinding:
+    return FleetFinding(severity=severity, server=str(server), what=what, remedy=remedy)
 
 
 critical = partial(_finding, "critical")
@@ -130,7 +130,7 @@ def check_names(modules: Iterable[str]) -> list[str]:
 
 def findings_of(
     fleet: FleetFacts, modules: Iterable[str], *, ignored: Collection[str] = ()
-) -> list[Finding]:
+) -> list[FleetFinding]:
     """Return the findings of all registered checks, the worst first.
 
     :param fleet: the facts.
@@ -138,7 +138,7 @@ def findings_of(
         severity are in their order.
     :param ignored: names of checks that are not done.
     """
-    found: list[Finding] = []
+    found: list[FleetFinding] = []
     undone: dict[tuple[str, str], tuple[NotReadError, list[str]]] = {}
     checks = [
         check
@@ -158,7 +158,7 @@ def findings_of(
                     names.append(name)
     pairs = {pair.name: pair for pair in all_pairs(fleet.topology)}
     found += [
-        Finding(
+        FleetFinding(
             severity="unknown",
             check=UNREAD,
             server=str(error.server),

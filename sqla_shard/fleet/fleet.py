@@ -23,7 +23,7 @@ from typing import Any
 from sqla_shard.exc import FleetSetupError, UnknownServerError
 from sqla_shard.fleet.accounts import Accounts
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.journal import FileJournal, Journal
+from sqla_shard.fleet.journal import FileJournal, FleetJournal
 from sqla_shard.topology import (
     DEFAULT_PLACEHOLDERS,
     Keyspace,
@@ -140,7 +140,7 @@ class Fleet:
             )
 
     @property
-    def journal(self) -> Journal:
+    def journal(self) -> FleetJournal:
         """The journal of operations, where the topology is."""
         if is_zookeeper(self.location):
             # kazoo is needed for this one alone.

@@ -120,7 +120,7 @@ class Record:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pending:
+class PendingRecord:
     """The pending operation.
 
     :ivar record: its record.
@@ -131,7 +131,7 @@ class Pending:
     running: bool
 
 
-class Journal(Protocol):
+class FleetJournal(Protocol):
     """The journal of a fleet."""
 
     @property
@@ -139,7 +139,7 @@ class Journal(Protocol):
         """Location of the topology, without credentials."""
         ...
 
-    def pending(self) -> Pending | None:
+    def pending(self) -> PendingRecord | None:
         """Return the pending operation.
 
         :raises TopologyUnavailableError: if the journal cannot be read.
@@ -263,20 +263,20 @@ class FileJournal:
         """Path of the topology."""
         return str(self.path)
 
-    def pending(self) -> Pending | None:
+    def pending(self) -> PendingRecord | None:
         """Return the pending operation."""
         record = self._read(self._operation)
         if record is None:
             return None
         lock = self._locked(patience=0.0)
         if lock is None:
-            return Pending(record=record, running=True)
+            return PendingRecord(record=record, running=True)
         try:
             # It may have ended before the lock was acquired.
             record = self._read(self._operation)
         finally:
             lock.close()
-        return None if record is None else Pending(record=record, running=False)
+        return None if record is None else PendingRecord(record=record, running=False)
 
     def history(self, most: int = 20) -> list[Record]:
         """Return finished and undone operations, the latest first."""

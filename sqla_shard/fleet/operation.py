@@ -26,7 +26,7 @@ from sqla_shard.exc import FleetSetupError, Problem
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.clients import Clients, ended_lines, late_lines
 from sqla_shard.fleet.fleet import Fleet
-from sqla_shard.fleet.journal import JournalHold, paused, Pending
+from sqla_shard.fleet.journal import JournalHold, paused, PendingRecord
 from sqla_shard.topology import Topology
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Step(NamedTuple):
 
     :ivar name: short and stable; it is written into the journal.
     :ivar text: one sentence for people; ``{word}`` is one of
-        :meth:`.Operation.words`.
+        :meth:`.FleetOperation.words`.
     :ivar critical: whether writes are stopped from this step on.  After a
         crash in a critical step that was not the commit point, an operation
         continues with the first critical step.  The journal is not written
@@ -56,7 +56,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class FleetPlan:
     """Plan of an operation.
 
     :ivar kind: the operation, such as ``"failover"``.
@@ -94,7 +94,7 @@ class Plan:
         }
 
     @classmethod
-    def from_dict(cls, document: Any) -> Plan:
+    def from_dict(cls, document: Any) -> FleetPlan:
         """Return the plan of a document of :meth:`as_dict`.
 
         :raises FleetSetupError: if it is not the document of a plan.
@@ -262,7 +262,7 @@ class Result:
         )
 
 
-class Operation(ABC):
+class FleetOperation(ABC):
     """A kind of operation on a fleet.
 
     Subclasses take their arguments from the plan, and connect on first use.
@@ -275,7 +275,7 @@ class Operation(ABC):
     #: Its steps, in order.
     STEPS: ClassVar[tuple[Step, ...]]
 
-    def __init__(self, fleet: Fleet, plan: Plan) -> None:
+    def __init__(self, fleet: Fleet, plan: FleetPlan) -> None:
         self.fleet = fleet
         self.plan = plan
         #: The journal, while the operation is applied.
@@ -288,7 +288,7 @@ class Operation(ABC):
         self._open = ExitStack()
         self._admins: dict[str, Admin] = {}
 
-    def __enter__(self) -> Operation:
+    def __enter__(self) -> FleetOperation:
         return self
 
     def __exit__(self, *details: object) -> None:
@@ -342,7 +342,7 @@ class Operation(ABC):
 
     # -- methods for subclasses -------------------------------------------
 
-    def checked(self) -> Plan:
+    def checked(self) -> FleetPlan:
         """Return the plan with its steps, and the findings of the checks."""
         self.warnings.clear()
         with self:
@@ -448,7 +448,7 @@ class FleetStatus:
 
     fleet: str
     epoch: int
-    pending: Pending | None
+    pending: PendingRecord | None
     is_published: bool = False
     watched: Watched | None = None
     clients: Clients | None = None

@@ -51,9 +51,9 @@ from sqla_shard.fleet.fleet import (
     pair_named,
     shard_of,
 )
-from sqla_shard.fleet.journal import Journal, Record
+from sqla_shard.fleet.journal import FleetJournal, Record
 from sqla_shard.fleet.moves import ShardMove
-from sqla_shard.fleet.operation import Operation, Plan, Step
+from sqla_shard.fleet.operation import FleetOperation, FleetPlan, Step
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of
@@ -69,7 +69,7 @@ _MAX_NAME = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Orphan:
+class OrphanDatabase:
     """A database on a server that does not have its shard.
 
     :ivar server: name of the server that it is on.
@@ -102,7 +102,7 @@ class Orphan:
         return f"{self.server}: {self.database} ({where}{when})"
 
 
-def orphans_of(fleet: Fleet, server: str | None = None) -> list[Orphan]:
+def orphans_of(fleet: Fleet, server: str | None = None) -> list[OrphanDatabase]:
     """Return the orphans on the primaries of a fleet.
 
     :param server: name of a server; None for all.
@@ -113,14 +113,14 @@ def orphans_of(fleet: Fleet, server: str | None = None) -> list[Orphan]:
     pairs = all_pairs(topology)
     if server is not None:
         pairs = [pair_named(topology, server)]
-    found: list[Orphan] = []
+    found: list[OrphanDatabase] = []
     for pair in pairs:
         with fleet.admin(bare_url(pair.primary), name=f"{pair.name} primary") as admin:
             found += _orphans(topology, pair, admin)
     return found
 
 
-def _orphans(topology: Topology, pair: Pair, admin: Admin) -> Iterator[Orphan]:
+def _orphans(topology: Topology, pair: Pair, admin: Admin) -> Iterator[OrphanDatabase]:
     here = address_of(pair.primary)
     for name in admin.databases():
         match = _RENAMED.fullmatch(name)
@@ -130,7 +130,7 @@ def _orphans(topology: Topology, pair: Pair, admin: Admin) -> Iterator[Orphan]:
             continue
         server, url = home
         if match or url is None or address_of(url) != here:
-            yield Orphan(
+            yield OrphanDatabase(
                 server=pair.name,
                 database=name,
                 original=original,
@@ -162,7 +162,7 @@ def _seconds(text: str) -> float:
         return time.time()
 
 
-class OrphanChange(Operation):
+class OrphanChange(FleetOperation):
     """Fence, rename, restore or drop orphans of a server.
 
     :param fleet: the fleet.
@@ -171,7 +171,7 @@ class OrphanChange(Operation):
 
     kind = "orphans"
 
-    def __init__(self, fleet: Fleet, plan: Plan) -> None:
+    def __init__(self, fleet: Fleet, plan: FleetPlan) -> None:
         super().__init__(fleet, plan)
         arguments = plan.arguments
         self._server = str(arguments["server"])
@@ -192,7 +192,7 @@ class OrphanChange(Operation):
         older_than: float = GRACE,
         allowed_users: Sequence[str] = (),
         accept_differences: bool = False,
-    ) -> Plan:
+    ) -> FleetPlan:
         """Plan a change.
 
         :param server: name of the server that the orphans are on.
@@ -221,7 +221,7 @@ class OrphanChange(Operation):
                     and orphan.renamed <= limit
                 )
             ]
-        plan = Plan(
+        plan = FleetPlan(
             kind=cls.kind,
             title=f"{action} of {len(databases)} orphans of {server}",
             epoch=fleet.topology().epoch,
@@ -248,7 +248,9 @@ class OrphanChange(Operation):
             found += (Problem(orphan.database, text) for text in self._faults(orphan))
         return found
 
-    def _compared(self, names: Sequence[str]) -> tuple[list[Orphan], list[Problem]]:
+    def _compared(
+        self, names: Sequence[str]
+    ) -> tuple[list[OrphanDatabase], list[Problem]]:
         """Return the orphans of some names, and why they are in use."""
         topology = self.fleet.topology()
         pair = pair_named(topology, self._server)
@@ -311,7 +313,7 @@ class OrphanChange(Operation):
 
     # -- checks -----------------------------------------------------------
 
-    def _faults(self, orphan: Orphan) -> Iterator[str]:
+    def _faults(self, orphan: OrphanDatabase) -> Iterator[str]:
         """Yield the problems of the state of a database."""
         if self._action == "fence":
             return
@@ -337,7 +339,7 @@ class OrphanChange(Operation):
             )
 
     def _homeless(
-        self, topology: Topology, chosen: Sequence[Orphan]
+        self, topology: Topology, chosen: Sequence[OrphanDatabase]
     ) -> Iterator[Problem]:
         """Yield the databases that no other server has, with all tables.
 
@@ -408,7 +410,7 @@ class OrphanChange(Operation):
                 )
 
     def _empty_homes(
-        self, orphan: Orphan, home: Admin, tables: Iterable[str]
+        self, orphan: OrphanDatabase, home: Admin, tables: Iterable[str]
     ) -> Iterator[Problem]:
         """Yield an orphan whose home has lost, or never had, its rows."""
         here = set(_tables(self._primary, orphan.database))
@@ -426,7 +428,9 @@ class OrphanChange(Operation):
                 "its rows were deleted there, add --accept-differences",
             )
 
-    def _not_fenced(self, pair: Pair, chosen: Sequence[Orphan]) -> Iterator[Problem]:
+    def _not_fenced(
+        self, pair: Pair, chosen: Sequence[OrphanDatabase]
+    ) -> Iterator[Problem]:
         """Yield the databases that an application can use."""
         for role, fence in self._fences(pair, chosen):
             for name in fence.missing():
@@ -438,7 +442,7 @@ class OrphanChange(Operation):
                 )
 
     def _fences(
-        self, pair: Pair, chosen: Sequence[Orphan]
+        self, pair: Pair, chosen: Sequence[OrphanDatabase]
     ) -> Iterator[tuple[str, Fence]]:
         """Yield the fence of some orphans on the primary and the standby."""
         exempt = {*self.fleet.accounts.users, *self._allowed}
@@ -491,7 +495,7 @@ class OrphanChange(Operation):
                 admin.run(f"DROP DATABASE IF EXISTS {marked(name)}")
         return {"databases": len(self._names)}
 
-    def _set_fences(self, chosen: Sequence[Orphan]) -> Mapping[str, Any]:
+    def _set_fences(self, chosen: Sequence[OrphanDatabase]) -> Mapping[str, Any]:
         """Fence orphans on the primary and the standby."""
         pair = pair_named(self.fleet.topology(), self._server)
         ended: list[Mapping[str, Any]] = []
@@ -559,7 +563,7 @@ _SHOWN = 5
 
 
 def proven_by_journal(
-    journal: Journal, topology: Topology, pair: Pair, home: Admin
+    journal: FleetJournal, topology: Topology, pair: Pair, home: Admin
 ) -> set[str]:
     """Return the databases whose rows came to, or from, their home by a split.
 

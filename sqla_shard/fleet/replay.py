@@ -50,7 +50,7 @@ class Moment:
     time: float | None = None
 
 
-class Replay(ABC):
+class BinlogReplay(ABC):
     """The changes of a database after a backup, up to a moment.
 
     :param archive: logs of one server.
@@ -254,7 +254,7 @@ class Replay(ABC):
         return is_changed
 
 
-class MariaDBReplay(Replay):
+class MariaDBReplay(BinlogReplay):
     """Reads positions of domains, servers and numbers."""
 
     def _set_position(self, position: str) -> None:
@@ -372,13 +372,13 @@ def _binlog(events: bytes) -> str:
 
 
 def best_replay(
-    kind: type[Replay],
+    kind: type[BinlogReplay],
     storage: Storage,
     position: str,
     database: str,
     target: str,
     moment: Moment,
-) -> tuple[Replay | None, list[Problem]]:
+) -> tuple[BinlogReplay | None, list[Problem]]:
     """Return a replay without problems, or those of every server.
 
     If the logs of several servers reach to a time, they must not contradict
@@ -388,7 +388,7 @@ def best_replay(
     :param storage: where the logs of all servers are.
     """
     archives, problems = archives_of(storage)
-    good: list[Replay] = []
+    good: list[BinlogReplay] = []
     for archive in archives:
         try:
             replay = kind(archive, position, database, target, moment)
@@ -426,7 +426,7 @@ def best_replay(
     return None, problems
 
 
-class MySQLReplay(Replay):
+class MySQLReplay(BinlogReplay):
     """Reads positions that are sets of GTIDs.
 
     What a server was copied with is in its sets, and in none of its logs: it

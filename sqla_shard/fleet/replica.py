@@ -50,7 +50,7 @@ from sqla_shard.fleet.fleet import (
     url_at,
     with_port,
 )
-from sqla_shard.fleet.operation import as_list, Operation, Plan, PUBLISH, Step
+from sqla_shard.fleet.operation import as_list, FleetOperation, FleetPlan, PUBLISH, Step
 from sqla_shard.fleet.replication import Replication, replication_of
 from sqla_shard.fleet.requirements import bypass_problems, Requirements
 from sqla_shard.fleet.row_copy import databases_of
@@ -65,7 +65,7 @@ _SHOWN = 5
 _GIB = 2**30
 
 
-class Replica(Operation):
+class Replica(FleetOperation):
     """Build, rebuild or replace the standby of a pair."""
 
     kind = "replica"
@@ -79,7 +79,7 @@ class Replica(Operation):
         Step("detach", "stop replication on {standby}"),
     )
 
-    def __init__(self, fleet: Fleet, plan: Plan) -> None:
+    def __init__(self, fleet: Fleet, plan: FleetPlan) -> None:
         super().__init__(fleet, plan)
         arguments = plan.arguments
         self.server = str(arguments["server"])
@@ -100,7 +100,7 @@ class Replica(Operation):
         way: str = "rows",
         command: str | None = None,
         discard_errant: bool = False,
-    ) -> Plan:
+    ) -> FleetPlan:
         """Return the plan, with all problems.
 
         :param action: one of :data:`ACTIONS`.
@@ -122,7 +122,7 @@ class Replica(Operation):
         standby = None if pair.standby is None else address_in(pair.standby)
         rebuilds = action == "rebuild"
         wanted = standby if rebuilds and target is None else target
-        plan = Plan(
+        plan = FleetPlan(
             kind=cls.kind,
             title=f"{action} of a standby of {server}"
             + (f" on {wanted}" if wanted else ""),

@@ -39,13 +39,13 @@ from sqla_shard.fleet.admin import Admin, quoted
 from sqla_shard.fleet.dumps import content_of, HEAD, read_statements, same_content
 from sqla_shard.fleet.fleet import Fleet, Pair, pair_named
 from sqla_shard.fleet.gtid_sets import GtidSet
-from sqla_shard.fleet.operation import as_list, Operation, Plan, Step
+from sqla_shard.fleet.operation import as_list, FleetOperation, FleetPlan, Step
 from sqla_shard.fleet.replay import (
     best_replay,
+    BinlogReplay,
     MariaDBReplay,
     Moment,
     MySQLReplay,
-    Replay,
 )
 from sqla_shard.fleet.replication import gtids, replication_of
 from sqla_shard.fleet.row_copy import tables_of
@@ -57,7 +57,7 @@ _LOOK = 1.0
 _MOST_NAME = 64
 
 
-class Restore(Operation):
+class Restore(FleetOperation):
     """Restore a virtual shard into a database of a new name."""
 
     kind = "restore"
@@ -66,7 +66,7 @@ class Restore(Operation):
         Step("load", "load and verify the backup{and_replayed}"),
     )
 
-    def __init__(self, fleet: Fleet, plan: Plan) -> None:
+    def __init__(self, fleet: Fleet, plan: FleetPlan) -> None:
         super().__init__(fleet, plan)
         arguments = plan.arguments
         self._storage = Storage(arguments["folder"])
@@ -93,7 +93,7 @@ class Restore(Operation):
         moment: Moment | None = None,
         server: str | None = None,
         database: str | None = None,
-    ) -> Plan:
+    ) -> FleetPlan:
         """Return the plan, with everything that speaks against it.
 
         :param folder: folder of the backups.
@@ -133,7 +133,7 @@ class Restore(Operation):
         server = server or f"{keyspace}/{home.name}"
         pair_named(topology, server)
         target = database or f"restored_{chosen.database_for(shard)}"
-        plan = Plan(
+        plan = FleetPlan(
             kind=cls.kind,
             title=f"restore of shard {shard} of {keyspace} as {target} on {server}",
             epoch=topology.epoch,
@@ -336,7 +336,7 @@ class Restore(Operation):
 
     def _replay(
         self, backup: Backup, file: DatabaseFile
-    ) -> tuple[Replay | None, list[Problem]]:
+    ) -> tuple[BinlogReplay | None, list[Problem]]:
         return best_replay(
             MariaDBReplay if backup.is_mariadb else MySQLReplay,
             self._storage,

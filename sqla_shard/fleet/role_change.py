@@ -16,13 +16,13 @@ from sqla_shard.exc import FleetSetupError, Problem
 from sqla_shard.fleet.admin import Admin, marked
 from sqla_shard.fleet.app_access import Access, access_of
 from sqla_shard.fleet.fleet import Fleet, pair_named
-from sqla_shard.fleet.operation import Operation, Plan, Step
+from sqla_shard.fleet.operation import FleetOperation, FleetPlan, Step
 from sqla_shard.fleet.replication import Replication, replication_of
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of
 
 
-class RoleChange(Operation):
+class RoleChange(FleetOperation):
     """An operation on the primary and the standby of a pair.
 
     Its plan has the addresses of both: URLs of a topology may have passwords.
@@ -30,7 +30,7 @@ class RoleChange(Operation):
     :ivar server: name of the pair in the topology.
     """
 
-    def __init__(self, fleet: Fleet, plan: Plan) -> None:
+    def __init__(self, fleet: Fleet, plan: FleetPlan) -> None:
         super().__init__(fleet, plan)
         self.server = str(plan.arguments["server"])
         self._urls: dict[str, str] = {}
@@ -44,7 +44,7 @@ class RoleChange(Operation):
         title: str,
         costs: Sequence[str],
         **arguments: Any,
-    ) -> Plan:
+    ) -> FleetPlan:
         """Return a plan with all problems.
 
         :param server: name of the pair.
@@ -55,7 +55,7 @@ class RoleChange(Operation):
         pair = pair_named(topology, server)
         old = str(address_of(pair.primary))
         new = None if pair.standby is None else str(address_of(pair.standby))
-        plan = Plan(
+        plan = FleetPlan(
             kind=cls.kind,
             title=title.format(server=server, old=old, new=new),
             epoch=topology.epoch,

@@ -39,9 +39,9 @@ from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.journal import holder_name, JournalHold, Record
 from sqla_shard.fleet.operation import (
+    FleetOperation,
+    FleetPlan,
     FleetStatus,
-    Operation,
-    Plan,
     Progress,
     PUBLISH,
     Result,
@@ -67,7 +67,7 @@ _PATIENCE = 30.0
 
 T = TypeVar("T")
 
-_CLASSES: tuple[type[Operation], ...] = (
+_CLASSES: tuple[type[FleetOperation], ...] = (
     CloseFormer,
     CloseStandby,
     DeadFailover,
@@ -84,7 +84,7 @@ KINDS = {one.kind: one for one in _CLASSES}
 """Every kind of operation, by the name in plans and journals."""
 
 
-def operation_of(fleet: Fleet, plan: Plan) -> Operation:
+def operation_of(fleet: Fleet, plan: FleetPlan) -> FleetOperation:
     """Return the operation of a plan.
 
     :raises FleetSetupError: if its kind is unknown.
@@ -99,7 +99,7 @@ def operation_of(fleet: Fleet, plan: Plan) -> Operation:
     return kind(fleet, plan)
 
 
-def apply(fleet: Fleet, plan: Plan, *, progress: Progress | None = None) -> Result:
+def apply(fleet: Fleet, plan: FleetPlan, *, progress: Progress | None = None) -> Result:
     """Apply a plan.
 
     :param progress: is called before and after each step.
@@ -123,7 +123,7 @@ def apply(fleet: Fleet, plan: Plan, *, progress: Progress | None = None) -> Resu
     hold = fleet.journal.begin(record)
     try:
         with operation:
-            run = _Run(operation, hold, progress)
+            run = _OperationRun(operation, hold, progress)
             run.refuse()
             return run.forward()
     finally:
@@ -192,7 +192,7 @@ def _is_published(fleet: Fleet, record: Record, topology: Topology) -> bool:
     if PUBLISH in record.done:
         return True
     try:
-        operation = operation_of(fleet, Plan.from_dict(record.plan))
+        operation = operation_of(fleet, FleetPlan.from_dict(record.plan))
     except FleetSetupError:
         # An operation of another version, which is asked to continue it.
         return topology.epoch != record.plan.get("epoch")
@@ -200,21 +200,21 @@ def _is_published(fleet: Fleet, record: Record, topology: Topology) -> bool:
 
 
 @contextmanager
-def _taken_over(fleet: Fleet, progress: Progress | None) -> Iterator[_Run]:
+def _taken_over(fleet: Fleet, progress: Progress | None) -> Iterator[_OperationRun]:
     hold = fleet.journal.take_over()
     try:
-        plan = Plan.from_dict(hold.record.plan)
+        plan = FleetPlan.from_dict(hold.record.plan)
         with operation_of(fleet, plan) as operation:
-            yield _Run(operation, hold, progress)
+            yield _OperationRun(operation, hold, progress)
     finally:
         hold.release()
 
 
-class _Run:
+class _OperationRun:
     """One process that applies, resumes or undoes an operation."""
 
     def __init__(
-        self, operation: Operation, hold: JournalHold, progress: Progress | None
+        self, operation: FleetOperation, hold: JournalHold, progress: Progress | None
     ) -> None:
         self._operation = operation
         self._hold = hold
@@ -468,7 +468,7 @@ class _Run:
         return time.monotonic() - self._begin
 
     def _report(self, text: str) -> None:
-        """Tell how far the step is; see :attr:`Operation.report`."""
+        """Tell how far the step is; see :attr:`FleetOperation.report`."""
         self._tell(list(self._began)[-1], "progress", text)
 
     def _tell(

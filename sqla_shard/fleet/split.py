@@ -42,7 +42,7 @@ from sqla_shard.fleet.cutover_contents import CutoverContents, fault_of, proof_o
 from sqla_shard.fleet.fences import carry_fences, Fence
 from sqla_shard.fleet.fleet import Fleet, pair_named, url_at
 from sqla_shard.fleet.moves import Request, ShardMove
-from sqla_shard.fleet.operation import Operation, Plan, PUBLISH, Step
+from sqla_shard.fleet.operation import FleetOperation, FleetPlan, PUBLISH, Step
 from sqla_shard.fleet.replication import Replication, replication_of
 from sqla_shard.fleet.requirements import (
     bypass_problems,
@@ -61,7 +61,7 @@ _LAG = 0.1
 _SETTLE = 30.0
 
 
-class Split(Operation):
+class Split(FleetOperation):
     """Move shards of a server to a new pair.
 
     :param fleet: the fleet.
@@ -93,7 +93,7 @@ class Split(Operation):
         Step("verify", "look at both pairs, and compare the rows at the cutover"),
     )
 
-    def __init__(self, fleet: Fleet, plan: Plan) -> None:
+    def __init__(self, fleet: Fleet, plan: FleetPlan) -> None:
         super().__init__(fleet, plan)
         arguments = plan.arguments
         asked = dict(arguments["request"])
@@ -126,7 +126,7 @@ class Split(Operation):
         allowed_users: Sequence[str] = (),
         patience: float = 3.0,
         compare_limit: float | None = 3600.0,
-    ) -> Plan:
+    ) -> FleetPlan:
         """Plan a split.
 
         :param server: name of the server that has the shards.
@@ -160,7 +160,7 @@ class Split(Operation):
         title = request.title
         if move is None or not move.moving:
             raise OperationRefusedError(tuple(problems), operation=title)
-        plan = Plan(
+        plan = FleetPlan(
             kind=cls.kind,
             title=title,
             epoch=topology.epoch,

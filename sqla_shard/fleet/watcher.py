@@ -52,7 +52,7 @@ from sqla_shard.fleet.dead_failover import DeadFailover
 from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.fleet import all_pairs, Fleet, Pair
 from sqla_shard.fleet.loss import Acknowledgements, acknowledgements, NONE, receiving
-from sqla_shard.fleet.operation import Operation, Plan, Progress, Result
+from sqla_shard.fleet.operation import FleetOperation, FleetPlan, Progress, Result
 from sqla_shard.fleet.replication import Replication, replication_of
 from sqla_shard.fleet.runner import apply, resume
 from sqla_shard.fleet.watch_votes import doubt, probe_of, Sight, Votes
@@ -433,7 +433,7 @@ class Watcher:
             return f"the primary is lost; the failover failed: {error}"
         return _line(result)
 
-    def _reason_against(self, plan: Plan) -> str | None:
+    def _reason_against(self, plan: FleetPlan) -> str | None:
         if plan.problems:
             return "; ".join(map(str, plan.problems))
         loss = str(plan.arguments["loss"])
@@ -445,7 +445,7 @@ class Watcher:
             )
         return None
 
-    def _held_off(self, primary: str, *kinds: type[Operation]) -> str | None:
+    def _held_off(self, primary: str, *kinds: type[FleetOperation]) -> str | None:
         """Return why no operation on a pair may be tried yet.
 
         :param primary: address of its primary now.
@@ -475,7 +475,7 @@ class Watcher:
         pending = self.fleet.journal.pending()
         if pending is None or pending.running:
             return
-        plan = Plan.from_dict(pending.record.plan)
+        plan = FleetPlan.from_dict(pending.record.plan)
         if not plan.arguments.get("is_automatic") or self.policy.dry_run:
             yield (
                 f"{plan.title} is not finished, and no failover is possible: "

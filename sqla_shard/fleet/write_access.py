@@ -36,7 +36,7 @@ from sqla_shard.fleet.fleet import (
     with_port,
 )
 from sqla_shard.fleet.journal import Record
-from sqla_shard.fleet.operation import as_list, Operation, Plan, Step
+from sqla_shard.fleet.operation import as_list, FleetOperation, FleetPlan, Step
 from sqla_shard.fleet.replication import Replication, replication_of
 from sqla_shard.fleet.requirements import followers
 from sqla_shard.fleet.role_change import RoleChange
@@ -63,7 +63,7 @@ class Reopen(RoleChange):
     )
 
     @classmethod
-    def planned(cls, fleet: Fleet, server: str) -> Plan:
+    def planned(cls, fleet: Fleet, server: str) -> FleetPlan:
         """Return the plan, with all problems.
 
         :param server: name of the server in the topology, or
@@ -212,7 +212,7 @@ class CloseStandby(RoleChange):
     STEPS = (Step("close", "make {new} read-only"),)
 
     @classmethod
-    def planned(cls, fleet: Fleet, server: str) -> Plan:
+    def planned(cls, fleet: Fleet, server: str) -> FleetPlan:
         """Return the plan, with all problems.
 
         :param server: name of the server in the topology, or
@@ -268,7 +268,7 @@ _AFTERWARDS = (
 )
 
 
-class Retire(Operation):
+class Retire(FleetOperation):
     """Take a server that the topology does not name out of service.
 
     It is made read-only and forgets its primary.  Its content is not touched,
@@ -282,13 +282,13 @@ class Retire(Operation):
     )
 
     @classmethod
-    def planned(cls, fleet: Fleet, target: str) -> Plan:
+    def planned(cls, fleet: Fleet, target: str) -> FleetPlan:
         """Return the plan, with all problems.
 
         :param target: ``host:port`` of the server.
         """
         address = with_port(target)
-        plan = Plan(
+        plan = FleetPlan(
             kind=cls.kind,
             title=f"retirement of {address}",
             epoch=fleet.topology().epoch,
@@ -436,7 +436,7 @@ def writable_formers(
         ]
 
 
-class CloseFormer(Operation):
+class CloseFormer(FleetOperation):
     """Make a former primary read-only, and end the sessions there.
 
     A primary that was lost, but only unreachable, comes back open: processes
@@ -452,12 +452,12 @@ class CloseFormer(Operation):
     STEPS = (Step("close", "make {old} read-only, and end its sessions"),)
 
     @classmethod
-    def planned(cls, fleet: Fleet, address: str) -> Plan:
+    def planned(cls, fleet: Fleet, address: str) -> FleetPlan:
         """Return the plan, with all problems.
 
         :param address: ``host:port`` of the server.
         """
-        plan = Plan(
+        plan = FleetPlan(
             kind=cls.kind,
             title=f"closing of the former primary {address}",
             epoch=fleet.topology().epoch,

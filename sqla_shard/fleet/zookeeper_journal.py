@@ -34,7 +34,7 @@ from sqla_shard.exc import (
     TopologyConflictError,
     TopologyUnavailableError,
 )
-from sqla_shard.fleet.journal import holder_name, JournalHold, Pending, Record
+from sqla_shard.fleet.journal import holder_name, JournalHold, PendingRecord, Record
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS, Topology
 from sqla_shard.topology.follow.locations import zookeeper_options
 from sqla_shard.topology.zookeeper.publications import (
@@ -97,7 +97,7 @@ class ZooKeeperJournal:
         """URL of the topology, without credentials."""
         return f"zookeeper://{self._hosts}"
 
-    def pending(self) -> Pending | None:
+    def pending(self) -> PendingRecord | None:
         """Return the pending operation."""
         with self._opened() as store:
             store.sync()
@@ -107,7 +107,7 @@ class ZooKeeperJournal:
                 again = _operation(store)
                 # Otherwise it may have ended before the lock was read.
                 if lock is not None or again == node:
-                    return Pending(
+                    return PendingRecord(
                         record=_record_of(store, node), running=lock is not None
                     )
                 node = again

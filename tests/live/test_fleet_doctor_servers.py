@@ -18,7 +18,7 @@ import pytest
 from examples.fleet import KINDS, options_of
 from sqla_shard.cli.dev_command import FLEET_OPTIONS
 from sqla_shard.exc import FleetSetupError
-from sqla_shard.fleet import access_checks, Accounts, capacity, Fleet, Plan
+from sqla_shard.fleet import access_checks, Accounts, capacity, Fleet, FleetPlan
 from sqla_shard.fleet.capacity import measure, suggest
 from sqla_shard.fleet.doctor import examine
 from sqla_shard.fleet.journal import Record
@@ -219,7 +219,7 @@ def test_a_former_server_that_takes_writes(doctor, pairs, server_kind):
 
 def end(pairs, kind, arguments):
     """Write an operation that has ended into the journal."""
-    plan = Plan(kind=kind, title=kind, epoch=1, arguments=arguments)
+    plan = FleetPlan(kind=kind, title=kind, epoch=1, arguments=arguments)
     record = Record(
         id=f"{kind} {time.time_ns()}",
         plan=plan.as_dict(),

@@ -15,13 +15,13 @@ import multiprocessing
 import os
 import signal
 
-from sqla_shard.fleet import apply, Fleet, Plan
+from sqla_shard.fleet import apply, Fleet, FleetPlan
 from sqla_shard.fleet.operation import StepEvent
 
 _PATIENCE = 120.0
 
 
-def apply_until(fleet: Fleet, plan: Plan, *, step: str, state: str) -> None:
+def apply_until(fleet: Fleet, plan: FleetPlan, *, step: str, state: str) -> None:
     """Apply a plan in another process until it kills itself.
 
     :param step: name of the step at which it is killed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqla_shard.fleet import Fleet
-from sqla_shard.fleet.operation import Plan
+from sqla_shard.fleet.operation import FleetPlan
 from sqla_shard.fleet.split import Split
 from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.server_setup import system_user
@@ -32,7 +32,7 @@ def renewed(pairs: FleetPairs) -> Fleet:
     return pairs.fleet()
 
 
-def planned(fleet: Fleet, pairs: FleetPairs, **changes: Any) -> Plan:
+def planned(fleet: Fleet, pairs: FleetPairs, **changes: Any) -> FleetPlan:
     """Return the plan to move the second half of the shards."""
     target = pairs["server2"]
     half = pairs.shards // 2

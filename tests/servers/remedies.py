@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from sqla_shard.fleet.findings import Finding
+from sqla_shard.fleet.findings import FleetFinding
 from sqla_shard.testing.database_server import DatabaseServer
 
 _PLACE = re.compile(r"\bon ([0-9.]+:[0-9]+): (.*)")
@@ -13,7 +13,7 @@ _SQL = re.compile(r"(?:SET|STOP|START|RESET|CHANGE|KILL|REVOKE|DROP|ALTER)\b")
 _END = re.compile(r", (?:and|or) |; (?![A-Z]{3})| \(MySQL")
 
 
-def statements(finding: Finding) -> tuple[str, list[str]]:
+def statements(finding: FleetFinding) -> tuple[str, list[str]]:
     """Return the address in a remedy, and the statements for it."""
     found = _PLACE.search(finding.remedy)
     assert found is not None, finding
@@ -23,7 +23,7 @@ def statements(finding: Finding) -> tuple[str, list[str]]:
     return found[1], parts
 
 
-def follow(finding: Finding, servers: Iterable[DatabaseServer]) -> None:
+def follow(finding: FleetFinding, servers: Iterable[DatabaseServer]) -> None:
     """Run the statements of a remedy, as root, in one session."""
     address, parts = statements(finding)
     (server,) = (s for s in servers if f"{s.host}:{s.port}" == address)

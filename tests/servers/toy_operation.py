@@ -14,9 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from sqla_shard.exc import FleetServerError, Problem, ShardError
-from sqla_shard.fleet import Account, Accounts, apply, Fleet, Plan, resume, runner, undo
+from sqla_shard.fleet import (
+    Account,
+    Accounts,
+    apply,
+    Fleet,
+    FleetPlan,
+    resume,
+    runner,
+    undo,
+)
 from sqla_shard.fleet.fleet import all_pairs
-from sqla_shard.fleet.operation import Operation, PUBLISH, Step
+from sqla_shard.fleet.operation import FleetOperation, PUBLISH, Step
 from sqla_shard.topology import Topology
 from sqla_shard.util.files import replace_file
 
@@ -28,14 +37,14 @@ _CRITICAL = {"fence", "publish", "open"}
 middle: Callable[[str], object] = str
 
 
-class Toy(Operation):
+class Toy(FleetOperation):
     """Copies, stops writes, publishes the next epoch, starts them, tidies."""
 
     kind = "toy"
     STEPS = tuple(Step(name, f"{name} it", name in _CRITICAL) for name in STEPS)
 
     @classmethod
-    def plan(cls, fleet: Fleet, folder: Path, **arguments: Any) -> Plan:
+    def plan(cls, fleet: Fleet, folder: Path, **arguments: Any) -> FleetPlan:
         """Return a plan.
 
         :param arguments: ``problems`` of the check; ``fails``,
@@ -43,7 +52,7 @@ class Toy(Operation):
             a step.
         """
         (folder / "state").mkdir(exist_ok=True)
-        return Plan(
+        return FleetPlan(
             kind=cls.kind,
             title=arguments.pop("title", "toy"),
             epoch=fleet.topology().epoch,

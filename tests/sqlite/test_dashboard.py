@@ -20,7 +20,7 @@ from sqla_shard import Cluster, pack, TimeLayout, Topology
 from sqla_shard.exc import ExtensionSetupError, StatementTextError
 from sqla_shard.fleet import Account, Accounts, Fleet
 from sqla_shard.fleet.journal import Record
-from sqla_shard.fleet.operation import Plan
+from sqla_shard.fleet.operation import FleetPlan
 from sqla_shard.fleet.runner import KINDS
 from sqla_shard.jobs import JobState, stored_job
 from sqla_shard.monitor.dashboard import (
@@ -456,7 +456,7 @@ def test_a_past_operation_is_shown_with_its_pause(scene, tmp_path, monkeypatch):
 
 
 def test_a_plan_of_another_version_is_shown(scene):
-    plan = Plan(kind="unheard-of", title="new", epoch=1, arguments={})
+    plan = FleetPlan(kind="unheard-of", title="new", epoch=1, arguments={})
     record = Record(id="1", plan=plan.as_dict(), token=1, holder="host", started=1.0)
     hold = scene.fleet.journal.begin(record)
     try:

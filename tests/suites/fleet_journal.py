@@ -29,7 +29,7 @@ from sqla_shard.exc import (
     UndoRefusedError,
 )
 from sqla_shard.fleet import apply, Fleet, resume, runner, status, undo
-from sqla_shard.fleet.journal import Journal, Record
+from sqla_shard.fleet.journal import FleetJournal, Record
 from sqla_shard.fleet.operation import StepEvent
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.topology import to_json, Topology
@@ -78,7 +78,7 @@ class Scene:
         return toy_fleet(self.location, **self.options)
 
     @property
-    def journal(self) -> Journal:
+    def journal(self) -> FleetJournal:
         return self.fleet.journal
 
     @property
@@ -315,13 +315,13 @@ class Killing:
 
     def test_an_undo_looks_again_after_it_was_recorded(self, scene, monkeypatch):
         scene.killed("publish", "begin")
-        look = runner._Run.refuse_undo
+        look = runner._OperationRun.refuse_undo
 
         def publish_late(run):
             look(run)
             publish_of_toy(scene)
 
-        monkeypatch.setattr(runner._Run, "refuse_undo", publish_late)
+        monkeypatch.setattr(runner._OperationRun, "refuse_undo", publish_late)
         with pytest.raises(UndoRefusedError, match="fleet resume"):
             undo(scene.fleet)
         assert scene.state == {"copy", "fence"}

@@ -6,7 +6,7 @@ import pytest
 
 from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.checksums import ComparedColumn, ComparedColumns, key_of
-from sqla_shard.fleet.differences import _counter, DataReport, Difference, Unread
+from sqla_shard.fleet.differences import _counter, DataReport, Difference, UnreadPlace
 from sqla_shard.fleet.replication import MariaDBReplication, MySQLReplication
 from tests.models.scripted_admin import ScriptedAdmin
 
@@ -144,7 +144,7 @@ class TestReports:
         assert str(report).endswith("a (h:1) and b (h:2): equal")
 
     def test_unread_shards_are_not_equal(self):
-        unread = Unread(database="d", table="t", reason="lost")
+        unread = UnreadPlace(database="d", table="t", reason="lost")
         report = self.report(unread=(unread,))
         assert not report.ok
         assert "d.t: not compared: lost" in str(report)

@@ -21,8 +21,8 @@ from sqla_shard.fleet.facts import (
     Volume,
 )
 from sqla_shard.fleet.findings import (
-    Finding,
     findings_of,
+    FleetFinding,
     refusals,
     server_check,
     SEVERITIES,
@@ -694,7 +694,7 @@ def test_every_check_says_what_it_looks_for():
 
 
 def test_a_report_counts():
-    finding = Finding(severity="warning", server="s", what="is slow")
+    finding = FleetFinding(severity="warning", server="s", what="is slow")
     report = DoctorReport(epoch=3, servers=1, findings=(finding,) * 2)
     assert str(report).splitlines()[-1] == "1 servers, epoch 3: 2 warning"
     assert report.at_least("critical") == []

@@ -16,7 +16,7 @@ from sqla_shard.exc import (
     FleetSetupError,
     TopologyUnavailableError,
 )
-from sqla_shard.fleet import Plan, resume, status
+from sqla_shard.fleet import FleetPlan, resume, status
 from sqla_shard.fleet.runner import KINDS
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.topology_documents import topology_document
@@ -105,7 +105,7 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path):
 def test_a_plan_is_read_back(scene):
     plan = Toy.plan(scene.fleet, scene.folder, problems=["x"])
     document = json.loads(json.dumps(plan.as_dict()))
-    assert Plan.from_dict(document) == plan
+    assert FleetPlan.from_dict(document) == plan
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_plan_is_read_back(scene):
 )
 def test_another_document_is_not_a_plan(document):
     with pytest.raises(FleetSetupError, match="--plan-only --json"):
-        Plan.from_dict(document)
+        FleetPlan.from_dict(document)
 
 
 @pytest.mark.parametrize("kind", sorted({*KINDS} - {"orphans", "toy"}))

@@ -23,7 +23,7 @@ from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.cluster.explain import Explanation
 from sqla_shard.engine.unread import describe_unread, UnreadServer
 from sqla_shard.exc import FleetSetupError, ShardError
-from sqla_shard.fleet import Accounts, Fleet, FleetStatus, Plan, status
+from sqla_shard.fleet import Accounts, Fleet, FleetPlan, FleetStatus, status
 from sqla_shard.fleet.content_checks import fill_of
 from sqla_shard.fleet.facts import FleetFacts
 from sqla_shard.fleet.fleet import pair_named
@@ -535,7 +535,7 @@ def read_operations(fleet: Fleet) -> OperationsView:
 
 
 def _view(fleet: Fleet, record: Record, *, is_pending: bool) -> OperationView:
-    plan = Plan.from_dict(record.plan)
+    plan = FleetPlan.from_dict(record.plan)
     critical = _critical(fleet, plan)
     steps = tuple(
         StepView(
@@ -572,7 +572,7 @@ def _state(
     return "waiting"
 
 
-def _critical(fleet: Fleet, plan: Plan) -> frozenset[str]:
+def _critical(fleet: Fleet, plan: FleetPlan) -> frozenset[str]:
     """Return the names of the steps during which writes are stopped."""
     try:
         with operation_of(fleet, plan) as operation:
