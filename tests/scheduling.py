@@ -1,9 +1,12 @@
-"""Runs long files first, and tests that measure time last and alone.
+"""Runs files that wait beside files that compute; those that measure time last.
 
 With ``--dist loadfile`` of pytest-xdist, which otherwise gives each file to
-one of its processes in the order of collection.  When only tests that measure
-time are left, all processes but one end; that one runs them after the others
-have gone.
+one of its processes in the order of collection: first those of browsers and
+servers, which wait most of their time, and then the suites, which do not.
+Here each third process takes files from the end.
+
+When only tests that measure time are left, all processes but one end; that
+one runs them after the others have gone.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ _LONG = ("tests/test_docs.py",)
 
 
 class TimedLast(LoadFileScheduling):
-    """Files for each process that has nothing to do, long ones first."""
+    """Files for each process that has nothing to do, from both ends."""
 
     def _split_scope(self, nodeid: str) -> str:
         if measures_time(nodeid):
@@ -30,9 +33,11 @@ class TimedLast(LoadFileScheduling):
     def _assign_work_unit(self, node: WorkerController) -> None:
         if _TIMED in self.workqueue:
             self.workqueue.move_to_end(_TIMED)
-        for file in _LONG:
-            if file in self.workqueue:
-                self.workqueue.move_to_end(file, last=False)
+        first = [file for file in _LONG if file in self.workqueue]
+        if not first and self.nodes.index(node) % 3 == 2:
+            first = [f for f in reversed(self.workqueue) if f != _TIMED][:1]
+        for file in first:
+            self.workqueue.move_to_end(file, last=False)
         super()._assign_work_unit(node)
 
     def _reschedule(self, node: WorkerController) -> None:
