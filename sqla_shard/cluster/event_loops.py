@@ -69,7 +69,7 @@ class LoopEngines(Engines):
     def checked_in(self, record: Any) -> None:
         """Count a connection as idle or closed; called by listeners."""
         # No lock: the garbage collector calls it too, at any time.
-        self.in_use.pop(id(record), None)
+        self.in_use.discard(record)
         if self.retired.engines:
             self._drop_idle()
         if not self.in_use:
@@ -135,15 +135,14 @@ class LoopEngines(Engines):
 
     def give_up(self) -> None:
         """Close the open connections, after the event loop was closed."""
-        for backend, connection in self.open_connections.values():
+        for backend, connection in self.open_connections.take():
             backend.give_up(connection)
-        self.open_connections.clear()
 
     def after_fork(self) -> None:
         """Give up, in a child process, the connections of the parent."""
         # Never freed: finalizers would write to the connections of the parent.
         _abandoned.append(self)
-        for backend, connection in self.open_connections.values():
+        for backend, connection in self.open_connections.take():
             backend.abandon(connection)
 
 

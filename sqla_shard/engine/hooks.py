@@ -48,6 +48,7 @@ from sqla_shard.exc import (
 from sqla_shard.exc.base import summary
 from sqla_shard.topology import Topology
 from sqla_shard.util.sqlalchemy_private import call_last_first
+from sqla_shard.util.weak_keys import WeakKeys
 
 if TYPE_CHECKING:
     from sqla_shard.engine import Engines
@@ -89,6 +90,7 @@ def listen(
         {
             # A removed server may be down: refuse new connections to it.
             "do_connect": [retirement.check],
+            "connect": [partial(opened.on_connect, backend)],
             "checkout": [state.on_checkout],
             "before_cursor_execute": [state.on_execute],
             "do_execute": [
@@ -105,9 +107,8 @@ def listen(
             "handle_error": [_note_error, errors, _log_error],
             "reset": [state.on_reset],
             "checkin": [state.on_checkin],
-            "detach": [state.on_detach],
-            "close": [opened.on_close],
-            "close_detached": [opened.on_close],
+            "detach": [state.on_detach, opened.on_detach],
+            "close_detached": [opened.on_close_detached],
         },
     )
 
@@ -122,9 +123,9 @@ def listen_to_probe(
     """
     opened = engines.open_connections
     table: dict[str, list[Callable[..., Any]]] = {
-        "checkout": [partial(opened.on_checkout, backend)],
-        "close": [opened.on_close],
-        "close_detached": [opened.on_close],
+        "connect": [partial(opened.on_connect, backend)],
+        "detach": [opened.on_detach],
+        "close_detached": [opened.on_close_detached],
     }
     if names is not None:
         table["handle_error"] = [Errors(engines, names, backend)]
@@ -189,20 +190,37 @@ def _log_error(context: ExceptionContext) -> Exception | None:
     return log.commit_error(context)
 
 
-class OpenConnections(dict[int, tuple[Backend, Any]]):
-    """The driver's connections that are open, by their ``id()``."""
+class OpenConnections:
+    """The driver's connections that are open."""
 
-    # Do not use "connect": if another listener refuses the connection there,
-    # no event reports that it was closed.
-    def on_checkout(
-        self, backend: Backend, connection: Any, record: Any, fairy: Any
-    ) -> None:
-        """Handle ``checkout``."""
-        self[id(connection)] = backend, connection
+    def __init__(self) -> None:
+        # Not the connections: one whose record Ctrl-C has ended would stay
+        # open.
+        self._records: WeakKeys[Backend] = WeakKeys()
+        self._detached: dict[int, tuple[Backend, Any]] = {}
 
-    def on_close(self, connection: Any, record: Any = None) -> None:
-        """Handle ``close`` and ``close_detached``."""
-        self.pop(id(connection), None)
+    def on_connect(self, backend: Backend, connection: Any, record: Any) -> None:
+        """Handle ``connect``."""
+        self._records.add(record, backend)
+
+    def on_detach(self, connection: Any, record: Any) -> None:
+        """Handle ``detach``: the record no longer has the connection."""
+        backend = dict(self._records.items())[record]
+        self._detached[id(connection)] = backend, connection
+
+    def on_close_detached(self, connection: Any) -> None:
+        """Handle ``close_detached``."""
+        self._detached.pop(id(connection), None)
+
+    def take(self) -> list[tuple[Backend, Any]]:
+        """Return the connections, with their backends, and forget them."""
+        found = list(self._detached.values())
+        for record, backend in self._records.items():
+            if record.dbapi_connection is not None:
+                found.append((backend, record.dbapi_connection))
+        self._detached.clear()
+        self._records = WeakKeys()
+        return found
 
 
 class _ConnectionState:
@@ -232,16 +250,13 @@ class _ConnectionState:
     def on_checkout(self, connection: Any, record: Any, fairy: Any) -> None:
         """Handle ``checkout``."""
         engines = self._engines
-        # First: a child process must close the connection even if the
-        # checkout is refused.
-        engines.open_connections[id(connection)] = self._backend, connection
         if engines.closed:
             raise ClusterClosedError("the cluster is closed")
         if self._retirement.server is not None:
             self._retirement.check()
         info = record.info
         info[_PROCESS] = os.getpid()
-        engines.in_use[id(record)] = self._engine
+        engines.in_use.add(record, self._engine)
         # Statements on a raw_connection() call no listener of this class.
         info[ENDED] = False
         if isinstance(connection, PolledConnection):

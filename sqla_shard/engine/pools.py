@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 from sqlalchemy import Engine, text
 from sqlalchemy.engine import URL
@@ -14,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import Pool, QueuePool
 
 from sqla_shard.util.addresses import host_and_port
+from sqla_shard.util.weak_keys import WeakKeys
 
 #: The result of a probe: None, or the error of the server
 Answer = Exception | None
@@ -91,9 +93,59 @@ def _settle(future: Future[Answer], job: Callable[[], Answer]) -> None:
         future.set_exception(error)
 
 
+#: Key in the ``record_info`` of a connection: its slot
+_SLOT = "sqla_shard.slot"
 #: Key in the ``info`` of a connection: whether no statement was sent after the
 #: end of its transaction
 ENDED = "sqla_shard.ended"
+
+
+class _Slot:
+    """The place in a pool of one connection."""
+
+
+class CountedPool(QueuePool):
+    """A pool whose connections count for as long as they exist.
+
+    SQLAlchemy's pool counts connections up and down: Ctrl-C between a count
+    and what it counts, or before a connection has its proxy, takes one from the
+    pool for all time.
+    """
+
+    _sqla_logger_namespace = "sqlalchemy.pool.impl.QueuePool"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._slots: WeakKeys[None] = WeakKeys()
+        super().__init__(*args, **kwargs)
+
+    @property
+    def _overflow(self) -> int:
+        return len(self._slots) - self._pool.maxsize
+
+    @_overflow.setter
+    def _overflow(self, count: int) -> None:
+        """Ignore the count of SQLAlchemy."""
+
+    def _inc_overflow(self) -> bool:
+        return True
+
+    def _dec_overflow(self) -> Any:
+        return True
+
+    def _create_connection(self) -> Any:
+        slot = _Slot()
+        # Without a lock, which Ctrl-C could leave held.
+        self._slots.add(slot, None)
+        is_full = -1 < self._max_overflow < self._overflow
+        try:
+            if not is_full:
+                record: Any = super()._create_connection()
+                record.record_info[_SLOT] = slot
+                return record
+        finally:
+            # An error that is kept has this frame.
+            del slot
+        return self._do_get()  # another thread was faster
 
 
 @dataclass(frozen=True, kw_only=True)

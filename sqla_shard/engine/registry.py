@@ -24,6 +24,7 @@ from sqla_shard.engine.lanes import AwaitedLanes, Lanes
 from sqla_shard.engine.pools import (
     Answer,
     answer_of,
+    CountedPool,
     EngineStats,
     in_threads,
     is_cold,
@@ -40,6 +41,7 @@ from sqla_shard.exc import (
 )
 from sqla_shard.topology import fill, Server, server_names, Topology
 from sqla_shard.util.processes import in_children
+from sqla_shard.util.weak_keys import WeakKeys
 
 T = TypeVar("T")
 
@@ -136,6 +138,8 @@ class Engines:
         self._pipelining = pipelining
         # The listener in hooks.py resets connections.
         self._options = {"pool_reset_on_return": None, **options}
+        if not self.asynchronous:
+            self._options.setdefault("poolclass", CountedPool)
         self._environ = environ
         self._passwords = passwords
         self._servers: dict[str, tuple[URL, Backend]] = {}
@@ -146,8 +150,8 @@ class Engines:
         self._kinds: dict[type[Backend], Backend] = {}
         self._names: dict[URL, dict[str, None]] = {}
         self._report_names: tuple[Topology, dict[str, str]] | None = None
-        #: The engines of the connections in use, by the ``id()`` of a record.
-        self.in_use: dict[int, Engine] = {}
+        #: The engines of the connections in use, by record.
+        self.in_use: WeakKeys[Engine] = WeakKeys()
         #: Connections of the driver, which a child process must close.
         self.open_connections = OpenConnections()
         #: The engines of servers that were removed from the topology.
@@ -250,7 +254,7 @@ class Engines:
     def checked_in(self, record: Any) -> None:
         """Count a connection as idle or closed; called by listeners."""
         with self._returned:
-            self.in_use.pop(id(record), None)
+            self.in_use.discard(record)
             if self.retired.engines:
                 self._drop_idle()
             self._returned.notify_all()
@@ -309,7 +313,7 @@ class Engines:
         engine = self._engines.pop(url)
         del self._texts[url], self._backends[url]
         self.only_places.pop(url, None)
-        busy = list(self.in_use.values())
+        busy = self.in_use.values()
         self.retired.add(engine, self._names.pop(url), busy.count(engine))
         return engine
 
@@ -320,7 +324,7 @@ class Engines:
         """Drop the engines of removed servers that are not in use."""
         # A list: other threads check connections out meanwhile, and without
         # the GIL a set is not made at once.
-        self.retired.forget(list(self.in_use.values()))
+        self.retired.forget(self.in_use.values())
 
     def in_parallel(
         self, jobs: Sequence[Callable[[], T]], purpose: str, most: int = 64
@@ -470,7 +474,7 @@ class Engines:
 
     def stats(self) -> list[EngineStats]:
         """Return the state of every pool that was opened."""
-        busy = list(self.in_use.values())
+        busy = self.in_use.values()
         found = []
         retired = list(self.retired.engines)
         for engine in [*list(self._engines.values()), *retired]:
@@ -524,7 +528,7 @@ class Engines:
 
     def _in_use(self) -> list[str]:
         """Return the number of connections in use of each server."""
-        busy = list(self.in_use.values())
+        busy = self.in_use.values()
         counts = Counter(server_name(engine.url) for engine in busy)
         return [f"{count} to {name}" for name, count in sorted(counts.items())]
 
@@ -539,9 +543,8 @@ class Engines:
         Idle connections are dropped too: otherwise the garbage collector
         would close them later.
         """
-        opened = list(self.open_connections.values())
-        self.open_connections.clear()
-        self.in_use = {}
+        opened = self.open_connections.take()
+        self.in_use = WeakKeys()
         self._start()
         for engine in (*self._engines.values(), *list(self.retired.engines)):
             engine.dispose(close=False)

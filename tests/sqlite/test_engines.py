@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import pickle
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from sqlite3 import ProgrammingError
 from typing import Any
@@ -12,10 +16,11 @@ import pytest
 from sqlalchemy import MetaData, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import base as pool_base, impl as pool_impl, NullPool
+from sqlalchemy.util import queue as sqlalchemy_queue
 
 from sqla_shard import blob_field, Cluster, ObjectMixin
-from sqla_shard.engine import registry
+from sqla_shard.engine import hooks, pools, registry
 from sqla_shard.exc import (
     ClusterClosedError,
     MissingDriverError,
@@ -25,6 +30,7 @@ from sqla_shard.exc import (
 )
 from sqla_shard.testing import sqlite_topology, StatementLog
 from tests.models.sqlite_files import with_files
+from tests.servers.interrupting import interrupt_each_line
 
 
 class Base(DeclarativeBase):
@@ -130,6 +136,36 @@ def test_nothing_is_opened_before_it_is_used(tmp_path: Path) -> None:
             session.connection({"shard_id": 5}).execute(text("SELECT 1"))
         (stats,) = cluster.stats()
         assert (stats.idle, stats.busy) == (1, 0)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_ctrl_c_costs_a_pool_no_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_open: bool
+) -> None:
+    """At each line of SQLAlchemy's pool and of what is told by it."""
+    # What pytest keeps has the frames that have the connection.
+    monkeypatch.setattr(sys, "unraisablehook", str)
+    logger = logging.getLogger("sqlalchemy.pool.impl.QueuePool")
+    monkeypatch.setattr(logger, "disabled", True)
+    document = with_files(sqlite_topology(tmp_path, shards=2))
+    options = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0}
+    modules = [pool_base, pool_impl, sqlalchemy_queue, hooks, pools]
+    with Cluster.from_topology(document, engine_options=options) as cluster:
+
+        def read(stop: Callable[[], object] = int) -> None:
+            with cluster.session() as session:
+                session.connection({"shard_id": 0}).execute(text("SELECT 1"))
+                session.close()
+                stop()
+
+        read()
+        (engine,) = cluster.places.engines
+        for _ in interrupt_each_line(modules, read):
+            if engine.pool.checkedout() or cluster.stats()[0].busy:
+                # A connection without its proxy, or one that no session has.
+                gc.collect()
+            assert engine.pool.checkedout() == cluster.stats()[0].busy == 0
+            read() if is_open else engine.dispose()
 
 
 def test_unopened_shards_are_refused(tmp_path: Path) -> None:

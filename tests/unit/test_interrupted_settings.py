@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -26,6 +25,7 @@ from sqla_shard.testing import lint
 from sqla_shard.testing.lint import ShardLint
 from sqla_shard.types import object_ids
 from sqla_shard.types.object_ids import inserting_on
+from tests.servers.interrupting import interrupt_each_line
 
 _UNUSED: Any = object()
 _SETTINGS = [
@@ -34,51 +34,6 @@ _SETTINGS = [
     (protocol, protocol._block, counting),
     (running, running._current, lambda: as_current(_UNUSED)),
 ]
-
-
-class _Interrupts:
-    """Raises KeyboardInterrupt at one of the lines of a module."""
-
-    def __init__(self, module: Any, at: int) -> None:
-        self._module = module
-        self._left = at
-        self.raised = False
-
-    def __call__(self, frame: Any, event: str, value: Any) -> Any:
-        if frame.f_globals.get("__name__") != self._module.__name__:
-            return None
-        if event == "line" and not self.raised:
-            self._left -= 1
-            if self._left < 0:
-                self.raised = True
-                raise KeyboardInterrupt
-        return self
-
-
-def _interrupt_each_line(
-    module: Any, act: Callable[[Callable[[], None]], None]
-) -> Iterator[None]:
-    """Interrupt a function at each line of a module that it executes.
-
-    :param act: the function, which is passed one that ends the interrupts.
-    """
-    number = 0
-    before = sys.gettrace()
-    stop = partial(sys.settrace, before)
-    while True:
-        interrupts = _Interrupts(module, number)
-        try:
-            sys.settrace(interrupts)
-            act(stop)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            stop()
-        yield
-        if not interrupts.raised:
-            break
-        number += 1
-    assert number
 
 
 def _enter(
@@ -93,7 +48,7 @@ def test_a_context_variable(
     module: Any, variable: Any, made: Callable[[], AbstractContextManager[Any]]
 ) -> None:
     """At each line until the block is entered."""
-    for _ in _interrupt_each_line(module, partial(_enter, made)):
+    for _ in interrupt_each_line([module], partial(_enter, made)):
         assert variable.get() is None
 
 
@@ -117,5 +72,5 @@ def test_a_listener(
     """At each line until the block is entered."""
     known = getattr(target.dispatch, name)._clslevel
     before = list(known.get(target, ()))
-    for _ in _interrupt_each_line(module, act):
+    for _ in interrupt_each_line([module], act):
         assert list(known.get(target, ())) == before

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from sqla_shard.cluster.cluster import all_caches
 from sqla_shard.exc import DictionaryNotFoundError
 from sqla_shard.migrate.shadow import ShadowCounts
 from sqla_shard.types.compression import Dictionaries
+from sqla_shard.util.weak_keys import WeakKeys
 from tests.servers.following import TIMEOUT, topology
 
 THREADS = 8
@@ -68,11 +70,13 @@ def new_cluster() -> Cluster:
 class Meeting:
     """Is in use; when it is hashed, another connection is checked out."""
 
-    def __init__(self, busy: dict[int, Any]) -> None:
+    def __init__(self, busy: WeakKeys[Any]) -> None:
         self._busy = busy
+        self._others: list[ModuleType] = []
 
     def __hash__(self) -> int:
-        self._busy[-1 - len(self._busy)] = object()
+        self._others.append(ModuleType("record"))
+        self._busy.add(self._others[-1], object())
         return 1
 
 
@@ -81,10 +85,11 @@ def test_a_connection_is_returned_while_others_are_checked_out() -> None:
         engines = cluster._engines
         place = cluster.places.place(cluster.topology.keyspace("objects"), 7)
         engines.retired.add(place.engine, ["server2"], 0)
-        engines.in_use[1] = Meeting(engines.in_use)
-        engines.checked_in(object())
+        record, other = ModuleType("record"), ModuleType("record")
+        engines.in_use.add(record, Meeting(engines.in_use))
+        engines.checked_in(other)
         assert not engines.retired.engines
-        engines.in_use.clear()
+        engines.in_use.discard(record)
 
 
 def test_caches_are_listed_while_clusters_are_opened() -> None:
