@@ -515,7 +515,7 @@ def _unused(
     metavar="URL",
     envvar="SQLA_SHARD_HINTS",
     show_envvar=True,
-    help="Redis server through which programs announce new jobs.",
+    help="Redis server or ZooKeeper through which programs announce new jobs.",
 )
 @click.option(
     "--stop-timeout",

@@ -133,6 +133,13 @@ def _create_all(keyspace: str | None) -> None:
     help="Also apply operations and cache invalidations that are left.",
 )
 @click.option(
+    "--hints",
+    metavar="URL",
+    envvar="SQLA_SHARD_HINTS",
+    show_envvar=True,
+    help="Redis server or ZooKeeper through which programs announce new jobs.",
+)
+@click.option(
     "--stop-timeout",
     metavar="S",
     default=25.0,
@@ -142,14 +149,19 @@ def _create_all(keyspace: str | None) -> None:
 )
 @click.option("--once", is_flag=True, help="Exit when no job is due any more.")
 def _worker(
-    queues: str, concurrency: int, deliver: bool, stop_timeout: float, once: bool
+    queues: str,
+    concurrency: int,
+    deliver: bool,
+    hints: str | None,
+    stop_timeout: float,
+    once: bool,
 ) -> None:
     """Run the jobs of queues, each task in an application context.
 
     After SIGTERM, SIGHUP or Ctrl-C no more jobs are claimed; the jobs of tasks that
     do not end in time are released for other workers.
     """
-    from sqla_shard.jobs import Worker
+    from sqla_shard.jobs import share_hints, Worker
 
     app: Flask = current_app._get_current_object()  # type: ignore[attr-defined]  # of the proxy
     worker = Worker(
@@ -158,6 +170,8 @@ def _worker(
         concurrency=concurrency,
         delivers=deliver,
     )
+    if hints is not None:
+        share_hints(_cluster(), hints)
 
     def stop(*signal_arguments: object) -> None:
         worker.stop(stop_timeout)

@@ -25,6 +25,7 @@ writes the shard of its job is acknowledged by the same transaction.
 ``handling``   transactions of a worker: outcomes go, new jobs come
 ``schedule``   where a worker claims next, and when it looks for work again
 ``hints``      workers are notified of jobs after COMMIT
+``hint_channels``  Redis or ZooKeeper, between processes
 ``worker``     the loop of a worker
 ``delivery``   what transactions have left, beside the jobs
 ``job_events``  events for listeners, such as OpenTelemetry

@@ -1,9 +1,9 @@
 """Hints: workers are notified of a job when its transaction has committed.
 
 A hint names a shard, a queue and a priority.  After COMMIT it goes to the
-workers of the process at once, and to those of others through a channel of a
-Redis server, if :func:`share_hints` has named one, from a thread: COMMIT does
-not wait for it.  A hint may be lost, or come for nothing; workers also look for
+workers of the process at once, and to those of others through Redis or
+ZooKeeper, if :func:`share_hints` has named one, from a thread: COMMIT does not
+wait for it.  A hint may be lost, or come for nothing; workers also look for
 jobs without it.
 """
 
@@ -19,11 +19,10 @@ from typing import Any, TYPE_CHECKING
 from weakref import finalize, WeakKeyDictionary
 
 from sqla_shard.cluster.event_loops import Loops
-from sqla_shard.exc import JobOptionError, MissingExtraError
 from sqla_shard.jobs.claims import JobState
+from sqla_shard.jobs.hint_channels import Channel, channel_at, TIMEOUT
 from sqla_shard.jobs.survey import DueGroup
 from sqla_shard.util.json_values import parsed_json
-from sqla_shard.util.masking import redact
 from sqla_shard.util.processes import in_children
 
 if TYPE_CHECKING:
@@ -33,37 +32,39 @@ _log = logging.getLogger(__name__)
 
 #: Called with groups that have a due job, by any thread.
 Listener = Callable[[Collection[DueGroup]], None]
-#: Seconds to wait for a response of Redis.
-_TIMEOUT = 1.0
-#: Seconds between two messages of a process, in which hints are gathered.
-_PAUSE = 0.005
-#: Seconds between two looks whether a worker still listens.
-_LOOK = 0.5
-#: Hints that wait while Redis does not respond; others are dropped.
+#: Hints that wait while nothing responds; others are dropped.
 _MOST_WAITING = 1000
 
 
 def share_hints(
     cluster: Cluster, url: str | None, *, channel: str = "sqla_shard:jobs"
 ) -> None:
-    """Send hints to the workers of other processes, through Redis.
+    """Send hints to the workers of other processes, through Redis or ZooKeeper.
 
     Call it in the programs that enqueue jobs, and in those of the workers::
 
         share_hints(cluster, "redis://cache1:6379/0")
+        share_hints(cluster, "zookeeper://zk1:2181,zk2:2181/prod")
 
-    The user of the URL needs ``PUBLISH`` and ``SUBSCRIBE``.
+    The user of Redis needs ``PUBLISH`` and ``SUBSCRIBE``.  In ZooKeeper the node
+    ``/hints/CHANNEL`` below the path has the last hints; the credentials are
+    those of ``SQLA_SHARD_ZOOKEEPER_AUTH``, which the programs share.  Each
+    message is written to disk there, 20 a second at most from each process, and
+    the first of two at the same time may be lost: prefer Redis where there is
+    one.
 
     The channel is closed with the cluster, or at the end of the process.
 
-    :param url: URL of a Redis server; None sends no more.
+    :param url: URL of a Redis server, or of a ZooKeeper; None sends no more.
     :param channel: name of the channel; the same for all processes, and another
         one for another cluster.
     :raises JobOptionError: if the URL is not valid.
-    :raises MissingExtraError: if the package redis is not installed.
+    :raises MissingExtraError: if the package redis, or kazoo, is not installed.
     """
     hints = hints_of(cluster)
-    hints.use(None if url is None else _Channel(url, channel, hints.notify))
+    hints.use(
+        None if url is None else _Exchange(channel_at(url, channel), hints.notify)
+    )
     cluster.call_at_close(hints.close)
 
 
@@ -71,7 +72,7 @@ class Hints:
     """The hints of a cluster in this process."""
 
     def __init__(self) -> None:
-        self.channel: _Channel | None = None
+        self.channel: _Exchange | None = None
         self._listeners: tuple[Listener, ...] = ()
         self.after_fork()
         in_children(self)
@@ -85,7 +86,7 @@ class Hints:
         """Whether a hint has a listener."""
         return bool(self._listeners) or self.channel is not None
 
-    def use(self, channel: _Channel | None) -> None:
+    def use(self, channel: _Exchange | None) -> None:
         """Use another channel from now on."""
         with self._lock:
             former, self.channel = self.channel, channel
@@ -150,35 +151,12 @@ def publish_after_commit(session: Any, groups: Collection[DueGroup], _: bool) ->
     hints_of(session.cluster).publish(frozenset(groups))
 
 
-class _Channel:
-    """A channel of Redis, with a thread that sends, and one that listens."""
+class _Exchange:
+    """A channel, with a thread that sends, and one that listens."""
 
-    def __init__(self, url: str, name: str, notify: Listener) -> None:
-        try:
-            import redis
-        except ImportError as error:
-            raise MissingExtraError(
-                package="redis", extra="redis", reason=str(error)
-            ) from None
-        self._name = name
+    def __init__(self, channel: Channel, notify: Listener) -> None:
+        self._channel = channel
         self._notify = notify
-        try:
-            self._client = redis.Redis.from_url(
-                url,
-                socket_timeout=_TIMEOUT,
-                socket_connect_timeout=_TIMEOUT,
-                health_check_interval=10,
-            )
-            # It is not opened: this refuses options of which redis knows nothing.
-            self._client.connection_pool.make_connection()
-        except (TypeError, ValueError):
-            # Their messages may show a part of the password.
-            raise JobOptionError(
-                "must be the URL of a Redis server, with options of the package "
-                "redis, such as redis://cache1:6379/0",
-                option="url",
-                value=redact(url),
-            ) from None
         self.after_fork()
         in_children(self)
 
@@ -206,8 +184,8 @@ class _Channel:
             sender, self._sender = self._sender, None
         if sender is not None:
             self._waiting.put(None)
-            sender.join(_TIMEOUT)
-        self._client.close()
+            sender.join(TIMEOUT)
+        self._channel.close()
 
     def send(self, groups: Collection[DueGroup]) -> None:
         """Let the thread send hints."""
@@ -239,13 +217,13 @@ class _Channel:
             groups = {group for some in found if some is not None for group in some}
             try:
                 if groups:
-                    self._client.publish(self._name, _packed(groups))
+                    self._channel.send(_packed(groups))
                     self._failing.discard("sending")
             except Exception as error:  # The client raises others than its own.
                 self._report("sending", error)
             if None in found:
                 return
-            pause.wait(_PAUSE)
+            pause.wait(self._channel.pause)
 
     def listen(self) -> None:
         """Start the thread that receives the hints of other processes."""
@@ -259,23 +237,19 @@ class _Channel:
         """End the thread that receives hints."""
         self._end.set()
         if self._listener is not None:
-            self._listener.join(_TIMEOUT)
+            self._listener.join(TIMEOUT)
             self._listener = None
 
     def _listen(self, end: threading.Event) -> None:
         while not end.is_set():
             try:
-                client: Any = self._client  # pubsub() has no types
-                with client.pubsub(ignore_subscribe_messages=True) as pubsub:
-                    pubsub.subscribe(self._name)
-                    while not end.is_set():
-                        message = pubsub.get_message(timeout=_LOOK)
-                        self._failing.discard("listening")
-                        if message is not None:
-                            self._notify(_unpacked(message["data"]))
+                for message in self._channel.messages(end):
+                    self._failing.discard("listening")
+                    if message is not None:
+                        self._notify(_unpacked(message))
             except Exception as error:  # as above
                 self._report("listening", error)
-                end.wait(_TIMEOUT)
+                end.wait(TIMEOUT)
 
     def _report(self, what: str, error: Exception) -> None:
         if what not in self._failing:

@@ -1,4 +1,4 @@
-"""Workers hear of the jobs of other processes through Redis."""
+"""Workers hear of the jobs of other processes through Redis, or ZooKeeper."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ import pytest
 from sqla_shard import Cluster
 from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs import schedule, share_hints, Worker
+from sqla_shard.jobs.claims import JobState
 from sqla_shard.jobs.hints import hints_of
-from sqla_shard.testing import RedisServer, sqlite_topology
+from sqla_shard.jobs.survey import DueGroup
+from sqla_shard.testing import RedisServer, sqlite_topology, ZooKeeperServer
 from sqla_shard.testing.local_server import wait_until
 from tests.models.job_models import add, Base, counter, counters, SHARDS
 from tests.servers.command_line import environment
@@ -56,20 +58,24 @@ def idle(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
         assert not thread.is_alive()
 
 
+@pytest.mark.parametrize("kind", [RedisServer, ZooKeeperServer])
 def test_a_worker_of_another_process(
     clusters: tuple[Cluster, Cluster],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    kind: type[RedisServer | ZooKeeperServer],
+    zookeeper_installed: None,
 ) -> None:
     enqueuing, working = clusters
     near = counter(enqueuing)
-    with RedisServer() as server:
-        url = f"redis://{server.host}:{server.port}/0"
+    with kind() as server:
+        scheme = "redis" if kind is RedisServer else "zookeeper"
+        url = f"{scheme}://{server.host}:{server.port}/0"
         for cluster in clusters:
             share_hints(cluster, url)
         try:
             with idle(working, monkeypatch) as worker:
-                listens(server)
+                hears(clusters)
                 for count in (1, 2):
                     add.enqueue_now(enqueuing, near, near=near)
                     assert wait_until(
@@ -84,13 +90,29 @@ def test_a_worker_of_another_process(
                 worker.wake()
                 assert wait_until(lambda: is_at(enqueuing, near, 3), seconds=WAIT)
                 server.start()
-                listens(server)
+                hears(clusters)
                 add.enqueue_now(enqueuing, near, near=near)
                 assert wait_until(lambda: is_at(enqueuing, near, 4), seconds=WAIT)
         finally:
             for cluster in clusters:
                 share_hints(cluster, None)
     assert threads_of_hints() == set()
+
+
+def hears(clusters: tuple[Cluster, Cluster]) -> None:
+    """Wait until the hints of the first one arrive at the second one."""
+    enqueuing, working = map(hints_of, clusters)
+    heard = threading.Event()
+    group = DueGroup(
+        keyspace="objects", shard_id=0, state=JobState.PENDING, queue="x", priority=1
+    )
+
+    def is_heard() -> bool:
+        enqueuing.publish([group])
+        return heard.wait(0.1)
+
+    with working.listening(lambda groups: heard.set()):
+        assert wait_until(is_heard, seconds=WAIT)
 
 
 def listens(server: RedisServer) -> None:
@@ -116,6 +138,7 @@ def is_at(cluster: Cluster, near: int, count: int) -> bool:
         "http://app:secret@cache1",
         "redis://app:sec/ret@cache1:6379/0",
         "redis://cache1:6379/0?password=secret&unknown=secret",
+        "zookeeper://app:secret@zk1:2181/prod",
     ],
 )
 def test_a_bad_url_is_refused_without_its_password(

@@ -160,3 +160,7 @@ def test_worker(app, cluster, db, board_id):
     assert done.exit_code == 1
     assert "the name of a queue" in done.output
     assert "Traceback" not in done.output
+    done = invoke(app, "worker", "--hints", "zookeeper://me:word@zk1", "--once")
+    assert done.exit_code == 1
+    assert "must be the URL of a Redis server" in done.output
+    assert "word" not in done.output
