@@ -28,7 +28,7 @@ from sqla_shard.topology.follow import (
     source_at,
     SourceReport,
 )
-from sqla_shard.util.jitter import jittered
+from sqla_shard.util.pace import jittered
 
 _log = logging.getLogger("sqla_shard.agent")
 

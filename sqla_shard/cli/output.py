@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import click
 
-from sqla_shard.util.printable import printable
+from sqla_shard.util.masking import printable
 
 FAILED = 1
 """Exit status if the command failed or found a problem."""

@@ -20,7 +20,7 @@ from sqla_shard.cli.catalogue import PROGRAM
 from sqla_shard.cli.groups import LazyGroup
 from sqla_shard.cli.options import LOCATION, Settings, VARIABLE
 from sqla_shard.cli.output import echo, examples
-from sqla_shard.util.printable import printable
+from sqla_shard.util.masking import printable
 
 _SHELLS = ("bash", "zsh", "fish")
 _VARIABLE = "_SQLA_SHARD_COMPLETE"

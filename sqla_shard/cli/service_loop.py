@@ -17,7 +17,7 @@ import click
 
 from sqla_shard.cli.options import FiniteRange
 from sqla_shard.cli.output import echo, end, print_data, with_options
-from sqla_shard.util.printable import printable
+from sqla_shard.util.masking import printable
 from sqla_shard.util.processes import ENDING, waking
 
 

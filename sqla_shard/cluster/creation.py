@@ -15,7 +15,7 @@ from sqla_shard.engine.rendering import Place, TRANSLATE
 from sqla_shard.outbox.tables import OF_TRANSACTIONS
 from sqla_shard.planning import name_of, spec_of
 from sqla_shard.topology import Keyspace
-from sqla_shard.util.tables import sorted_tables
+from sqla_shard.util.sqlalchemy_helpers import sorted_tables
 
 _PARALLEL = 8
 

@@ -42,7 +42,7 @@ from sqla_shard.exc import (
     StaleDataError,
 )
 from sqla_shard.exc.base import summary
-from sqla_shard.util.jitter import jittered
+from sqla_shard.util.pace import jittered
 
 if TYPE_CHECKING:
     from sqla_shard.topology.follow import Fixed, Follower

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from greenlet import getcurrent, greenlet, GreenletExit
 
 from sqla_shard.dialects.base import interrupt
-from sqla_shard.util.greenlets import THREAD
+from sqla_shard.util.processes import THREAD
 
 #: Whether the system can poll; Windows cannot.
 CAN_POLL = hasattr(select, "poll")

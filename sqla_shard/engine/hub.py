@@ -34,7 +34,7 @@ from sqlalchemy import Connection
 from sqla_shard.dialects import interrupt
 from sqla_shard.dialects.polling import PolledCall, Poller
 from sqla_shard.engine.lanes import invalidate, Lanes, Task
-from sqla_shard.util.greenlets import THREAD
+from sqla_shard.util.processes import THREAD
 
 _CALL = "sqla_shard.call"
 

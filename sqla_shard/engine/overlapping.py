@@ -44,7 +44,7 @@ from sqla_shard.engine.execution import call_next_listeners
 from sqla_shard.engine.hub import before_invalidate, Hub, Lane, Stopped
 from sqla_shard.engine.lanes import AwaitedLanes, Lanes
 from sqla_shard.engine.polled_lanes import lanes_for, POLLED
-from sqla_shard.util.greenlets import THREAD
+from sqla_shard.util.processes import THREAD
 
 _T = TypeVar("_T")
 

@@ -14,7 +14,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import Pool, QueuePool
 
-from sqla_shard.util.addresses import host_and_port
+from sqla_shard.util.masking import host_and_port
 from sqla_shard.util.weak_keys import WeakKeys
 
 #: The result of a probe: None, or the error of the server

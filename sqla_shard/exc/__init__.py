@@ -158,13 +158,10 @@ from __future__ import annotations
 from sqla_shard.exc import base
 from sqla_shard.exc.base import ShardError
 from sqla_shard.exc.blobs import *  # noqa: F403
-from sqla_shard.exc.contrib import *  # noqa: F403
 from sqla_shard.exc.definitions import *  # noqa: F403
-from sqla_shard.exc.fleet import *  # noqa: F403
-from sqla_shard.exc.jobs import *  # noqa: F403
-from sqla_shard.exc.migrate import *  # noqa: F403
 from sqla_shard.exc.operations import *  # noqa: F403
 from sqla_shard.exc.statements import *  # noqa: F403
+from sqla_shard.exc.systems import *  # noqa: F403
 
 # The classes of these modules, without the helpers that they import.
 __all__ = ["ShardError"]

@@ -20,7 +20,7 @@ from sqlalchemy import Engine
 
 from sqla_shard.exc import CommitUnknownError, ServerFencedError, ServerUnreachableError
 from sqla_shard.exc.base import summary
-from sqla_shard.util.jitter import jittered
+from sqla_shard.util.pace import jittered
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster

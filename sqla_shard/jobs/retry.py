@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sqla_shard.exc import JobOptionError
-from sqla_shard.util.jitter import jittered
+from sqla_shard.util.pace import jittered
 
 #: The largest part of a pause that is added or subtracted at random: jobs
 #: that failed together must not be retried together.

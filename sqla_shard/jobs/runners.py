@@ -22,7 +22,7 @@ from sqla_shard.jobs.beginning import Beginnings
 from sqla_shard.jobs.calling import async_run_job, run_job
 from sqla_shard.jobs.job_events import job_begins, job_ends
 from sqla_shard.jobs.running import Ending, Outcome, RunningJob
-from sqla_shard.util.jitter import jittered
+from sqla_shard.util.pace import jittered
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster

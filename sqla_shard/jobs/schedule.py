@@ -22,7 +22,7 @@ from sqla_shard.engine import by_server, Places
 from sqla_shard.engine.rendering import MOST_BRANCHES
 from sqla_shard.jobs.survey import DueGroup
 from sqla_shard.outbox.apply import Address
-from sqla_shard.util.jitter import jittered
+from sqla_shard.util.pace import jittered
 
 #: How often each priority comes first.
 _CHANCES = {1: 7, 2: 2, 3: 1}

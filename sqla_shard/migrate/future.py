@@ -32,7 +32,7 @@ from sqla_shard.migrate.declaration import (
 from sqla_shard.planning import ANY_VALUE, Colocation, TableSpec
 from sqla_shard.planning.clauses import unlabelled
 from sqla_shard.types import IdType, ObjectRef, ShardedId
-from sqla_shard.util.tables import sorted_tables
+from sqla_shard.util.sqlalchemy_helpers import sorted_tables
 
 _GLOBAL = TableSpec(kind="global")
 

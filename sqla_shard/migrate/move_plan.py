@@ -17,7 +17,7 @@ from sqla_shard.migrate.pass_reports import last_pass
 from sqla_shard.migrate.stages import Progress
 from sqla_shard.migrate.switching import Switch
 from sqla_shard.migrate.tables import MovedRows, MovedTable
-from sqla_shard.util.tables import sorted_tables
+from sqla_shard.util.sqlalchemy_helpers import sorted_tables
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from sqla_shard.migrate.stages import Progress, Side
 from sqla_shard.migrate.tables import COPYING, MovedRows
 from sqla_shard.session import ShardSession
 from sqla_shard.session.flush import place_of
-from sqla_shard.util.listening import stop_listening
+from sqla_shard.util.sqlalchemy_helpers import stop_listening
 
 #: What a statement of a cluster may be executed with.
 _LOCATIONS = ("place", "shard_id", "keyspace")

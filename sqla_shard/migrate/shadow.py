@@ -58,9 +58,9 @@ from sqla_shard.migrate.traffic import reduced
 from sqla_shard.migrate.verdicts import Verdict
 from sqla_shard.util import sqlalchemy_private as private
 from sqla_shard.util.files import replace_file
-from sqla_shard.util.listening import stop_listening
 from sqla_shard.util.processes import in_children
 from sqla_shard.util.source_lines import calling_frame, position_of
+from sqla_shard.util.sqlalchemy_helpers import stop_listening
 
 __all__ = ["Shadow"]
 

@@ -30,7 +30,7 @@ from sqla_shard.migrate.planner import Planner
 from sqla_shard.migrate.report import Count, Traffic
 from sqla_shard.migrate.traffic import statement_of
 from sqla_shard.migrate.verdicts import Outcome
-from sqla_shard.util.tables import sorted_tables
+from sqla_shard.util.sqlalchemy_helpers import sorted_tables
 
 #: Maximum number of forms of statements that are planned, and of owners.
 _MOST_FORMS = 300

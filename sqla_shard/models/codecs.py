@@ -35,15 +35,15 @@ from math import isfinite
 from typing import Any, TypeAlias
 
 from sqla_shard.exc import BlobValueError
-from sqla_shard.types.tracking import Node
-from sqla_shard.types.value_checks import (
+from sqla_shard.exc.base import shown
+from sqla_shard.types.tracking import (
     check_digits,
     check_float,
     check_int,
     check_text,
+    Node,
     Path,
     refused,
-    shown,
 )
 
 #: Called without arguments after a change in a container.

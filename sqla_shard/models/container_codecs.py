@@ -48,20 +48,23 @@ from functools import cache
 from typing import Any
 
 from sqla_shard.exc import BlobValueError, ClassDefinitionError
+from sqla_shard.exc.base import shown
 from sqla_shard.models.codecs import Codec, OnChange, ValueKind
 from sqla_shard.types.tracking import (
+    check_key,
     check_nesting,
     Element,
     JSON_SHAPE,
     Node,
+    Path,
     plain,
+    refused,
     TrackedDict,
     TrackedList,
     unlink,
     ValueDict,
     ValueList,
 )
-from sqla_shard.types.value_checks import check_key, Path, refused, shown
 
 __all__ = ["ContainerCodec", "JsonCodec", "RecordCodec", "RecordType"]
 

@@ -47,6 +47,7 @@ from sqlalchemy.sql.operators import OperatorType
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from sqla_shard.exc import BlobValueError, ClassDefinitionError
+from sqla_shard.exc.base import shown
 from sqla_shard.models.codecs import (
     BooleanCodec,
     Codec,
@@ -73,7 +74,6 @@ from sqla_shard.models.container_codecs import (
 from sqla_shard.types.blob import decode_json
 from sqla_shard.types.columns import Encoded
 from sqla_shard.types.tracking import track
-from sqla_shard.types.value_checks import shown
 
 __all__ = [
     "Codec",

@@ -88,7 +88,7 @@ from sqla_shard.planning import declare, spec_of, TableSpec
 from sqla_shard.types import IdType
 from sqla_shard.types.shard_bound import ShardNumber
 from sqla_shard.util.json_values import json_value
-from sqla_shard.util.tables import sorted_tables
+from sqla_shard.util.sqlalchemy_helpers import sorted_tables
 
 __all__ = [
     "Deviation",

@@ -49,7 +49,7 @@ from sqla_shard.engine.pools import server_name
 from sqla_shard.engine.registry import filled
 from sqla_shard.exc import IdServiceError
 from sqla_shard.exc.base import original
-from sqla_shard.util.jitter import jittered
+from sqla_shard.util.pace import jittered
 from sqla_shard.util.processes import in_children
 
 _log = logging.getLogger(__name__)

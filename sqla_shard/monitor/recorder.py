@@ -20,8 +20,8 @@ from sqla_shard.exc.base import code_of
 from sqla_shard.monitor.definitions import APPLICATION, Metric, metric
 from sqla_shard.session.commit import CommitReport
 from sqla_shard.topology import server_names, Topology
-from sqla_shard.util.listening import stop_listening
 from sqla_shard.util.source_lines import calling_line
+from sqla_shard.util.sqlalchemy_helpers import stop_listening
 
 if TYPE_CHECKING:
     from sqla_shard.jobs import JobReport

@@ -39,7 +39,7 @@ from sqla_shard.schema.reports import Outcome, State
 from sqla_shard.schema.selection import RunOptions, Shard
 from sqla_shard.schema.static_revisions import is_static
 from sqla_shard.schema.versions import revisions_text, Version
-from sqla_shard.util.listening import stop_listening
+from sqla_shard.util.sqlalchemy_helpers import stop_listening
 
 #: Seconds between two probes.
 INTERVAL = 3.0

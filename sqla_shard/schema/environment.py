@@ -51,8 +51,7 @@ from sqla_shard.schema.waves import check_target, run
 from sqla_shard.topology import Keyspace, Topology
 from sqla_shard.topology.follow import load_location
 from sqla_shard.topology.keyspaces import as_ranges
-from sqla_shard.util.masking import redact
-from sqla_shard.util.printable import printable
+from sqla_shard.util.masking import printable, redact
 
 _log = logging.getLogger(__name__)
 

@@ -45,7 +45,7 @@ from sqla_shard.exc import InDoubtError
 from sqla_shard.outbox.tables import LEDGER, PREFIX
 from sqla_shard.schema.effects import Effect, read
 from sqla_shard.schema.selection import Shard
-from sqla_shard.util.listening import stop_listening
+from sqla_shard.util.sqlalchemy_helpers import stop_listening
 
 #: The version table of the tables of this package, which have their own
 #: revisions; each command that changes a shard upgrades them first.

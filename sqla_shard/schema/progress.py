@@ -23,7 +23,7 @@ from rich.table import Column
 from rich.text import Text
 
 from sqla_shard.schema.reports import Outcome, State
-from sqla_shard.util.printable import printable
+from sqla_shard.util.masking import printable
 
 
 class Progress:

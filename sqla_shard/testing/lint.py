@@ -41,8 +41,8 @@ from sqlalchemy import event
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import StatementReport
 from sqla_shard.engine.rendering import SCHEMA
-from sqla_shard.util.listening import stop_listening
 from sqla_shard.util.source_lines import calling_line, SourceLine
+from sqla_shard.util.sqlalchemy_helpers import stop_listening
 
 __all__ = [
     "KINDS",

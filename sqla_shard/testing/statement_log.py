@@ -25,7 +25,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine, URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from sqla_shard.util.addresses import host_and_port
+from sqla_shard.util.masking import host_and_port
 
 if TYPE_CHECKING:
     pass

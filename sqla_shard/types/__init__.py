@@ -1,7 +1,6 @@
 """Column types: object ids, references, JSON blobs, keys and times.
 
-``value_checks``  checks of JSON values
-``tracking``      JSON containers that detect changes
+``tracking``      JSON containers that detect changes; checks of JSON values
 ``blob``          :class:`JSONBlob`
 ``shard_bound``   bind parameters whose value depends on the shard
 ``object_ids``    :class:`ShardedId` and :class:`ObjectRef`

@@ -39,9 +39,9 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 from sqlalchemy.util import memoized_property
 
 from sqla_shard.exc import BlobError, BlobTooLargeError, BlobValueError
+from sqla_shard.exc.base import shown
 from sqla_shard.types.compression import Dictionary, require_zstd, unpack
 from sqla_shard.types.tracking import plain, TrackedDict
-from sqla_shard.types.value_checks import shown
 from sqla_shard.util import json_values, sqlalchemy_private as private
 
 __all__ = [

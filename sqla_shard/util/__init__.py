@@ -1,15 +1,14 @@
 """Tools that do not depend on shards.
 
-``masking``             masks secrets in strings
+``masking``             masks secrets in strings; text without control characters
 ``files``               replaces files atomically
-``greenlets``           whether a thread runs greenlets of this library
-``jitter``              random pauses
-``listening``           listeners that are registered for a time
-``pace``                how fast a run reads rows
-``printable``           text without control characters
+``json_values``         strict JSON and TOML; reports as JSON values
+``pace``                how fast a run reads rows; random pauses
 ``processes``           calls right after a fork, signals that end a wait
 ``source_lines``        where a statement is executed, a function defined
+``sqlalchemy_helpers``  ordered tables; listeners that are registered for a time
 ``sqlalchemy_private``  private names of SQLAlchemy
+``weak_keys``           dictionaries with weak keys
 """
 
 from __future__ import annotations

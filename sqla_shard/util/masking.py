@@ -1,4 +1,4 @@
-"""Masking of secrets in URLs and settings, for messages.
+"""Masking of secrets in URLs and settings, and text for messages and terminals.
 
 Every string that may contain a URL passes through :func:`redact` before it is
 shown in an error, a ``repr()``, a log, a report or a terminal.  It accepts any
@@ -115,3 +115,25 @@ def masked(value: object) -> str:
 def cut(text: str) -> str:
     """Return a string cut to at most 80 characters."""
     return text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."
+
+
+# Control characters of ASCII and Latin-1, Unicode line separators, and
+# characters that change the direction of the text.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
+)
+
+
+def printable(text: str) -> str:
+    """Return a string with escaped control characters, except tab and newline.
+
+    Errors of servers and findings contain values of end users, which must
+    not control the terminal of an operator.
+    """
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def host_and_port(host: str, port: int) -> str:
+    """Return ``host:port``, with an IPv6 address in brackets."""
+    # Without brackets the port would read as a part of the address.
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

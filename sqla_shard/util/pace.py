@@ -1,7 +1,8 @@
-"""The rate at which a run reads rows, while the application runs."""
+"""The rate at which a run reads rows, and random pauses of waiting processes."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from math import inf
 from threading import Event
@@ -65,3 +66,17 @@ class Pace:
     def throttle(self) -> Throttle:
         """Return a throttle that begins now."""
         return Throttle(self.rate)
+
+
+# Not the generator of the module: its use here would change the random
+# numbers of a seeded program, and forked processes would repeat those of
+# their parent.
+_random = random.SystemRandom()
+
+
+def jittered(seconds: float, spread: float) -> float:
+    """Return a random time around another.
+
+    :param spread: the largest part that is added or subtracted.
+    """
+    return seconds * _random.uniform(1 - spread, 1 + spread)

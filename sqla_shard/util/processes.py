@@ -1,4 +1,4 @@
-"""Calls in a child process, right after a fork.
+"""Calls in a child process, right after a fork; greenlets of a thread.
 
 A child has a copy of each descriptor of its parent, and none of its threads.
 Copies of sockets that it leaves open keep the parent's sessions alive on the
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, ExitStack
 from itertools import count
@@ -99,3 +100,23 @@ def waking(writer: int, handler: Callable[..., object]) -> Iterator[None]:
             yield
     finally:
         signal.set_wakeup_fd(fd_before)
+
+
+class _Thread(threading.local):
+    """Whether the current thread runs greenlets of this library.
+
+    greenlet creates a state for each thread that asks for its current greenlet.
+    It destroys the state at the native end of the thread, for which
+    ``Thread.join()`` does not always wait, and holds a mutex of the process
+    meanwhile.  A child that is forked at this moment waits for the mutex for
+    ever.  So threads that only send statements must not ask.  Those of sessions
+    do, as sessions tell tasks apart by their greenlets.
+
+    :ivar has_greenlets: whether it has created greenlets of this library; if
+        not, none of them is the current one.
+    """
+
+    has_greenlets = False
+
+
+THREAD = _Thread()

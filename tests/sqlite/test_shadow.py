@@ -39,7 +39,7 @@ from sqla_shard.migrate import (
     Shadow,
     suggest,
 )
-from sqla_shard.util.tables import sorted_tables
+from sqla_shard.util.sqlalchemy_helpers import sorted_tables
 from tests.models.shadow_apps import (
     accounts,
     BANK,

@@ -62,7 +62,7 @@ from sqla_shard.dialects.mysql.driver import (
 from sqla_shard.dialects.mysql.new_keys import number_new_rows
 from sqla_shard.dialects.passwords import PasswordError, PasswordSource, Secret
 from sqla_shard.dialects.polling import PIPELINING, Pipelining
-from sqla_shard.util.addresses import host_and_port
+from sqla_shard.util.masking import host_and_port
 
 __all__ = ["MySQL"]
 

@@ -20,7 +20,7 @@ from sqla_shard.monitor.dashboard.maps import bytes_text, number_text
 from sqla_shard.monitor.dashboard.observer import Observer
 from sqla_shard.monitor.dashboard.pages import FOLDER, Pages
 from sqla_shard.monitor.dashboard.security import add_headers, check_site, form_token
-from sqla_shard.util.addresses import host_and_port
+from sqla_shard.util.masking import host_and_port
 
 _MOST_BYTES = 64 * 1024  # of a request
 _NAMES = ("127.0.0.1", "localhost", "[::1]")

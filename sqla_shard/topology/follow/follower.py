@@ -13,7 +13,7 @@ from sqla_shard.exc import ShardError, TopologyError
 from sqla_shard.topology import diff, Topology
 from sqla_shard.topology.admission import check_newer
 from sqla_shard.topology.follow.snapshot import Snapshot
-from sqla_shard.util.jitter import jittered
+from sqla_shard.util.pace import jittered
 from sqla_shard.util.processes import in_children
 
 

@@ -1,9 +1,18 @@
-"""The tables of a MetaData, in the order of their creation."""
+"""Ordered tables, and listeners of events that are registered for a time."""
 
 from __future__ import annotations
 
-from sqlalchemy import MetaData, Table
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import event, MetaData, Table
 from sqlalchemy.schema import sort_tables_and_constraints
+
+
+def stop_listening(target: Any, name: str, listener: Callable[..., Any]) -> None:
+    """Remove a listener, unless an interrupt came before it was registered."""
+    if event.contains(target, name, listener):
+        event.remove(target, name, listener)
 
 
 def sorted_tables(metadata: MetaData) -> list[Table]:
