@@ -42,10 +42,9 @@ from sqla_shard.exc import (
 )
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.backup import BinlogPlan, Source
-from sqla_shard.fleet.binlog_events import first_gtids, first_state
+from sqla_shard.fleet.binlog_events import first_gtids, first_state, GtidSet
 from sqla_shard.fleet.files import File, Files, files_at
 from sqla_shard.fleet.fleet import Fleet, pair_named
-from sqla_shard.fleet.gtid_sets import GtidSet
 from sqla_shard.fleet.storage import (
     file_name,
     MANIFEST,

@@ -34,7 +34,6 @@ from typing import Any
 
 from sqla_shard.exc import FleetServerError, Problem
 from sqla_shard.fleet.admin import marked
-from sqla_shard.fleet.app_access import access_problems, gaps_alone
 from sqla_shard.fleet.clients import late_note
 from sqla_shard.fleet.fleet import Fleet, pair_named
 from sqla_shard.fleet.loss import loss_of, NONE, SemiSyncProbe
@@ -157,7 +156,9 @@ class DeadFailover(Promotion):
             found += required.settings(new)
             found += required.lost_primary(self.server, new)
             found += bypass_problems(self.fleet.accounts, new)
-            found += self._access_problems(new)
+            url = self.url_of(self.plan.arguments["new"])
+            pair = pair_named(self.fleet.topology(), self.server)
+            found += required.access_alone(new, url, pair.databases())
             status = new.status()
             found += self._still_receives(status)
             undrained = _not_drainable(new, status)
@@ -216,19 +217,6 @@ class DeadFailover(Promotion):
         """Return whether this process has just proved it."""
         proved = self._proved_at
         return proved is not None and time.monotonic() < proved + _PROVED
-
-    def _access_problems(self, new: Replication) -> list[Problem]:
-        pair = pair_named(self.fleet.topology(), self.server)
-        me = str(new.admin.value("SELECT USER()"))
-        return access_problems(
-            new.admin.name,
-            gaps_alone(
-                self.access("new"),
-                pair.databases(),
-                exempt=self.fleet.accounts.users,
-                here=me.rpartition("@")[2],
-            ),
-        )
 
     def _still_receives(self, status: ReplicationStatus | None) -> list[Problem]:
         if status is None or status.receiver != "Yes":

@@ -13,7 +13,7 @@ milliseconds.  Limits:
   operator.
 * Writes between the steps ``open`` and ``attach`` are on one server only.
 * Rows are compared before and after, within a time limit; see
-  :mod:`sqla_shard.fleet.cutover_contents`.
+  :mod:`sqla_shard.fleet.compare`.
 * Further standbys of the old primary are not attached to the new one; they
   follow it through the old primary.
 
@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from sqla_shard.exc import (
@@ -35,8 +34,6 @@ from sqla_shard.exc import (
     OperationRefusedError,
     Problem,
 )
-from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.app_access import access_problems, gaps
 from sqla_shard.fleet.clients import (
     applications,
     end_sessions,
@@ -44,7 +41,7 @@ from sqla_shard.fleet.clients import (
     late_note,
     programs,
 )
-from sqla_shard.fleet.cutover_contents import CutoverContents, fault_of, proof_of
+from sqla_shard.fleet.compare import CutoverContents, fault_of, proof_of
 from sqla_shard.fleet.fleet import Fleet, pair_named
 from sqla_shard.fleet.operation import FleetPlan, Step
 from sqla_shard.fleet.replication import Replication
@@ -153,14 +150,9 @@ class Failover(Promotion):
         found += required.standby(self.server, old, new)
         found += required.fences(old, new)
         found += required.replication_account(old, new)
-        found += access_problems(
-            new.admin.name,
-            gaps(
-                self.access("old"),
-                self.access("new"),
-                pair_named(self.fleet.topology(), self.server).databases(),
-                exempt=self.fleet.accounts.users,
-            ),
+        pair = pair_named(self.fleet.topology(), self.server)
+        found += required.access(
+            (old, pair.primary), (new, str(pair.standby)), pair.databases()
         )
         found += bypass_problems(self.fleet.accounts, old)
         found += bypass_problems(self.fleet.accounts, new)
@@ -240,18 +232,14 @@ class Failover(Promotion):
         :param second: the one with the standby.
         """
         pair = pair_named(self.fleet.topology(), self.server)
+        one, two = self.plan.arguments[first], self.plan.arguments[second]
         return CutoverContents(
-            self._opener(self.plan.arguments[first]),
-            self._opener(self.plan.arguments[second]),
+            self.opener(self.url_of(one), self.role(one)),
+            self.opener(self.url_of(two), self.role(two)),
             pair.databases,
             limit=float(self._compare_limit or COMPARE_LIMIT),
-            report=lambda text: self.report(text),
-            watch=self.check_hold,
+            operation=self,
         )
-
-    def _opener(self, address: str) -> Callable[[], Admin]:
-        """Return a function that opens other sessions on a server."""
-        return partial(self.fleet.admin, self.url_of(address), name=self.role(address))
 
     def _do_prepare(self) -> Mapping[str, Any]:
         old, new = self.old, self.new

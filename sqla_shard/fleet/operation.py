@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, UTC
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ClassVar, Literal, NamedTuple, ParamSpec, TYPE_CHECKING, TypeVar
 
 from sqla_shard.exc import FleetSetupError, Problem
@@ -390,6 +390,14 @@ class FleetOperation(ABC):
                 self.hold.check()
             self._admins[url] = admin
         return self._admins[url]
+
+    def opener(self, url: str, name: str) -> Callable[[], Admin]:
+        """Return a function that opens other sessions on a server.
+
+        :param url: URL of the topology.
+        :param name: name of the server for messages.
+        """
+        return partial(self.fleet.admin, url, name=name)
 
     def forget(self, *urls: str) -> None:
         """Close the sessions on servers; :meth:`admin` opens others.

@@ -21,12 +21,12 @@ from sqla_shard.fleet.binlog_events import (
     first_gtids,
     first_state,
     Gtid,
+    GtidSet,
     LogReader,
     Rows,
 )
 from sqla_shard.fleet.binlog_statements import NotReplayableError, rewritten
 from sqla_shard.fleet.files import File
-from sqla_shard.fleet.gtid_sets import GtidSet
 from sqla_shard.fleet.replication import gtids
 from sqla_shard.fleet.storage import Storage
 

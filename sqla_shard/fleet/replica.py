@@ -30,14 +30,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from sqla_shard.dialects.mysql.catalogue import TABLE_TYPES
 from sqla_shard.exc import FleetServerError, Problem
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.app_access import access_of, access_problems, gaps
-from sqla_shard.fleet.common_point import Opener
 from sqla_shard.fleet.compare import compare_servers, CompareOptions
 from sqla_shard.fleet.copies import abandon_copy, Copy, copy_state, finish_copy
 from sqla_shard.fleet.fences import carry_fences
@@ -201,7 +198,6 @@ class Replica(FleetOperation):
 
     def _compare(self) -> list[Problem]:
         primary, target, source = self._primary, self._new, self._source
-        accounts = self.fleet.accounts
         servers = {str(one.admin): one for one in (primary, target, source)}
         required = Requirements(self.fleet)
         found = required.settings(*servers.values())
@@ -212,15 +208,11 @@ class Replica(FleetOperation):
         found += self._copy().check()
         if self.plan.arguments["way"] == "rows":
             # The other ways copy the accounts, too.
-            there = access_of(target, self.fleet, self._url(self._target))
-            found += access_problems(
-                target.admin.name,
-                gaps(
-                    access_of(primary, self.fleet, self._url(primary.admin.address)),
-                    there.without_fences(),
-                    databases_of(primary.admin),
-                    exempt=accounts.users,
-                ),
+            found += required.access(
+                (primary, self._url(primary.admin.address)),
+                (target, self._url(self._target)),
+                databases_of(primary.admin),
+                is_fenced=False,
             )
         if self.plan.arguments["source"] != self.plan.arguments["primary"]:
             found += required.standby(self.server, primary, source)
@@ -413,8 +405,10 @@ class Replica(FleetOperation):
         if problems:
             raise self._failed("; ".join(one.message for one in problems))
         report = compare_servers(
-            self._opener(str(self.plan.arguments["primary"]), "primary"),
-            self._opener(self._target, "new standby"),
+            self.opener(
+                self._url(str(self.plan.arguments["primary"])), primary.admin.name
+            ),
+            self.opener(self._url(self._target), f"{self.server} new standby"),
             databases_of(primary.admin),
             replicates=True,
             options=CompareOptions(
@@ -443,11 +437,6 @@ class Replica(FleetOperation):
                 "problem": f"{len(report.unread)} places were not compared: {unread}",
             }
         return notes
-
-    def _opener(self, address: str, role: str) -> Opener:
-        url, name = self._url(address), f"{self.server} {role}"
-
-        return partial(self.fleet.admin, url, name=name)
 
     def _do_finish(self) -> Mapping[str, Any] | None:
         finish_copy(self._new.admin)

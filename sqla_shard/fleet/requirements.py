@@ -13,6 +13,7 @@ from sqla_shard.exc import Problem
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.accounts import Accounts
 from sqla_shard.fleet.admin import SYSTEM
+from sqla_shard.fleet.app_access import access_of, access_problems, gaps, gaps_alone
 from sqla_shard.fleet.facts import (
     FleetFacts,
     LivePair,
@@ -73,6 +74,7 @@ class Requirements:
     """
 
     def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
         self._topology = fleet.topology()
         self._accounts = fleet.accounts
 
@@ -161,6 +163,46 @@ class Requirements:
                 "sqla-shard fleet orphans fence",
             )
         ]
+
+    def access(
+        self,
+        primary: tuple[Replication, str],
+        standby: tuple[Replication, str],
+        databases: Collection[str],
+        *,
+        is_fenced: bool = True,
+    ) -> list[Problem]:
+        """Return what applications could not do on a standby.
+
+        :param primary: a server and its URL in the topology.
+        :param standby: the same of the other one.
+        :param databases: names of the databases that they use.
+        :param is_fenced: whether its fences count; a copy gets others.
+        """
+        there = access_of(standby[0], self._fleet, standby[1])
+        found = gaps(
+            access_of(primary[0], self._fleet, primary[1]),
+            there if is_fenced else there.without_fences(),
+            databases,
+            exempt=self._accounts.users,
+        )
+        return access_problems(standby[0].admin.name, found)
+
+    def access_alone(
+        self, standby: Replication, url: str, databases: Collection[str]
+    ) -> list[Problem]:
+        """Return why no application could write to a standby.
+
+        :param url: its URL in the topology.
+        """
+        me = str(standby.admin.value("SELECT USER()"))
+        found = gaps_alone(
+            access_of(standby, self._fleet, url),
+            databases,
+            exempt=self._accounts.users,
+            here=me.rpartition("@")[2],
+        )
+        return access_problems(standby.admin.name, found)
 
     def replication_account(self, *servers: Replication) -> list[Problem]:
         """Return on which servers the replication account is missing."""

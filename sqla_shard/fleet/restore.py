@@ -36,9 +36,9 @@ from typing import Any
 from sqla_shard.exc import BackupDamagedError, FleetSetupError, Problem
 from sqla_shard.exc.base import bullets
 from sqla_shard.fleet.admin import Admin, quoted
+from sqla_shard.fleet.binlog_events import GtidSet
 from sqla_shard.fleet.dumps import content_of, HEAD, read_statements, same_content
 from sqla_shard.fleet.fleet import Fleet, Pair, pair_named
-from sqla_shard.fleet.gtid_sets import GtidSet
 from sqla_shard.fleet.operation import as_list, FleetOperation, FleetPlan, Step
 from sqla_shard.fleet.replay import (
     best_replay,

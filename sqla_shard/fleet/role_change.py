@@ -14,7 +14,6 @@ from typing import Any
 
 from sqla_shard.exc import FleetSetupError, Problem
 from sqla_shard.fleet.admin import Admin, marked
-from sqla_shard.fleet.app_access import Access, access_of
 from sqla_shard.fleet.fleet import Fleet, pair_named
 from sqla_shard.fleet.operation import FleetOperation, FleetPlan, Step
 from sqla_shard.fleet.replication import Replication, replication_of
@@ -106,15 +105,6 @@ class RoleChange(FleetOperation):
                 f"{address} is no longer a server of {self.server} in the "
                 "topology; make a new plan"
             ) from None
-
-    def access(self, argument: str) -> Access:
-        """Read what applications may do on a server of the pair.
-
-        :param argument: ``"old"`` or ``"new"``.
-        :raises FleetServerError: if it cannot be read.
-        """
-        address = self.plan.arguments[argument]
-        return access_of(self._at(address), self.fleet, self.url_of(address))
 
     def full_name(self, address: str) -> str:
         """Return the name of a server as errors have it."""

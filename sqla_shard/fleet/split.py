@@ -18,7 +18,7 @@ the topology is published, and both sides are opened.  Limits:
   others.
 - All rows that move are compared twice: at common points of replication before
   writes stop, and, at the moment of the cutover, in snapshots that are read
-  afterwards.  See :mod:`~sqla_shard.fleet.cutover_contents`.  Meanwhile
+  afterwards.  See :mod:`~sqla_shard.fleet.compare`.  Meanwhile
   no other operation can run.
 - The target must be a copy of the source, and a standby of it; if it is empty
   and the binary log of the source has everything, it is attached.
@@ -30,15 +30,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
 from sqla_shard.exc import FleetServerError, OperationRefusedError, Problem
 from sqla_shard.exc.base import shortened_list
-from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.app_access import access_of, access_problems, gaps
 from sqla_shard.fleet.clients import ended_note, late_note, Program, programs
-from sqla_shard.fleet.cutover_contents import CutoverContents, fault_of, proof_of
+from sqla_shard.fleet.compare import CutoverContents, fault_of, proof_of
 from sqla_shard.fleet.fences import carry_fences, Fence
 from sqla_shard.fleet.fleet import Fleet, pair_named, url_at
 from sqla_shard.fleet.moves import Request, ShardMove
@@ -616,14 +613,10 @@ class Split(FleetOperation):
         topology = self.fleet.topology()
         # User and password of the target are those of the source.
         url = pair_named(topology, self._move.server).primary
-        return access_problems(
-            target.admin.name,
-            gaps(
-                access_of(source, self.fleet, url),
-                access_of(target, self.fleet, url_at(url, target.admin.address)),
-                self._move.databases(topology),
-                exempt=self.fleet.accounts.users,
-            ),
+        return Requirements(self.fleet).access(
+            (source, url),
+            (target, url_at(url, target.admin.address)),
+            self._move.databases(topology),
         )
 
     def _at(self, role: str) -> Replication:
@@ -639,18 +632,11 @@ class Split(FleetOperation):
         if self._compare_limit is None:
             return None
         return CutoverContents(
-            self._opener("source"),
-            self._opener("target"),
+            self.opener(self._move.urls["source"], self._name_of("source")),
+            self.opener(self._move.urls["target"], self._name_of("target")),
             lambda: self._move.databases(self.fleet.topology()),
             limit=float(self._compare_limit),
-            report=lambda text: self.report(text),
-            watch=self.check_hold,
-        )
-
-    def _opener(self, role: str) -> Callable[[], Admin]:
-        """Return a function that opens other sessions on a server."""
-        return partial(
-            self.fleet.admin, self._move.urls[role], name=self._name_of(role)
+            operation=self,
         )
 
     @property

@@ -33,7 +33,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -59,6 +59,8 @@ from sqla_shard.fleet.watch_votes import doubt, probe_of, Sight, Votes
 from sqla_shard.fleet.write_access import CloseFormer, CloseStandby, writable_formers
 from sqla_shard.topology.follow import source_at
 from sqla_shard.topology.urls import address_of
+
+_log = logging.getLogger(__name__)
 
 _STDERR = 2
 
@@ -147,8 +149,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
-
-_log = logging.getLogger(__name__)
 
 SESSION = 5.0
 """Seconds after which a leader that was killed is succeeded: its successor must
@@ -354,22 +354,42 @@ class Watcher:
             yield self._close_standby(view.pair)
 
     def _close_standby(self, pair: Pair) -> str:
+        closed = self._close(
+            "two servers can be written",
+            str(address_of(pair.primary)),
+            CloseStandby,
+            lambda: CloseStandby.planned(self.fleet, pair.name),
+        )
+        if isinstance(closed, str):
+            return closed
+        return (
+            f"two servers could be written; {_line(closed)}; it may have "
+            "writes of its own: sqla-shard fleet doctor"
+        )
+
+    def _close(
+        self,
+        text: str,
+        address: str,
+        kind: type[FleetOperation],
+        planned: Callable[[], FleetPlan],
+    ) -> Result | str:
+        """Close a server; return a line with the reason if it is not closed.
+
+        :param text: why it should be.
+        :param address: see :meth:`_held_off`.
+        """
         if self.policy.dry_run:
-            return "two servers can be written; dry run: nothing is closed"
-        reason = self._held_off(str(address_of(pair.primary)), CloseStandby)
+            return f"{text}; dry run: nothing is closed"
+        reason = self._held_off(address, kind)
         if reason is not None:
-            return f"two servers can be written; nothing is closed: {reason}"
+            return f"{text}; nothing is closed: {reason}"
         try:
-            plan = CloseStandby.planned(self.fleet, pair.name)
-            result = apply(self.fleet, plan, progress=self._progress)
+            return apply(self.fleet, planned(), progress=self._progress)
         except TopologyUnavailableError:
             raise
         except ShardError as error:
-            return f"two servers can be written; closing failed: {error}"
-        return (
-            f"two servers could be written; {_line(result)}; it may have "
-            "writes of its own: sqla-shard fleet doctor"
-        )
+            return f"{text}; closing failed: {error}"
 
     def _close_formers(self) -> list[str]:
         """Return the actions on former primaries that are back."""
@@ -384,21 +404,16 @@ class Watcher:
         return self._formers
 
     def _close_former(self, address: str) -> str:
-        text = f"{address}, a former primary, can be written"
-        if self.policy.dry_run:
-            return f"{text}; dry run: nothing is closed"
-        reason = self._held_off(address, CloseFormer)
-        if reason is not None:
-            return f"{text}; nothing is closed: {reason}"
-        try:
-            plan = CloseFormer.planned(self.fleet, address)
-            result = apply(self.fleet, plan, progress=self._progress)
-        except TopologyUnavailableError:
-            raise
-        except ShardError as error:
-            return f"{text}; closing failed: {error}"
+        closed = self._close(
+            f"{address}, a former primary, can be written",
+            address,
+            CloseFormer,
+            lambda: CloseFormer.planned(self.fleet, address),
+        )
+        if isinstance(closed, str):
+            return closed
         return (
-            f"{_line(result)}; it may have writes of its own: save its "
+            f"{_line(closed)}; it may have writes of its own: save its "
             "binary log, then rebuild it as a standby, or: sqla-shard fleet "
             f"retire {address}"
         )

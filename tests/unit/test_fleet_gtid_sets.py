@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from sqla_shard.fleet.gtid_sets import GtidSet
+from sqla_shard.fleet.binlog_events import GtidSet
 
 A = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 B = "5b8f9d2e-0c1a-11ee-be56-0242ac120002"
