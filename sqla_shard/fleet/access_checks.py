@@ -49,7 +49,7 @@ _PAST_READ_ONLY = frozenset(["CONNECTION_ADMIN", "READ_ONLY ADMIN", "SUPER"])
 #: Accounts of the server itself.
 _SYSTEM = frozenset(["root", "mariadb.sys", "mysql.sys", "mysql.session", "mysql"])
 _SYSTEM_SESSIONS = frozenset(["system user", "event_scheduler"])
-_SHOWN = 3
+_MAX_SHOWN = 3
 
 FOLLOWED = 15.0
 """Seconds after a publication in which a process must have followed.
@@ -261,7 +261,7 @@ def old_epochs(fleet: FleetFacts) -> Findings:
         yield info(
             "fleet",
             f"{len(clients.invalid)} nodes of clients cannot be read "
-            f"({shortened_list(clients.invalid, _SHOWN)}): of another "
+            f"({shortened_list(clients.invalid, _MAX_SHOWN)}): of another "
             "version, or written by something else",
         )
     agents = sum(one.file is not None for one in clients.known)

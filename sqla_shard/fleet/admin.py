@@ -37,9 +37,9 @@ _PARTS = (
     " WHERE IS_USED_LOCK(CONCAT(%s, id)) = id"
 )
 #: Seconds until sessions that were killed have ended.
-_KILLED = 10.0
+_KILL_SECONDS = 10.0
 #: How often a lock of all tables is tried.
-_TRIES = 5
+_MAX_TRIES = 5
 _NO_SUCH_THREAD = 1094
 _LOCK_WAIT_TIMEOUT = 1205
 _LONG_STATEMENTS = (
@@ -192,7 +192,7 @@ class Admin:
             longer; it names those that do.
         """
         self.run("SET SESSION lock_wait_timeout = 1")
-        for left in reversed(range(_TRIES)):
+        for left in reversed(range(_MAX_TRIES)):
             try:
                 self.run(sql)
             except FleetServerError as error:
@@ -376,14 +376,14 @@ class Admin:
 
     def _end_parts(self) -> None:
         """End the further sessions of an operation that was taken over."""
-        deadline = time.monotonic() + _KILLED
+        deadline = time.monotonic() + _KILL_SECONDS
         while found := [number for (number,) in self.rows(_PARTS, _PART)]:
             if time.monotonic() > deadline:
                 raise FleetServerError(
                     server=str(self),
                     number=0,
                     reason=f"sessions {shortened_list(found, 5)} of an "
-                    f"earlier operation do not end in {_KILLED:g} s",
+                    f"earlier operation do not end in {_KILL_SECONDS:g} s",
                 )
             for number in found:
                 self.kill(number)

@@ -51,7 +51,7 @@ _DENIED = frozenset([1045, 1698, 3118, 4151, 1820, 1862])
 #: Host of programs on the server itself, which no failover moves.
 _LOCAL = "localhost"
 _WRITE = frozenset(["SELECT", "INSERT"])
-_SHOWN = 3
+_MAX_SHOWN = 3
 _UNLOGGED = "SET SESSION sql_log_bin = 0"
 
 
@@ -302,7 +302,7 @@ def _gaps_of(
         names = sorted(set().union(*lacks.values()))
         yield Gap(
             f"does not allow {twin} {', '.join(names)} in "
-            f"{shortened_list(sorted(lacks), _SHOWN)}, as {primary.name} does",
+            f"{shortened_list(sorted(lacks), _MAX_SHOWN)}, as {primary.name} does",
             f"on {standby.address}: "
             + "; ".join((_UNLOGGED, *_grants_for(login, twin, lacks, primary))),
         )

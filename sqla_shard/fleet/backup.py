@@ -62,9 +62,9 @@ Source = Literal["standby", "primary"]
 # The definition of a table is newer than the snapshot; it does not exist.
 _CHANGED = frozenset([1412, 1146, 1049])
 _FOREIGN = re.compile(r"REFERENCES `(?:[^`]|``)+`\.`")
-_TIMEOUT = 600.0
+_TIMEOUT_SECONDS = 600.0
 #: Seconds in which a standby must apply what its primary has.
-_LATE = 5.0
+_LATE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,7 +333,7 @@ class _Job:
         tables: dict[str, list[ServerTable]] = defaultdict(list)
         for (database, _), table in before.items():
             tables[database].append(table)
-        with snapshots(admin, self.workers, timeout=_TIMEOUT) as found:
+        with snapshots(admin, self.workers, timeout=_TIMEOUT_SECONDS) as found:
             # After the snapshot: its transactions began before this time.
             created = float(admin.value("SELECT UNIX_TIMESTAMP(NOW(6))"))
             left: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -469,9 +469,9 @@ def _behind(
             f"{status.source_id}), not from {primary.admin} (server_id "
             f"{number})"
         )
-    if not standby.reaches(primary.position(), _LATE):
+    if not standby.reaches(primary.position(), _LATE_SECONDS):
         return (
-            f"it has not applied within {_LATE:g} s what its primary had "
+            f"it has not applied within {_LATE_SECONDS:g} s what its primary had "
             "committed before"
         )
     return ""

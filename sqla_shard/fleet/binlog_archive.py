@@ -59,11 +59,11 @@ _LOCK = "sqla_shard.binlogs"
 #: Seconds to wait for it: a server notices the end of a session, and with it
 #: the release of the lock of the copy before, a moment later.  Less than the
 #: timeout of the session, which would be lost instead of naming the holder.
-_LOCK_WAIT = 5
+_LOCK_SECONDS = 5
 #: Seconds in which a program must write something.
-_STALLED = 60.0
+_STALLED_SECONDS = 60.0
 #: Seconds for which the session that has the lock may wait for it.
-_LONGEST = 86_400
+_SESSION_SECONDS = 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,14 +235,14 @@ def _url(fleet: Fleet, server: str, source: Source) -> str:
 @contextmanager
 def _locked(admin: Admin) -> Iterator[None]:
     """Hold the lock of the copies on a server; it ends with the session."""
-    if admin.value("SELECT GET_LOCK(%s, %s)", _LOCK, _LOCK_WAIT) != 1:
+    if admin.value("SELECT GET_LOCK(%s, %s)", _LOCK, _LOCK_SECONDS) != 1:
         holder = admin.value("SELECT IS_USED_LOCK(%s)", _LOCK)
         raise BackupFailedError(
             server=str(admin),
             reason="another process copies its logs, in session "
             f"{holder} of the server; repeat it when that is done",
         )
-    admin.run(f"SET SESSION wait_timeout = {_LONGEST}")
+    admin.run(f"SET SESSION wait_timeout = {_SESSION_SECONDS}")
     yield
 
 
@@ -396,12 +396,13 @@ class _Copying:
         size = 0
         while True:
             try:
-                return process.communicate(timeout=_STALLED)[1]
+                return process.communicate(timeout=_STALLED_SECONDS)[1]
             except subprocess.TimeoutExpired:
                 before, size = size, _size(path)
                 if size == before:
                     raise self._failed(
-                        f"{log}: {self._program} has written nothing for {_STALLED:g} s"
+                        f"{log}: {self._program} has written nothing for "
+                        f"{_STALLED_SECONDS:g} s"
                     ) from None
 
     def _failed(self, reason: str) -> BackupFailedError:

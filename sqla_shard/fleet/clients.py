@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from sqla_shard.topology.zookeeper.store import ZooKeeperStore
 
 #: Greatest size of a node in bytes, and of a text in it.
-_BYTES = 10_000
-_TEXT = 200
+_MAX_NODE_BYTES = 10_000
+_MAX_TEXT_CHARS = 200
 #: Most clients in the note of a step, and in a text.
-_MOST = 100
+_MAX_CLIENTS = 100
 #: Most nodes that are read: whoever may write below them may write many.
-_NODES = 5_000
+_MAX_NODES = 5_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,10 +139,12 @@ class Clients:
         lines = [f"clients: {counts}"]
         if self.unread is not None:
             lines.append(f"other clients are unknown: {self.unread}")
-        for one in self.late[:_MOST]:
+        for one in self.late[:_MAX_CLIENTS]:
             lines += [f"old epoch: {late_line(one)}", f"    {one.remedy}"]
-        if len(self.late) > _MOST:
-            lines.append(f"old epoch: {len(self.late) - _MOST:,} others; see --json")
+        if len(self.late) > _MAX_CLIENTS:
+            lines.append(
+                f"old epoch: {len(self.late) - _MAX_CLIENTS:,} others; see --json"
+            )
         return "\n".join(lines)
 
 
@@ -177,7 +179,7 @@ def _read(fleet: Fleet, topology: Topology) -> Clients:
     hosts, options = zookeeper_options(fleet.location)
     with closing(ZooKeeperStore(hosts, options=options)) as store:
         every = sorted(store.names(CLIENTS))
-        names = every[:_NODES]
+        names = every[:_MAX_NODES]
         nodes = store.read_all(f"{CLIENTS}/{name}" for name in names)
         found: list[Client] = []
         invalid: list[str] = []
@@ -197,9 +199,9 @@ def _read(fleet: Fleet, topology: Topology) -> Clients:
         late=tuple(_behind(one, topology, published) for one in late),
         invalid=tuple(invalid),
         unread=(
-            f"{len(every):,} nodes are registered, of which {_NODES:,} were read; "
+            f"{len(every):,} nodes are registered, of which {_MAX_NODES:,} were read; "
             f"remove those below {CLIENTS} that are no processes"
-            if len(every) > _NODES
+            if len(every) > _MAX_NODES
             else None
         ),
     )
@@ -216,7 +218,7 @@ def _published(
         default=topology.epoch - 1,
     )
     # A longer history is not asked for.
-    first = max(oldest + 1, topology.epoch - _MOST)
+    first = max(oldest + 1, topology.epoch - _MAX_CLIENTS)
     epochs = range(first, topology.epoch + 1)
     stats = store.stats([node_of(epoch) for epoch in epochs])
     return {
@@ -241,7 +243,7 @@ def _client(data: bytes) -> Client:
 
     :raises ValueError: if it is not valid.
     """
-    document = parsed_object(data, _BYTES)
+    document = parsed_object(data, _MAX_NODE_BYTES)
     file = document.get("file")
     return Client(
         role=_text(document.get("role", "?")),
@@ -264,7 +266,8 @@ def _number(document: Mapping[str, Any], name: str) -> int:
 def _text(value: object) -> str:
     """Return the printable part of a text that others have written."""
     return "".join(
-        letter if letter.isprintable() else "?" for letter in str(value)[:_TEXT]
+        letter if letter.isprintable() else "?"
+        for letter in str(value)[:_MAX_TEXT_CHARS]
     )
 
 
@@ -287,7 +290,7 @@ def late_note(fleet: Fleet) -> dict[str, Any]:
         return {"clients_unknown": found.unread}
     return {
         "clients": len(found.known),
-        "late_clients": [asdict(one) for one in found.late[:_MOST]],
+        "late_clients": [asdict(one) for one in found.late[:_MAX_CLIENTS]],
         "late": len(found.late),
     }
 
@@ -309,10 +312,10 @@ _ATTRIBUTES = {"program_name": "name", "_client_name": "driver", "_pid": "pid"}
 #: Users of the threads of the server.
 _SYSTEM = frozenset(["system user", "event_scheduler"])
 #: Most groups in a note, and most ports or processes of each.
-_GROUPS = 100
-_EACH = 20
+_MAX_GROUPS = 100
+_MAX_PER_GROUP = 20
 #: How many of them are shown.
-_SHOWN = 5
+_MAX_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -455,11 +458,11 @@ def grouped(
             "program": program or None,
             "sessions": count,
             **{
-                name: sorted(values)[:_EACH]
+                name: sorted(values)[:_MAX_PER_GROUP]
                 for name, values in sets[host, user, program].items()
             },
         }
-        for (host, user, program), count in counts.most_common(_GROUPS)
+        for (host, user, program), count in counts.most_common(_MAX_GROUPS)
     ]
 
 
@@ -471,7 +474,7 @@ def described(
     :param known: see :func:`grouped`.
     """
     lines = [_line(one) for one in grouped(sessions, known)]
-    return "; ".join(lines[:_SHOWN]) + ("; ..." if lines[_SHOWN:] else "")
+    return "; ".join(lines[:_MAX_SHOWN]) + ("; ..." if lines[_MAX_SHOWN:] else "")
 
 
 def ended_note(
@@ -505,7 +508,7 @@ def _line(group: Mapping[str, Any]) -> str:
     count = group["sessions"]
     what = "1 session" if count == 1 else f"{count} sessions"
     details = [
-        f"{name} {shortened_list(values, _SHOWN)}"
+        f"{name} {shortened_list(values, _MAX_SHOWN)}"
         for name, values in (
             ("in", group["databases"]),
             ("pid", group["pids"]),

@@ -124,8 +124,8 @@ def prepare_snapshot(session: Admin) -> None:
 Opener = Callable[[], Admin]
 
 # A chunk takes less than a second; a table without a key is read at once.
-_RESPONSE = 600.0
-_START_TRIES = 3
+_RESPONSE_SECONDS = 600.0
+_MAX_START_TRIES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,16 +177,22 @@ def common_point(
             _check(replication)
             began = time.monotonic()
             with _applier_stopped(replication, second):
-                mine = stack.enter_context(snapshots(one, pairs, timeout=_RESPONSE))
+                mine = stack.enter_context(
+                    snapshots(one, pairs, timeout=_RESPONSE_SECONDS)
+                )
                 end = replication_of(mine.sessions[0]).snapshot_end(mine.position)
                 _apply(replication, mine.position, end, patience)
-                other = stack.enter_context(snapshots(two, pairs, timeout=_RESPONSE))
+                other = stack.enter_context(
+                    snapshots(two, pairs, timeout=_RESPONSE_SECONDS)
+                )
                 _assert_at(replication, mine.position, patience)
             stopped = time.monotonic() - began
             position = mine.position
         else:
-            mine = stack.enter_context(snapshots(one, pairs, timeout=_RESPONSE))
-            other = stack.enter_context(snapshots(two, pairs, timeout=_RESPONSE))
+            mine = stack.enter_context(snapshots(one, pairs, timeout=_RESPONSE_SECONDS))
+            other = stack.enter_context(
+                snapshots(two, pairs, timeout=_RESPONSE_SECONDS)
+            )
             position = f"{mine.position} | {other.position}"
         for session in (*mine.sessions, *other.sessions):
             _prepare(session)
@@ -217,8 +223,8 @@ class QuietPoint:
             with first() as one, second() as two:
                 for _ in range(pairs):
                     sessions = (
-                        one.another(timeout=_RESPONSE),
-                        two.another(timeout=_RESPONSE),
+                        one.another(timeout=_RESPONSE_SECONDS),
+                        two.another(timeout=_RESPONSE_SECONDS),
                     )
                     for session in sessions:
                         self._stack.callback(session.close)
@@ -326,7 +332,7 @@ def _start_applier(replication: Replication, opener: Opener) -> None:
     """
     interrupted: BaseException | None = None
     reason = "interrupted"
-    for _ in range(_START_TRIES):
+    for _ in range(_MAX_START_TRIES):
         try:
             with opener() as admin:
                 fresh = replication_of(admin)

@@ -69,12 +69,12 @@ _CHUNK = (100, 100_000)
 _ROWS = 1000
 #: Tables that are read with one statement, if they have no more than some rows.
 _TOGETHER, _FEW = 32, 100
-_FAILURES = 3
+_MAX_FAILURES = 3
 #: Seconds between two reports of the progress.
-_EVERY = 1.0
+_PROGRESS_SECONDS = 1.0
 
 # Seconds between two looks at the journal.
-_LOOK = 5.0
+_LOOK_SECONDS = 5.0
 
 #: Is called before a point is made, and with True when something differs;
 #: raises if an operation of the fleet may be the cause.
@@ -446,7 +446,7 @@ class _Comparison:
                 for pair in point.pairs[:threads]
             ]
             try:
-                while wait(futures, timeout=_LOOK).not_done:
+                while wait(futures, timeout=_LOOK_SECONDS).not_done:
                     if self.found:
                         self.watch(True)
             except BaseException:
@@ -517,7 +517,7 @@ class _Comparison:
     def _failed(self, unit: _Unit, error: FleetServerError) -> None:
         unit.failures += 1
         with self._lock:
-            if unit.failures < _FAILURES:
+            if unit.failures < _MAX_FAILURES:
                 self.queue.append(unit)
             else:
                 self.unread.append(
@@ -721,7 +721,7 @@ class _Comparison:
             now = time.monotonic()
             # Not for each chunk: small tables have one chunk each, and a
             # server has thousands of them.
-            if self.options.on_progress and now >= self._reported + _EVERY:
+            if self.options.on_progress and now >= self._reported + _PROGRESS_SECONDS:
                 self._reported = now
                 self.options.on_progress(self.rows)
 

@@ -24,7 +24,7 @@ WARNING_FILL = 0.7
 CRITICAL_FILL = 0.9
 """The same, from which it is critical."""
 
-_SHOWN = 5
+_MAX_SHOWN = 5
 _BITS = (
     ("tinyint", 8),
     ("smallint", 16),
@@ -45,7 +45,7 @@ def missing_databases(pair: PairFacts, fleet: FleetFacts) -> Findings:
             if server not in pair.servers and server.has("databases")
             for database in sorted(missing & server.databases)
         ]
-        found = f"; {', '.join(elsewhere[:_SHOWN])}" if elsewhere else ""
+        found = f"; {', '.join(elsewhere[:_MAX_SHOWN])}" if elsewhere else ""
         yield critical(
             pair.primary,
             f"lacks {len(missing)} databases of the topology "
@@ -137,7 +137,7 @@ def ids(pair: PairFacts, fleet: FleetFacts) -> Findings:
     )
     if not filled:
         return
-    for fill, table in filled[:_SHOWN]:
+    for fill, table in filled[:_MAX_SHOWN]:
         what = (
             f"{table.database}.{table.table} has used {100 * fill:.3g} % of "
             f"its ids (next {table.next_id:,}, {table.id_type})"
@@ -245,5 +245,5 @@ def _places(databases: Iterable[str], fleet: FleetFacts) -> str:
 
 def _listed(names: Iterable[str]) -> str:
     every = sorted(names)
-    more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
-    return ", ".join(every[:_SHOWN]) + more
+    more = f" and {len(every) - _MAX_SHOWN} more" if len(every) > _MAX_SHOWN else ""
+    return ", ".join(every[:_MAX_SHOWN]) + more

@@ -70,7 +70,7 @@ WAYS: tuple[str, ...] = get_args(Way)
 
 _POSITION = re.compile(r"[0-9A-Fa-f:,-]*")
 # Restarting with a large data directory takes minutes.
-_RESTART = 600.0
+_RESTART_SECONDS = 600.0
 _TABLE = f"{COPY_DATABASE}.copy"
 
 
@@ -399,7 +399,7 @@ class Copy:
         }
 
     def _reconnected(self) -> Admin:
-        end = time.monotonic() + _RESTART
+        end = time.monotonic() + _RESTART_SECONDS
         while True:
             try:
                 return self._target.another()

@@ -50,14 +50,14 @@ DRAIN = 600.0
 
 #: Seconds for a connection to the lost primary: if its machine is silent, they
 #: pass while semi-sync may stop waiting.
-_PROOF = 3.0
+_PROOF_SECONDS = 3.0
 #: The same, of a process that has just waited for so long.  After 1 s Linux
 #: repeats a SYN that was lost.
-_AGAIN = 1.5
+_SECOND_PROOF_SECONDS = 1.5
 #: Seconds for which the proof of this process is recent enough to publish.
-_PROVED = 5.0
+_PROVED_SECONDS = 5.0
 #: Seconds between two looks at a standby that is draining.
-_LOOK = 2.0
+_LOOK_SECONDS = 2.0
 #: Sessions that raise AUTO_INCREMENT at the same time.
 _SESSIONS = 4
 #: By how much AUTO_INCREMENT is raised, unless the column is too small.
@@ -67,7 +67,7 @@ _RESCUE = 'See "A standby that was restarted" in the how-to guide "Fail over"'
 
 
 def responds(
-    admin_of: Fleet, url: str, name: str, *, timeout: float = _PROOF
+    admin_of: Fleet, url: str, name: str, *, timeout: float = _PROOF_SECONDS
 ) -> str | None:
     """Return how a server responds; None if it cannot be connected to."""
     try:
@@ -199,7 +199,7 @@ class DeadFailover(Promotion):
             self.fleet,
             self.url_of(old),
             self.role(old),
-            timeout=_AGAIN if self._is_proved() else _PROOF,
+            timeout=_SECOND_PROOF_SECONDS if self._is_proved() else _PROOF_SECONDS,
         )
         if answer is None:
             self._proved_at = time.monotonic()
@@ -216,7 +216,7 @@ class DeadFailover(Promotion):
     def _is_proved(self) -> bool:
         """Return whether this process has just proved it."""
         proved = self._proved_at
-        return proved is not None and time.monotonic() < proved + _PROVED
+        return proved is not None and time.monotonic() < proved + _PROVED_SECONDS
 
     def _still_receives(self, status: ReplicationStatus | None) -> list[Problem]:
         if status is None or status.receiver != "Yes":
@@ -272,7 +272,7 @@ class DeadFailover(Promotion):
                     "waits for (SHOW PROCESSLIST), or wait longer with "
                     "--drain-timeout"
                 )
-            if new.reaches(received, min(_LOOK, limit)):
+            if new.reaches(received, min(_LOOK_SECONDS, limit)):
                 return
             if self.hold is not None:
                 self.hold.check()

@@ -215,13 +215,13 @@ class DataReport:
         return "\n".join([*lines, self.summary()])
 
 
-_TRIES = 5
+_MAX_TRIES = 5
 #: Databases that are read together, and tables.
 _TOGETHER = 64
 _SHOWN_TOGETHER = 256
 #: Engines whose snapshots are consistent.
 _ENGINES = ("InnoDB", "ROCKSDB")
-_SHOWN = 120
+_MAX_SHOWN_CHARS = 120
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +317,7 @@ def _compare_some(
 ) -> list[PairCatalogue]:
     found: dict[str, PairCatalogue] = {}
     lasting: dict[str, set[tuple[str, DifferenceKind]]] = {}
-    for attempt in range(_TRIES):
+    for attempt in range(_MAX_TRIES):
         time.sleep(0.25 * attempt)
         left = _read(first, names)
         settle()
@@ -558,7 +558,9 @@ def _first_change(one: str, two: str) -> str:
         one.splitlines(), two.splitlines(), fillvalue="nothing"
     ):
         if mine != other:
-            return f"{mine.strip()[:_SHOWN]}; {other.strip()[:_SHOWN]}"
+            return (
+                f"{mine.strip()[:_MAX_SHOWN_CHARS]}; {other.strip()[:_MAX_SHOWN_CHARS]}"
+            )
     return "line endings"
 
 

@@ -39,8 +39,8 @@ CHECKS = (replication_checks, content_checks, access_checks, setting_checks)
 
 #: Operations of the journal in which former primaries are looked for, and
 #: seconds to wait for each of them.
-_HISTORY = 100
-_FORMER = 3.0
+_HISTORY_RECORDS = 100
+_FORMER_SECONDS = 3.0
 
 _MODULES = [module.__name__ for module in CHECKS]
 
@@ -112,7 +112,9 @@ def examine(
     :raises TopologyError: if the topology is not valid.
     :raises TopologyUnavailableError: if it cannot be read.
     """
-    formers = writable_formers(fleet, fleet.journal.history(_HISTORY), timeout=_FORMER)
+    formers = writable_formers(
+        fleet, fleet.journal.history(_HISTORY_RECORDS), timeout=_FORMER_SECONDS
+    )
     return diagnose(
         read_facts(
             fleet,

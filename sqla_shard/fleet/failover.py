@@ -62,11 +62,11 @@ from sqla_shard.fleet.role_change import (
 from sqla_shard.topology import Topology
 
 #: Seconds that it may need for the last writes, when all others wait.
-_CATCH_UP = 3
+_CATCH_UP_SECONDS = 3
 #: Seconds after which a server ends the fence of an operation that hangs.
-_FENCE = 5
+_FENCE_SECONDS = 5
 #: Seconds until the former primary replicates, or its sessions are gone.
-_PATIENCE = 30.0
+_PATIENCE_SECONDS = 30.0
 
 COMPARE_LIMIT = 60.0
 """Seconds that a comparison of rows may take by default."""
@@ -279,7 +279,7 @@ class Failover(Promotion):
 
     def _do_fence(self) -> Mapping[str, Any]:
         old = self.old
-        old.freeze(_FENCE)
+        old.freeze(_FENCE_SECONDS)
         self._catch_up(position := old.position())
         # In the session of the fence: one that was lost is an error here, and
         # what was written since is seen.
@@ -294,9 +294,9 @@ class Failover(Promotion):
 
     def _catch_up(self, position: str) -> None:
         """Wait until the standby has applied a position of the fence."""
-        if not self.new.reaches(position, _CATCH_UP):
+        if not self.new.reaches(position, _CATCH_UP_SECONDS):
             raise self.new.admin.error(
-                f"it has not applied {position} within {_CATCH_UP} s"
+                f"it has not applied {position} within {_CATCH_UP_SECONDS} s"
             )
 
     def _do_open(self) -> Mapping[str, Any] | None:
@@ -358,7 +358,7 @@ class Failover(Promotion):
             self.fleet.accounts.for_replication(),
             demoted=True,
         )
-        if not old.runs_within(_PATIENCE):
+        if not old.runs_within(_PATIENCE_SECONDS):
             status = old.status()
             raise old.admin.error(
                 "it does not replicate from the new primary: "
@@ -377,7 +377,9 @@ class Failover(Promotion):
         admin = self.old.admin
         users = {accounts.operator.user, accounts.for_replication().user}
         known = programs(admin)
-        ended, left = end_sessions(admin, lambda: applications(admin, users), _PATIENCE)
+        ended, left = end_sessions(
+            admin, lambda: applications(admin, users), _PATIENCE_SECONDS
+        )
         note = ended_note(admin, ended.values(), known)
         if left:
             note["problem"] = (

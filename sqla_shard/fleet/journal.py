@@ -228,9 +228,9 @@ def paused(seconds: float | None) -> str:
 
 #: Seconds to wait for the lock: a process that only looks whether it is held
 #: has it for a moment.
-_PROBED = 0.5
+_PROBE_SECONDS = 0.5
 #: Publications to keep.
-_KEEP = 50
+_MAX_PUBLICATIONS = 50
 
 
 class FileJournal:
@@ -383,7 +383,7 @@ class FileJournal:
             "size": size,
             **asdict(note),
         }
-        data = json.dumps([*earlier[1 - _KEEP :], entry], indent=1).encode()
+        data = json.dumps([*earlier[1 - _MAX_PUBLICATIONS :], entry], indent=1).encode()
         replace_file(self._published, data, 0o600)
 
     def _publications(self) -> list[dict[str, Any]]:
@@ -398,7 +398,7 @@ class FileJournal:
             raise self._damaged(self._published, error) from error
         return found
 
-    def _locked(self, *, patience: float = _PROBED) -> IO[str] | None:
+    def _locked(self, *, patience: float = _PROBE_SECONDS) -> IO[str] | None:
         """Return the locked file; None if another process has the lock.
 
         :param patience: seconds to wait for it.

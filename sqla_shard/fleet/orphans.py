@@ -65,7 +65,7 @@ GRACE = 7 * 86400.0
 
 _FORMAT = "%Y%m%d%H%M%S"
 _RENAMED = re.compile(r"moved_(?P<original>.+)_(?P<at>\d{14})")
-_MAX_NAME = 64
+_MAX_NAME_CHARS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,8 +320,8 @@ class OrphanChange(FleetOperation):
         if self._action == "rename":
             if orphan.renamed is not None:
                 yield "is renamed already"
-            elif len(self._renamed(orphan.database)) > _MAX_NAME:
-                yield f"has no name of at most {_MAX_NAME} characters then"
+            elif len(self._renamed(orphan.database)) > _MAX_NAME_CHARS:
+                yield f"has no name of at most {_MAX_NAME_CHARS} characters then"
             return
         if orphan.renamed is None:
             yield (
@@ -558,8 +558,8 @@ def _tables(admin: Admin, database: str) -> list[str]:
 
 
 #: Operations of the journal that are looked at.
-_MOST = 1000
-_SHOWN = 5
+_HISTORY_RECORDS = 1000
+_MAX_SHOWN = 5
 
 
 def proven_by_journal(
@@ -571,7 +571,7 @@ def proven_by_journal(
     :param home: session on the server of their shards.
     """
     found: set[str] = set()
-    for record in journal.history(_MOST):
+    for record in journal.history(_HISTORY_RECORDS):
         if record.state != "finished":
             continue
         arguments = record.plan.get("arguments", {})
@@ -641,7 +641,7 @@ def unequal(here: Opener, there: Opener, databases: Sequence[str]) -> Iterator[P
             there,
             [name],
             replicates=False,
-            options=CompareOptions(counters=False, most=_SHOWN),
+            options=CompareOptions(counters=False, most=_MAX_SHOWN),
         )
         fault = _fault(report)
         if fault:
@@ -658,5 +658,5 @@ def _fault(report: DataReport) -> str:
     lost = [one for one in report.differences if one.kind != "extra_row"]
     found = [*map(str, lost), *map(str, report.unread)]
     if found or report.found > len(report.differences):
-        return f"{report.found:,} differ ({shortened_list(found, _SHOWN)})"
+        return f"{report.found:,} differ ({shortened_list(found, _MAX_SHOWN)})"
     return ""

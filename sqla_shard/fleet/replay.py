@@ -30,8 +30,8 @@ from sqla_shard.fleet.files import File
 from sqla_shard.fleet.replication import gtids
 from sqla_shard.fleet.storage import Storage
 
-_SHOWN = 100
-_MOST = 5
+_MAX_SHOWN_CHARS = 100
+_MAX_PROBLEMS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class BinlogReplay(ABC):
             reader = self._reader()
             for transaction in self._transactions(reader):
                 found += self._statement_problems(place, transaction)
-                if len(found) == _MOST:
+                if len(found) == _MAX_PROBLEMS:
                     return found
         except BackupDamagedError as error:
             return [*found, *error.problems]
@@ -141,7 +141,7 @@ class BinlogReplay(ABC):
                 rewritten(part, self._database, self._target)
             except NotReplayableError as error:
                 text = part.text.decode("utf-8", "backslashreplace")
-                reasons.append(f"{error}: {text[:_SHOWN]}")
+                reasons.append(f"{error}: {text[:_MAX_SHOWN_CHARS]}")
         for reason in reasons:
             yield Problem(
                 f"{place}: {transaction.name}",

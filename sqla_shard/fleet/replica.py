@@ -56,9 +56,9 @@ from sqla_shard.topology import Topology
 ACTIONS = ("build", "rebuild", "replace")
 
 #: Seconds without progress after which a new standby is given up.
-_PATIENCE = 60.0
+_PATIENCE_SECONDS = 60.0
 #: Differences in a message.
-_SHOWN = 5
+_MAX_SHOWN = 5
 _GIB = 2**30
 
 
@@ -326,7 +326,7 @@ class Replica(FleetOperation):
         return pair.changed(topology, standby=url_at(pair.primary, self._target))
 
     def is_published(self, topology: Topology) -> bool:
-        """Look which server is the standby."""
+        """Check which server is the standby."""
         pair = pair_named(topology, self.server)
         return bool(
             self._publishes
@@ -380,9 +380,9 @@ class Replica(FleetOperation):
                 )
             if applied != seen:
                 seen, last = applied, now
-            elif now > last + _PATIENCE:
+            elif now > last + _PATIENCE_SECONDS:
                 raise self._failed(
-                    f"it makes no progress for {_PATIENCE:g} s: "
+                    f"it makes no progress for {_PATIENCE_SECONDS:g} s: "
                     f"{status.error or 'no error'}"
                 )
             self.report(f"at {applied}, its primary at {position}")
@@ -392,7 +392,7 @@ class Replica(FleetOperation):
 
         A quiet primary is reached before the receiver has connected.
         """
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _PATIENCE_SECONDS
         while problems := self._new_problems():
             if time.monotonic() > deadline:
                 raise self._failed("; ".join(p.message for p in problems))
@@ -415,12 +415,12 @@ class Replica(FleetOperation):
                 # An INSERT that is rolled back leaves the counter of the
                 # primary ahead of that of every standby.
                 counters=False,
-                most=_SHOWN,
+                most=_MAX_SHOWN,
                 on_progress=lambda rows: self.report(f"{rows} rows compared"),
             ),
         )
         if report.found:
-            shown = "; ".join(map(str, report.differences[:_SHOWN]))
+            shown = "; ".join(map(str, report.differences[:_MAX_SHOWN]))
             raise self._failed(
                 f"it differs from its primary in {report.found} places: {shown}"
             )
@@ -431,7 +431,7 @@ class Replica(FleetOperation):
             "seconds": round(report.seconds, 3),
         }
         if report.unread:
-            unread = "; ".join(map(str, report.unread[:_SHOWN]))
+            unread = "; ".join(map(str, report.unread[:_MAX_SHOWN]))
             return {
                 **notes,
                 "problem": f"{len(report.unread)} places were not compared: {unread}",

@@ -38,7 +38,7 @@ __all__ = [
 
 
 #: Seconds in which a transaction that a standby has is committed on MySQL.
-_COMMIT = 1.0
+_COMMIT_SECONDS = 1.0
 
 
 def replication_of(admin: Admin) -> Replication:
@@ -379,7 +379,7 @@ class MySQLReplication(Replication):
         # A transaction is sent to standbys before it is committed, and in
         # gtid_executed: one under way is not errant.
         if left:
-            self.reaches(history, _COMMIT)
+            self.reaches(history, _COMMIT_SECONDS)
             left = self._lacks(history)
         found = {}
         for part in left.replace("\n", "").split(","):
@@ -443,7 +443,7 @@ class MySQLReplication(Replication):
     def _semi_sync_names(
         self, found: Mapping[str, str] | None = None
     ) -> tuple[str, str]:
-        """Look which plugins are installed: the old ones have other names."""
+        """Check which plugins are installed: the old ones have other names."""
         if found is None:
             found = self.admin.variables("rpl_semi_sync_%")
         source, replica = self.SEMI_SYNC

@@ -107,7 +107,7 @@ def gtids(text: str) -> list[tuple[int, int, int]]:
 
 
 #: Seconds in which a standby must apply what it has received.
-_APPLY = 5.0
+_APPLY_SECONDS = 5.0
 #: A database in the text of a digest, before the name of a table.
 _NAMED = re.compile(r"(?<!`)`((?:[^`]|``)+)` \. `")
 _BYTES = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
@@ -425,7 +425,7 @@ class Replication(ABC):
         if status.applier != "Yes":
             self.start_applier()
         status = self.status()
-        if status is not None and not self.reaches(status.received, _APPLY):
+        if status is not None and not self.reaches(status.received, _APPLY_SECONDS):
             raise self.admin.error(
                 f"it has applied {self.applied()}, but received "
                 f"{status.received}, which is deleted if it replicates from "

@@ -40,7 +40,7 @@ from sqla_shard.fleet.setting_checks import binary_log, server_ids, settings
 LAG = 30.0
 """Seconds that a standby may be behind when an operation is planned."""
 
-_LONG = 1.0
+_LONG_SECONDS = 1.0
 #: Databases and names of what does not move with a database.  Each is read once
 #: for all databases: a server reads the files of all for each statement with a
 #: list of some.
@@ -403,11 +403,11 @@ def long_work(server: Replication) -> list[str]:
         " TIMESTAMPDIFF(SECOND, trx_started, NOW()) AS seconds"
         " FROM information_schema.innodb_trx"
         " HAVING seconds > %s",
-        _LONG,
+        _LONG_SECONDS,
     )
     return [
         f"{server.admin}: {statement}; if it writes, the fence gives up after 1 s"
-        for statement in server.admin.long_statements(_LONG)
+        for statement in server.admin.long_statements(_LONG_SECONDS)
     ] + [
         f"{server.admin}: session {number} has a transaction of {seconds} s, "
         "which the fence rolls back if it writes"

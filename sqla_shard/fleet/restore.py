@@ -51,10 +51,10 @@ from sqla_shard.fleet.replication import gtids, replication_of
 from sqla_shard.fleet.row_copy import tables_of
 from sqla_shard.fleet.storage import Backup, DatabaseFile, Storage
 
-_TIMEOUT = 600.0
+_TIMEOUT_SECONDS = 600.0
 #: Seconds between two looks at the lock of the fleet.
-_LOOK = 1.0
-_MOST_NAME = 64
+_LOOK_SECONDS = 1.0
+_MAX_NAME_CHARS = 64
 
 
 class Restore(FleetOperation):
@@ -182,8 +182,8 @@ class Restore(FleetOperation):
     def _target_problems(self) -> Iterator[Problem]:
         admin = self._admin()
         place = f"{admin}: {self._target}"
-        if len(self._target) > _MOST_NAME:
-            text = f"a name has at most {_MOST_NAME} characters"
+        if len(self._target) > _MAX_NAME_CHARS:
+            text = f"a name has at most {_MAX_NAME_CHARS} characters"
             yield Problem(place, text)
             return
         if self._target in self._pair().databases():
@@ -252,7 +252,8 @@ class Restore(FleetOperation):
         file = self._file(backup)
         with ExitStack() as stack:
             session, other = (
-                stack.enter_context(admin.another(timeout=_TIMEOUT)) for _ in range(2)
+                stack.enter_context(admin.another(timeout=_TIMEOUT_SECONDS))
+                for _ in range(2)
             )
             for one in (session, other):
                 for statement in HEAD:
@@ -305,7 +306,7 @@ class Restore(FleetOperation):
 
     def _look(self) -> None:
         """Stop if another process has taken over."""
-        if self.hold is not None and time.monotonic() > self._looked + _LOOK:
+        if self.hold is not None and time.monotonic() > self._looked + _LOOK_SECONDS:
             self._looked = time.monotonic()
             self.hold.check()
 

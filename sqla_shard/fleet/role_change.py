@@ -141,7 +141,7 @@ class Promotion(RoleChange):
             )
 
     def is_published(self, topology: Topology) -> bool:
-        """Look which server is the primary."""
+        """Check which server is the primary."""
         pair = pair_named(topology, self.server)
         return bool(
             topology.epoch > self.plan.epoch

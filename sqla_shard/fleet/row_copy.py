@@ -27,7 +27,7 @@ COPY_DATABASE = "sqla_shard_copy"
 
 # Only the one after the columns, not a part of a comment.
 _AUTO_INCREMENT = re.compile(r"\) ENGINE=\w+( AUTO_INCREMENT=(\d+))")
-_MOST = 5
+_MAX_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +138,8 @@ def not_tables(admin: Admin, databases: Sequence[str]) -> list[Problem]:
     return [
         Problem(
             str(admin),
-            f"it has {len(names)} {kind} ({', '.join(names[:_MOST])}"
-            f"{', ...' if len(names) > _MOST else ''}), which a copy of rows "
+            f"it has {len(names)} {kind} ({', '.join(names[:_MAX_SHOWN])}"
+            f"{', ...' if len(names) > _MAX_SHOWN else ''}), which a copy of rows "
             "leaves out; copy with a command, such as mariabackup",
         )
         for kind, names in found.items()
@@ -173,7 +173,7 @@ def definition_of(admin: Admin, database: str, name: str) -> tuple[str, int | No
 _MIB = 2**20
 _ROWS = 500
 # Seconds between reports.
-_EVERY = 1.0
+_PROGRESS_SECONDS = 1.0
 # The snapshot is older than the definition of a table.
 _CHANGED = 1412
 _BINARY = frozenset(
@@ -396,7 +396,7 @@ class RowCopy:
 
     def _tell(self) -> None:
         now = time.monotonic()
-        if self.progress is not None and now >= self._last + _EVERY:
+        if self.progress is not None and now >= self._last + _PROGRESS_SECONDS:
             self._last = now
             self.progress(self.event)
 

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 #: Seconds to wait for a journal that cannot be reached.
-_PATIENCE = 30.0
+_PATIENCE_SECONDS = 30.0
 
 T = TypeVar("T")
 
@@ -505,7 +505,7 @@ class _OperationRun:
 
 def _patiently(call: Callable[[], T]) -> T:
     """Call the journal again while it cannot be reached."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:
             return call()

@@ -260,9 +260,9 @@ Replicas = Mapping[str, tuple[URL, PasswordSource | None]]
 for that of the URL."""
 
 #: Seconds between two looks at the replicas.
-_EVERY = 1.0
+_LOOK_SECONDS = 1.0
 #: Seconds for a replica to accept a connection, and to respond.
-_TIMEOUT = 5.0
+_TIMEOUT_SECONDS = 5.0
 #: Errors of a server that has too many connections, or ends: it may accept
 #: one later.
 _PASSING = frozenset([1040, 1053, 1203, 1226, 1317, 1927])
@@ -317,8 +317,8 @@ class LagGuard:
                     ", ".join(map(str, behind)),
                 )
             known = reasons
-            self._never.wait(_EVERY)
-        self._next = monotonic() + _EVERY
+            self._never.wait(_LOOK_SECONDS)
+        self._next = monotonic() + _LOOK_SECONDS
 
     def _behind(self) -> list[_Behind]:
         """Return the replicas that are behind.
@@ -334,12 +334,12 @@ class LagGuard:
                     name=name,
                     role="standby",
                     address=server_name(url),
-                    timeout=_TIMEOUT,
+                    timeout=_TIMEOUT_SECONDS,
                     password=password,
                 )
                 for name, (url, password) in replicas.items()
             ],
-            _TIMEOUT,
+            _TIMEOUT_SECONDS,
         )
         found = [
             self._one_behind(name, state)

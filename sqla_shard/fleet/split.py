@@ -51,11 +51,11 @@ from sqla_shard.fleet.requirements import (
 from sqla_shard.topology import Topology
 
 #: Seconds in which the target must catch up before writes are stopped.
-_WAIT = 600.0
+_WAIT_SECONDS = 600.0
 #: Seconds that it may be behind at the fence.
-_LAG = 0.1
+_LAG_SECONDS = 0.1
 #: Seconds until a standby has connected again.
-_SETTLE = 30.0
+_SETTLE_SECONDS = 30.0
 
 
 class Split(FleetOperation):
@@ -201,7 +201,7 @@ class Split(FleetOperation):
         return problems
 
     def _compare_servers(self, reached: Mapping[str, Replication]) -> list[Problem]:
-        """Look at the servers that answer, by their role."""
+        """Check the servers that answer, by their role."""
         required = Requirements(self.fleet)
         found = required.settings(*reached.values())
         source, target = reached.get("source"), reached.get("target")
@@ -305,7 +305,7 @@ class Split(FleetOperation):
         return self._move.changed(topology)
 
     def is_published(self, topology: Topology) -> bool:
-        """Look where the shards are."""
+        """Check where the shards are."""
         return self._move.is_in(topology)
 
     def _do_attach(self) -> Mapping[str, Any] | None:
@@ -324,7 +324,7 @@ class Split(FleetOperation):
 
     def _do_compare(self) -> Mapping[str, Any] | None:
         target = self._target
-        self._catch_up(_WAIT, lag=1.0)
+        self._catch_up(_WAIT_SECONDS, lag=1.0)
         problems = schema_problems(
             self._source, target, self._move.databases(self.fleet.topology())
         ) + self._access_problems(self._source, target)
@@ -361,7 +361,7 @@ class Split(FleetOperation):
             fence.flush()
 
     def _do_wait(self) -> Mapping[str, Any]:
-        self._catch_up(_WAIT, lag=_LAG)
+        self._catch_up(_WAIT_SECONDS, lag=_LAG_SECONDS)
         self._fence_of(self._source).users()
         self._programs = programs(self._source.admin)
         self.prepare_publish()
@@ -458,7 +458,7 @@ class Split(FleetOperation):
             # The receiver asks for it when it connects.
             standby.stop()
             standby.start()
-            if not standby.runs_within(_SETTLE):
+            if not standby.runs_within(_SETTLE_SECONDS):
                 raise standby.admin.error(
                     "it does not replicate, so that the target stays without semi-sync"
                 )
@@ -572,7 +572,7 @@ class Split(FleetOperation):
             if server.status() is not None:
                 found.append(f"{server.admin} replicates")
             return found
-        if server.status() is None or not server.runs_within(_SETTLE):
+        if server.status() is None or not server.runs_within(_SETTLE_SECONDS):
             found.append(f"{server.admin} does not replicate")
         return found
 

@@ -38,9 +38,9 @@ _VOTES = f"{FLEET}/watch/votes"
 _LEADER = f"{FLEET}/watch/leader"
 
 #: Greatest number of seconds in a vote: 30 years.
-_LONGEST = 1e9
+_MAX_SECONDS = 1e9
 #: Greatest length of a text in a vote.
-_TEXT = 1000
+_MAX_TEXT_CHARS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Sight:
         _object(acks, Acknowledgements)
         _seconds(acks, "timeout", "waiting")
         text = acks["doubt"]
-        if not isinstance(text, str) or len(text) > _TEXT:
+        if not isinstance(text, str) or len(text) > _MAX_TEXT_CHARS:
             raise ValueError("doubt is not a short text")
         receiver = acks["receiver"]
         if receiver is not None:
@@ -310,5 +310,5 @@ def _seconds(document: Mapping[str, Any], *names: str, optional: bool = False) -
         value = document[name]
         if optional and value is None:
             continue
-        if type(value) not in (int, float) or not 0 <= value < _LONGEST:
+        if type(value) not in (int, float) or not 0 <= value < _MAX_SECONDS:
             raise ValueError(f"{name} is not a number of seconds")

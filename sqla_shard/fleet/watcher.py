@@ -159,16 +159,16 @@ _THREADS = 16
 _DURATION = re.compile(r"-?\d[\d.,]*+( s\b)?")
 #: Seconds after an attempt that was undone before the next: otherwise they
 #: would fill the history.
-_RETRY = 60.0
+_RETRY_SECONDS = 60.0
 #: The same, of one that was refused before it had done anything, such as
 #: because the primary responded.
-_REFUSED = 5.0
+_REFUSED_SECONDS = 5.0
 #: Operations of the history to look at.
-_HISTORY = 100
+_HISTORY_RECORDS = 100
 #: Seconds between two looks at former primaries, which often do not respond.
-_FORMER = 5.0
+_FORMER_SECONDS = 5.0
 #: Seconds between two comparisons of the accounts of a pair.
-_ACCESS = 60.0
+_ACCESS_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -396,11 +396,11 @@ class Watcher:
         if time.monotonic() >= self._next:
             found = writable_formers(
                 self.fleet,
-                self.fleet.journal.history(_HISTORY),
+                self.fleet.journal.history(_HISTORY_RECORDS),
                 timeout=self.policy.patience,
             )
             self._formers = [self._close_former(one) for one in found]
-            self._next = time.monotonic() + _FORMER
+            self._next = time.monotonic() + _FORMER_SECONDS
         return self._formers
 
     def _close_former(self, address: str) -> str:
@@ -465,13 +465,13 @@ class Watcher:
 
         :param primary: address of its primary now.
         """
-        for record in self.fleet.journal.history(_HISTORY):
+        for record in self.fleet.journal.history(_HISTORY_RECORDS):
             arguments = record.plan.get("arguments", {})
             if record.plan.get("kind") not in {kind.kind for kind in kinds}:
                 continue
             if record.state == "undone":
                 is_same = arguments.get("old") == primary
-                wait = _REFUSED if record.step is None else _RETRY
+                wait = _REFUSED_SECONDS if record.step is None else _RETRY_SECONDS
                 seconds = min(self.policy.hold_off, wait)
                 what = "attempt, which was undone,"
             else:
@@ -649,7 +649,7 @@ class _View:
         both = {self.pair.primary: "primary", url: "standby"}
         if self._lost is None and time.monotonic() >= self._next:
             # Later again, also after an error: a look must not wait for it.
-            self._next = time.monotonic() + _ACCESS
+            self._next = time.monotonic() + _ACCESS_SECONDS
             with suppress(FleetServerError):
                 one, other = (
                     access_of(

@@ -229,7 +229,7 @@ class CloseStandby(RoleChange):
         )
 
     def check(self) -> list[Problem]:
-        """Look whether both servers can be written."""
+        """Check whether both servers can be written."""
         if self.plan.arguments["new"] is None:
             return [self.lacks_standby()]
         try:
@@ -261,7 +261,7 @@ class CloseStandby(RoleChange):
 
 
 #: Seconds for which a server may list a session that its client has closed.
-_CLOSING = 1.0
+_CLOSING_SECONDS = 1.0
 _AFTERWARDS = (
     "afterwards: save its binary log if you need it, stop the server, remove "
     "it from monitoring and backups, and delete its data some days later"
@@ -298,7 +298,7 @@ class Retire(FleetOperation):
         return cls(fleet, plan).checked()
 
     def check(self) -> list[Problem]:
-        """Look for sessions on the server."""
+        """Check whether others have sessions on the server."""
         target = str(self.plan.arguments["target"])
         if not is_address(target):
             text = f"{target!r} is not host:port of a server"
@@ -325,7 +325,7 @@ class Retire(FleetOperation):
                 f"{standbys} servers replicate from it; attach them to "
                 "their primary before",
             )
-        deadline = time.monotonic() + _CLOSING
+        deadline = time.monotonic() + _CLOSING_SECONDS
         while sessions := applications(server.admin, self.fleet.accounts.users):
             if time.monotonic() > deadline:
                 break
@@ -472,7 +472,7 @@ class CloseFormer(FleetOperation):
         return cls(fleet, plan).checked()
 
     def check(self) -> list[Problem]:
-        """Look whether the topology names it, and whether it is open."""
+        """Check whether the topology names it, and whether it is open."""
         address = self._address
         found = [
             Problem(address, f"it is {role} in the topology")

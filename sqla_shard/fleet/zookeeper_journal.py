@@ -56,10 +56,10 @@ from sqla_shard.topology.zookeeper.store import (
 from sqla_shard.util.json_values import parsed_json
 
 #: Operations to keep in the history.
-_KEEP = 100
+_MAX_HISTORY = 100
 
 #: Times to write a record while answers are lost.
-_ATTEMPTS = 3
+_MAX_ATTEMPTS = 3
 
 _log = logging.getLogger(__name__)
 
@@ -284,7 +284,7 @@ class _ZooKeeperHold:
         """Ask ZooKeeper; take the lock again if the session has expired."""
         self._refuse_released()
         self._store.sync()
-        for _ in range(_ATTEMPTS):
+        for _ in range(_MAX_ATTEMPTS):
             node = _operation(self._store)
             if node is None:
                 raise self._lost("the operation has ended")
@@ -311,7 +311,7 @@ class _ZooKeeperHold:
         self._refuse_released()
         data = _data_of(self._store, record)
         lost: TopologyUnavailableError | None = None
-        for _ in range(_ATTEMPTS):
+        for _ in range(_MAX_ATTEMPTS):
             try:
                 found = self._store.commit(*self._changes(record, data))
             except TopologyUnavailableError as error:
@@ -384,7 +384,7 @@ class _ZooKeeperHold:
         """Delete the oldest operations of the history."""
         try:
             names = sorted(self._store.names(OPERATIONS), reverse=True)
-            self._store.remove(f"{OPERATIONS}/{name}" for name in names[_KEEP:])
+            self._store.remove(f"{OPERATIONS}/{name}" for name in names[_MAX_HISTORY:])
         except TopologyUnavailableError as error:
             # The operation has ended; the next one deletes them.
             _log.warning(

@@ -266,7 +266,7 @@ def test_data_of_others_is_shown_as_text_or_not_at_all(location, monkeypatch):
     assert (one.host, len(one.program)) == ("a?[2Jb", 200)
     assert "\x1b" not in str(found)
     # Nor are so many read that a command would not end.
-    monkeypatch.setattr("sqla_shard.fleet.clients._NODES", 6)
+    monkeypatch.setattr("sqla_shard.fleet.clients._MAX_NODES", 6)
     some = clients(location)
     assert (some.invalid, len(some.late)) == (("a", "b", "c", "d", "e"), 1)
     assert "7 nodes are registered, of which 6 were read" in some.unread

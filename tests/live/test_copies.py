@@ -296,7 +296,7 @@ def test_mariadb_has_no_clone(ends):
 @pytest.mark.thorough
 def test_a_statement_that_runs_is_not_waited_for(servers, ends, monkeypatch):
     source, target = ends
-    monkeypatch.setattr("sqla_shard.fleet.admin._TRIES", 2)
+    monkeypatch.setattr("sqla_shard.fleet.admin._MAX_TRIES", 2)
     with servers["server1"].standby.root_connect() as connection:
         connection.cursor().execute("LOCK TABLES db00001.zero WRITE")
         with pytest.raises(FleetServerError) as info:
@@ -307,7 +307,7 @@ def test_a_statement_that_runs_is_not_waited_for(servers, ends, monkeypatch):
 
 @pytest.mark.thorough
 def test_the_statement_in_the_way_is_named(servers, monkeypatch):
-    monkeypatch.setattr("sqla_shard.fleet.admin._TRIES", 2)
+    monkeypatch.setattr("sqla_shard.fleet.admin._MAX_TRIES", 2)
     primary = servers["server1"].primary
     slow = "UPDATE db00001.zero SET id = id WHERE SLEEP(600) = 0"
     with (

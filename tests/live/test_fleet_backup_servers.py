@@ -585,7 +585,7 @@ def test_the_only_good_backup_stays(scene, tmp_path):
 
 
 def test_a_standby_that_is_late_is_not_read(scene, monkeypatch):
-    monkeypatch.setattr(backup_module, "_LATE", 0.5)
+    monkeypatch.setattr(backup_module, "_LATE_SECONDS", 0.5)
     standby = scene.pair.standby
     delay = "CHANGE MASTER TO MASTER_DELAY"
     if scene.pairs.kind == "mysql":
@@ -635,7 +635,7 @@ def test_a_standby_of_another_primary_is_not_read(scene):
 
 
 def test_logs_are_copied_by_one_process_at_a_time(scene, monkeypatch):
-    monkeypatch.setattr(binlog_archive, "_LOCK_WAIT", 1)
+    monkeypatch.setattr(binlog_archive, "_LOCK_SECONDS", 1)
     with scene.admin() as other:
         other.run("SELECT GET_LOCK('sqla_shard.binlogs', 0)")
         number = other.value("SELECT CONNECTION_ID()")
@@ -682,7 +682,7 @@ def test_a_program_that_hangs_is_ended(scene, tmp_path, monkeypatch):
     program.chmod(0o755)
     storage = Storage(tmp_path / "backups")
     with monkeypatch.context() as patch:
-        patch.setattr(binlog_archive, "_STALLED", 0.3)
+        patch.setattr(binlog_archive, "_STALLED_SECONDS", 0.3)
         patch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
         with pytest.raises(BackupFailedError, match="written nothing for"):
             copy_binlogs(scene.fleet, storage, "server1")

@@ -808,7 +808,7 @@ class TestOperations:
     @pytest.fixture(autouse=True)
     def progress_of_each_chunk(self, monkeypatch):
         """A small comparison is over before the first report otherwise."""
-        monkeypatch.setattr(compare, "_EVERY", 0.0)
+        monkeypatch.setattr(compare, "_PROGRESS_SECONDS", 0.0)
 
     def compared(self, fleet, begin):
         """Compare; ``begin`` is called once, after some rows."""

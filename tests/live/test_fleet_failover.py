@@ -257,7 +257,7 @@ def test_a_killed_failover_is_resumed_or_undone(pairs, fleet, load, rng, say):
 
 @pytest.mark.thorough
 def test_a_statement_in_the_way_undoes_everything(pairs, fleet, monkeypatch):
-    monkeypatch.setattr("sqla_shard.fleet.admin._TRIES", 2)
+    monkeypatch.setattr("sqla_shard.fleet.admin._MAX_TRIES", 2)
     old, new = roles(pairs)
     with old.connect() as connection:
         cursor = connection.cursor()
@@ -392,7 +392,7 @@ def test_a_fence_that_is_lost_is_set_again(pairs, fleet, how):
 def test_the_new_primary_stays_closed_while_the_old_one_cannot_be_closed(
     pairs, fleet, monkeypatch
 ):
-    monkeypatch.setattr("sqla_shard.fleet.admin._TRIES", 2)
+    monkeypatch.setattr("sqla_shard.fleet.admin._MAX_TRIES", 2)
     old, new = roles(pairs)
     plan = Failover.planned(fleet, "server1")
     apply_until(fleet, plan, step="publish", state="done")

@@ -369,7 +369,7 @@ def test_an_operation_is_undone_after_zookeeper_was_away(
 def test_an_operation_stays_if_zookeeper_stays_away(
     zookeeper_proxy, tmp_path, forks, monkeypatch
 ):
-    monkeypatch.setattr(runner, "_PATIENCE", 0.1)
+    monkeypatch.setattr(runner, "_PATIENCE_SECONDS", 0.1)
     proxy = zookeeper_proxy
     scene = scene_at(f"{proxy.host}:{proxy.port}", tmp_path, forks)
     plan = Toy.plan(scene.fleet, scene.folder)

@@ -366,7 +366,7 @@ def kill_points(rng):
 
 @pytest.mark.thorough
 def test_a_killed_replacement_is_resumed_or_undone(scene, load, rng, say, monkeypatch):
-    monkeypatch.setattr(row_copy, "_EVERY", 0.0)
+    monkeypatch.setattr(row_copy, "_PROGRESS_SECONDS", 0.0)
     new = scene.new_server()
     for step, state, after in kill_points(rng):
         say(f"killed at {step} {state}, then {after}")
@@ -412,7 +412,7 @@ def clear(server):
 @pytest.mark.thorough
 @pytest.mark.parametrize("after", ["resume", "undo"])
 def test_a_rebuild_killed_while_copying(scene, load, monkeypatch, after):
-    monkeypatch.setattr(row_copy, "_EVERY", 0.0)
+    monkeypatch.setattr(row_copy, "_PROGRESS_SECONDS", 0.0)
     primary, standby = scene.roles
     plan = scene.planned("rebuild", discard_errant=True)
     apply_until(scene.fleet, plan, step="copy", state="progress")

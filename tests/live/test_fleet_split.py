@@ -563,7 +563,7 @@ def acked_now(pairs, shard):
 
 
 def test_a_statement_in_the_way_undoes_it(fleet, pairs, monkeypatch):
-    monkeypatch.setattr("sqla_shard.fleet.admin._TRIES", 2)
+    monkeypatch.setattr("sqla_shard.fleet.admin._MAX_TRIES", 2)
     with pairs["server1"].primary.connect() as connection:
         cursor = connection.cursor()
         cursor.execute("LOCK TABLES db00000.load_pins WRITE")
