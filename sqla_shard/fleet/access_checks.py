@@ -170,9 +170,10 @@ def events(pair: PairFacts, fleet: FleetFacts) -> Findings:
                 f"on {standby.address}: SET GLOBAL event_scheduler = OFF",
             )
         elif enabled:
+            are = "are" if enabled[1:] else "is"
             yield warning(
                 standby,
-                f"has {_events(len(enabled))} that {_are(len(enabled))} "
+                f"has {_events(len(enabled))} that {are} "
                 f"enabled ({enabled[0].database}.{enabled[0].name}): the "
                 "event scheduler would run them on a standby",
                 f"{_alone(standby)}ALTER EVENT `{enabled[0].database}`"
@@ -304,7 +305,3 @@ def _alone(server: ServerFacts) -> str:
 
 def _events(count: int) -> str:
     return "1 event" if count == 1 else f"{count} events"
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"

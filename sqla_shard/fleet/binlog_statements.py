@@ -123,7 +123,8 @@ def rewritten(statement: Statement, database: str, target: str) -> Replayable | 
             continue
         if name == database:
             tokens[index] = ("quoted", quoted(target))
-        elif not _is_dotted(tokens, index):
+        # After a dot it is a table before its column.
+        elif _first(tokens, range(index - 1, -1, -1)) != ".":
             raise NotReplayableError(f"it names {name}, which may be another database")
     return Replayable(
         "".join(value for _, value in tokens), has_default, statement.sql_mode
@@ -153,11 +154,6 @@ def _identifier(kind: str, value: str) -> str | None:
 
 def _next(tokens: list[tuple[str, str]], index: int) -> str:
     return _first(tokens, range(index + 1, len(tokens)))
-
-
-def _is_dotted(tokens: list[tuple[str, str]], index: int) -> bool:
-    """Return whether a name follows a dot: a table before its column."""
-    return _first(tokens, range(index - 1, -1, -1)) == "."
 
 
 def _first(tokens: list[tuple[str, str]], indexes: range) -> str:

@@ -345,7 +345,11 @@ class DeadFailover(Promotion):
         pair = pair_named(self.fleet.topology(), self.server)
         databases = set(pair.databases())
         tables = [
-            (f"{marked(one)}.{marked(table)}", _raised(number, highest))
+            (
+                f"{marked(one)}.{marked(table)}",
+                # The column may be too small.
+                number + min(_IDS, max(0, (highest - number) // 2)),
+            )
             for one, table, number, highest in self.new.next_ids()
             if one in databases
         ]
@@ -471,8 +475,3 @@ def _compared(fleet: Fleet, server: str, probe: SemiSyncProbe) -> SemiSyncProbe:
     ):
         receiver = replication_of(admin).receiver()
     return probe.compared(receiver)
-
-
-def _raised(number: int, highest: int) -> int:
-    """Return the next id of a table whose column holds at most ``highest``."""
-    return number + min(_IDS, max(0, (highest - number) // 2))

@@ -121,7 +121,11 @@ def carry_fences(source: Admin, target: Admin) -> int:
     :returns: the number of fences.
     """
     wanted, has = (
-        {(*row.account, row.pattern) for row in rows if _is_fence(row)}
+        {
+            (*row.account, row.pattern)
+            for row in rows
+            if not row.privileges and WILDCARD.search(row.pattern) is None
+        }
         for rows in (grant_rows(source), grant_rows(target))
     )
     if wanted != has:
@@ -136,10 +140,6 @@ def carry_fences(source: Admin, target: Admin) -> int:
             )
         target.run("FLUSH LOCAL PRIVILEGES")
     return len(wanted)
-
-
-def _is_fence(row: GrantRow) -> bool:
-    return not row.privileges and WILDCARD.search(row.pattern) is None
 
 
 def _matching(rows: Iterable[GrantRow], name: str) -> Iterator[tuple[str, str]]:

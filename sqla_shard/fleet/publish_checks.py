@@ -97,7 +97,13 @@ def server_faults(
         if role == "primary":
             faults += _of_versions(versions.get(name, ()), usual)
         elif missing.get(name):
-            faults.append(_of_standby(pair, missing[name]))
+            remedy = f"sqla-shard fleet replica rebuild {name}"
+            faults.append(
+                (
+                    f"lacks databases ({shortened_list(missing[name], 3)})",
+                    f"wait until it has replicated them, or: {remedy}",
+                )
+            )
         if faults:
             found.append(_joined(state, faults))
     return found
@@ -256,11 +262,3 @@ def _missing_on_standbys(
         else [f"not known: {reason_of(result)}"]
         for (pair, _), result in zip(standbys, found, strict=True)
     }
-
-
-def _of_standby(pair: Pair, missing: list[str]) -> _Fault:
-    remedy = f"sqla-shard fleet replica rebuild {pair.name}"
-    return (
-        f"lacks databases ({shortened_list(missing, 3)})",
-        f"wait until it has replicated them, or: {remedy}",
-    )

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -379,7 +379,9 @@ class _OperationRun:
         try:
             # The error may be the work of a process that has taken over.
             _patiently(self._hold.check)
-            if step in self._after_publish() or self._has_published():
+            steps = self._names
+            after = steps[steps.index(PUBLISH) + 1 :] if PUBLISH in steps else ()
+            if step in after or self._has_published():
                 self._write(problem=_text(error))
                 self._raise(step, error, undone=False)
         except TopologyUnavailableError as second:
@@ -426,11 +428,6 @@ class _OperationRun:
             undone=undone,
             left=self._left,
         )
-
-    def _after_publish(self) -> Sequence[str]:
-        if PUBLISH not in self._names:
-            return ()
-        return self._names[self._names.index(PUBLISH) + 1 :]
 
     def _has_published(self) -> bool:
         return self._operation.is_published(_patiently(self._hold.topology))

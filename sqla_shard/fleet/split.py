@@ -355,8 +355,8 @@ class Split(FleetOperation):
             fence = self._staying_fence_of(server)
             fence.insert(readable=False)
             fence.flush()
-        for standby in self._source_standbys:
-            fence = self._fence_of(standby)
+        if "source standby" in self._move.urls:
+            fence = self._fence_of(self._at("source standby"))
             fence.insert(readable=True)
             fence.flush()
 
@@ -651,11 +651,6 @@ class Split(FleetOperation):
     def _sources(self) -> list[str]:
         """The roles of the servers of the source."""
         return [role for role in self._move.urls if role.startswith("source")]
-
-    @property
-    def _source_standbys(self) -> list[Replication]:
-        role = "source standby"
-        return [self._at(role)] if role in self._move.urls else []
 
     @property
     def _targets(self) -> list[Replication]:

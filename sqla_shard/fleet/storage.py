@@ -301,7 +301,8 @@ class Storage:
                 for one in group[: -max(keep_last, 1)]
                 if now - one.created > keep_days * _DAY
             ]
-            if old and not self._any_intact(group, without=old):
+            kept = [one for one in reversed(group) if one not in old]
+            if old and all(self.problems(one) for one in kept):
                 for one in reversed(old):
                     if not self.problems(one):
                         old.remove(one)
@@ -314,13 +315,6 @@ class Storage:
             for name in removed:
                 self.remove(name)
         return removed
-
-    def _any_intact(
-        self, group: Sequence[Backup], *, without: Sequence[Backup]
-    ) -> bool:
-        return any(
-            not self.problems(one) for one in reversed(group) if one not in without
-        )
 
     def _last_change(self, name: str, now: float) -> float:
         """Return when something was written; now if that is unknown."""
