@@ -120,7 +120,7 @@ def _is_there(name: str) -> bool:
 
 def _unreleased(app: Any, docname: str, source: list[str]) -> None:
     """Put what is not released yet into the changelog."""
-    if docname != "changelog":
+    if docname != "changelog" or not list(ROOT.glob("changelog.d/+*.rst")):
         return
     command = [sys.executable, "-m", "towncrier", "build", "--draft"]
     command += ["--version", "Not released yet", "--date", "changelog.d"]

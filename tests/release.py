@@ -59,8 +59,11 @@ def check(source: Path, tag: str) -> None:
             f" run: towncrier build --version {version}"
         )
     changelog = (source / "docs" / "changelog.rst").read_text("utf-8")
-    if not re.search(rf"^{re.escape(version)} \(", changelog, re.MULTILINE):
-        raise ReleaseError(f"docs/changelog.rst has no part on {version}")
+    if not re.search(rf"^{re.escape(version)} \(\d", changelog, re.MULTILINE):
+        raise ReleaseError(
+            f"docs/changelog.rst has no part on {version} with a date, as in:"
+            f" {version} (2030-12-31)"
+        )
 
 
 def build(source: Path, directory: Path) -> list[Path]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.release import check, ReleaseError
 from tests.test_packaging import find_tracked
 
 ROOT = Path(__file__).parents[1]
@@ -95,6 +96,18 @@ def test_changes_that_no_release_names_are_refused(
     done = release(repository, f"v{VERSION}", tmp_path / "dist")
     assert done.returncode == 1
     assert f"run: towncrier build --version {VERSION}" in done.stderr
+
+
+def test_a_part_of_the_changelog_without_a_date_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    project = f'[project]\nversion = "{VERSION}"\n'
+    (tmp_path / "pyproject.toml").write_text(project)
+    part = tmp_path / "docs" / "changelog.rst"
+    part.write_text(f"{VERSION} (not released yet)\n")
+    with pytest.raises(ReleaseError, match=f"no part on {VERSION} with a date"):
+        check(tmp_path, f"v{VERSION}")
+    part.write_text(f"{VERSION} (2030-12-31)\n")
+    check(tmp_path, f"v{VERSION}")
 
 
 def test_an_unknown_tag_is_refused(repository: Path, tmp_path: Path) -> None:
