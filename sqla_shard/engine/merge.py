@@ -395,6 +395,7 @@ class GroupRule:
     :ivar texts: the group columns that are identities of texts.
     :ivar columns: the recipes of the columns of a row; None to return the
         first row of each group, as for DISTINCT.
+    :ivar split: whether shards return several rows of a group.
     :ivar having: the condition on groups; None for all.
     :ivar computation: the expressions that a server computes for each group.
     :ivar empty: the recipes of the row that is returned if no shard has one;
@@ -404,6 +405,7 @@ class GroupRule:
     group_columns: tuple[int, ...]
     texts: tuple[int, ...] = ()
     columns: tuple[Recipe, ...] | None = None
+    split: bool = False
     having: Recipe | None = None
     computation: Computation | None = None
     empty: tuple[Recipe, ...] | None = None
@@ -457,6 +459,23 @@ class Merge:
     def on_server(self) -> bool:
         """Whether a server can sort and limit the rows of its shards."""
         return self.combine is None or self.combine.columns is None
+
+    def most_read(self, most_rows: int | None) -> int | None:
+        """Return the number of rows to read from each shard; None for all.
+
+        :param most_rows: maximum number of rows of the result; one more is
+            read, to detect further rows.
+        """
+        limits = [] if most_rows is None else [most_rows + 1 + self.offset]
+        rule = self.combine
+        if rule is None or rule.columns is None:
+            limits += [] if self.row_limit is None else [self.row_limit]
+        elif rule.split or rule.having is not None or self.counts:
+            # The result may have fewer rows.
+            return None
+        elif self.limit is not None and self.limit <= (most_rows or 0):
+            return None
+        return min(limits, default=None)
 
     def check_values(self, runs: Sequence[list[Row]]) -> None:
         """Refuse texts of expressions that have another type.
@@ -523,7 +542,7 @@ class Merge:
         else:
             weighed = weigh(runs, self.texts)
             groups = _groups(weighed, combine)
-            _check_counted(weighed, combine, self._most_read(most_rows))
+            _check_counted(weighed, combine, self.most_read(most_rows))
             rows = [group[0] for group in groups]
             if len(runs) > 1:
                 _sort(rows, self.keys, _of_row)
@@ -558,13 +577,6 @@ class Merge:
         made = [[recipe(group) for recipe in columns] for group in groups]
         _round_floats(made, formats[self.hidden :][: len(columns)])
         return [tuple(row) for row in made]
-
-    def _most_read(self, most_rows: int | None) -> int | None:
-        """Return the LIMIT of the rows of each statement; None for none."""
-        limits = [] if self.row_limit is None else [self.row_limit]
-        if most_rows is not None:
-            limits.append(most_rows + 1 + self.offset)
-        return min(limits, default=None)
 
     def _limited(self, items: list[Any]) -> list[Any]:
         """Apply LIMIT and OFFSET."""

@@ -16,17 +16,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, TYPE_CHECKING
+from typing import Any
 
 from sqlalchemy import Engine
 
 from sqla_shard.dialects import Backend
 from sqla_shard.dialects.sorting import Hidden
+from sqla_shard.engine.merge import Merge
 from sqla_shard.types.shard_bound import ShardBound, Slot
-
-if TYPE_CHECKING:
-    from sqla_shard.engine.merge import Merge
-
 
 #: The placeholder for the database of the shard in compiled SQL and text()
 SCHEMA = "__sqla_shard__"
@@ -126,6 +123,9 @@ MOST_CHARACTERS = 1_000_000
 # Clauses that MySQL and MariaDB do not allow in a branch.  A match in a
 # literal only costs speed.
 _UNFIT = re.compile(r"\b(?:FOR UPDATE|FOR SHARE|LOCK IN|WITH|INTO|PROCEDURE)\b")
+# Where LIMIT is added to a statement that is not a branch.
+_LOCKS = re.compile(r"\s(?:FOR UPDATE|FOR SHARE|LOCK IN SHARE MODE)\b[^()\'\"]*\Z|\Z")
+_CLOSED = re.compile(r"\b(?:LIMIT|FETCH|INTO|PROCEDURE)\b")
 # Clauses of a branch that require parentheses; the rows of sorted branches
 # must be sorted again.
 _OWN = re.compile(r"\b(ORDER BY)|\b(?:LIMIT)\b")
@@ -143,18 +143,27 @@ def _own_clauses(text: str) -> tuple[bool, bool]:
 
     The clauses of a subquery do not count.
     """
+    found = [match.group(1) for match in _OWN.finditer(_outer(text))]
+    return any(found), bool(found)
+
+
+def _outer(text: str) -> str:
+    """Return SQL without what is in parentheses."""
     inner = None
     # Parentheses in a literal could hide a clause.
     while "'" not in text and '"' not in text and text != inner:
         inner, text = text, _PARENTHESES.sub("", text)
-    found = [match.group(1) for match in _OWN.finditer(text)]
-    return any(found), bool(found)
+    return text
 
 
 @lru_cache(maxsize=1024)
-def _is_open(text: str) -> bool:
-    """Return whether a LIMIT may be appended to a statement."""
-    return _reads(text) and re.search(r"\bLIMIT\b", text) is None
+def _place_of_limit(text: str) -> int | None:
+    """Return where a LIMIT may be added to a SELECT that has none."""
+    outer = _outer(text)
+    match = _LOCKS.search(text)
+    if not outer.startswith(("SELECT", "WITH")) or _CLOSED.search(outer) or not match:
+        return None
+    return match.start()
 
 
 def _fits(text: str, merge: Merge | None, *, sorts_more: bool, changes: bool) -> bool:
@@ -198,14 +207,13 @@ def statements_for(
     :param united: whether one statement may be for several shards.
     """
     fits = _fits(text, merge, sorts_more=sorts_more, changes=changes)
+    merge = merge or Merge()
     if not united or len(places) == 1 or not fits:
-        sent = [render(text, parameters, p, placeholder) for p in places]
-        whole = merge is not None and not merge.on_server
-        if most_rows is None or whole or not _is_open(text):
-            return sent
-        skipped = 0 if merge is None else merge.offset
-        end = f"\nLIMIT {most_rows + 1 + skipped}"
-        return [(one + end, values) for one, values in sent]
+        most = None if most_rows is None else merge.most_read(most_rows)
+        at = None if most is None else _place_of_limit(text)
+        if at is not None:
+            text = f"{text[:at]}\nLIMIT {most}{text[at:]}"
+        return [render(text, parameters, p, placeholder) for p in places]
     template = _BranchTemplate.of(text, merge, most_rows)
     return list(_unions(text, parameters, places, placeholder, template))
 
@@ -219,26 +227,20 @@ class _BranchTemplate:
     closing: str
 
     @classmethod
-    def of(
-        cls, text: str, merge: Merge | None, most_rows: int | None
-    ) -> _BranchTemplate:
+    def of(cls, text: str, merge: Merge, most_rows: int | None) -> _BranchTemplate:
         # Start a new line: a listener may have added a comment at the end of
         # the statement.
         union = "UNION ALL"
-        tail = ""
-        limit = None if most_rows is None else most_rows + 1
-        if merge is not None:
-            most = merge.row_limit
-            if not merge.on_server:
-                limit = None
-            elif limit is not None:
-                limit += merge.offset
-                limit = limit if most is None else min(limit, most)
-            else:
-                limit = most
-            if merge.combine is not None and merge.on_server:
-                union = "UNION"
-            tail = _order(merge)
+        limit = merge.most_read(most_rows)
+        if not merge.on_server:
+            if limit is None:
+                return cls("", f"\n{union}\n", "")
+            # Of each shard: several of them may have the same groups.
+            closing = f"\nLIMIT {limit}\n)"
+            return cls("(", f"{closing}\n{union}\n(", closing)
+        if merge.combine is not None:
+            union = "UNION"
+        tail = _order(merge)
         if limit is not None:
             tail += f"\nLIMIT {limit}"
         if tail or _own_clauses(text)[1]:
@@ -247,7 +249,7 @@ class _BranchTemplate:
 
 
 def _order(merge: Merge) -> str:
-    if not merge.on_server or not merge.keys:
+    if not merge.keys:
         return ""
     keys = []
     for key in merge.keys:

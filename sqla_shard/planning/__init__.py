@@ -29,6 +29,7 @@ from sqla_shard.planning.aggregates import (
     shows_if,
 )
 from sqla_shard.planning.elements import (
+    capped,
     grouped_by_ids,
     is_random,
     Ordering,
@@ -81,6 +82,7 @@ __all__ = [
     "Supposition",
     "TableSpec",
     "as_statement",
+    "capped",
     "check",
     "check_mergeable",
     "columns_set",

@@ -18,7 +18,7 @@ from sqlalchemy.sql.elements import (
     UnaryExpression,
 )
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.sql.selectable import Join, Select
+from sqlalchemy.sql.selectable import GenerativeSelect, Join, Select
 from sqlalchemy.sql.visitors import iterate, replacement_traverse
 
 from sqla_shard.dialects.decimals import DIVISIONS
@@ -461,12 +461,31 @@ def bounds_of(statement: Any, parameters: Any, max_offset: int) -> Bounds:
     return found
 
 
+def capped(statement: Any, parameters: Any, most_rows: int) -> Any:
+    """Return a SELECT that reads at most one row more than is allowed.
+
+    :param most_rows: maximum number of rows, whatever its LIMIT.
+    """
+    if not isinstance(statement, GenerativeSelect):
+        return statement
+    number = _value(private.limit_clause(statement), parameters)
+    if type(number) is int and number > most_rows + 1:
+        return statement.limit(most_rows + 1)
+    return statement
+
+
+def _value(clause: Any, parameters: Any) -> Any:
+    """Return the value of a parameter; None for any other clause."""
+    if not isinstance(clause, BindParameter):
+        return None
+    value = clause.effective_value
+    if isinstance(parameters, Mapping):
+        value = parameters.get(clause.key, value)
+    return value
+
+
 def _number(clause: Any, parameters: Any, construct: str) -> int:
-    value = None
-    if isinstance(clause, BindParameter):
-        value = clause.effective_value
-        if isinstance(parameters, Mapping):
-            value = parameters.get(clause.key, value)
+    value = _value(clause, parameters)
     if type(value) is not int or value < 0:
         raise ScatterUnsupportedError(
             f"{construct} {clause} over several shards: the number must be "

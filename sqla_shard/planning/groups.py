@@ -147,6 +147,7 @@ class Combiner:
             alike,
             texts,
             tuple(columns),
+            bool(self.split),
             having,
             self._computations.computation,
             tuple(map(_empty, shown, columns)) if self._whole else None,

@@ -67,7 +67,6 @@ def plan(
     *,
     keeps_order: bool = False,
     max_offset: int = 0,
-    most_rows: int | None = None,
 ) -> Planned:
     """Plan the merge of a SELECT that is sent to several shards.
 
@@ -77,7 +76,6 @@ def plan(
     :param keeps_order: whether only the order of rows of the same shard
         matters, as for relationships.
     :param max_offset: the largest OFFSET that is allowed.
-    :param most_rows: the number of rows that are allowed, whatever LIMIT.
     :raises ScatterUnsupportedError: if there is no correct merge.
     :raises ScatterLimitError: if an OFFSET is larger than ``max_offset``.
     """
@@ -97,12 +95,9 @@ def plan(
             return _plan_exists(statement, missing)
         inner = counted_select(statement)
         if inner is None:
-            bounds = bounds_of(statement, parameters, max_offset)
-            if most_rows is not None and (bounds.limit or 0) > most_rows + 1:
-                # One row more is an error: read no further.
-                bounds = replace(bounds, limit=most_rows + 1)
-                statement = statement.limit(bounds.limit)
-            return _plan(statement, bounds, spread)
+            return _plan(
+                statement, bounds_of(statement, parameters, max_offset), spread
+            )
         bounds = bounds_of(inner, parameters, max_offset)
         return _counting(statement, inner, bounds, spread)
     except ScatterUnsupportedError as error:

@@ -33,6 +33,7 @@ from sqla_shard.exc import (
 from sqla_shard.ids import check_shard_id
 from sqla_shard.planning import (
     as_statement,
+    capped,
     check,
     columns_set,
     constant,
@@ -287,6 +288,8 @@ def _read(context: ORMExecuteState, session: ShardSession, place: Place | None) 
         # Some loaders inherit all options of the parent statement,
         # including scatter().
         limits = Scatter()
+    elif limits is not None and limits.max_rows is not None:
+        statement = capped(statement, context.parameters, limits.max_rows)
     if place is not None:
         context.statement = _accepted(statement)
         _send(context, session, (place,), limits=limits)
@@ -300,7 +303,6 @@ def _read(context: ORMExecuteState, session: ShardSession, place: Place | None) 
             decision.spread,
             keeps_order=context.is_relationship_load,
             max_offset=0 if limits is None else limits.max_offset,
-            most_rows=None if limits is None else limits.max_rows,
         )
         statement = planned.statement
         merge = planned.merge

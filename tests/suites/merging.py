@@ -634,6 +634,29 @@ class Merging:
                 assert max(read) <= 3
                 every = many.options(scatter(max_rows=16, max_offset=1))
                 assert len(session.execute(every, {"n": 99}).all()) >= 15
+            groups = made.group_by(Ware.id)
+            for each in groups, groups.limit(9), groups.order_by(func.count()):
+                with pytest.raises(ScatterLimitError):
+                    session.execute(each.options(scatter(max_rows=1)))
+                assert all(
+                    server.rows <= 2 * len(server.shards) for server in seen[-1].servers
+                )
+            every = groups.limit(2).order_by(func.count(), Ware.id)
+            found = session.scalars(every.options(scatter(max_rows=2))).all()
+            assert found == sorted(session.scalars(made.options(scatter())))[:2]
+            for each in (
+                select(made.cte()),
+                made.where(Ware.id.in_(select(Ware.id).limit(9).subquery().select())),
+                made.with_for_update(),
+                made.limit(9),
+                made.union(made).limit(9),
+            ):
+                with pytest.raises(ScatterLimitError):
+                    session.execute(
+                        each.options(scatter(max_rows=1)),
+                        bind_arguments={"shard_id": 0},
+                    )
+                assert [server.rows for server in seen[-1].servers] == [2]
         finally:
             event.remove(session.cluster, "after_statement", see)
 
