@@ -317,7 +317,7 @@ class DatabaseServer(SQLServer, LocalServer):
         account.own(directory / "tmp")
         data = directory / "data"
         template = self.template or server_setup.data_template(
-            (self._find(self.base), *self._storage_options()), self._install
+            self._find(self.base), self._storage_options(), self._install
         )
         server_setup.copy_data(template, data, account)
 

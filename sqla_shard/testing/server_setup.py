@@ -1,12 +1,13 @@
 """The setup of database servers: accounts, options and data directories.
 
-A data directory is created once for each process, and copied: to create one
+A data directory is created once and kept in the cache of the user, below
+``$XDG_CACHE_HOME`` or ``~/.cache``; each server gets a copy.  To create one
 takes a second or three, a copy 0.05 s.
 """
 
 from __future__ import annotations
 
-import atexit
+import fcntl
 import os
 import pwd
 import re
@@ -15,14 +16,17 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from pymysql.cursors import Cursor
 
+from sqla_shard.exc import ServerProcessError
 from sqla_shard.testing.local_server import guard
+from sqla_shard.testing.programs import DatabasePrograms
 
 PREFIXES = ("db", "main", "lookup")
 """Default beginnings of database names."""
@@ -121,8 +125,9 @@ def server_options(
     ]
 
 
-_made: dict[tuple[object, ...], Path] = {}
-_lock = threading.Lock()
+#: Seconds after which a data directory that no server was copied from is
+#: removed: that of a former version, for example.
+_KEPT_UNUSED = 30 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,36 +210,73 @@ def make_directory(parent: Path, account: Account) -> Path:
 
 
 def data_template(
-    key: tuple[object, ...], install: Callable[[Path, Account], None]
+    programs: DatabasePrograms,
+    options: Sequence[str],
+    install: Callable[[Path, Account], None],
 ) -> Path:
-    """Return a data directory to copy.
+    """Return a data directory to copy, which is created if there is none.
 
-    It is created for the first server, and removed when the process ends.
-
-    :param key: programs and options that determine the files.
+    :param programs: the programs whose server uses the copies.
+    :param options: options that determine the files.
     :param install: called to create a data directory, with its path, which
         does not exist, and the account that is to own it.
     :raises sqla_shard.exc.ServerProcessError: if it cannot be created.
     """
-    # A forked child creates its own directory: the parent may end before it.
-    key = (os.getpid(), *key)
-    with _lock:  # the servers of a fleet start in parallel
-        if key not in _made or not _made[key].exists():
-            parent = Path(tempfile.gettempdir()).resolve()
-            account = Account.for_directory(parent)
-            base = make_directory(parent, account)
-            # Start the guard first: at exit it is closed last.
-            guard.add(0, base)
-            atexit.register(_remove, base, os.getpid())
+    server = os.stat(programs.server)
+    key = repr((programs, list(options), server.st_size, server.st_mtime_ns))
+    cache = _cache()
+    template = cache / sha256(key.encode()).hexdigest()[:16]
+    # Servers of a fleet, and processes of pytest, start at the same time.
+    with open(f"{template}.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if template.exists():
+            os.utime(template)
+            return template
+        _remove_unused(cache)
+        # Not in the cache: the account of the server cannot reach it.
+        parent = Path(tempfile.gettempdir()).resolve()
+        account = Account.for_directory(parent)
+        base = make_directory(parent, account)
+        guard.add(0, base)
+        try:
             install(base / "data", account)
-            _made[key] = base / "data"
-        return _made[key]
+            part = Path(tempfile.mkdtemp(dir=cache))
+            shutil.copytree(base / "data", part, dirs_exist_ok=True)
+            part.rename(template)
+        finally:
+            shutil.rmtree(base, ignore_errors=True)
+            guard.remove(base)
+    return template
 
 
-def _remove(base: Path, owner: int) -> None:
-    if owner == os.getpid():
-        shutil.rmtree(base, ignore_errors=True)
-        guard.remove(base)
+def _cache() -> Path:
+    """Return the directory with data directories to copy.
+
+    :raises sqla_shard.exc.ServerProcessError: if others could write to it.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    try:
+        cache = Path(home, "sqla-shard", "servers").expanduser()
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # no home, or one that cannot be written
+        cache = Path(tempfile.gettempdir(), f"sqla-shard-{os.geteuid()}")
+        cache.mkdir(mode=0o700, exist_ok=True)
+    found = cache.stat()
+    # Their programs would run in the servers of this user.
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise ServerProcessError(
+            f"{cache} must belong to this user, without access for others. "
+            "Remove it, or set XDG_CACHE_HOME",
+            log="",
+        )
+    return cache
+
+
+def _remove_unused(cache: Path) -> None:
+    """Remove data directories that no server was copied from for long."""
+    for path in cache.iterdir():
+        if path.is_dir() and path.stat().st_mtime < time.time() - _KEPT_UNUSED:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def copy_data(template: Path, directory: Path, account: Account) -> None:

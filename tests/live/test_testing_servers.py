@@ -313,6 +313,34 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(monkeypatch, tmp_path):
     assert server.directory is None
 
 
+def test_a_data_directory_is_created_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    runs = []
+    install = MariaDBServer._install
+    monkeypatch.setattr(
+        MariaDBServer,
+        "_install",
+        lambda self, data, account: runs.append(data) or install(self, data, account),
+    )
+    cache = tmp_path / "sqla-shard" / "servers"
+    with MariaDBServer(fast=True) as first, MariaDBServer(fast=True) as second:
+        first.root_execute("CREATE DATABASE db00000")
+        databases = second.root_execute("SHOW DATABASES LIKE 'db00000'")
+    assert (len(runs), list(databases)) == (1, [])
+    assert not runs[0].parent.exists()
+    (template,) = (path for path in cache.iterdir() if path.is_dir())
+    unused = cache / "unused"
+    unused.mkdir()
+    os.utime(unused, (0, 0))
+    template.rename(tmp_path / "former")
+    with MariaDBServer(fast=True):
+        assert len(runs) == 2
+    assert not unused.exists()
+    cache.chmod(0o755)
+    with pytest.raises(exc.ServerProcessError, match="without access for others"):
+        MariaDBServer(fast=True).start()
+
+
 def test_a_start_that_takes_too_long_is_given_up(tmp_path):
     server = MariaDBServer(fast=True, start_timeout=0, parent=tmp_path)
     with pytest.raises(exc.ServerProcessError, match="did not respond within"):
