@@ -2,10 +2,9 @@
 
 :mod:`.protocol` defines how values are read, filled and invalidated; it uses
 the :mod:`.stores`.  :mod:`.regions` opens stores as regions of dogpile.cache,
-whose configuration :mod:`.config` reads from a file.  :mod:`.cache` is the
-cache of a cluster, with an instance of :mod:`.objects` or :mod:`.lists` for
-each class; :mod:`.functions` and :mod:`.decorators` cache results of
-functions.
+whose configuration may be in a file.  :mod:`.cache` is the cache of a cluster,
+with an instance of :mod:`.rows` or :mod:`.lists` for each class;
+:mod:`.functions` caches results of functions.
 
 Keys that a store could not invalidate are in
 :mod:`sqla_shard.outbox.invalidations`.
@@ -17,8 +16,7 @@ from typing import Any, TYPE_CHECKING
 
 from sqla_shard.cache.cache import Announcement, Cache
 from sqla_shard.cache.columns import Cached
-from sqla_shard.cache.config import load_cache, load_regions
-from sqla_shard.cache.decorators import cached_list, cached_objects, CachedFunction
+from sqla_shard.cache.functions import cached_list, cached_objects, CachedFunction
 from sqla_shard.cache.protocol import (
     ClassStats,
     counting,
@@ -28,9 +26,14 @@ from sqla_shard.cache.protocol import (
     Times,
     Tombstones,
 )
-from sqla_shard.cache.regions import open_region, Region, store_of
-from sqla_shard.cache.stores import Found, State, Store
-from sqla_shard.cache.stores.memory import MemoryStore
+from sqla_shard.cache.regions import (
+    load_cache,
+    load_regions,
+    open_region,
+    Region,
+    store_of,
+)
+from sqla_shard.cache.stores import Found, MemoryStore, State, Store
 from sqla_shard.cache.stores.redis import RedisStore
 
 if TYPE_CHECKING:

@@ -18,12 +18,10 @@ from sqla_shard.cache.columns import (
 )
 from sqla_shard.cache.functions import functions_of, with_transaction
 from sqla_shard.cache.lists import ListCache
-from sqla_shard.cache.objects import ObjectCache
 from sqla_shard.cache.protocol import CacheCounters, RegionStats, stats_of, Tombstones
 from sqla_shard.cache.regions import open_region, Region, REGION_NAME
-from sqla_shard.cache.rows import RowCache
-from sqla_shard.cache.stores import awaited, to_its_end
-from sqla_shard.cache.stores.memory import MemoryStore
+from sqla_shard.cache.rows import ObjectCache, RowCache
+from sqla_shard.cache.stores import awaited, MemoryStore, to_its_end
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import CacheClassError, OptionError
 from sqla_shard.outbox.invalidations import has_pending, write_pending

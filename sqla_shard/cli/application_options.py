@@ -156,7 +156,7 @@ class CacheOption:
     """
 
     def __init__(self, path: str | None) -> None:
-        from sqla_shard.cache.config import load_cache
+        from sqla_shard.cache.regions import load_cache
         from sqla_shard.exc import CacheConfigError
 
         self._path = path

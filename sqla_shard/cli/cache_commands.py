@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from sqla_shard.cache.config import load_regions
-from sqla_shard.cache.regions import open_region
+from sqla_shard.cache.regions import load_regions, open_region
 from sqla_shard.cache.stores import Store
 from sqla_shard.cache.stores.memcached import NodeStats
 from sqla_shard.cli.application_options import IN_MEMORY, regions_option

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 
 import click
 
-from sqla_shard.cache.config import read, regions_of
-from sqla_shard.cache.regions import open_region
+from sqla_shard.cache.regions import open_region, read, regions_of
 from sqla_shard.cli.application_options import IN_MEMORY
 from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
 from sqla_shard.cli.output import (

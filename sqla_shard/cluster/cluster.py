@@ -24,20 +24,19 @@ from sqlalchemy import MetaData
 from sqlalchemy.event import dispatcher
 from sqlalchemy.event.registry import EventTarget
 
-from sqla_shard.cluster.active_topology import ActiveTopology
-from sqla_shard.cluster.async_session import (
-    AsyncSessionContext,
-    AsyncShardSession,
-    to_the_end,
-)
+from sqla_shard.cluster.active_topology import ActiveTopology, FromSources
 from sqla_shard.cluster.creation import create_all
 from sqla_shard.cluster.dictionaries import load_dictionary
-from sqla_shard.cluster.event_loops import LoopEngines, Loops
+from sqla_shard.cluster.event_loops import (
+    AsyncSessionContext,
+    AsyncShardSession,
+    LoopEngines,
+    Loops,
+    to_the_end,
+)
 from sqla_shard.cluster.explain import explain, Explanation
-from sqla_shard.cluster.factories import FromSources
 from sqla_shard.cluster.health import deadline, Health, health_of, of_newest
-from sqla_shard.cluster.retries import Retries
-from sqla_shard.cluster.run import run, run_awaited
+from sqla_shard.cluster.retries import Retries, run, run_awaited
 from sqla_shard.dialects.passwords import PasswordFunction, Passwords
 from sqla_shard.dialects.polling import Pipelining
 from sqla_shard.engine import (

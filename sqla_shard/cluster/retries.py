@@ -1,4 +1,4 @@
-"""Repeating a transaction when, and only when, that is safe.
+"""``Cluster.run``: a transaction, repeated when, and only when, that is safe.
 
 Safe means that the failed attempt has definitely committed nothing: it was the
 victim of a deadlock, waited too long for a lock, met a busy SQLite file, saw
@@ -22,14 +22,11 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from time import monotonic
-from typing import Any, TYPE_CHECKING, TypeVar
+from typing import Any, Generic, TYPE_CHECKING, TypeVar
 
-from sqlalchemy.exc import (
-    DBAPIError,
-    SQLAlchemyError,
-    TimeoutError,  # noqa: A004 - that of the pool
-)
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError, TimeoutError  # noqa: A004 - that of the pool
 
+from sqla_shard.cluster.event_loops import AsyncSessionContext, AsyncShardSession
 from sqla_shard.dialects import Backend, Failure
 from sqla_shard.exc import (
     CommitUnknownError,
@@ -42,10 +39,14 @@ from sqla_shard.exc import (
     StaleDataError,
 )
 from sqla_shard.exc.base import summary
+from sqla_shard.outbox.transaction_keys import Token
+from sqla_shard.session import ShardSession
+from sqla_shard.session.session import SessionContext
 from sqla_shard.util.pace import jittered
 
 if TYPE_CHECKING:
     from sqla_shard.topology.follow import Fixed, Follower
+
 
 __all__ = ["Retries", "repeat", "repeat_awaited"]
 
@@ -68,6 +69,8 @@ _PATIENCE = 3.0
 _SLICE = 0.02
 _MOST_FAILURES = 50
 _LONGEST_FAILURE = 300
+
+B = TypeVar("B", SessionContext, AsyncSessionContext)
 
 
 class Retries:
@@ -348,3 +351,123 @@ class _Run:
             self.step = advance()
         except StopIteration as end:
             self.ended, self.result = True, end.value
+
+
+class _KeyedRun(Generic[T]):
+    """The attempts of one transaction.
+
+    :ivar token: key of the transaction; None if it has none.
+    :ivar context: the last attempt.
+    :ivar session: the session of that attempt.
+    :ivar results: the result of its function, once it has returned.
+    """
+
+    def __init__(self, key: str | None) -> None:
+        self.token = None if key is None else Token(key)
+        self.context: SessionContext | AsyncSessionContext | None = None
+        self.session: ShardSession | None = None
+        self.results: list[T] = []
+
+    def begin(self, context: B) -> B:
+        """Record the context of an attempt."""
+        self.results.clear()
+        self.context, self.session = context, None
+        return context
+
+    def follow(self, session: ShardSession) -> None:
+        """Record the session of the attempt, which writes the key."""
+        self.session = session
+        if self.token is not None:
+            self.token.follow(session)
+
+    def is_last(self, error: Exception) -> bool:
+        """Return whether the attempt must not be repeated after an error."""
+        if self.session is not None and self.session.has_committed:
+            # Committed by the function; or a listener of the COMMIT has raised
+            # this.
+            return True
+        if isinstance(self.context, AsyncSessionContext) and self.context.cancelled:
+            return True
+        # The error may belong to another transaction in the function; then the
+        # outcome of this one cannot be looked up.
+        return isinstance(error, CommitUnknownError) and not (
+            self.token is not None and self.token.is_written
+        )
+
+    def found(self, is_there: bool) -> tuple[T] | None:
+        """Return the result of the last attempt, if it was committed.
+
+        :raises ValueError: if the function has not returned.
+        """
+        if not is_there:
+            return None
+        if not self.results:
+            raise ValueError(
+                "the function has committed the transaction itself; that took "
+                "effect, but the response was lost, and what follows it was "
+                "not executed. With a key, leave COMMIT to cluster.run"
+            )
+        return (self.results[0],)
+
+
+def run(
+    fn: Callable[[ShardSession], T],
+    begin: Callable[[], SessionContext],
+    session: Callable[[], ShardSession],
+    retries: Retries,
+    key: str | None,
+) -> T:
+    """Run ``fn`` in a transaction; see ``Cluster.run``.
+
+    :param begin: begins a transaction in a new session.
+    :param session: opens a session, to look up the outcome of a transaction.
+    """
+    state: _KeyedRun[T] = _KeyedRun(key)
+
+    def attempt() -> T:
+        with state.begin(begin()) as opened:
+            state.follow(opened)
+            state.results.append(fn(opened))
+        return state.results[0]
+
+    def look(token: Token) -> tuple[T] | None:
+        with session() as opened:
+            return state.found(token.is_there(opened))
+
+    return repeat(
+        attempt,
+        retries,
+        look=None if state.token is None else partial(look, state.token),
+        is_last=state.is_last,
+    )
+
+
+async def run_awaited(
+    fn: Callable[[AsyncShardSession], Awaitable[T]],
+    begin: Callable[[], AsyncSessionContext],
+    session: Callable[[], AsyncShardSession],
+    retries: Retries,
+    key: str | None,
+) -> T:
+    """Await ``fn`` in a transaction; see :func:`run`."""
+    state: _KeyedRun[T] = _KeyedRun(key)
+
+    async def attempt() -> T:
+        async with state.begin(begin()) as opened:
+            state.follow(opened.sync_session)
+            state.results.append(await fn(opened))
+        return state.results[0]
+
+    async def look(token: Token) -> tuple[T] | None:
+        def is_there(inner: Any) -> bool:
+            return token.is_there(inner)
+
+        async with session() as opened:
+            return state.found(await opened.run_sync(is_there))
+
+    return await repeat_awaited(
+        attempt,
+        retries,
+        look=None if state.token is None else partial(look, state.token),
+        is_last=state.is_last,
+    )

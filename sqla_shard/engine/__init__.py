@@ -5,19 +5,15 @@ server.  :class:`Engines` owns them all; :class:`Places` finds, for one
 topology, the engine of a shard.
 
 ``rendering``    the SQL for the shards of a server: UNION ALL
-``plans``        the shards and limits of one execution, and its report
-``preparation``  each statement, before it is sent
+``plans``        the shards, limits and report of one execution, its statements
 ``lanes``        the threads, or event loop, that wait for several servers
-``polled_lanes`` one thread that polls the sockets of several servers
 ``execution``    the statements of a plan, and the merged rows
 ``merge``        the merge of rows, and the recipes of its values
 ``values``       numbers and texts of several servers
-``hub``          several executions of one session, as greenlets
-``overlapping``  the same with or without an event loop
+``overlap``      several executions of one session at the same time
 ``hooks``        listeners of engines and pools; servers that are retired
 ``pools``        the pool of one server; probes with a timeout
-``registry``     the engines, by server
-``locations``    the virtual shards of a topology, by engine
+``registry``     the engines, by server; the virtual shards, by engine
 ``unread``       servers that could not be read
 
 Fork: in a child process every pool is empty, and opens new connections.  The
@@ -30,13 +26,14 @@ from __future__ import annotations
 
 from sqla_shard.engine.execution import execute_everywhere, execute_many, get_ready
 from sqla_shard.engine.lanes import AwaitedLanes, Lanes
-from sqla_shard.engine.locations import by_server, check_layout, Places
-from sqla_shard.engine.overlapping import overlap, watch_calls
+from sqla_shard.engine.overlap import overlap, watch_calls
 from sqla_shard.engine.plans import (
     ExecutionPlan,
     limits_of,
     OPTION,
     PLACES,
+    render_event,
+    Sampling,
     Scatter,
     scatter,
     scatter_errors,
@@ -45,8 +42,7 @@ from sqla_shard.engine.plans import (
     StatementReports,
 )
 from sqla_shard.engine.pools import Answer, EngineStats, no_answer
-from sqla_shard.engine.preparation import render_event, Sampling
-from sqla_shard.engine.registry import Engines
+from sqla_shard.engine.registry import by_server, check_layout, Engines, Places
 
 __all__ = [
     "OPTION",

@@ -17,7 +17,7 @@ from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects import Failure
-from sqla_shard.engine.lanes import AwaitedLanes, Expiry, invalidate, Lanes
+from sqla_shard.engine.lanes import AwaitedLanes, Expiry, invalidate, Lanes, lanes_for
 from sqla_shard.engine.plans import (
     ExecutionPlan,
     Job,
@@ -26,7 +26,6 @@ from sqla_shard.engine.plans import (
     ServerReport,
     StatementReport,
 )
-from sqla_shard.engine.polled_lanes import lanes_for
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import (
     ScatterFailedError,

@@ -5,7 +5,7 @@ matters.  The table does not contain:
 
 * the listeners that a dialect needs to connect; :meth:`.Backend.open`
   registers them earlier, for every engine that it opens;
-* the listeners of :func:`.overlapping.watch_calls`, which are added with the
+* the listeners of :func:`.overlap.watch_calls`, which are added with the
   first statements that overlap, even to engines of the application;
 * listeners of engines that send nothing, for the row cache and dry runs.
 """
@@ -28,9 +28,8 @@ from sqlalchemy.pool import PoolResetState
 from sqla_shard.dialects import Backend, Failure
 from sqla_shard.dialects.polling import PolledConnection
 from sqla_shard.engine.execution import execute_everywhere, execute_many, get_ready
-from sqla_shard.engine.plans import OPTION, PLACES
+from sqla_shard.engine.plans import OPTION, PLACES, render_event
 from sqla_shard.engine.pools import ENDED
-from sqla_shard.engine.preparation import render_event
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import (
     ClusterClosedError,

@@ -591,7 +591,7 @@ def _read_cache_file(
     :param classes: the classes of the extension, if the file has none.
     :param prefix: the prefix of the application, if the file has none.
     """
-    from sqla_shard.cache.config import read_cache
+    from sqla_shard.cache.regions import read_cache
 
     file = read_cache(path)
     problem = None

@@ -18,7 +18,7 @@ from typing import Any, TYPE_CHECKING
 
 from sqlalchemy import Connection
 
-from sqla_shard.cluster.async_session import to_the_end
+from sqla_shard.cluster.event_loops import to_the_end
 from sqla_shard.exc import (
     JobArgumentError,
     JobClaimLostError,

@@ -28,7 +28,7 @@ from sqla_shard.planning import (
     shape_of,
     supposing,
 )
-from sqla_shard.planning.conditions import AllOf, AnyOf, Condition, Equals, Within
+from sqla_shard.planning.sources import AllOf, AnyOf, Condition, Equals, Within
 from sqla_shard.types import IdType
 from sqla_shard.util import sqlalchemy_private as private
 

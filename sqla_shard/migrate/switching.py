@@ -18,7 +18,7 @@ from sqla_shard.cluster.retries import repeat, Retries
 from sqla_shard.dialects import backend_for
 from sqla_shard.dialects.base import Backend
 from sqla_shard.engine import ExecutionPlan, OPTION
-from sqla_shard.engine.locations import by_server
+from sqla_shard.engine.registry import by_server
 from sqla_shard.engine.rendering import Place, TRANSLATE
 from sqla_shard.exc import StageRefusedError
 from sqla_shard.migrate.copying import locking_transaction, snapshot

@@ -3,10 +3,9 @@
 Routing: the virtual shards that a statement is sent to, with the reasons.
 
 ``specs``        the keyspace and shard key of a table
-``clauses``      functions that examine parts of a statement
-``sources``      the SELECTs of a statement, and the rows that they combine
-``conditions``   the shards that a WHERE clause allows, given its values
-``aggregates``   parts of a SELECT that depend on more than one row
+``clauses``      parts of a statement, and which depend on more than one row
+``sources``      the SELECTs of a statement, the rows that they combine, and
+                 the shards that a WHERE clause allows, given its values
 ``reader``       a whole SELECT, UPDATE or DELETE
 ``router``       the shards that a statement is sent to
 
@@ -14,15 +13,14 @@ Merging: the statement that each shard executes, and the plan of what
 :mod:`sqla_shard.engine.merge` makes of its rows.
 
 ``elements``     ORDER BY, GROUP BY, LIMIT and hidden columns
-``groups``       counts, sums and groups
-``expressions``  expressions of several aggregates
+``groups``       counts, sums and groups, and expressions of them
 ``having``       conditions on merged groups
 ``merge_plan``   the plan of the merge of a SELECT
 """
 
 from __future__ import annotations
 
-from sqla_shard.planning.aggregates import (
+from sqla_shard.planning.clauses import (
     constant,
     counted_select,
     exists_columns,

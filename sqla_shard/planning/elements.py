@@ -27,8 +27,15 @@ from sqla_shard.dialects.sorting import kind_of, OfText, ShownId, SortKey
 from sqla_shard.engine.merge import First, most_of, OrderKey
 from sqla_shard.engine.values import Text
 from sqla_shard.exc import ScatterLimitError, ScatterUnsupportedError
-from sqla_shard.planning.aggregates import is_textual, may_aggregate, RANDOM
-from sqla_shard.planning.clauses import children, is_column, is_select, walk
+from sqla_shard.planning.clauses import (
+    children,
+    is_column,
+    is_select,
+    is_textual,
+    may_aggregate,
+    RANDOM,
+    walk,
+)
 from sqla_shard.types import full_id, ShardedId
 from sqla_shard.util import sqlalchemy_private as private
 

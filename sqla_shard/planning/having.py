@@ -32,8 +32,13 @@ from sqla_shard.dialects.functions import name_of
 from sqla_shard.dialects.sql import BlobValue
 from sqla_shard.engine.merge import First, Recipe, Row
 from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.planning.aggregates import counted_select, may_aggregate
-from sqla_shard.planning.clauses import is_select, unlabelled, walk
+from sqla_shard.planning.clauses import (
+    counted_select,
+    is_select,
+    may_aggregate,
+    unlabelled,
+    walk,
+)
 from sqla_shard.planning.elements import (
     Added,
     counting,

@@ -31,8 +31,12 @@ from sqla_shard.engine.merge import (
     Total,
 )
 from sqla_shard.exc import ScatterUnsupportedError
-from sqla_shard.planning.aggregates import counted_select, exists_columns, shows_if
-from sqla_shard.planning.clauses import unlabelled
+from sqla_shard.planning.clauses import (
+    counted_select,
+    exists_columns,
+    shows_if,
+    unlabelled,
+)
 from sqla_shard.planning.elements import (
     Added,
     Bounds,

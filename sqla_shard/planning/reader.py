@@ -49,33 +49,32 @@ from sqlalchemy.sql.selectable import (
 
 from sqla_shard.dialects.sql import BlobValue
 from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.planning.aggregates import (
-    counted_select,
-    cuts_of,
-    is_textual,
-    may_aggregate,
-    text_of,
-)
 from sqla_shard.planning.clauses import (
     children,
     composed,
     conjuncts,
+    counted_select,
+    cuts_of,
     inner,
     is_column,
     is_list,
     is_select,
+    is_textual,
+    may_aggregate,
     nested,
+    text_of,
     ungrouped,
     unlabelled,
     walk,
 )
-from sqla_shard.planning.conditions import Condition, Equals
 from sqla_shard.planning.sources import (
     are_incomparable,
     Block,
     check,
     check_columns,
+    Condition,
     Derived,
+    Equals,
     form_of,
     Leaf,
     Level,

@@ -30,28 +30,26 @@ from sqla_shard.exc import (
     UnknownKeyspaceError,
     UnsupportedStatementError,
 )
-from sqla_shard.planning.aggregates import (
+from sqla_shard.planning.clauses import (
     constant,
     counted_distinct,
     exists_columns,
     row_expressions,
     shows_if,
 )
-from sqla_shard.planning.conditions import (
-    AllOf,
-    AnyOf,
-    Condition,
-    ConditionReader,
-    Values,
-    Within,
-)
 from sqla_shard.planning.reader import Reader
 from sqla_shard.planning.sources import (
+    AllOf,
+    AnyOf,
     are_incomparable,
+    Condition,
+    ConditionReader,
     form_of,
     groups_of,
     Leaf,
     UnsupportedConstruct,
+    Values,
+    Within,
 )
 from sqla_shard.planning.specs import kind_of, spec_of, supposed
 from sqla_shard.topology import Keyspace

@@ -36,7 +36,7 @@ from sqlalchemy.exc import DontWrapMixin, SQLAlchemyError
 from sqla_shard.dialects import Failure
 from sqla_shard.dialects.polling import PolledConnection
 from sqla_shard.engine import AwaitedLanes, Lanes, Places
-from sqla_shard.engine.polled_lanes import lanes_for
+from sqla_shard.engine.lanes import lanes_for
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import (
     CommitUnknownError,

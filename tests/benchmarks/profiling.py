@@ -43,7 +43,7 @@ _GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         _OURS,
         (
             "sqla_shard/engine/rendering",
-            "sqla_shard/engine/preparation",
+            "sqla_shard/engine/plans",
             "sqla_shard/types/shard_bound",
         ),
     ),

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from sqla_shard import Cluster
-from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores import MemoryStore, State
 from sqla_shard.cache.stores.memcached import MemcachedStore
-from sqla_shard.cache.stores.memory import MemoryStore
 from sqla_shard.exc import CommitUnknownError, ShardMissingError
 from sqla_shard.outbox.invalidations import drain, outbox_size
 from sqla_shard.testing import MemcachedServer, Proxy

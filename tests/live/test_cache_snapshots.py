@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sqla_shard.cache.objects import ObjectCache
+from sqla_shard.cache.rows import ObjectCache
 from tests.models.mapping_models import (
     BoardHasPins,
     lists_on_servers,

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import insert, select, text
 
 from sqla_shard import pack, scatter, unpack
-from sqla_shard.cache.stores.memory import MemoryStore
+from sqla_shard.cache.stores import MemoryStore
 from sqla_shard.exc import OptionError
 from sqla_shard.monitor import (
     LoadCache,

@@ -15,8 +15,7 @@ import pytest
 from sqlalchemy import delete, event, select
 
 from sqla_shard import Cluster, exc, ShardSession
-from sqla_shard.cache.stores import State
-from sqla_shard.cache.stores.memory import MemoryStore
+from sqla_shard.cache.stores import MemoryStore, State
 from sqla_shard.outbox.invalidations import drain, outbox_size, write_pending
 from sqla_shard.outbox.tables import OUTBOX
 from sqla_shard.session.commit import Commits

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.cache.config import load_regions
-from sqla_shard.cache.regions import open_region
+from sqla_shard.cache.regions import load_regions, open_region
 from sqla_shard.cache.stores.memcached import MemcachedStore
 
 GOOD = """

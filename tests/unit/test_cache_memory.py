@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.cache.stores import State
-from sqla_shard.cache.stores.memory import MemoryStore
+from sqla_shard.cache.stores import MemoryStore, State
 from tests.suites import cache_store
 
 

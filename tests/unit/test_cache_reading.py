@@ -10,9 +10,8 @@ import pytest
 
 from sqla_shard import exc
 from sqla_shard.cache.protocol import read_through as through, Times, Tombstones
-from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores import MemoryStore, State
 from sqla_shard.cache.stores.memcached import MemcachedStore
-from sqla_shard.cache.stores.memory import MemoryStore
 from tests.models.cache_source import Plain
 from tests.servers.memcached import no_node
 

@@ -8,7 +8,7 @@ import pytest
 
 from sqla_shard import exc
 from sqla_shard.cache import Cached, load_cache, load_regions
-from sqla_shard.cache.config import read_cache
+from sqla_shard.cache.regions import read_cache
 from tests.models.models import Board, Pin
 
 PREFIX = 'prefix = "shop"\n'

@@ -22,7 +22,7 @@ from sqla_shard.dialects.polling import (
     PolledSocket,
     Poller,
 )
-from sqla_shard.engine.overlapping import watch_calls
+from sqla_shard.engine.overlap import watch_calls
 from tests.servers.greenlets import others, thread_greenlets
 
 

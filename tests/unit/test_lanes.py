@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from sqla_shard.engine import Lanes
-from sqla_shard.engine.hub import Hub, Lane
 from sqla_shard.engine.lanes import Task
+from sqla_shard.engine.overlap import Hub, Lane
 from tests.servers.interrupting import interruptible
 from tests.servers.processes import running, started_since
 

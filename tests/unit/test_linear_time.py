@@ -24,7 +24,7 @@ from sqla_shard.fleet.fleet import bare_url
 from sqla_shard.fleet.replication_base import _NAMED
 from sqla_shard.fleet.watcher import WatchReport
 from sqla_shard.models.codecs import _DECIMAL
-from sqla_shard.planning.aggregates import _CONSTANT_TEXT
+from sqla_shard.planning.clauses import _CONSTANT_TEXT
 from sqla_shard.schema.effects import Effect, read
 from sqla_shard.schema.revisions.autogenerate import _bare
 from sqla_shard.schema.selection import parse_shards

@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy.dialects import mysql
 
 from sqla_shard import Cluster, Topology
-from sqla_shard.engine import locations
+from sqla_shard.engine import registry
 from sqla_shard.topology import diff, read_document, refusals
 from tests.models.sizes import document, measured, Memory, topology
 
@@ -178,4 +178,4 @@ def test_names_are_quoted_as_sqlalchemy_does() -> None:
     for length in (1, 2, 3):
         names += map("".join, product("aZ0_", repeat=length))
     for name in [*names, *map(str.upper, names)]:
-        assert locations._quoted(name, preparer) == preparer.quote(name)
+        assert registry._quoted(name, preparer) == preparer.quote(name)

@@ -49,14 +49,13 @@ from time import time
 from typing import Any, cast
 
 from sqla_shard import exc
-from sqla_shard.cache.stores import check_seconds
+from sqla_shard.cache.stores import check_seconds, MemoryItem, MemoryStore
 from sqla_shard.cache.stores.memcached import MemcachedStore
 from sqla_shard.cache.stores.memcached_node import (
     delete_command,
     NodeItem,
     store_command,
 )
-from sqla_shard.cache.stores.memory import MemoryItem, MemoryStore
 from sqla_shard.util.json_values import parsed_json
 
 __all__ = ["NAMES", "DogpileMemoryStore", "MemcachedBackend", "NodeMutex"]

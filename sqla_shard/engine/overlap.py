@@ -1,4 +1,4 @@
-"""Several executions of one session that take turns in its thread.
+"""Several executions of one session at the same time, in its thread.
 
 Each execution is a greenlet, a :class:`Lane`.  When SQLAlchemy passes a
 statement to the driver, the lane passes that call on and lets the other lanes
@@ -16,24 +16,60 @@ Three rules, each with the failure that it prevents:
   objects are loaded would change;
 * every lane has ended when :meth:`Hub.run` returns or raises.  A connection
   must not be rolled back while a call is using it.
+
+:func:`overlap` is for statements that cannot be sent as one statement per
+server: UPDATE and DELETE on several shards, and all statements of
+:class:`sqla_shard.ext.horizontal_shard.ShardedSession`::
+
+    overlap([partial(execute_on, shard) for shard in shards],
+            connections, lanes)
+
+The ``do_execute`` event passes the calls of drivers to a :class:`Hub`.  If the
+sockets of all connections can be polled, each statement is sent before the
+first response is awaited; otherwise the calls are made in the threads of
+:class:`~.lanes.Lanes`, but for calls on these connections:
+
+* SQLite in memory, and any pool with one connection for each thread, or one
+  for all threads;
+* a SQLite connection with ``check_same_thread``, which is detected by a test
+  from another thread;
+* statements with ``stream_results``, whose rows are read later.
+
+Under asyncio the lanes are awaited together instead.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
+import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
+from contextvars import ContextVar
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from greenlet import getcurrent, greenlet
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
+from sqlalchemy.engine.interfaces import Dialect
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqla_shard.dialects import interrupt
 from sqla_shard.dialects.polling import PolledCall, Poller
-from sqla_shard.engine.lanes import invalidate, Lanes, Task
+from sqla_shard.engine.execution import call_next_listeners
+from sqla_shard.engine.lanes import (
+    AwaitedLanes,
+    invalidate,
+    Lanes,
+    lanes_for,
+    POLLED,
+    Task,
+)
 from sqla_shard.util.processes import THREAD
 
 _CALL = "sqla_shard.call"
@@ -41,6 +77,18 @@ _CALL = "sqla_shard.call"
 #: Seconds until a call is interrupted again: SQLite ignores an interrupt that
 #: arrives just before the statement begins.
 _AGAIN = 0.05
+
+_T = TypeVar("_T")
+
+_LEAVES = "sqla_shard.leaves_thread"
+
+_watched: weakref.WeakSet[Dialect] = weakref.WeakSet()
+_watching = threading.Lock()
+
+# Under asyncio each execution is a task with its own greenlet, as in
+# SQLAlchemy's extension.  SQLAlchemy's connections for asyncio serialize
+# their calls.
+_TURN: ContextVar[Turn | None] = ContextVar("sqla_shard_turn", default=None)
 
 
 def _nothing() -> None:
@@ -94,7 +142,7 @@ class _Call:
         return self.cancelled or (self.task is not None and self.task.future.done())
 
 
-class _Group:
+class _LaneGroup:
     """Lanes that were started together.
 
     :ivar parent: the lane that waits for them, if a statement of a lane
@@ -130,7 +178,7 @@ class _Group:
 class Lane(greenlet):
     """One execution of a group, in its own greenlet."""
 
-    def __init__(self, hub: Hub, group: _Group, job: Callable[[], Any]) -> None:
+    def __init__(self, hub: Hub, group: _LaneGroup, job: Callable[[], Any]) -> None:
         super().__init__(self._go, hub.greenlet)
         # Copy the context: in a new greenlet all context variables are empty.
         self.gr_context = contextvars.copy_context()
@@ -147,7 +195,7 @@ class Lane(greenlet):
         # One of these is set while the lane waits.
         self.call: _Call | None = None
         self.turn = False
-        self.inner: _Group | None = None
+        self.inner: _LaneGroup | None = None
 
     def is_ready(self) -> bool:
         """Return whether the lane waits only for its turn, or to be ended."""
@@ -182,7 +230,7 @@ class Hub:
         THREAD.has_greenlets = True
         self._lanes = lanes
         self._poller = poller
-        self._groups: list[_Group] = []
+        self._groups: list[_LaneGroup] = []
         self._ready: deque[Lane] = deque()
         self._answers: SimpleQueue[_Call] = SimpleQueue()
         # Keys are driver connections: several Connections may share one.
@@ -212,8 +260,10 @@ class Hub:
             raise self._raised
         return group.outcome()
 
-    def _group(self, jobs: Sequence[Callable[[], Any]], parent: Lane | None) -> _Group:
-        group = _Group(parent)
+    def _group(
+        self, jobs: Sequence[Callable[[], Any]], parent: Lane | None
+    ) -> _LaneGroup:
+        group = _LaneGroup(parent)
         group.lanes = [Lane(self, group, job) for job in jobs]
         group.left = len(group.lanes)
         self._groups.append(group)
@@ -313,7 +363,7 @@ class Hub:
         else:
             self._pass_turns(lane.group)
 
-    def _pass_turns(self, group: _Group) -> None:
+    def _pass_turns(self, group: _LaneGroup) -> None:
         lanes = group.lanes
         while group.turn < len(lanes):
             lane = lanes[group.turn]
@@ -324,7 +374,7 @@ class Hub:
                 lane.passed = True
                 self._ready.append(lane)
 
-    def _stop(self, group: _Group) -> None:
+    def _stop(self, group: _LaneGroup) -> None:
         """Send no further calls of a group; running calls are awaited."""
         group.stopped = True
         for queue in self._queues.values():
@@ -332,7 +382,7 @@ class Hub:
             if task is not None and queue[0].lane.group.is_stopped():
                 task.cancel()
 
-    def _abort(self, root: _Group) -> None:
+    def _abort(self, root: _LaneGroup) -> None:
         """End the calls that wait for servers, after an interrupt.
 
         The interrupt may have arrived between any two lines of this class,
@@ -418,3 +468,245 @@ class Hub:
         self.greenlet.switch()
         lane.inner = None
         return group.outcome()
+
+
+class Turn:
+    """The position of a lane in the order of a statement's lanes.
+
+    :param before: turn of the previous lane, which continues first.
+    """
+
+    def __init__(self, group: _Group, before: Turn | None) -> None:
+        self.group = group
+        self._before = before
+        self._passed = asyncio.Event()
+        #: Whether the first statement of the lane has returned.
+        self.taken = False
+
+    def check(self) -> None:
+        """Check that no other lane has failed.
+
+        :raises Stopped: if another lane has failed.
+        """
+        if self.group.stopped:
+            raise Stopped
+
+    def take(self) -> None:
+        """Continue after all lanes before this one."""
+        self.taken = True
+        if self._before is not None:
+            await_only(self._before._passed.wait())
+
+    def end(self) -> None:
+        """Let the next lane continue.
+
+        It is called before the second statement of the lane, or when the
+        lane ends, since loading the rows of the first statement may await
+        the driver.
+        """
+        self._passed.set()
+
+
+class _Group:
+    stopped = False
+
+
+def current_turn() -> Turn | None:
+    """Return the turn of the calling lane."""
+    return _TURN.get()
+
+
+def run_awaiting(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Run executions at the same time; return their results, in order.
+
+    All executions have ended when it returns or raises.
+
+    :raises BaseException: the error of the first execution that fails.
+    """
+    outer = current_turn()
+    if outer is not None:
+        outer.end()
+    outcomes = await_only(_together(jobs))
+    errors = [one for one in outcomes if isinstance(one, BaseException)]
+    for error in errors:
+        if not isinstance(error, Stopped):
+            raise error
+    if errors:
+        raise errors[0]
+    return outcomes
+
+
+async def _together(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    group = _Group()
+    lanes = []
+    turn: Turn | None = None
+    for job in jobs:
+        turn = Turn(group, turn)
+        lanes.append(_lane(job, turn))
+    return await asyncio.gather(*lanes, return_exceptions=True)
+
+
+async def _lane(job: Callable[[], Any], turn: Turn) -> Any:
+    # Each task has its own context: other lanes do not see this value.
+    _TURN.set(turn)
+    try:
+        return await greenlet_spawn(job)
+    except BaseException:
+        turn.group.stopped = True
+        raise
+    finally:
+        turn.end()
+
+
+def overlap(
+    jobs: Sequence[Callable[[], _T]],
+    connections: Iterable[Connection],
+    lanes: Lanes | AwaitedLanes,
+) -> list[_T]:
+    """Run executions of one session; return their results, in order.
+
+    All executions have ended when it returns or raises.  The session must
+    have been flushed, and no execution may flush.
+
+    :param jobs: functions that execute one statement each; their objects are
+        loaded in this order.
+    :param connections: connections of the session that the jobs use; a
+        session cannot open two at the same time.
+    :param lanes: the threads, for drivers whose sockets cannot be polled; not
+        used in an event loop.
+    :raises BaseException: the error of the first execution that fails; after
+        an error, no further statement is sent.
+    """
+    distinct = {id(each.connection.dbapi_connection): each for each in connections}
+    if len(jobs) < 2 or len(distinct) < 2:
+        return [job() for job in jobs]
+    for connection in distinct.values():
+        watch_calls(connection.engine)
+    if isinstance(lanes, AwaitedLanes) or any(
+        each.dialect.is_async for each in distinct.values()
+    ):
+        return run_awaiting(jobs)
+    current = getcurrent()
+    if isinstance(current, Lane):
+        return current.hub.run_inside(current, jobs)
+    if not any(_leaves(each) for each in distinct.values()):
+        return [job() for job in jobs]
+    polls = lanes_for(lanes, distinct.values()) is POLLED
+    return Hub(lanes, Poller() if polls else None).run(jobs)
+
+
+def watch_calls(engine: Engine) -> None:
+    """Add the listeners that :func:`overlap` needs, once for each engine.
+
+    They add one function call to each other statement of the engine.
+    """
+    dialect = engine.dialect
+    if dialect in _watched:
+        return
+    with _watching:
+        if dialect not in _watched:
+            event.listen(engine, "do_execute", _do_execute)
+            event.listen(engine, "do_executemany", _do_executemany)
+            event.listen(engine, "invalidate", before_invalidate)
+            _watched.add(dialect)
+
+
+def _do_execute(
+    cursor: Any, statement: str, parameters: Any, context: Any
+) -> bool | None:
+    arguments = cursor, statement, parameters, context
+    return _call_driver("do_execute", _do_execute, arguments)
+
+
+def _do_executemany(
+    cursor: Any, statement: str, parameters: Any, context: Any
+) -> bool | None:
+    arguments = cursor, statement, parameters, context
+    return _call_driver("do_executemany", _do_executemany, arguments)
+
+
+def _call_driver(
+    name: str, ours: Any, arguments: tuple[Any, Any, Any, Any]
+) -> bool | None:
+    """Execute a statement of a lane, in a thread where possible."""
+    context = arguments[3]
+    lane = getcurrent() if THREAD.has_greenlets else None
+    turn = current_turn()
+    if not isinstance(lane, Lane) and (turn is None or turn.taken):
+        if turn is not None:
+            turn.end()
+        return None
+    if call_next_listeners(name, ours, arguments):
+        return True
+    work = partial(getattr(context.dialect, name), *arguments)
+    if isinstance(lane, Lane):
+        connection = context.root_connection
+        streams = context.execution_options.get("stream_results", False)
+        leaves = not streams and _leaves(connection)
+        if leaves and context.dialect.name == "sqlite":
+            work = partial(_with_rows, work, context)
+        lane.hub.call(lane, connection, work, leaves=leaves)
+    elif turn is not None:
+        turn.check()
+        work()
+        turn.take()
+    return True
+
+
+def _with_rows(work: Callable[[], object], context: Any) -> None:
+    """Execute a statement of SQLite, and fetch its rows in the same thread.
+
+    SQLite computes rows when they are fetched.  While the thread of the
+    session fetched them, another thread could execute the same SQL on the
+    same connection: since Python 3.12 both use one prepared statement, and
+    rows would be lost.
+    """
+    work()
+    # SQLAlchemy fetches the rows of INSERT .. RETURNING itself.
+    if context.cursor.description is not None and not context.isinsert:
+        context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(context.cursor)
+
+
+def _leaves(connection: Connection) -> bool:
+    """Return whether another thread may use a connection."""
+    try:
+        info = connection.info
+    except NotImplementedError:
+        # The first connection of an engine, on which SQLAlchemy initializes
+        # the dialect while it holds a lock.
+        return False
+    known: bool | None = info.get(_LEAVES)
+    if known is None:
+        known = info[_LEAVES] = _may_leave(connection)
+    return known
+
+
+def _may_leave(connection: Connection) -> bool:
+    dialect = connection.dialect
+    pool = connection.engine.pool
+    if dialect.is_async or isinstance(pool, (SingletonThreadPool, StaticPool)):
+        return False
+    dbapi: Any = dialect.dbapi
+    if getattr(dbapi, "threadsafety", 0) < 1:
+        return False
+    if dialect.name != "sqlite":
+        return True
+    wire: Any = connection.connection.dbapi_connection
+    return _answers_elsewhere(wire, dbapi.Error)
+
+
+def _answers_elsewhere(wire: Any, error: type[Exception]) -> bool:
+    """Test a SQLite connection: check_same_thread cannot be read."""
+    found = []
+
+    def test() -> None:
+        try:
+            wire.cursor().close()
+        except error:
+            return
+        found.append(True)
+
+    thread = threading.Thread(target=test, name="sqla-shard-ask")
+    thread.start()
+    thread.join()
+    return bool(found)
