@@ -8,7 +8,7 @@ from __future__ import annotations
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.cluster.cluster_events import ClusterEvents
 from sqla_shard.cluster.event_loops import AsyncShardSession
-from sqla_shard.dialects.passwords import ServerLogin
+from sqla_shard.dialects.base import ServerLogin
 from sqla_shard.engine import scatter, scatter_errors
 from sqla_shard.engine.rendering import SCHEMA
 from sqla_shard.ids import IdLayout, ObjectId, pack, TimeLayout, unpack

@@ -27,7 +27,7 @@ from sqla_shard.exc import CacheClassError, OptionError
 from sqla_shard.outbox.invalidations import has_pending, write_pending
 from sqla_shard.outbox.tables import LONGEST_REGION
 from sqla_shard.session import ShardSession
-from sqla_shard.session.invalidation import outbox_places
+from sqla_shard.session.commit import outbox_places
 
 # -- invalidation around a COMMIT
 

@@ -8,7 +8,7 @@ The programs ``mariadb`` and ``mysql`` read the password from a pipe, which is
 their option file, so that the password is in no argument, environment variable
 or file.  They read the user's ``~/.my.cnf`` first, for the prompt and the
 pager; the server, the account and the certificates in the URL take precedence.
-See :mod:`sqla_shard.dialects.client_options` for the settings of the URL.
+See :mod:`sqla_shard.fleet.client_options` for the settings of the URL.
 """
 
 from __future__ import annotations
@@ -32,13 +32,9 @@ from sqlalchemy.sql.lambdas import LambdaElement
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.dialects import backend_for
-from sqla_shard.dialects.client_options import (
-    address_arguments,
-    client_options,
-    pipe_with,
-)
 from sqla_shard.engine import Scatter
 from sqla_shard.exc import NoShardKeyError
+from sqla_shard.fleet.client_options import address_arguments, client_options, pipe_with
 from sqla_shard.session import ShardSession
 from sqla_shard.topology import Location, Server, ShardRange, Topology
 from sqla_shard.util import sqlalchemy_private as private

@@ -37,7 +37,7 @@ from sqla_shard.cluster.event_loops import (
 from sqla_shard.cluster.explain import explain, Explanation
 from sqla_shard.cluster.health import deadline, Health, health_of, of_newest
 from sqla_shard.cluster.retries import Retries, run, run_awaited
-from sqla_shard.dialects.passwords import PasswordFunction, Passwords
+from sqla_shard.dialects.base import PasswordFunction, Passwords
 from sqla_shard.dialects.polling import Pipelining
 from sqla_shard.engine import (
     Engines,
@@ -71,8 +71,8 @@ from sqla_shard.session import (
     RandomPlacement,
     ShardSession,
 )
-from sqla_shard.session.new_ids import IdService
 from sqla_shard.session.paging import Seal, seal_of
+from sqla_shard.session.placement import IdService
 from sqla_shard.session.session import SessionContext
 from sqla_shard.topology import Topology
 from sqla_shard.topology.follow import Fixed, Follower, SourceReport

@@ -45,8 +45,8 @@ from sqla_shard.engine import (
 )
 from sqla_shard.exc import NoEventLoopError
 from sqla_shard.session import PlacementPolicy, ShardSession
-from sqla_shard.session.new_ids import IdService
 from sqla_shard.session.paging import Seal
+from sqla_shard.session.placement import IdService
 from sqla_shard.session.session import SessionContext
 from sqla_shard.topology import Topology
 

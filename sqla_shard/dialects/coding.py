@@ -39,7 +39,7 @@ from sqlalchemy.sql.selectable import ScalarSelect, SelectBase
 from sqlalchemy.sql.visitors import iterate
 from sqlalchemy.types import Enum, TupleType, UserDefinedType
 
-from sqla_shard.dialects.functions import name_of
+from sqla_shard.dialects.result_types import name_of
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.types.columns import Encoded
 from sqla_shard.util import sqlalchemy_private as private

@@ -34,12 +34,16 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import ScalarSelect
 from sqlalchemy.sql.visitors import iterate
 
-from sqla_shard.dialects.decimals import (
+from sqla_shard.dialects.result_types import (
+    AGGREGATES,
     AllDigits,
     CHOOSING,
     DIVISIONS,
+    DOUBLES,
     MOST_DIGITS,
     MOST_PLACES,
+    name_of,
+    NARROW,
     places_of,
     plain_type,
     ROUNDING,
@@ -47,12 +51,6 @@ from sqla_shard.dialects.decimals import (
     size_of,
     size_of_product,
     SUMS,
-)
-from sqla_shard.dialects.functions import (
-    AGGREGATES,
-    DOUBLES,
-    name_of,
-    NARROW,
     TIMES,
     WHOLE_NUMBERS,
 )

@@ -43,8 +43,7 @@ from sqlalchemy.sql.visitors import InternalTraversal, iterate
 from sqlalchemy.types import BINARY, LargeBinary, NullType, VARBINARY
 
 from sqla_shard.dialects.coding import encoded_type
-from sqla_shard.dialects.decimals import plain_type
-from sqla_shard.dialects.functions import name_of, NUMBERS, TEXTS, TIMES
+from sqla_shard.dialects.result_types import name_of, NUMBERS, plain_type, TEXTS, TIMES
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.util import sqlalchemy_private as private
 

@@ -34,9 +34,9 @@ from sqla_shard.dialects.base import (
     hashed,
     new_engine,
     NumberForm,
+    PasswordSource,
 )
 from sqla_shard.dialects.coding import code_values
-from sqla_shard.dialects.passwords import PasswordSource
 
 __all__ = ["SQLite"]
 

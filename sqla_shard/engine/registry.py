@@ -19,7 +19,7 @@ from sqlalchemy.pool import QueuePool
 from sqlalchemy.sql.compiler import IdentifierPreparer
 
 from sqla_shard.dialects import Backend, backend_for, check_driver
-from sqla_shard.dialects.passwords import Passwords, PasswordSource
+from sqla_shard.dialects.base import Passwords, PasswordSource
 from sqla_shard.dialects.polling import PIPELINING, Pipelining
 from sqla_shard.engine.hooks import listen, listen_to_probe, OpenConnections, Retired
 from sqla_shard.engine.lanes import AwaitedLanes, Lanes

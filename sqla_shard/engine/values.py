@@ -14,7 +14,7 @@ from decimal import Context, Decimal, ROUND_DOWN, ROUND_HALF_UP
 from enum import Enum
 from typing import Any
 
-from sqla_shard.dialects.decimals import MOST_PLACES
+from sqla_shard.dialects.result_types import MOST_PLACES
 from sqla_shard.dialects.sorting import NO_TEXT, TOO_LONG_TO_GROUP
 from sqla_shard.exc import ScatterUnsupportedError
 

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from sqlalchemy.pool import NullPool
 
 from sqla_shard.dialects import backend_for
-from sqla_shard.dialects.passwords import PasswordSource
+from sqla_shard.dialects.base import PasswordSource
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc.base import original, shortened_list
 

@@ -28,12 +28,6 @@ from typing import Any
 
 from sqlalchemy import make_url
 
-from sqla_shard.dialects.client_options import (
-    address_arguments,
-    client_of,
-    client_options,
-    pipe_with,
-)
 from sqla_shard.exc import (
     BackupDamagedError,
     BackupFailedError,
@@ -43,6 +37,12 @@ from sqla_shard.exc import (
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.backup import BinlogPlan, Source
 from sqla_shard.fleet.binlog_events import first_gtids, first_state, GtidSet
+from sqla_shard.fleet.client_options import (
+    address_arguments,
+    client_of,
+    client_options,
+    pipe_with,
+)
 from sqla_shard.fleet.files import File, Files, files_at
 from sqla_shard.fleet.fleet import Fleet, pair_named
 from sqla_shard.fleet.storage import (

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
 
-from sqla_shard.dialects.mysql.catalogue import TABLE_TYPES
-from sqla_shard.dialects.mysql.show_create import (
+from sqla_shard.dialects.mysql.catalogue import (
+    TABLE_TYPES,
     without_character_sets,
     without_counter,
 )

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from sqla_shard.dialects.mysql.show_create import without_character_sets
+from sqla_shard.dialects.mysql.catalogue import without_character_sets
 from sqla_shard.exc import CopyFailedError, FleetServerError, Problem
 from sqla_shard.fleet.admin import Admin, marked, quoted, SYSTEM
 from sqla_shard.fleet.common_point import Snapshots, snapshots

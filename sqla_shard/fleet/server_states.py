@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 
 from sqlalchemy.engine import URL
 
-from sqla_shard.dialects.passwords import PasswordSource
+from sqla_shard.dialects.base import PasswordSource
 from sqla_shard.engine.pools import Answer, in_threads, server_name
 from sqla_shard.engine.unread import unread_line
 from sqla_shard.exc import FleetServerError, FleetSetupError

@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import case, Connection, func, inspect, select, Table
 
 from sqla_shard.dialects import backend_for
-from sqla_shard.dialects.exact import is_vector, unfit
 from sqla_shard.migrate.copying import snapshot
 from sqla_shard.migrate.declaration import Lookup, MappingTable, Reference
+from sqla_shard.migrate.exact_types import is_vector, unfit
 from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.pass_reports import last_pass
 from sqla_shard.migrate.stages import Progress

@@ -32,13 +32,13 @@ from sqlalchemy import (
 )
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.dialects.exact import exact_table, is_vector
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import DeclarationError
 from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.migrate.copying import look_twice, one_read, Row, snapshot
 from sqla_shard.migrate.declaration import Owned, Owner
+from sqla_shard.migrate.exact_types import exact_table, is_vector
 from sqla_shard.migrate.future import Future
 from sqla_shard.migrate.mark_tables import after_key, among, Key
 from sqla_shard.migrate.marks import Marks, RowMark

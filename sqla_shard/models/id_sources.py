@@ -34,7 +34,7 @@ from sqla_shard.ids import TimeLayout
 from sqla_shard.outbox.tables import CLOCKS
 from sqla_shard.planning.specs import NewIds
 from sqla_shard.session import ShardSession
-from sqla_shard.session.new_ids import IdService
+from sqla_shard.session.placement import IdService
 from sqla_shard.types import ShardedId
 
 __all__ = ["IdService", "IdSource", "new_ids_for", "source_of"]

@@ -45,7 +45,7 @@ from sqlalchemy.sql.selectable import (
     TextualSelect,
 )
 
-from sqla_shard.dialects.functions import name_of, ROW_FUNCTIONS
+from sqla_shard.dialects.result_types import name_of, ROW_FUNCTIONS
 from sqla_shard.dialects.sorting import Hidden
 from sqla_shard.dialects.sql import BlobValue
 from sqla_shard.util import sqlalchemy_private as private

@@ -21,8 +21,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import GenerativeSelect, Join, Select
 from sqlalchemy.sql.visitors import iterate, replacement_traverse
 
-from sqla_shard.dialects.decimals import DIVISIONS
-from sqla_shard.dialects.functions import name_of
+from sqla_shard.dialects.result_types import DIVISIONS, name_of
 from sqla_shard.dialects.sorting import kind_of, OfText, ShownId, SortKey
 from sqla_shard.engine.merge import First, most_of, OrderKey
 from sqla_shard.engine.values import Text

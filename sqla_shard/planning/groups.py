@@ -48,9 +48,14 @@ from sqlalchemy.util import EMPTY_DICT
 
 from sqla_shard.dialects import Backend
 from sqla_shard.dialects.base import Averaged, NumberForm
-from sqla_shard.dialects.decimals import AllDigits, DividedSum, plain_type
-from sqla_shard.dialects.functions import AGGREGATES, name_of
 from sqla_shard.dialects.numbers import is_rounded, is_single, Precision, precision_of
+from sqla_shard.dialects.result_types import (
+    AGGREGATES,
+    AllDigits,
+    DividedSum,
+    name_of,
+    plain_type,
+)
 from sqla_shard.dialects.sorting import kind_of, LONGEST_COMPARED, SortKey
 from sqla_shard.engine.merge import (
     Coalesce,

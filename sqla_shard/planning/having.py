@@ -28,7 +28,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import Select
 from sqlalchemy.sql.visitors import replacement_traverse
 
-from sqla_shard.dialects.functions import name_of
+from sqla_shard.dialects.result_types import name_of
 from sqla_shard.dialects.sql import BlobValue
 from sqla_shard.engine.merge import First, Recipe, Row
 from sqla_shard.exc import ScatterUnsupportedError

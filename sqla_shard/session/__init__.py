@@ -1,17 +1,15 @@
 """The session and its parts.
 
-``session``        :class:`ShardSession`
-``events``         the listeners of SQLAlchemy's session events
+``session``        :class:`ShardSession`, and its listeners of events
 ``get``            get and get_many
 ``execute``        the routing of each statement
 ``connections``    the connections to servers, and their views by shard
 ``flush``          the shards of objects, before a flush
 ``insert``         the shards of the rows of an INSERT
-``placement``      the virtual shard of a new object
+``placement``      the virtual shard of a new object, and its id
 ``transaction``    the writes of a transaction
-``commit``         COMMIT, one server after another
+``commit``         COMMIT, one server after another; invalidation of cached rows
 ``row_cache``      reads from the row cache
-``invalidation``   writes that invalidate rows in the cache
 ``paging``         pages and bookmarks
 ``scatter_pages``  pages of a statement on all shards
 """

@@ -49,6 +49,12 @@ from sqla_shard.planning import (
     spec_of,
     Spread,
 )
+from sqla_shard.session.commit import (
+    check_count,
+    check_matching,
+    invalidate_matching,
+    invalidate_rows,
+)
 from sqla_shard.session.connections import any_place, bulk_on, connect
 from sqla_shard.session.flush import check_tables
 from sqla_shard.session.insert import (
@@ -61,13 +67,7 @@ from sqla_shard.session.insert import (
     with_ids,
     with_inline_ids,
 )
-from sqla_shard.session.invalidation import (
-    check_count,
-    check_matching,
-    invalidate_matching,
-    invalidate_rows,
-)
-from sqla_shard.session.new_ids import lacks_issued_id
+from sqla_shard.session.placement import lacks_issued_id
 from sqla_shard.topology import Keyspace, Topology
 from sqla_shard.util import sqlalchemy_private as private
 

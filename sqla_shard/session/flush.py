@@ -23,8 +23,7 @@ from sqla_shard.exc import (
     UnsupportedStatementError,
 )
 from sqla_shard.planning import routes, spec_of, TableSpec
-from sqla_shard.session.new_ids import issue_for_objects
-from sqla_shard.session.placement import parent_shard, root_shard
+from sqla_shard.session.placement import issue_for_objects, parent_shard, root_shard
 from sqla_shard.session.row_cache import refuse_cached_autocommit
 from sqla_shard.topology import Keyspace
 from sqla_shard.types import IdType

@@ -22,8 +22,7 @@ from sqla_shard.exc import (
     UnsupportedStatementError,
 )
 from sqla_shard.planning import has_objects, kind_of, routes, spec_of
-from sqla_shard.session.new_ids import issue
-from sqla_shard.session.placement import parent_shard, root_shard
+from sqla_shard.session.placement import issue, parent_shard, root_shard
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, TYPE_CHECKING, TypeVar
 
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Connection, event, inspect
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.horizontal_shard import ShardedSession
 from sqlalchemy.orm import Mapper, ORMExecuteState, Session, SessionTransaction
@@ -46,15 +46,19 @@ from sqla_shard.exc import (
 )
 from sqla_shard.exc.base import summary
 from sqla_shard.planning import keyspace_of, route, spec_of
-from sqla_shard.session.commit import Commits
+from sqla_shard.session.commit import (
+    check_write,
+    Commits,
+    ensure_begun,
+    invalidate_flushed,
+    reads_latest,
+)
 from sqla_shard.session.connections import bind_to, ShardView, Usage
-from sqla_shard.session.events import listen
-from sqla_shard.session.execute import check_keyspace
-from sqla_shard.session.flush import place_of
+from sqla_shard.session.execute import check_keyspace, prepare
+from sqla_shard.session.flush import place_objects, place_of
 from sqla_shard.session.get import getter_of, is_plain
-from sqla_shard.session.invalidation import check_write, reads_latest
-from sqla_shard.session.new_ids import issue_for_object
 from sqla_shard.session.paging import Page
+from sqla_shard.session.placement import issue_for_object
 from sqla_shard.session.row_cache import ANSWERS
 from sqla_shard.session.scatter_pages import scatter_page
 from sqla_shard.session.transaction import (
@@ -63,6 +67,8 @@ from sqla_shard.session.transaction import (
     give_up,
     LastWrite,
     leave_to_parent,
+    record_commit,
+    refuse_lost,
     roll_back_together,
     TransactionLog,
 )
@@ -71,12 +77,80 @@ from sqla_shard.util import sqlalchemy_private as private
 if TYPE_CHECKING:
     from sqla_shard import Cluster
 
+
 __all__ = ["CrossShard", "SessionContext", "ShardSession", "separate_session"]
 
 T = TypeVar("T")
 
 #: Arguments of ``execute()`` that the package itself passes, after ``place``.
 _OURS = frozenset({"limits", "merged", "places"})
+
+
+# -- listeners, in the order of their calls
+#
+# The modules of :mod:`sqla_shard.models`, which the session does not import,
+# register more on the class.  ``before_flush`` and ``after_flush_postexec`` of
+# blob fields are called after these.  Of ``do_orm_execute`` the check of an
+# UPDATE of blob fields is called before :func:`.execute.prepare`; the condition
+# that hides inactive objects is added after it.
+
+
+def _before_flush(session: Any, context: Any, objects: Any) -> None:
+    session._check_process()
+    place_objects(session)
+
+
+def _before_commit(session: Any) -> None:
+    refuse_lost(session._connections, session)
+    ensure_begun(session)
+
+
+def _after_begin(
+    session: Any, transaction: SessionTransaction, connection: Any
+) -> None:
+    session._follow(transaction, connection)
+
+
+def _after_create(session: Any, transaction: SessionTransaction) -> None:
+    if transaction.nested:
+        session.log.savepoint(transaction)
+
+
+def _after_rollback(session: Any, previous: SessionTransaction) -> None:
+    if session._log is not None:  # None after the end of the transaction
+        session._log.rolled_back(previous)
+    session._placed.clear()
+
+
+def _after_end(session: Any, transaction: SessionTransaction) -> None:
+    if transaction.parent is None:
+        log = session._log
+        session._reset_transaction()
+        session.pending = ()
+        if log is not None:
+            log.run_after_commit(session)
+
+
+_LISTENERS: dict[str, Any] = {
+    "do_orm_execute": prepare,
+    "before_flush": _before_flush,
+    "after_flush": invalidate_flushed,
+    "before_commit": _before_commit,
+    "after_commit": record_commit,
+    "after_begin": _after_begin,
+    "after_transaction_create": _after_create,
+    "after_soft_rollback": _after_rollback,
+    "after_transaction_end": _after_end,
+}
+
+
+def listen(cls: type[Any]) -> None:
+    """Register the listeners of a class of sessions."""
+    for name, listener in _LISTENERS.items():
+        event.listen(cls, name, listener)
+
+
+# -- the session
 
 
 class ShardSession(ShardedSession):

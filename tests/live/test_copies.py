@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pymysql
 import pytest
 
-from sqla_shard.dialects.mysql.show_create import without_character_sets
+from sqla_shard.dialects.mysql.catalogue import without_character_sets
 from sqla_shard.exc import CopyFailedError, FleetServerError
 from sqla_shard.fleet.admin import quoted
 from sqla_shard.fleet.common_point import snapshots

@@ -25,8 +25,8 @@ from sqla_shard import (
     unpack,
 )
 from sqla_shard.models.tickets import TicketServers
-from sqla_shard.session import new_ids
-from sqla_shard.session.new_ids import lacks_issued_id
+from sqla_shard.session import placement
+from sqla_shard.session.placement import lacks_issued_id
 from sqla_shard.testing import sqlite_topology
 
 
@@ -137,7 +137,7 @@ def test_a_flush_asks_once_for_each_class(
         asked.append(table.name)
         return lacks_issued_id(table)
 
-    monkeypatch.setattr(new_ids, "lacks_issued_id", lacks)
+    monkeypatch.setattr(placement, "lacks_issued_id", lacks)
     with cluster.begin(shard_id=3) as session:
         added = [cls() for cls in (Coupon, Plain) for _ in range(9)]
         session.add_all(added)

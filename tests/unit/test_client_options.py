@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import make_url
 
-from sqla_shard.dialects.client_options import client_of, client_options
+from sqla_shard.fleet.client_options import client_of, client_options
 
 #: What the programs say; only one option names MariaDB everywhere.
 SAYS = {

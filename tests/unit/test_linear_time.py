@@ -14,8 +14,8 @@ import pytest
 
 from sqla_shard.cli.output import coloured
 from sqla_shard.dialects.mysql import _end_of_select
-from sqla_shard.dialects.mysql.new_tables import creation_of
-from sqla_shard.dialects.mysql.show_create import without_character_sets
+from sqla_shard.dialects.mysql.catalogue import without_character_sets
+from sqla_shard.dialects.mysql.ddl import creation_of
 from sqla_shard.dialects.sqlite import _words
 from sqla_shard.exc import SchemaOptionError
 from sqla_shard.fleet.binlog_statements import qualifiers

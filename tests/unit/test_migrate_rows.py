@@ -21,9 +21,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped
 from sqlalchemy.types import UserDefinedType
 
 from sqla_shard import blob_field, ObjectMixin, pack
-from sqla_shard.dialects.exact import unfit
 from sqla_shard.exc import DeclarationError
 from sqla_shard.migrate import Declaration, Owned, Owner
+from sqla_shard.migrate.exact_types import unfit
 from sqla_shard.migrate.future import Future
 from sqla_shard.migrate.rows import AttributeDifference, Conversion, is_same
 

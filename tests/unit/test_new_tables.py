@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sqla_shard.dialects.mysql.new_tables import creation_of, Index, index_of
+from sqla_shard.dialects.mysql.ddl import creation_of, Index, index_of
 
 PINS = (
     "\nCREATE TABLE pins (\n\tid BIGINT NOT NULL AUTO_INCREMENT, \n\t"

@@ -7,11 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sqla_shard.dialects.mysql.batches import digest_of
-from sqla_shard.dialects.mysql.show_create import (
-    without_character_sets,
-    without_counter,
-)
+from sqla_shard.dialects.mysql.catalogue import without_character_sets, without_counter
+from sqla_shard.dialects.mysql.ddl import digest_of
 
 MYSQL = SimpleNamespace(is_mariadb=False)
 MARIADB = SimpleNamespace(is_mariadb=True)

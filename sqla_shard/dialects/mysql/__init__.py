@@ -41,6 +41,9 @@ from sqla_shard.dialects.base import (
     interrupt,
     new_engine,
     NumberForm,
+    PasswordError,
+    PasswordSource,
+    Secret,
 )
 from sqla_shard.dialects.coding import code_values
 from sqla_shard.dialects.mysql import (
@@ -48,9 +51,8 @@ from sqla_shard.dialects.mysql import (
     mysqlclient_connections,
     pymysql_connections,
 )
-from sqla_shard.dialects.mysql.batches import shortened_name
 from sqla_shard.dialects.mysql.catalogue import MySQLCatalogue
-from sqla_shard.dialects.mysql.ddl import MySQLDDL
+from sqla_shard.dialects.mysql.ddl import MySQLDDL, shortened_name
 from sqla_shard.dialects.mysql.driver import (
     close_socket,
     initial_statement,
@@ -60,7 +62,6 @@ from sqla_shard.dialects.mysql.driver import (
     without_end,
 )
 from sqla_shard.dialects.mysql.new_keys import number_new_rows
-from sqla_shard.dialects.passwords import PasswordError, PasswordSource, Secret
 from sqla_shard.dialects.polling import PIPELINING, Pipelining
 from sqla_shard.util.masking import host_and_port
 

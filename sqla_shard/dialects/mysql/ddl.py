@@ -1,28 +1,126 @@
-"""Changing tables on MySQL and MariaDB.
+"""Changes of tables on MySQL and MariaDB.
 
 A statement that changes a table commits what was written before it, and
 cannot be rolled back.
+
+Several statements in one packet: the server stops at the first statement that
+fails, as a client does that sends one after another.  Unlike statements that
+are sent without waiting for the results of those before them, a statement is
+not executed if one before it has failed.
+
+One CREATE TABLE for a new table and its indexes, on MariaDB: Alembic sends
+CREATE INDEX after CREATE TABLE, and MariaDB changes the table for each of them.
+Within CREATE TABLE the same indexes cost next to nothing.  The table has to be
+the same, so only texts of a small grammar are joined: columns of common types
+with literal defaults, a primary key, and indexes of whole columns.  Without a
+primary key a unique index would become the clustered one; a foreign key has an
+index that the server creates, and drops for another one; long texts are cut or
+hashed in an index; and InnoDB looks for duplicates in the order in which unique
+indexes were created.  Expressions, comments in the text, partitions, CREATE
+TABLE ... SELECT and everything else is not recognized.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from math import ceil
+from struct import pack
 from typing import Any
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.exc import DBAPIError
 
-from sqla_shard.dialects.base import Batch, DDL
-from sqla_shard.dialects.mysql.batches import (
-    digest_of,
-    lock_name,
-    MySQLBatch,
-    NO_SUCH_TABLE,
+from sqla_shard.dialects.base import Batch, DDL, Statement
+from sqla_shard.dialects.mysql.catalogue import (
+    TABLE_TYPES,
+    without_character_sets,
+    without_counter,
 )
-from sqla_shard.dialects.mysql.catalogue import TABLE_TYPES
-from sqla_shard.dialects.mysql.new_tables import index_of
+from sqla_shard.dialects.polling import PolledConnection
+
+_NAME = r"(?:`[^`%]+`|[A-Za-z_][\w$]*)"
+_COLUMN_NAMES = rf"\(\s*{_NAME}(?:\s*,\s*{_NAME})*\s*\)"
+# Without backslashes, whose meaning depends on sql_mode.
+_TEXT = r"'(?:[^'\\]|'')*'"
+_MOMENT = r"(?:CURRENT_TIMESTAMP|now)(?:\(\d*\))?"
+#: Types whose values an index has as they are.
+_SHORT = (
+    r"(?:TINYINT|SMALLINT|MEDIUMINT|INTEGER|INT|BIGINT|BOOLEAN|BOOL)"
+    r"(?:\(\d+\))?(?:\s+UNSIGNED)?"
+    r"|(?:DECIMAL|NUMERIC)(?:\(\d+(?:\s*,\s*\d+)?\))?|FLOAT|DOUBLE"
+    r"|DATE|(?:DATETIME|TIMESTAMP|TIME)(?:\(\d\))?"
+)
+_LETTERS = r"(?:VARCHAR|CHAR)\((?P<length>\d+)\)"
+_LONG = r"(?:TINY|MEDIUM|LONG)?(?:TEXT|BLOB)|(?:VARBINARY|BINARY)\(\d+\)"
+_COLUMN = re.compile(
+    rf"(?P<name>{_NAME})\s+"
+    rf"(?:(?P<short>{_SHORT})|{_LETTERS}|(?P<long>{_LONG}))"
+    r"(?:\s+CHARACTER\s+SET\s+\w+)?(?:\s+COLLATE\s+\w+)?"
+    r"(?:\s+(?:NOT\s+)?NULL|\s+AUTO_INCREMENT"
+    rf"|\s+DEFAULT\s+(?:-?\d+(?:\.\d+)?|{_TEXT}|NULL|TRUE|FALSE|{_MOMENT})"
+    rf"|\s+ON\s+UPDATE\s+{_MOMENT}|\s+COMMENT\s+{_TEXT})*",
+    re.I,
+)
+_PRIMARY = re.compile(rf"PRIMARY\s+KEY\s*{_COLUMN_NAMES}", re.I)
+_UNIQUE = re.compile(
+    rf"(?:CONSTRAINT\s+{_NAME}\s+)?UNIQUE\s*(?P<columns>{_COLUMN_NAMES})", re.I
+)
+_HEAD = re.compile(rf"\s*CREATE\s+TABLE\s+(?P<table>{_NAME})\s*\(", re.I)
+_TAIL = re.compile(
+    r"\)(?:\s*(?:ENGINE\s*=\s*InnoDB|COMMENT\s*=\s*" + _TEXT + r"|"
+    r"(?:DEFAULT\s+)?(?:CHARSET|CHARACTER\s+SET|COLLATE)(?:\s*=\s*|\s+)"
+    r"\w++))*\s*",
+    re.I,
+)
+_INDEX = re.compile(
+    rf"\s*CREATE\s+(?P<unique>UNIQUE\s+)?INDEX\s+(?P<name>{_NAME})\s+"
+    rf"ON\s+(?P<table>{_NAME})\s*(?P<columns>{_COLUMN_NAMES})\s*",
+    re.I,
+)
+_PART = re.compile(rf"\s*((?:{_TEXT}|`[^`]*`|\([^()]*\)|[^(),'`])+)")
+# Words that begin something else than a column.
+_WORDS = frozenset(
+    [
+        "check",
+        "constraint",
+        "foreign",
+        "fulltext",
+        "index",
+        "key",
+        "like",
+        "period",
+        "primary",
+        "select",
+        "spatial",
+        "table",
+        "unique",
+        "values",
+        "vector",
+        "with",
+    ]
+)
+#: Most letters in an index; those of four bytes fit into any row format.
+_MOST = 191
+
+# MySQL refuses longer names of locks.
+_LOCK_NAME = 64
+#: Key of ``Connection.info``: whether several statements are allowed.
+_ALLOWED = "sqla_shard.several_statements"
+NO_SUCH_TABLE = 1146
+#: The command of the protocol that allows several statements, or one.
+_COM_SET_OPTION = 0x1B
+# One column: the client parses a description of each.
+_DEFAULTS = (
+    "CONCAT_WS(' ', @@version, @@sql_mode, @@default_storage_engine, "
+    "@@character_set_database, @@collation_database)"
+)
+_OWN_NAMES = (
+    "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
+)
 
 _INTERRUPTED = 1317
 _READ_ONLY = 3989
@@ -36,15 +134,270 @@ _HAS = text(
     "SELECT COUNT(*) FROM information_schema.tables "
     "WHERE table_schema = DATABASE() AND table_name = :name"
 )
-_NAMES = text(
-    "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
-)
 _NOT_TRANSACTIONAL = text(
     "SELECT COUNT(*) FROM information_schema.tables t "  # noqa: S608 - constants
     "LEFT JOIN information_schema.engines e ON e.engine = t.engine "
     f"WHERE t.table_schema = DATABASE() AND t.table_type IN {TABLE_TYPES} "
     "AND COALESCE(e.transactions, 'NO') <> 'YES'"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """An index that CREATE TABLE can create with its table.
+
+    :ivar table: name of the table, as the statement has it.
+    :ivar name: name of the index, not quoted and in lower case.
+    :ivar columns: its columns in order, not quoted and in lower case.
+    """
+
+    table: str
+    name: str
+    columns: tuple[str, ...]
+    is_unique: bool
+
+
+def index_of(statement: str) -> Index | None:
+    """Return the index that a statement creates.
+
+    :returns: None for a statement that :func:`creation_of` does not join.
+    """
+    found = _INDEX.fullmatch(statement)
+    if found is None:
+        return None
+    return Index(
+        table=found["table"],
+        name=_plain(found["name"]).lower(),
+        columns=tuple(name.lower() for name in _names(found["columns"])),
+        is_unique=found["unique"] is not None,
+    )
+
+
+def creation_of(statements: Sequence[str]) -> str | None:
+    """Return one statement that creates a table as several do.
+
+    :param statements: CREATE TABLE, and the statements after it.
+    :returns: None if they are not known to be equal.
+    """
+    head = _HEAD.match(statements[0])
+    if head is None:
+        return None
+    parts, end = _definitions(statements[0], head.end())
+    if not parts or _TAIL.fullmatch(statements[0], end) is None:
+        return None
+    lengths = _lengths(parts)
+    if lengths is None:
+        return None
+    keys = []
+    unique = sum(bool(_UNIQUE.fullmatch(part)) for part in parts)
+    for statement in statements[1:]:
+        index = _INDEX.fullmatch(statement)
+        if (
+            index is None
+            or _plain(index["table"]) != _plain(head["table"])
+            or not _fits(index["columns"], lengths)
+        ):
+            return None
+        if index["unique"] and (unique := unique + 1) > 1:
+            return None
+        kind = "UNIQUE KEY" if index["unique"] else "KEY"
+        keys.append(f", {kind} {index['name']} {index['columns']}")
+    return statements[0][:end] + "".join(keys) + statements[0][end:]
+
+
+def _definitions(text: str, start: int) -> tuple[list[str], int]:
+    """Return the definitions of a CREATE TABLE, and the position after them.
+
+    That is the parenthesis that ends them.
+
+    :returns: no definitions if one of them is not recognized.
+    """
+    parts = []
+    position = start
+    while found := _PART.match(text, position):
+        parts.append(found[1].strip())
+        position = found.end()
+        if text[position : position + 1] == ")":
+            return parts, position
+        if text[position : position + 1] != ",":
+            break
+        position += 1
+    return [], start
+
+
+def _lengths(parts: Sequence[str]) -> dict[str, int] | None:
+    """Return the letters of each column that an index may have.
+
+    :returns: None if a definition is not recognized, or if there is not one
+        primary key.
+    """
+    lengths: dict[str, int] = {}
+    keys = []
+    primary = 0
+    for part in parts:
+        column = _COLUMN.fullmatch(part)
+        if column is not None and column["name"].lower() not in _WORDS:
+            if not column["long"]:
+                length = int(column["length"] or 0)
+                lengths[_plain(column["name"])] = length
+        elif unique := _UNIQUE.fullmatch(part):
+            keys.append(unique["columns"])
+        elif _PRIMARY.fullmatch(part):
+            primary += 1
+        else:
+            return None
+    if primary != 1 or not all(_fits(key, lengths) for key in keys):
+        return None
+    return lengths
+
+
+def _fits(columns: str, lengths: dict[str, int]) -> bool:
+    """Return whether an index has the whole values of its columns."""
+    names = _names(columns)
+    return all(name in lengths for name in names) and (
+        sum(lengths[name] for name in names) <= _MOST
+    )
+
+
+def _names(columns: str) -> list[str]:
+    return [_plain(name) for name in re.findall(_NAME, columns)]
+
+
+def _plain(name: str) -> str:
+    return name.strip("`")
+
+
+class MySQLBatch(Batch):
+    """Sends texts with semicolons, over PyMySQL."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def send(
+        self, statements: Sequence[Statement]
+    ) -> Generator[tuple[int, Sequence[Any]]]:
+        """Join the statements with semicolons, and read result by result."""
+        self._allow(True)
+        dialect = self._connection.dialect
+        errors = dialect.loaded_dbapi.Error
+        cursor: Any = self._connection.connection.cursor()
+        done = 0
+        try:
+            # A statement may end with a comment that extends to its line.
+            text = "\n;".join(
+                cursor.mogrify(statement, parameters)
+                for statement, parameters in statements
+            )
+            cursor.execute(text)
+            while True:
+                yield cursor.rowcount, cursor.fetchall()
+                done += 1
+                if not cursor.nextset():
+                    return
+        except errors as error:
+            statement, parameters = statements[done]
+            raise DBAPIError.instance(
+                statement, parameters, error, errors, dialect=dialect
+            ) from error
+        finally:
+            cursor.close()
+
+    def end(self) -> None:
+        """Allow one statement only: revisions must not depend on more."""
+        if self._connection.info.get(_ALLOWED):
+            self._allow(False)
+
+    def _allow(self, several: bool) -> None:
+        info = self._connection.info
+        if info.get(_ALLOWED, False) == several:
+            return
+        dialect = self._connection.dialect
+        errors = dialect.loaded_dbapi.Error
+        raw: Any = self._connection.connection.dbapi_connection
+        try:
+            # MYSQL_OPTION_MULTI_STATEMENTS_ON and _OFF.
+            raw._execute_command(_COM_SET_OPTION, pack("<H", not several))
+            read = raw._read_packet
+            if isinstance(raw, PolledConnection):
+                # Otherwise the response would count as unread.
+                raw.complete(read)
+            else:
+                read()
+        except errors as error:
+            raise DBAPIError.instance(
+                None, None, error, errors, dialect=dialect
+            ) from error
+        info[_ALLOWED] = several
+
+    def enter(self, schema: str, seconds: float) -> list[Statement]:
+        """Send ``USE``, take the lock with ``GET_LOCK``, read variables."""
+        dialect = self._connection.dialect
+        quoted = dialect.identifier_preparer.quote(schema)
+        # Otherwise inspect() and has_table() would read the previous database.
+        dialect.default_schema_name = schema
+        return [
+            (f"USE {quoted}", ()),
+            (f"SELECT GET_LOCK(%s, %s), {_DEFAULTS}", (lock_name(schema), seconds)),
+        ]
+
+    def leave(self, schema: str) -> list[Statement]:
+        """Commit before another runner can acquire the lock."""
+        return [("COMMIT", ()), ("DO RELEASE_LOCK(%s)", (lock_name(schema),))]
+
+    def names(self) -> Statement:
+        """Read only the names, which opens no table."""
+        return _OWN_NAMES, ()
+
+    def defaults(self) -> Statement:
+        """Read the version, ``sql_mode``, and how tables are stored."""
+        return f"SELECT {_DEFAULTS}", ()
+
+    def creation(
+        self, statements: Sequence[str], defaults: Sequence[Any]
+    ) -> str | None:
+        """Put the indexes into CREATE TABLE, for InnoDB on MariaDB."""
+        dialect: Any = self._connection.dialect
+        if not dialect.is_mariadb or "InnoDB" not in defaults[0].split(" "):
+            return None
+        return creation_of(statements)
+
+    def definition(self, table: str) -> Statement:
+        """Read ``SHOW CREATE TABLE``."""
+        return f"SHOW CREATE TABLE {table}", ()
+
+    def is_absent(self, error: DBAPIError) -> bool:
+        """Read the number of the error."""
+        orig = error.orig
+        return orig is not None and orig.args[:1] == (NO_SUCH_TABLE,)
+
+    def digest(self, rows: Sequence[Any]) -> str:
+        """Hash ``SHOW CREATE TABLE``, without the counter."""
+        return digest_of(rows[0][1], self._connection.dialect)
+
+
+def lock_name(schema: str) -> str:
+    """Return the name of the lock of a database."""
+    return shortened_name(f"sqla_shard.{schema}")
+
+
+def shortened_name(name: str) -> str:
+    """Return a name of a lock, or a digest of one that is too long."""
+    if len(name) <= _LOCK_NAME:
+        return name
+    return f"sqla_shard.{sha256(name.encode()).hexdigest()[:48]}"
+
+
+def digest_of(definition: str, dialect: Any) -> str:
+    """Return a digest of ``SHOW CREATE TABLE``, without the counter.
+
+    The two kinds of servers write the same table differently, so the digests
+    of MySQL begin with its name.
+    """
+    text = without_counter(definition)
+    if dialect.is_mariadb:
+        return sha256(text.encode()).hexdigest()
+    text = without_character_sets(text)
+    return f"mysql {sha256(text.encode()).hexdigest()}"
 
 
 class MySQLDDL(DDL):
@@ -103,7 +456,7 @@ class MySQLDDL(DDL):
 
     def names(self, connection: Connection) -> set[str]:
         """Read only the names, which opens no table."""
-        return set(connection.scalars(_NAMES))
+        return set(connection.scalars(text(_OWN_NAMES)))
 
     def definitions(
         self, connection: Connection, tables: Iterable[str]
