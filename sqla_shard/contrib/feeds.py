@@ -68,14 +68,8 @@ from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import FeedStoreError, InvalidBookmarkError
 from sqla_shard.ids import unpack
 from sqla_shard.jobs import current_job, task
-from sqla_shard.models.deletion_plan import (
-    call,
-    existing,
-    Part,
-    register_belongings,
-    Work,
-)
-from sqla_shard.models.layouts import require_default_layout
+from sqla_shard.models.deletion import call, existing, Part, register_belongings, Work
+from sqla_shard.models.id_sources import require_default_layout
 from sqla_shard.outbox import operation
 from sqla_shard.planning import declare, spec_of
 from sqla_shard.session import ShardSession

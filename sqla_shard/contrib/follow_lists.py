@@ -9,7 +9,7 @@ from sqlalchemy import bindparam, inspect, literal, select, union_all
 
 from sqla_shard.contrib.edges import BoardChoice, EdgeTable, FollowKind, Related
 from sqla_shard.exc import ClassDefinitionError
-from sqla_shard.models.layouts import require_default_layout
+from sqla_shard.models.id_sources import require_default_layout
 from sqla_shard.planning import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.paging import Page

@@ -48,7 +48,7 @@ from sqla_shard.contrib.follow_lists import FOLLOWING, FollowLists
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import BlockedError, FollowRefusedError
 from sqla_shard.ids import DEFAULT_LAYOUT, unpack
-from sqla_shard.models.deletion_plan import Call, call, Part, register_belongings, Work
+from sqla_shard.models.deletion import Call, call, Part, register_belongings, Work
 from sqla_shard.outbox import operation
 from sqla_shard.session import ShardSession
 

@@ -32,7 +32,7 @@ from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import FeedStoreError
 from sqla_shard.ids import DEFAULT_LAYOUT, unpack
 from sqla_shard.jobs import task
-from sqla_shard.models.deletion_plan import existing, Part, register_belongings, Work
+from sqla_shard.models.deletion import existing, Part, register_belongings, Work
 from sqla_shard.session import ShardSession
 from sqla_shard.session.session import separate_session
 

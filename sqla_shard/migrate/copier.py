@@ -36,7 +36,7 @@ from sqla_shard.migrate.mark_tables import Key
 from sqla_shard.migrate.rows import Reference
 from sqla_shard.migrate.tables import MovedRows, MovedTable, ShardObjects
 from sqla_shard.migrate.waiting import grouped, Waiting
-from sqla_shard.models.lookup_definition import link
+from sqla_shard.models.lookup_table import link
 
 log = logging.getLogger(__name__)
 

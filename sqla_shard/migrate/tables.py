@@ -43,7 +43,7 @@ from sqla_shard.migrate.future import Future
 from sqla_shard.migrate.mark_tables import after_key, among, Key
 from sqla_shard.migrate.marks import Marks, RowMark
 from sqla_shard.migrate.rows import AttributeDifference, Conversion, Reference
-from sqla_shard.models.lookup_definition import link
+from sqla_shard.models.lookup_table import link
 from sqla_shard.planning import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.topology import Keyspace

@@ -6,9 +6,9 @@
 ``blob_fields``, ``field_declarations``
                       :func:`blob_field`, and the fields of a class
 ``blob_writes``       writing a blob without overwriting other writers
-``soft_delete``       ``active``, ``deactivate()`` and ``restore()``
 ``object_definition``, ``object_mixin``
-                      :class:`ObjectMixin`
+                      :class:`ObjectMixin`; ``active``, ``deactivate()`` and
+                      ``restore()``
 ``keyspace_mixin``    :class:`KeyspaceMixin`, for plain models
 ``many_to_many``      many-to-many relationships, and the rows of their links
 ``mapping_definition``, ``mapping_list``, ``mapping_mixin``
@@ -16,26 +16,24 @@
 ``list_positions``, ``list_pages``, ``list_changes``, ``inverse_mapping``
                       reads and changes of lists, and their reverse rows
 ``normalization``     policies of keys
-``lookup_definition``, ``lookup_table``, ``lookup_claims``, ``lookup_mixin``
+``lookup_table``, ``lookup_mixin``
                       :class:`LookupMixin`, objects found by a key
 ``registration``      :func:`sign_up` and :func:`change`
 ``reference``         tables with the same rows on every shard
-``deletion_plan``, ``deletion``
-                      deleting objects with everything that refers to them
+``deletion``          deleting objects with everything that refers to them
 """
 
 from __future__ import annotations
 
 from sqla_shard.models import (
-    deletion_plan as _plans,  # noqa: F401  # listens
+    deletion as _plans,  # noqa: F401  # listens
     many_to_many as _linking,  # noqa: F401  # listens
     normalization,
 )
 from sqla_shard.models.blob_fields import blob_field
 from sqla_shard.models.keyspace_mixin import KeyspaceMixin
 from sqla_shard.models.list_changes import NarrowGap
-from sqla_shard.models.lookup_claims import Claim
-from sqla_shard.models.lookup_mixin import LookupMixin
+from sqla_shard.models.lookup_mixin import Claim, LookupMixin
 from sqla_shard.models.mapping_mixin import MappingMixin
 from sqla_shard.models.normalization import Normalization
 from sqla_shard.models.object_mixin import ObjectMixin

@@ -45,7 +45,7 @@ from sqla_shard.models.blob_fields import (
 from sqla_shard.models.blob_writes import changes, source_of
 from sqla_shard.models.codecs import ValueKind
 from sqla_shard.models.field_types import codec_for
-from sqla_shard.models.layouts import check_parent_layout, layout_of
+from sqla_shard.models.id_sources import check_parent_layout, layout_of
 from sqla_shard.types import Blob
 from sqla_shard.types.blob import decode_blob
 from sqla_shard.types.tracking import Node, plain

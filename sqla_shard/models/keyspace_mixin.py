@@ -21,7 +21,7 @@ from sqlalchemy.orm import Mapper
 
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.models.class_checks import check_unique, whole_or_not_at_all
-from sqla_shard.models.layouts import adopt_layout
+from sqla_shard.models.id_sources import adopt_layout
 from sqla_shard.planning import declare, TableSpec
 
 __all__ = ["KeyspaceMixin", "assign_keyspace"]

@@ -37,9 +37,14 @@ from sqla_shard.models.class_checks import (
     own_definition,
     spec_of_objects,
 )
-from sqla_shard.models.layouts import layout_of
-from sqla_shard.models.list_positions import MOST_MOVES, now
-from sqla_shard.models.spread import check_pieces, piece_of, shard_of
+from sqla_shard.models.id_sources import layout_of
+from sqla_shard.models.list_positions import (
+    check_pieces,
+    MOST_MOVES,
+    now,
+    piece_of,
+    shard_of,
+)
 from sqla_shard.planning import columns_set, declare, spec_of, TableSpec
 from sqla_shard.types import ObjectRef, Sequence38
 

@@ -48,7 +48,7 @@ from typing import Any, TYPE_CHECKING, TypeVar
 from sqlalchemy import event
 from sqlalchemy.orm import Mapped, Mapper
 
-from sqla_shard.models import list_changes, list_pages as reading, list_sets
+from sqla_shard.models import list_changes, list_pages as reading
 from sqla_shard.models.class_checks import whole_or_not_at_all
 from sqla_shard.models.inverse_mapping import (
     link_inverse,
@@ -467,7 +467,7 @@ class MappingMixin:
             list_of(cls, session, source_id),
             list_of(cls if other is None else other, session, other_id),
         )
-        return list_sets.intersect(*lists, descending, batch)
+        return list_changes.intersect(*lists, descending, batch)
 
     @classmethod
     def clear_target(
@@ -493,7 +493,7 @@ class MappingMixin:
         """
         check_limit(batch, "batch")
         check_change(cls)
-        return list_sets.clear_target(cls, cluster, target_id, scatter, batch)
+        return list_changes.clear_target(cls, cluster, target_id, scatter, batch)
 
     def __repr__(self) -> str:
         definition = self.__sqla_shard_mapping__

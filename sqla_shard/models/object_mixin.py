@@ -45,9 +45,9 @@ from sqlalchemy.orm import (
 
 from sqla_shard.dialects.sql import UpdatedAt
 from sqla_shard.exc import ClassDefinitionError, PlacementError
-from sqla_shard.models.blob_dictionaries import choose_dictionary
 from sqla_shard.models.blob_fields import blob_of, no_update
 from sqla_shard.models.blob_writes import (
+    choose_dictionary,
     forget_written,
     remember_written,
     show_change,
@@ -55,13 +55,13 @@ from sqla_shard.models.blob_writes import (
     write_blob,
 )
 from sqla_shard.models.object_definition import (
+    Activity,
     check_names,
     define,
     finish,
     id_column,
     ObjectDefinition,
 )
-from sqla_shard.models.soft_delete import Activity
 from sqla_shard.session import ShardSession
 from sqla_shard.session.flush import REQUESTED
 from sqla_shard.types import JSONBlob, UTCTimestamp

@@ -83,7 +83,7 @@ from sqla_shard.models.class_checks import (
     own_definition,
     whole_or_not_at_all,
 )
-from sqla_shard.models.layouts import adopt_layout
+from sqla_shard.models.id_sources import adopt_layout
 from sqla_shard.planning import declare, spec_of, TableSpec
 from sqla_shard.types import IdType
 from sqla_shard.types.shard_bound import ShardNumber

@@ -28,7 +28,7 @@ from sqla_shard.exc import (
     KeyNotHeldError,
     KeyPendingError,
 )
-from sqla_shard.models.lookup_claims import (
+from sqla_shard.models.lookup_mixin import (
     calls_of,
     check_older,
     Claim,
@@ -42,8 +42,12 @@ from sqla_shard.models.lookup_claims import (
     release,
     undo_call,
 )
-from sqla_shard.models.lookup_definition import TOKEN_BYTES
-from sqla_shard.models.lookup_table import LookupAccess, read_keys, table_with_keys
+from sqla_shard.models.lookup_table import (
+    LookupAccess,
+    read_keys,
+    table_with_keys,
+    TOKEN_BYTES,
+)
 from sqla_shard.outbox.apply import function_named
 from sqla_shard.outbox.operations import Operation
 from sqla_shard.session import ShardSession

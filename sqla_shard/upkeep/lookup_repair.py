@@ -21,9 +21,13 @@ from sqlalchemy import select
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.exc import InvalidKeyError, KeyTakenError, LookupPolicyError
-from sqla_shard.models.lookup_claims import add_key, claim, give_key, LIFETIME, locked
-from sqla_shard.models.lookup_definition import TOKEN_BYTES
-from sqla_shard.models.lookup_table import LookupAccess, NormalizedKey, statements_of
+from sqla_shard.models.lookup_mixin import add_key, claim, give_key, LIFETIME, locked
+from sqla_shard.models.lookup_table import (
+    LookupAccess,
+    NormalizedKey,
+    statements_of,
+    TOKEN_BYTES,
+)
 from sqla_shard.session import ShardSession
 from sqla_shard.upkeep.findings import Finding, FindingKind, Outcome
 from sqla_shard.upkeep.targets import Objects

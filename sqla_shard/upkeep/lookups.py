@@ -17,8 +17,8 @@ from sqla_shard.engine import by_server, Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import complete, for_each_shard, UnreadServer
 from sqla_shard.models import LookupMixin
-from sqla_shard.models.lookup_definition import link
 from sqla_shard.models.lookup_table import (
+    link,
     LookupAccess,
     NormalizedKey,
     read_keys,

@@ -20,9 +20,9 @@ from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import Places
 from sqla_shard.models import MappingMixin
 from sqla_shard.models.inverse_mapping import sync_pairs
+from sqla_shard.models.list_positions import MOST_PIECES
 from sqla_shard.models.mapping_definition import link
 from sqla_shard.models.mapping_list import recount, statements_of
-from sqla_shard.models.spread import MOST_PIECES
 from sqla_shard.models.spread_list import list_of
 from sqla_shard.planning import spec_of
 from sqla_shard.session import ShardSession

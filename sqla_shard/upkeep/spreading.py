@@ -6,7 +6,7 @@ whose transaction began before the copy, and that reads the piece from before
 after the deletion, would find the row in neither.
 
 The application can read and write all the time (see
-:mod:`~sqla_shard.models.spread_pieces`).  A run can be interrupted at any
+:mod:`~sqla_shard.models.spread_list`).  A run can be interrupted at any
 time.  The next one needs no position: it reads the keys of all rows, and looks
 for those that are still where they were before.
 """
@@ -27,10 +27,10 @@ from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import describe_unread, reason, UnreadServer
 from sqla_shard.exc import ClassDefinitionError, InvalidIdError
+from sqla_shard.models.list_positions import MOST_PIECES
 from sqla_shard.models.mapping_definition import link, piece_place, pieces_of
 from sqla_shard.models.mapping_list import statements_of
-from sqla_shard.models.spread import MOST_PIECES
-from sqla_shard.models.spread_pieces import MovingPiece
+from sqla_shard.models.spread_list import MovingPiece
 from sqla_shard.planning import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.execute import OUR_OWN

@@ -17,7 +17,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped
 
 from examples.quickstart.bookmarks import read_folders
 from sqla_shard import blob_field, Cluster, ObjectMixin, pack
-from sqla_shard.models import blob_dictionaries
+from sqla_shard.models import blob_writes
 from sqla_shard.types.compression import Dictionary, require_zstd, train_dictionary
 from sqla_shard.upkeep import blobs
 from tests.benchmarks.servers import new_fleet, title
@@ -212,7 +212,7 @@ def _filled(
         _insert_all(cluster, Packed, documents[:20_000], shard_id=1)
         print(f"\n{blobs.train(cluster, Packed, seed=1)}")
         blobs.activate(cluster, Packed)
-        blob_dictionaries._known.clear()
+        blob_writes._known.clear()
         ids = {}
         for cls in (Plain, Packed):
             _insert_all(cluster, cls, documents, shard_id=0)

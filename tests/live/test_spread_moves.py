@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import select
 
 from sqla_shard import Cluster, pack
-from sqla_shard.models.spread import MOST_PIECES
+from sqla_shard.models.list_positions import MOST_PIECES
 from sqla_shard.upkeep import verify_relations
 from tests.models.spread_stages import MODELS, SHARDS, stage
 from tests.servers.command_line import COMMAND, environment, ROOT, write

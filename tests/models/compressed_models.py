@@ -9,7 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqla_shard import blob_field, Cluster, ObjectMixin, unpack
-from sqla_shard.models import blob_dictionaries
+from sqla_shard.models import blob_writes
 from sqla_shard.types.compression import DICTIONARIES
 from tests.models.backends import Clusters, with_cache
 
@@ -80,7 +80,7 @@ def forget() -> None:
     """Clear the dictionaries of this process, as in a new one."""
     DICTIONARIES._known.clear()
     DICTIONARIES._missing.clear()
-    blob_dictionaries._known.clear()
+    blob_writes._known.clear()
 
 
 def raw(cluster: Cluster, cls: Any, object_id: int) -> Any:

@@ -10,8 +10,8 @@ from sqlalchemy import delete, insert, select
 
 from sqla_shard import exc, pack, scatter, unpack
 from sqla_shard.models.deletion import delete_object
+from sqla_shard.models.list_positions import piece_of, shard_of
 from sqla_shard.models.mapping_definition import definition_of
-from sqla_shard.models.spread import piece_of, shard_of
 from sqla_shard.testing import StatementLog
 from sqla_shard.upkeep import verify_relations
 from tests.models.clusters import ShardLog

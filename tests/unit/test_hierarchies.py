@@ -20,7 +20,7 @@ from sqla_shard import blob_field, LookupMixin, ObjectMixin, ObjectRef, pack, Sh
 from sqla_shard.cache.columns import Columns
 from sqla_shard.exc import BlobValueError, CacheClassError, ClassDefinitionError
 from sqla_shard.models import normalization
-from sqla_shard.models.lookup_definition import link
+from sqla_shard.models.lookup_table import link
 from sqla_shard.planning import spec_of
 
 ON = {"polymorphic_on": "kind", "polymorphic_identity": "item"}

@@ -14,7 +14,7 @@ from sqlalchemy.schema import CreateTable
 from sqla_shard import blob_field, LookupMixin, ObjectMixin
 from sqla_shard.exc import ClassDefinitionError, InvalidKeyError
 from sqla_shard.models import normalization
-from sqla_shard.models.lookup_definition import link
+from sqla_shard.models.lookup_table import link
 from sqla_shard.planning import spec_of
 from sqla_shard.types import LookupKey
 from sqla_shard.types.shard_bound import KeySlot

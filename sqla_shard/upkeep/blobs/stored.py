@@ -16,7 +16,7 @@ from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unread import describe_unread, for_each_shard, UnreadServer
 from sqla_shard.exc import ClassDefinitionError, DictionaryError
 from sqla_shard.models import ObjectMixin
-from sqla_shard.models.blob_dictionaries import name_of, SECONDS
+from sqla_shard.models.blob_writes import name_of, SECONDS
 from sqla_shard.outbox.tables import DICTIONARIES
 from sqla_shard.planning import spec_of
 from sqla_shard.session import ShardSession
