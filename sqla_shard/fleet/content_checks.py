@@ -60,7 +60,7 @@ def missing_databases(pair: PairFacts, fleet: FleetFacts) -> Findings:
             yield critical(
                 standby,
                 f"lacks {len(lost)} databases that its primary has ({_listed(lost)})",
-                f"sqla-shard fleet replica rebuild {pair.name}",
+                pair.rebuild(),
             )
 
 
@@ -120,7 +120,7 @@ def differing_definitions(pair: PairFacts, _: FleetFacts) -> Findings:
         yield critical(
             standby,
             f"{what} ({_listed(names)})",
-            f"compare SHOW CREATE TABLE; sqla-shard fleet replica rebuild {pair.name}",
+            f"compare SHOW CREATE TABLE; {pair.rebuild()}",
         )
 
 

@@ -86,6 +86,7 @@ class DeadFailover(Promotion):
         Step("drain", "wait until {new} has applied everything received"),
         Step("stop", "prove again that the primary is lost, stop replication"),
         Step("raise-ids", f"raise AUTO_INCREMENT of every table by {_IDS:,}"),
+        # Here for a hook; then it is proved again that the primary is lost.
         *Promotion.CUTOVER,
         Step("enable-events", "enable the events on {new}"),
         Step("verify", "check that {new} can be written"),

@@ -78,6 +78,7 @@ class Failover(Promotion):
     kind = "failover"
     STEPS = (
         Step("compare", "compare the rows of {new} with those of {old}"),
+        # Here, before the last wait, an operation can wait for a hook.
         Step("prepare", "wait until the standby is less than 100 ms behind"),
         Step("stop-events", "stop the event scheduler of {old}"),
         Step(

@@ -209,8 +209,7 @@ def versions_of_pair(pair: PairFacts, _: FleetFacts) -> Findings:
         yield critical(
             standby,
             f"is {other}, and its primary is {one}: they cannot replace each other",
-            f"sqla-shard fleet replica rebuild {pair.name}, with a server of "
-            "the same kind",
+            f"{pair.rebuild()}, with a server of the same kind",
         )
     elif other.number < one.number:
         yield critical(

@@ -14,9 +14,11 @@ from sqla_shard.exc import (
     FleetLockedError,
     FleetLockLostError,
     FleetSetupError,
+    OperationFailedError,
     TopologyUnavailableError,
 )
-from sqla_shard.fleet import FleetPlan, resume, status
+from sqla_shard.fleet import apply, FleetPlan, resume, status
+from sqla_shard.fleet.operation import Step
 from sqla_shard.fleet.runner import KINDS
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.topology_documents import topology_document
@@ -120,3 +122,20 @@ def test_another_document_is_not_a_plan(document):
 def test_each_step_has_a_method(kind):
     for step in KINDS[kind].STEPS:
         assert hasattr(KINDS[kind], f"_do_{step.name.replace('-', '_')}")
+
+
+class Hooked(Toy):
+    """A toy that waits for a hook of the operator before writes are stopped."""
+
+    STEPS = (Toy.STEPS[0], Step("hook", "wait for the hook"), *Toy.STEPS[1:])
+
+
+def test_a_hook_is_a_step_that_can_stop_the_operation(scene, monkeypatch):
+    monkeypatch.setitem(KINDS, "toy", Hooked)
+    with pytest.raises(OperationFailedError) as caught:
+        apply(scene.fleet, Toy.plan(scene.fleet, scene.folder, fails="hook"))
+    assert caught.value.undone
+    assert "fence" not in {step for _, step, _ in scene.log}
+    apply(scene.fleet, Toy.plan(scene.fleet, scene.folder))
+    done = [step for _, step, state in scene.log if state == "done"]
+    assert done[-6:] == ["copy", "hook", "fence", "publish", "open", "tidy"]
