@@ -232,8 +232,9 @@ class Split(FleetOperation):
                 )
                 found += required.empty(primary, standby, remedy=remedy)
             else:
-                name = self._move.server if primary is source else self._move.target
-                found += required.standby(name, primary, standby)
+                is_named = primary is source
+                name = self._move.server if is_named else self._move.target
+                found += required.standby(name, primary, standby, is_named=is_named)
         return found
 
     def costs(self, topology: Topology) -> list[str]:

@@ -14,6 +14,7 @@ from sqla_shard.fleet.doctor import CHECKS, diagnose, DoctorReport
 from sqla_shard.fleet.facts import (
     Event,
     FleetFacts,
+    LivePair,
     PairFacts,
     ServerFacts,
     ServerVersion,
@@ -36,7 +37,7 @@ from sqla_shard.fleet.replication import (
     SemiSync,
     TableSize,
 )
-from sqla_shard.fleet.replication_checks import two_writable
+from sqla_shard.fleet.replication_checks import replication_stopped, two_writable
 from sqla_shard.fleet.setting_checks import binary_log, settings
 from sqla_shard.testing.topology_documents import topology_document
 from sqla_shard.topology import Topology
@@ -419,6 +420,21 @@ def test_a_writable_standby_of_a_lost_primary_is_found():
     standby = server("standby", "b:3306", variables={"read_only": "OFF"})
     (problem,) = refusals(fleet(lost, standby), two_writable)
     assert "it is writable, as only its primary may be" in str(problem)
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_standby_that_the_topology_does_not_name_is_not_rebuilt(is_named):
+    pair = LivePair(
+        name="server1",
+        primary=server("primary", "a:3306"),
+        standby=server("standby", "b:3306", status=None),
+        is_named=is_named,
+    )
+    facts = replace(fleet(), pairs=(pair,))
+    (problem,) = refusals(facts, replication_stopped)
+    assert problem.message.endswith(
+        "replica rebuild server1" if is_named else "fleet replica build"
+    )
 
 
 def version(*number, is_mariadb=True):
