@@ -24,7 +24,6 @@ several threads at the same time.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -156,9 +155,6 @@ class MemcachedServer(CacheServer):
     _log_name = "memcached.log"
     _ping = b"version", b"VERSION "
     _flush_command = b"flush_all", b"OK\r\n"
-
-    # Its directory is removed: there is no need for a clean shutdown.
-    _stop_signal = signal.SIGKILL
 
     def restart(self) -> MemcachedServer:
         """Kill the server and start it on its port, without its items.

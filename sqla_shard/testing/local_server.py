@@ -264,9 +264,6 @@ class LocalServer(Startable):
     _log_name: ClassVar[str]
     """Name of the file for the output of the process."""
 
-    _stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
-    """Signal that ends the process before its directory is removed."""
-
     def __init__(
         self,
         name: str,
@@ -338,7 +335,8 @@ class LocalServer(Startable):
         """
         if self.directory is None or self._owner != os.getpid():
             return
-        self._end(self._stop_signal)
+        # Its files are removed: nothing is to be saved, which takes a second.
+        self._end(signal.SIGKILL)
         guard.remove(self.directory)
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory = None

@@ -42,7 +42,6 @@ not control (start, stop, kill) a server from several threads at the same time.
 from __future__ import annotations
 
 import shutil
-import signal
 import socket
 import ssl
 import struct
@@ -84,9 +83,6 @@ class ZooKeeperServer(LocalServer):
     """
 
     _log_name = "zookeeper.log"
-
-    # Its directory is removed: there is no need for a clean shutdown.
-    _stop_signal = signal.SIGKILL
 
     def __init__(
         self,
