@@ -22,7 +22,7 @@ Several transactions are therefore needed to give an object a key::
     user_id = sign_up(cluster, {UserEmail: "me@example.com"}, new_user)
 
 A process that is killed between them leaves a claim, which expires, or a
-pending operation that confirms it; see :doc:`/howto/sign-up`.
+pending operation that confirms it; see :doc:`/howto/lookups`.
 
 Change keys in :meth:`Cluster.run <sqla_shard.Cluster.run>`, which retries
 after a deadlock.

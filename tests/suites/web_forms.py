@@ -269,7 +269,7 @@ FORMS: dict[str, list[Form]] = {
             "session.get(Shop, new_id)"
             " or session.merge(Shop(id=new_id, number=5)).number",
             S,
-            "get or create; by another key: :doc:`/howto/sign-up`",
+            "get or create; by another key: :doc:`/howto/lookups`",
         ),
         Form(
             "session.execute(mysql.insert(Shop)"
