@@ -150,6 +150,23 @@ def ids(pair: PairFacts, fleet: FleetFacts) -> Findings:
             yield info(pair.primary, f"{what}, more than any other table")
 
 
+@pair_check
+def table_cache(pair: PairFacts, _: FleetFacts) -> Findings:
+    """Servers that open a table again for each statement about all tables."""
+    count = len(pair.primary.tables)
+    for server in pair.servers:
+        kept = int(server.variables.get("table_definition_cache", count))
+        if kept < count:
+            yield info(
+                server,
+                f"has {count:,} tables and table_definition_cache = {kept}: commands "
+                "that read all tables, such as fleet doctor and fleet capacity, take "
+                "several times as long",
+                f"on {server.address}: SET GLOBAL table_definition_cache = "
+                f"{2 * count}, and in its configuration",
+            )
+
+
 def fill_of(table: TableSize, fleet: FleetFacts) -> float:
     """Return the used part of the ids of a table, from 0 to 1.
 

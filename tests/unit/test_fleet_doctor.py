@@ -670,6 +670,22 @@ def test_ids_are_limited_by_the_type_and_by_36_bits(next_id, id_type, severity):
     )
 
 
+@pytest.mark.parametrize(("kept", "is_enough"), [("2", True), ("1", False)])
+def test_tables_that_the_cache_of_definitions_does_not_hold(kept, is_enough):
+    tables = [
+        TableSize(
+            database="db00000", table=name, bytes=1, rows=1, next_id=None, id_type=""
+        )
+        for name in ("boards", "pins")
+    ]
+    primary = server("primary", "a:3306", tables=tuple(tables))
+    variables = {**primary.variables, "table_definition_cache": kept}
+    primary = replace(primary, parts={**primary.parts, "variables": variables})
+    found = text(fleet(primary))
+    assert ("has 2 tables and table_definition_cache = 1" in found) is not is_enough
+    assert ("SET GLOBAL table_definition_cache = 4" in found) is not is_enough
+
+
 @pytest.mark.parametrize("is_interrupted", [True, False])
 def test_an_operation(is_interrupted):
     operation = SimpleNamespace(
