@@ -178,6 +178,10 @@ class MySQL(Backend):
             **SAFE.get(driver, {}),
             **arguments,
         }
+        if url.password is not None and not _PASSWORDS & given.keys():
+            # Tools that collect errors store the arguments with the traceback.
+            name = "passwd" if driver == "mysqldb" else "password"
+            arguments[name] = Secret(str(url.password))
         engine = new_engine(url, settings, asynchronous=self._asynchronous)
         number_new_rows(engine)
         code_values(engine)
@@ -448,6 +452,8 @@ _REMEDIES = {
 #: Drivers that send a text in Latin-1, where servers have that of CREATE USER
 #: in UTF-8.  Their error for other characters shows the whole password.
 _LATIN_1 = ("pymysql", "asyncmy")
+#: Arguments of drivers.
+_PASSWORDS = {"password", "passwd"}
 
 
 class LoggingIn:
@@ -469,7 +475,7 @@ class LoggingIn:
         """Handle ``do_connect``."""
         source = self._password
         if source is None:
-            return self._attempt(dialect, record, cargs, cparams)
+            return self._attempt(dialect, record, cargs, dict(cparams))
         secret = source.known or self._ask(source, None, dialect)
         given = {**cparams, "password": secret.text}
         try:
@@ -483,16 +489,21 @@ class LoggingIn:
         given = {**cparams, "password": secret.text}
         return self._attempt(dialect, record, cargs, given)
 
-    def _attempt(self, dialect: Any, record: Any, cargs: Any, cparams: Any) -> Any:
-        secret = cparams.get("password")
-        if isinstance(secret, str) and dialect.driver in _LATIN_1:
-            cparams["password"] = secret.encode()
+    def _attempt(self, dialect: Any, record: Any, cargs: Any, given: Any) -> Any:
+        for name in _PASSWORDS & given.keys():
+            if isinstance(given[name], Secret):
+                given[name] = given[name].text
+            if isinstance(given[name], str) and dialect.driver in _LATIN_1:
+                given[name] = given[name].encode()
         # Openings change the arguments.
         where = host_and_port(
-            cparams.get("host") or "localhost", cparams.get("port") or 3306
+            given.get("host") or "localhost", given.get("port") or 3306
         )
         try:
-            return self._opening(dialect, record, cargs, cparams)
+            return self._opening(dialect, record, cargs, given)
+        except dialect.loaded_dbapi.Error as error:
+            # The frames of the driver have the password.
+            raise error.with_traceback(None) from error.__cause__
         except RuntimeError as error:
             found = _PACKAGE.search(str(error))
             if found is None:
@@ -500,6 +511,8 @@ class LoggingIn:
             raise dialect.loaded_dbapi.OperationalError(
                 _PLUGIN_ERROR, f"{where}: {_REMEDIES[found[1]]}"
             ) from error
+        finally:
+            given.clear()
 
     def _ask(self, source: PasswordSource, used: Secret | None, dialect: Any) -> Secret:
         try:
