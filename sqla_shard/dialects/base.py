@@ -10,7 +10,15 @@ import contextlib
 import hashlib
 import socket
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Literal, Protocol, TypeVar
@@ -192,6 +200,16 @@ class Catalogue(Protocol):
         lower case, and ``in`` is case-insensitive.
 
         :param engine: engine of any virtual shard on the server.
+        """
+        ...
+
+    def having(
+        self, engine: Engine, error: BaseException | None
+    ) -> Container[str] | None:
+        """Return the databases that have what an error says is missing.
+
+        :param error: the driver's error about a table or a database.
+        :returns: None if it is not known.
         """
         ...
 

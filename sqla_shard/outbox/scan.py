@@ -47,8 +47,8 @@ def scan(
 ) -> tuple[list[T], list[UnreadServer]]:
     """Read all shards of all keyspaces, several servers in parallel.
 
-    :param read: called with all shards of a server, or with each shard if a
-        table or database is missing.
+    :param read: called with all shards of a server, and again without those
+        that lack a table or database.
     :param is_empty: called for a shard whose table or database is missing.
     :param purpose: part of the names of the threads.
     :param kinds: the kinds of keyspaces that are read; None for all.
@@ -72,13 +72,22 @@ def scan(
 def _on_server(
     cluster: Cluster, read: Read[T], is_empty: IsEmpty, group: Sequence[Place]
 ) -> tuple[list[T], list[UnreadServer]]:
-    try:
-        with ShardSession(cluster=cluster) as session:
-            return read(session, group), []
-    except ShardMissingError:
-        pass  # read each shard separately: the others may have rows
-    except SQLAlchemyError as error:
-        return [], [UnreadServer.of(group, error)]
+    unread: list[UnreadServer] = []
+    lacking = group
+    while group and lacking:
+        try:
+            with ShardSession(cluster=cluster) as session:
+                return read(session, group), unread
+        except ShardMissingError as error:
+            # The others may have rows.
+            lacking = _lacking(cluster, group, error)
+            missed = [place for place in lacking if not is_empty(place, error)]
+            if missed:
+                unread.append(UnreadServer.of(missed, error))
+            gone = {place.address for place in lacking}
+            group = [place for place in group if place.address not in gone]
+        except SQLAlchemyError as error:
+            return [], [*unread, UnreadServer.of(group, error)]
     rows: list[T] = []
 
     def read_one(place: Place) -> None:
@@ -89,7 +98,24 @@ def _on_server(
             if not is_empty(place, error):
                 raise
 
-    return rows, for_each_shard(group, read_one)
+    return rows, [*unread, *for_each_shard(group, read_one)]
+
+
+def _lacking(
+    cluster: Cluster, group: Sequence[Place], error: ShardMissingError
+) -> Sequence[Place]:
+    """Return the shards without the table or database of an error.
+
+    All of a fleet may lack it: one statement, in place of one for each shard.
+
+    :returns: none if they are not known.
+    """
+    first = group[0]
+    names = first.backend.catalogue.having(first.engine, error.orig)
+    if names is None:
+        return ()
+    keyspace = cluster.places.keyspace(first.keyspace, "")
+    return [one for one in group if keyspace.database_for(one.shard_id) not in names]
 
 
 def read_all(

@@ -359,3 +359,23 @@ def _address(row: Any) -> Any:
         attempt=1,
         max_attempts=1,
     )
+
+
+def test_databases_without_tables_are_found_together(fleet: ServerFleet[Any]) -> None:
+    """A fleet that is new has thousands; workers look for work each second."""
+    found = fleet.topology_mapping(shards=32, database="db_bare{shard:05d}")
+    fleet.create_databases(found)
+    try:
+        with Cluster.from_topology(found, environ=fleet.environ) as cluster:
+            _, unread = queue_counts.queue_counts(cluster)
+            engines = {place.engine for _, place in cluster.places.servers()}
+            with StatementLog(*engines) as log:
+                _, unread = queue_counts.queue_counts(cluster)
+        addresses = [address for one in unread for address in one.addresses]
+        assert sorted(addresses) == [("objects", shard) for shard in range(32)]
+        assert len(unread) == len(engines)
+        assert "sqla_shard_job' doesn't exist" in str(unread[0].error)
+        # The tables that there are, and how names are compared.
+        assert len(log.statements) <= 3 * len(engines)
+    finally:
+        fleet.drop_databases(found)

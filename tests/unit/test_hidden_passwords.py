@@ -9,7 +9,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import OperationalError
 
 from sqla_shard.dialects import backend_for
-from sqla_shard.dialects.passwords import PasswordSource
+from sqla_shard.dialects.base import PasswordSource
 
 
 @pytest.mark.parametrize("is_asked", [False, True])

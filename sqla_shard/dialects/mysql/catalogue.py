@@ -252,6 +252,10 @@ _OPENED_TOGETHER = 512
 _SINGLY = 16
 _NO_SUCH_DATABASE = 1049
 _NO_SUCH_TABLE = 1146
+_MISSING_TABLE = re.compile(r"Table '[^']*\.([^'.]+)' doesn't exist")
+_WITH_TABLE = text(
+    "SELECT table_schema FROM information_schema.tables WHERE table_name = :name"
+)
 
 
 class MySQLCatalogue(Catalogue):
@@ -262,6 +266,20 @@ class MySQLCatalogue(Catalogue):
         with engine.connect() as connection:
             found = set(connection.scalars(_SCHEMATA))
             return _Folded(found) if _folds(connection) else found
+
+    def having(
+        self, engine: Engine, error: BaseException | None
+    ) -> Container[str] | None:
+        """Read which databases have the table that an error names."""
+        number, message, *_ = (*(error.args if error else ()), None, None)
+        if number == _NO_SUCH_DATABASE:
+            return self.databases(engine)
+        found = _MISSING_TABLE.search(str(message))
+        if number != _NO_SUCH_TABLE or found is None:
+            return None
+        with engine.connect() as connection:
+            names = set(connection.scalars(_WITH_TABLE, {"name": found[1]}))
+            return _Folded(names) if _folds(connection) else names
 
     def kind(self, connection: Connection) -> str:
         """Tell MariaDB from MySQL."""
