@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 
 #: A format: the placeholder of the id, and other characters of keys.
-_FORMAT = re.compile(r"[!-$&-~]*%([ds])[!-$&-~]*")
+_KEY_FORMAT = re.compile(r"[!-$&-~]*%([ds])[!-$&-~]*")
 _LONGEST_FORMAT = 100
 #: A change makes all stored results unreadable.
 _LAYOUT = 1
@@ -213,7 +213,7 @@ class FunctionCache:
 def _id_type(format_: Any) -> type[Any]:
     found = None
     if isinstance(format_, str) and len(format_) <= _LONGEST_FORMAT:
-        found = _FORMAT.fullmatch(format_)
+        found = _KEY_FORMAT.fullmatch(format_)
     if found is None:
         raise OptionError(
             "is not a valid format of keys: use %d or %s once, for the id, "

@@ -51,7 +51,7 @@ from sqla_shard.util import sqlalchemy_private as private
 
 #: Maximum number of digests of one topology that are stored in
 #: :class:`Places`.
-_MOST = 8192
+_MAX_DIGESTS = 8192
 
 _IDS = "sqla_shard_ids"
 _NONE = b"-"
@@ -73,7 +73,7 @@ def generation_of(places: Places, place: Place) -> str:
     if found is not None:
         return found
     known = places.generations
-    if len(known) >= _MOST:
+    if len(known) >= _MAX_DIGESTS:
         known.clear()
     return known.setdefault(place.address, _new_generation(places, place))
 

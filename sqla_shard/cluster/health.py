@@ -15,7 +15,7 @@ from sqla_shard.topology.follow import SourceReport
 T = TypeVar("T")
 
 #: Highest timeout of a health check, in seconds.
-_LONGEST = 3600.0
+_MAX_TIMEOUT_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +107,9 @@ def deadline(timeout: float) -> float:
     :param timeout: seconds.
     :raises ValueError: if the timeout is not above 0 and at most 3600.
     """
-    if not 0 < timeout <= _LONGEST:
+    if not 0 < timeout <= _MAX_TIMEOUT_SECONDS:
         raise ValueError(
-            f"timeout must be above 0 and at most {_LONGEST:g} seconds, not {timeout!r}"
+            f"timeout must be above 0 and at most {_MAX_TIMEOUT_SECONDS:g} seconds, "
+            f"not {timeout!r}"
         )
     return monotonic() + timeout

@@ -64,7 +64,7 @@ _REPEATABLE_ERRORS = (
 _FIRST_PAUSE = 0.01
 _LONGEST_PAUSE = 1.0
 #: Seconds for which a missing shard is repeated without a newer topology.
-_PATIENCE = 3.0
+_MISSING_SHARD_SECONDS = 3.0
 #: Seconds between two checks of the epoch in an event loop.
 _SLICE = 0.02
 _MOST_FAILURES = 50
@@ -207,7 +207,7 @@ class Retries:
         if self._missing is None or self._missing[0] != self.epoch:
             self._missing = self.epoch, now
         self._follower.refresh()
-        return now - self._missing[1] < _PATIENCE
+        return now - self._missing[1] < _MISSING_SHARD_SECONDS
 
 
 #: Yields a function to call, or a pause in seconds; is sent the result.

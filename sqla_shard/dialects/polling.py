@@ -38,13 +38,13 @@ _WRITABLE = getattr(select, "POLLOUT", 4)
 # Do not block, even if the socket has no timeout.
 _AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)
 #: Seconds of one poll at most: the system limits the argument.
-_LONGEST = 3600.0
+_MAX_POLL_SECONDS = 3600.0
 # The client error of a connection that is lost.
 _LOST = 2013
 _SELECTS = (b"SELECT ", b"(SELECT ")
 _LOCKS = (b"FOR UPDATE", b"FOR SHARE", b"SHARE MODE")
 #: Longer statements, in bytes, are not searched.
-_LONG = 100_000
+_MAX_SEARCHED_BYTES = 100_000
 #: The largest record of TLS, in bytes.
 _RECORD = 16384
 
@@ -143,7 +143,7 @@ class Poller:
         """
         waiting = self.waiting
         ends = [c.deadline for c in waiting.values() if c.deadline is not None]
-        left = _LONGEST if seconds is None else min(seconds, _LONGEST)
+        left = _MAX_POLL_SECONDS if seconds is None else min(seconds, _MAX_POLL_SECONDS)
         if ends:
             left = min(left, min(ends) - monotonic())
         # Round up: after a shorter wait the deadline would not be over.
@@ -290,7 +290,7 @@ class PolledConnection:
 
 def _only_reads(statement: bytes) -> bool:
     """Return whether a statement is certainly a SELECT without locks."""
-    if len(statement) > _LONG or not statement.startswith(_SELECTS):
+    if len(statement) > _MAX_SEARCHED_BYTES or not statement.startswith(_SELECTS):
         return False
     upper = statement.upper()
     return not any(lock in upper for lock in _LOCKS)

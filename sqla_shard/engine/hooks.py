@@ -524,7 +524,7 @@ _log = logging.getLogger(__name__)
 
 #: Maximum number of stored URLs: no transaction can still be open on servers
 #: that were removed earlier.
-_MOST = 1024
+_MAX_RETIRED_URLS = 1024
 
 
 class _Retirement:
@@ -602,7 +602,7 @@ class Retired:
     def refuse(self, left: Iterable[str]) -> None:
         """Refuse the URLs that were removed from the topology."""
         self._gone.update(dict.fromkeys(left))
-        for text in list(self._gone)[:-_MOST]:
+        for text in list(self._gone)[:-_MAX_RETIRED_URLS]:
             del self._gone[text]
 
     def add(self, engine: Engine, names: Iterable[str], busy: int) -> None:

@@ -710,14 +710,16 @@ def _begin(
     if context.isinsert or context.isupdate or context.isdelete:
         if plan.wrote is not None:
             table = getattr(context.compiled.statement, "table", None)
-            plan.wrote(place, _describe(table), table)
+            name = getattr(table, "name", "a table")
+            plan.wrote(place, f"a row of {name}", table)
         if context.isinsert:
             _check_addresses(parameters, place)
     elif getattr(context, "is_text", False) or context.compiled is None:
         # Select the database later: here SQLAlchemy 2.0 would not wrap the
         # driver's errors, and would not detect a lost connection.
         plan.before = partial(place.backend.use, connection, cursor, place.schema)
-        if plan.wrote is not None and not _only_reads(statement):
+        keyword = statement.lstrip(" \n\t(")[:6].upper()
+        if plan.wrote is not None and not keyword.startswith(("SELECT", "SHOW")):
             plan.wrote(place, "textual SQL", None)
     elif not plan.connections and _locks(context):
         plan.before = partial(place.backend.lock, connection)
@@ -726,14 +728,6 @@ def _begin(
 def _lock_all(plan: ExecutionPlan) -> None:
     for connection, place in zip(plan.connections, plan.places, strict=True):
         place.backend.lock(connection)
-
-
-def _describe(table: Any) -> str:
-    return f"a row of {getattr(table, 'name', 'a table')}"
-
-
-def _only_reads(statement: str) -> bool:
-    return statement.lstrip(" \n\t(").upper().startswith(("SELECT", "SHOW"))
 
 
 def _locks(context: Any) -> bool:

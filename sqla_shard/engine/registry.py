@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 _SILENT = 1.0
 
 #: Maximum number of places in memory; each takes about 230 bytes.
-_MOST = 8192
+_MAX_PLACES = 8192
 
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
 
@@ -622,7 +622,7 @@ class Places:
         key = keyspace.name, shard_id
         place = self._places.get(key)
         if place is None:
-            if len(self._places) >= _MOST:
+            if len(self._places) >= _MAX_PLACES:
                 # 65,536 places would take most of the memory of a topology;
                 # places in use are created again.
                 self._places.clear()

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal, ROUND_DOWN, ROUND_HALF_UP
 from enum import Enum
+from itertools import chain
 from typing import Any
 
 from sqla_shard.dialects.result_types import MOST_PLACES
@@ -28,7 +29,7 @@ _DIGITS = 65
 #: The default of the server variable ``div_precision_increment``.
 _INCREMENT = 4
 #: Maximum number of decimal places of a number inside a server.
-_MOST = 45
+_MAX_DECIMAL_PLACES = 45
 #: With all decimal places, 38 on MariaDB, 27 digits are left before the point;
 #: a larger number becomes the largest DECIMAL.
 _LARGEST = Decimal(10) ** 26
@@ -198,7 +199,7 @@ def _inside(total: Decimal, shown: int, fraction: Fraction) -> set[int]:
         return {places_of_quotient(n) for n in range(least, most + 1)}
     if fraction is not Fraction.UNKNOWN:
         least = max(least, shown - _INCREMENT)
-    found = range(least, max(least, _MOST) + 1)
+    found = range(least, max(least, _MAX_DECIMAL_PLACES) + 1)
     if fraction is Fraction.GROUPS:
         return {places_of_quotient(n, _INCREMENT) for n in found if n % _GROUP == 0}
     return {places_of_quotient(n, _INCREMENT) for n in found}
@@ -272,7 +273,7 @@ def _made(runs: Sequence[list[Row]], text: Text) -> dict[bytes, Any]:
     """Return the padded weights by weights; empty if there is no padding."""
     found = set()
     paddings = set()
-    for row in _rows(runs):
+    for row in chain.from_iterable(runs):
         weights = row[text.index]
         if weights is not None:
             found.add(weights)
@@ -302,11 +303,6 @@ def _made(runs: Sequence[list[Row]], text: Text) -> dict[bytes, Any]:
         )
         for w in found
     }
-
-
-def _rows(runs: Sequence[list[Row]]) -> Iterator[Row]:
-    for run in runs:
-        yield from run
 
 
 def _padded(weights: bytes, padding: bytes, width: int) -> bytes:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import (
     StatementError,
 )
 
-_MOST = 10
+_MAX_ITEMS_SHOWN = 10
 _MOST_PROBLEMS = 100
 
 
@@ -169,7 +169,7 @@ def shown(value: object) -> str:
     return _short.repr(value)
 
 
-def shortened_list(items: Sequence[object], most: int = _MOST) -> str:
+def shortened_list(items: Sequence[object], most: int = _MAX_ITEMS_SHOWN) -> str:
     """Return the first items of a sequence, and the number of the others."""
     text = ", ".join(map(str, items[:most]))
     more = len(items) - most

@@ -291,8 +291,10 @@ def write_blob(mapper: Mapper[Any], connection: Connection, target: Any) -> None
         if statements.version is not None:
             values.update(statements.version.values_of(target))
         written = _Text(blob, text)
+        # The value of the column when the blob was read or written.
+        old_text = blob.source if blob.stored is None else blob.stored
         if blob.source is None or not statements.replace(
-            connection, {**values, "new_text": written.value, "old_text": _stored(blob)}
+            connection, {**values, "new_text": written.value, "old_text": old_text}
         ):
             written = _merge(target, connection, statements, values)
         blob.source, blob.stored = written.text, written.packed
@@ -316,11 +318,6 @@ class _Text:
     def value(self) -> str | bytes:
         """The value of the column."""
         return self.text if self.packed is None else self.packed
-
-
-def _stored(blob: Blob) -> str | bytes | None:
-    """Return the value of the column when the blob was read or written."""
-    return blob.source if blob.stored is None else blob.stored
 
 
 def show_change(mapper: Mapper[Any], connection: Connection, target: Any) -> None:

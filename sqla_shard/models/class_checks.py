@@ -199,7 +199,12 @@ def check_members(
         made = {
             name
             for name, value in base.__dict__.items()
-            if name in columns or (name in methods and not _is_method(value))
+            if name in columns
+            or (
+                name in methods
+                and not isinstance(value, (classmethod, staticmethod))
+                and not callable(value)
+            )
         }
         made |= methods & set(get_annotations(base))
         for name in sorted(made | ({"__table__"} & set(base.__dict__))):
@@ -208,10 +213,6 @@ def check_members(
                 f"{kind} class; rename it",
                 class_name=cls.__name__,
             )
-
-
-def _is_method(value: object) -> bool:
-    return callable(value) or isinstance(value, (classmethod, staticmethod))
 
 
 def snake(name: str) -> str:

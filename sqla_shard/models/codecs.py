@@ -350,7 +350,7 @@ class DecimalCodec(_StringCodec):
         return super().decode(stored, path=path)
 
     def _parsed(self, stored: str) -> Any:
-        if len(stored) <= _LONGEST:
+        if len(stored) <= _MAX_DIGITS:
             value = decimal.Decimal(stored)
             if _fits(value, stored) and (
                 str(value) == stored or _DECIMAL.fullmatch(stored)
@@ -365,14 +365,14 @@ _DECIMAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)
 
 # The digits of an int that Python converts, and the exponents of decimal128:
 # int(Decimal("1e999999999")) takes all memory.
-_LONGEST = 4320
+_MAX_DIGITS = 4320
 _LARGEST = 6144
 
 
 def _fits(value: decimal.Decimal, text: str) -> bool:
     return (
         value.is_finite()
-        and len(text) <= _LONGEST
+        and len(text) <= _MAX_DIGITS
         and -_LARGEST <= value.adjusted() <= _LARGEST
     )
 

@@ -54,7 +54,7 @@ __all__ = [
 
 Action = Literal["delete", "set NULL", "clear", "remove", "release"]
 
-_SHOWN = 3
+_IDS_SHOWN = 3
 
 Pairs = Sequence[tuple[int, int]]
 
@@ -100,8 +100,8 @@ class Part:
 
     def __str__(self) -> str:
         when = "" if self.is_here else ", after COMMIT"
-        shown = ", ".join(map(str, self.items[:_SHOWN]))
-        more = ", ..." if len(self.items) > _SHOWN else ""
+        shown = ", ".join(map(str, self.items[:_IDS_SHOWN]))
+        more = ", ..." if len(self.items) > _IDS_SHOWN else ""
         return (
             f"shard {self.shard_id} of {self.keyspace}: {self.action} "
             f"{self.count} of {self.name}{when}" + (f": {shown}{more}" if shown else "")
@@ -820,17 +820,14 @@ def _delete_some(
     )
     found, ids = deepest(session, kind, [object_id], batch)
     finder = Finder(session, found, place, scatter=scatter)
-    parts = list(_delete(finder, ids))
-    plan = DeletionPlan(object_id=object_id).plus(parts, finder.unseen)
-    return plan, object_id in ids
-
-
-def _delete(finder: Finder, ids: list[int]) -> Iterator[Any]:
+    parts = []
     # Find all steps before the first is performed, which removes rows that
     # later ones are found by.
-    for one in list(finder.find(ids)):
-        one.work()
-        yield one.part
+    for step in list(finder.find(ids)):
+        step.work()
+        parts.append(step.part)
+    plan = DeletionPlan(object_id=object_id).plus(parts, finder.unseen)
+    return plan, object_id in ids
 
 
 def _kind_and_place(

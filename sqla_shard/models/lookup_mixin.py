@@ -82,7 +82,7 @@ __all__ = ["LookupMixin"]
 
 #: Default lifetime of a claim.
 LIFETIME = timedelta(minutes=15)
-_LONGEST = timedelta(days=366)
+_MAX_LIFETIME = timedelta(days=366)
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -182,10 +182,13 @@ def claim(
 
 
 def _microseconds_of(lifetime: object) -> int:
-    if not isinstance(lifetime, timedelta) or not _MICROSECOND <= lifetime <= _LONGEST:
+    if (
+        not isinstance(lifetime, timedelta)
+        or not _MICROSECOND <= lifetime <= _MAX_LIFETIME
+    ):
         raise ValueError(
             f"lifetime={lifetime!r}; it must be a positive timedelta of up to "
-            f"{_LONGEST.days} days"
+            f"{_MAX_LIFETIME.days} days"
         )
     return lifetime // _MICROSECOND
 

@@ -108,7 +108,10 @@ class MappingStatements:
         self.top = select(func.max(cls.sequence)).where(here)
         self.ids = {
             descending: select(target)
-            .where(here, _at_or_beyond(target, bindparam("at"), descending))
+            .where(
+                here,
+                target <= bindparam("at") if descending else target >= bindparam("at"),
+            )
             .order_by(_directed(target, descending))
             .limit(bindparam("number", type_=Integer()))
             for descending in (True, False)
@@ -264,11 +267,6 @@ class MappingStatements:
 
 def _directed(column: Any, newest: bool) -> Any:
     return column.desc() if newest else column.asc()
-
-
-def _at_or_beyond(column: Any, at: Any, descending: bool) -> ColumnElement[bool]:
-    found: ColumnElement[bool] = column <= at if descending else column >= at
-    return found
 
 
 def _beyond(

@@ -180,7 +180,7 @@ def _change_to_delete(cls: Any, keys: Iterable[Any]) -> Change:
 
 
 #: Maximum number of shards of a table in ``str()``.
-_SHOWN = 10
+_SHARDS_SHOWN = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,10 +279,10 @@ class ReferencesReport:
                 f"{name}: {count} row(s) on {self.shards[name]} shard(s), "
                 f"{len(deviations)} different, {len(unread)} not compared"
             )
-            for one in deviations[:_SHOWN]:
+            for one in deviations[:_SHARDS_SHOWN]:
                 yield f"  {one}"
-            if deviations[_SHOWN:]:
-                yield f"  and {len(deviations) - _SHOWN} more"
+            if deviations[_SHARDS_SHOWN:]:
+                yield f"  and {len(deviations) - _SHARDS_SHOWN} more"
             for line in unread_lines(
                 (u.server, u.reason, [("", u.shard_id)]) for u in unread
             ):

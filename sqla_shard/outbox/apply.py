@@ -177,7 +177,7 @@ _log = logging.getLogger(__name__)
 _CONFLICT_ATTEMPTS = 3
 #: Maximum time in seconds for applying operations after a COMMIT; workers
 #: apply the rest.
-_PATIENCE = 2.0
+_APPLY_SECONDS = 2.0
 #: Maximum seconds between two attempts of an operation.
 _LONGEST_PAUSE = 3600
 
@@ -215,7 +215,7 @@ def apply_after_commit(
             # rolled back: these operations may not have been committed.
             operations = _committed(session.cluster, operations)
             session.pending = operations
-        until = monotonic() + _PATIENCE
+        until = monotonic() + _APPLY_SECONDS
         tried, failed = _apply_each(session.cluster, operations, until)
         tokens = {operation.token for operation in operations}
         session.pending = (
@@ -288,7 +288,7 @@ def _apply_each(
         now = monotonic()
         if len(tried) == len(operations):
             # Limit it: operations that add one another would never end.
-            patience = min(until, now + _PATIENCE)
+            patience = min(until, now + _APPLY_SECONDS)
         if now >= patience:
             break
         operation = queue.popleft()

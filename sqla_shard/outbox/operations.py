@@ -102,7 +102,7 @@ Where = Callable[..., Mapping[str, Any]]
 
 _PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 #: Maximum bytes of the arguments as JSON.
-_LONGEST = 1_000_000
+_MAX_ARGUMENT_BYTES = 1_000_000
 
 
 class Operation(Generic[P]):
@@ -205,9 +205,9 @@ class Operation(Generic[P]):
                     parameter=name,
                 )
         size = len(compact_json(arguments).encode())
-        if size > _LONGEST:
+        if size > _MAX_ARGUMENT_BYTES:
             raise OperationArgumentError(
-                f"have {size} bytes as JSON; the maximum is {_LONGEST}. "
+                f"have {size} bytes as JSON; the maximum is {_MAX_ARGUMENT_BYTES}. "
                 "Write their contents to a shard, and use the id as the "
                 "argument",
                 operation=self.name,

@@ -35,7 +35,7 @@ PREFIX = "sqla_shard_"
 
 METADATA = MetaData()
 
-_LONG = Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
+_LONG_TEXT = Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
 _BLOB = LargeBinary().with_variant(mysql.MEDIUMBLOB(), "mysql", "mariadb")
 _MOMENT = DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
 
@@ -75,10 +75,10 @@ LEDGER = _table(
     Column("revision", String(100), nullable=False),
     Column("number", Integer, nullable=False),
     Column("state", String(10), nullable=False),
-    Column("statement", _LONG, nullable=False),
+    Column("statement", _LONG_TEXT, nullable=False),
     Column("digest", String(64), nullable=False),
-    Column("tables_before", _LONG, nullable=True),
-    Column("error", _LONG, nullable=True),
+    Column("tables_before", _LONG_TEXT, nullable=True),
+    Column("error", _LONG_TEXT, nullable=True),
     Column("runner", String(255), nullable=False),
     Column("started_at", _MOMENT, nullable=False),
     Column("ended_at", _MOMENT, nullable=True),
@@ -110,14 +110,14 @@ INTENTS = _table(
     "sqla_shard_intent",
     Column("token", _bytes(TOKEN_BYTES), primary_key=True),
     Column("operation", String(LONGEST_NAME), nullable=False),
-    Column("arguments", _LONG, nullable=False),
+    Column("arguments", _LONG_TEXT, nullable=False),
     Column("home_shard", Integer, nullable=False),
     Column("keyspace", String(255), nullable=False),
     Column("shard_id", Integer, nullable=False),
     Column("created_at", _MOMENT, nullable=False),
     Column("due_at", _MOMENT, nullable=False),
     Column("attempts", Integer, nullable=False),
-    Column("error", _LONG, nullable=True),
+    Column("error", _LONG_TEXT, nullable=True),
     UniqueConstraint("due_at", "token", name="sqla_shard_intent_due"),
 )
 
@@ -180,12 +180,12 @@ JOBS = _table(
     Column("created_at", _MOMENT, nullable=False),
     Column("attempts", Integer, nullable=False),
     Column("max_attempts", Integer, nullable=False),
-    Column("arguments", _LONG, nullable=False),
-    Column("checkpoint", _LONG, nullable=True),
-    Column("context", _LONG, nullable=True),
+    Column("arguments", _LONG_TEXT, nullable=False),
+    Column("checkpoint", _LONG_TEXT, nullable=True),
+    Column("context", _LONG_TEXT, nullable=True),
     Column("token", _bytes(TOKEN_BYTES), nullable=True),
     Column("unique_key", _bytes(LONGEST_UNIQUE_KEY), nullable=True),
-    Column("error", _LONG, nullable=True),
+    Column("error", _LONG_TEXT, nullable=True),
     UniqueConstraint("state", "queue", "priority", "due_at", "id", name=JOB_INDEX),
     # The id is read from the response of the INSERT.
     implicit_returning=False,

@@ -561,10 +561,6 @@ def depends_only_on(element: Any, known: Sequence[Any]) -> bool:
         return False
     if is_select(element) or may_aggregate(element) or is_textual(element):
         return False
-    parts = list(_parts(element))
+    has_parts = isinstance(element, ColumnElement) or hasattr(element, "clauses")
+    parts = list(children(element)) if has_parts else []
     return bool(parts) and all(depends_only_on(p, known) for p in parts)
-
-
-def _parts(element: Any) -> Iterator[Any]:
-    if isinstance(element, ColumnElement) or hasattr(element, "clauses"):
-        yield from children(element)

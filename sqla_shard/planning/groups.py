@@ -117,7 +117,7 @@ _FRACTIONS = {
     Precision.QUOTIENT: Fraction.GROUPS,
     Precision.COMPUTED: Fraction.MORE,
 }
-_SHOWN = frozenset([Precision.EXACT, Precision.MIXED, Precision.DOUBLE])
+_ADDED_PRECISIONS = frozenset([Precision.EXACT, Precision.MIXED, Precision.DOUBLE])
 _INSTEAD = (
     "only count(), sum(), min(), max() and avg() can be; read the rows and do "
     "the rest in Python, or name the ids of one shard"
@@ -633,7 +633,7 @@ class Combiner:
             by = self._added.add(choose(AllDigits(argument)))
             return Extreme(by, by, greatest, type_index=at)
         if kind == "plain":
-            if precision_of(argument) in _SHOWN:
+            if precision_of(argument) in _ADDED_PRECISIONS:
                 return Extreme(at, at, greatest)
             # Values that are returned alike may differ in further digits.
             more = self._added.add(choose(AllDigits(argument)))
@@ -667,7 +667,7 @@ def _empty(element: Any, recipe: Recipe) -> Recipe:
 
 def _shows_all(argument: Any) -> bool:
     """Return whether servers return a sum of numbers with all digits."""
-    return is_single(argument) or precision_of(argument) in _SHOWN
+    return is_single(argument) or precision_of(argument) in _ADDED_PRECISIONS
 
 
 def _unsupported_aggregates(elements: Iterable[Any]) -> Iterator[str]:

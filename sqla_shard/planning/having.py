@@ -310,7 +310,12 @@ class Having:
         element = unlabelled(element)
         if isinstance(element, BindParameter):
             return True
-        if not _is_number(element.type) or divides(element):
+        # Sums of floats depend on the order in which they are added.
+        if (
+            not isinstance(element.type, (Integer, Numeric, Boolean))
+            or isinstance(element.type, Float)
+            or divides(element)
+        ):
             return False
         name = name_of(element)
         return depends_only_on(element, self._groups) or (
@@ -325,10 +330,3 @@ class Having:
         if depends_only_on(element, self._groups):
             return First(self._added.comparable(element, "HAVING"))
         return self._recipe(element, self._added.value(element))
-
-
-def _is_number(type_: Any) -> bool:
-    # Sums of floats depend on the order in which they are added.
-    return isinstance(type_, (Integer, Numeric, Boolean)) and not isinstance(
-        type_, Float
-    )

@@ -444,7 +444,9 @@ def _decide(
     return Decision(
         keyspace=keyspace,
         shards=tuple(shards),
-        why="scatter()" if named is None else _why(shape),
+        why="scatter()"
+        if named is None
+        else " and ".join(str(group.condition) for group in shape.groups),
         reasons=partial(_reason, shape, value, named is None),
         parameters=parameters,
         spread=shape.spread,
@@ -518,10 +520,6 @@ def _reason(shape: RoutingShape, value: Values, scattered: bool, shard_id: int) 
         if group.condition is not None
     ]
     return " and ".join(filter(None, reasons))
-
-
-def _why(shape: RoutingShape) -> str:
-    return " and ".join(str(group.condition) for group in shape.groups)
 
 
 def _check_assigned(

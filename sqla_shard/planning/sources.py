@@ -59,7 +59,7 @@ Shards = frozenset[int] | None
 Values = Callable[[int], Any]
 
 #: Maximum number of ids that a reason shows.
-_SHOWN = 3
+_IDS_SHOWN = 3
 
 _NOWHERE: frozenset[int] = frozenset()
 
@@ -200,7 +200,8 @@ def _case(element: Case[Any]) -> UnsupportedConstruct | None:
     for result in results:
         form = form_of(result)
         if form is not None and (
-            are_incomparable(form, own) or _is_local_id_parameter(result, form)
+            are_incomparable(form, own)
+            or (isinstance(ungrouped(result), BindParameter) and _is_local(form))
         ):
             return UnsupportedConstruct(
                 "case()",
@@ -214,10 +215,6 @@ def _case(element: Case[Any]) -> UnsupportedConstruct | None:
                     element.value, when, form_of(element.value), form_of(when)
                 )
     return None
-
-
-def _is_local_id_parameter(element: Any, form: str) -> bool:
-    return isinstance(ungrouped(element), BindParameter) and _is_local(form)
 
 
 def _is_local(form: str | None) -> bool:
@@ -542,7 +539,7 @@ class Within(Condition):
             for i in ids
             if i is not None and self.kind.shard_of(i, self.name) == shard_id
         ]
-        return f"{self.name} IN ({shortened_list(here, _SHOWN)})" if here else ""
+        return f"{self.name} IN ({shortened_list(here, _IDS_SHOWN)})" if here else ""
 
     def __str__(self) -> str:
         return f"{self.name} IN (ids)"

@@ -99,7 +99,9 @@ def named_place(context: ORMExecuteState, session: ShardSession) -> Place | None
         return None
     tables = tuple(dict.fromkeys(_tables_of(context.statement)))
     if name is None:
-        if context.is_relationship_load and _are_global(tables):
+        if context.is_relationship_load and all(
+            spec_of(table).kind == "global" for table in tables
+        ):
             # By set_shard_id(), an option of the parent statement.
             return None
         keyspace = _keyspace_of(tables, session, shard_id)
@@ -173,10 +175,6 @@ def _keyspace_of(
             tables=names,
         )
     return keyspace_of(tables, session.places)
-
-
-def _are_global(tables: tuple[Any, ...]) -> bool:
-    return all(spec_of(table).kind == "global" for table in tables)
 
 
 def _tables_of(statement: Any) -> Any:

@@ -112,7 +112,7 @@ T = TypeVar("T")
 MOST_ROWS = 2**31 - 1
 #: Maximum size of a payload: proxies and servers accept URLs of about 8 kB.
 MOST_BYTES = 5900
-_LONGEST = 8000
+_MAX_BOOKMARK_LENGTH = 8000
 _URL_SAFE = re.compile("[-_A-Za-z0-9]*")
 
 # The first byte of a bookmark.
@@ -284,7 +284,7 @@ def _written(sealed: bytes) -> str:
 def _read(bookmark: str) -> bytes:
     """Return the bytes of a bookmark; b"" if it is not valid."""
     # Python decodes "+" and "/", too, and warns of them since 3.15.
-    if len(bookmark) > _LONGEST or _URL_SAFE.fullmatch(bookmark) is None:
+    if len(bookmark) > _MAX_BOOKMARK_LENGTH or _URL_SAFE.fullmatch(bookmark) is None:
         return b""
     padding = "=" * (-len(bookmark) % 4)
     try:

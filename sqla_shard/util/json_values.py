@@ -48,7 +48,7 @@ with suppress(ImportError):
 
 # Types without a value that orjson decodes in another way.
 _exact_kinds = frozenset((str, int, bool, type(None))).issuperset
-_LONG = re.compile(r"[0-9]{19}")
+_LONG_NUMBER = re.compile(r"[0-9]{19}")
 _HALF = re.compile("[\ud800-\udfff]")
 
 
@@ -62,7 +62,7 @@ def decode_json(text: str) -> Any:
         not read.
     :raises RecursionError: if it is nested too deeply.
     """
-    if _LONG.search(text) is None:
+    if _LONG_NUMBER.search(text) is None:
         # It rejects a few valid texts, such as a lone surrogate.
         with suppress(ValueError):
             return decode_roughly(text)

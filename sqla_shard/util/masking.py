@@ -28,7 +28,7 @@ HARMLESS = frozenset(
 _PLACEHOLDERS = re.compile(r"(?:\$\{[A-Za-z_][A-Za-z0-9_]*\})*")
 _SEPARATORS = re.compile(r"([?&;#])")
 _PLAIN = (bool, bytes, complex, float, int, type, type(None), date, timedelta)
-_MOST = 80
+_MAX_VALUE_LENGTH = 80
 
 
 def redact(text: str) -> str:
@@ -101,7 +101,7 @@ def masked(value: object) -> str:
     """
     if isinstance(value, str):
         # Cut first: repr() of a long string takes time and memory.
-        return cut(repr(redact(value)[: _MOST + 1]))
+        return cut(repr(redact(value)[: _MAX_VALUE_LENGTH + 1]))
     if isinstance(value, Mapping):
         return cut(f"{{{', '.join(f'{masked(key)}: {MASK}' for key in value)}}}")
     if isinstance(value, list | tuple | set | frozenset):
@@ -114,7 +114,11 @@ def masked(value: object) -> str:
 
 def cut(text: str) -> str:
     """Return a string cut to at most 80 characters."""
-    return text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."
+    return (
+        text
+        if len(text) <= _MAX_VALUE_LENGTH
+        else f"{text[: _MAX_VALUE_LENGTH - 3]}..."
+    )
 
 
 # Control characters of ASCII and Latin-1, Unicode line separators, and

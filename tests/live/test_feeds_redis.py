@@ -48,7 +48,7 @@ def store(
     server: RedisServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FeedStore]:
     """Feeds in two databases, empty."""
-    monkeypatch.setattr(apply, "_PATIENCE", 120.0)
+    monkeypatch.setattr(apply, "_APPLY_SECONDS", 120.0)
     store = FeedStore(two_databases(server), size=10, timeout=5.0)
     monkeypatch.setattr(feed, "store", store)
     yield store

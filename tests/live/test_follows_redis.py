@@ -47,7 +47,7 @@ def store(
     server: RedisServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FollowStore]:
     """Lists in two databases, empty."""
-    monkeypatch.setattr(apply, "_PATIENCE", 120.0)
+    monkeypatch.setattr(apply, "_APPLY_SECONDS", 120.0)
     store = FollowStore(two_databases(server), timeout=5.0)
     monkeypatch.setattr(stored, "store", store)
     yield store

@@ -290,7 +290,7 @@ def test_no_repetition_where_topologies_stay(
 def test_patience_has_an_end(
     cluster: Cluster, fleet: ServerFleet[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "_PATIENCE", 1.0)
+    monkeypatch.setattr(retries, "_MISSING_SHARD_SECONDS", 1.0)
     swaps = Swaps(cluster)
     attempts = []
 

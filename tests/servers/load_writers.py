@@ -208,7 +208,7 @@ class ClusterWriter:
 
         # So that this module works where there are no keys yet.
         used = getattr(exc, "KeyUsedError", ())
-        retries._PATIENCE = self.patience
+        retries._MISSING_SHARD_SECONDS = self.patience
 
         with self.opening() as cluster:
 

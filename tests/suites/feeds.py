@@ -33,7 +33,7 @@ class Pulled:
 
     @pytest.fixture(autouse=True)
     def _patient(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(apply, "_PATIENCE", 120.0)
+        monkeypatch.setattr(apply, "_APPLY_SECONDS", 120.0)
 
     def test_posts_of_followed_boards(self, cluster):
         ada, bob, eve = users(cluster, 3)

@@ -62,7 +62,7 @@ class Suite:
     @pytest.fixture(autouse=True)
     def _patient(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # On a busy machine a COMMIT would leave operations to workers.
-        monkeypatch.setattr(apply, "_PATIENCE", 120.0)
+        monkeypatch.setattr(apply, "_APPLY_SECONDS", 120.0)
 
 
 def kind_of(cluster: Cluster, one: int, other: int) -> FollowKind | None:

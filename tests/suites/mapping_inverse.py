@@ -89,7 +89,7 @@ class Following:
     def patient(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # On a busy machine a COMMIT would leave the last of several sides to
         # workers.
-        monkeypatch.setattr(apply, "_PATIENCE", 120.0)
+        monkeypatch.setattr(apply, "_APPLY_SECONDS", 120.0)
 
     def test_a_pin_on_the_shard_of_its_board(self, cluster: Cluster) -> None:
         (board,), (pin,) = boards(3), pins(3)

@@ -161,7 +161,7 @@ class Outcomes(Suite):
         # before the first one, on a fast one after too many.
         clock = itertools.count()
         monkeypatch.setattr(apply, "monotonic", lambda: next(clock))
-        monkeypatch.setattr(apply, "_PATIENCE", 10)
+        monkeypatch.setattr(apply, "_APPLY_SECONDS", 10)
         with cluster.begin(cross_shard="logged") as session:
             add(session, ids[NEAR], 1)
             again.intend(session, ids[FAR])

@@ -61,7 +61,7 @@ class Suite:
     def _patient(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # On a busy machine a COMMIT would leave the last of several to
         # workers.
-        monkeypatch.setattr(apply, "_PATIENCE", 120.0)
+        monkeypatch.setattr(apply, "_APPLY_SECONDS", 120.0)
 
     @pytest.fixture
     def ids(self, cluster: Cluster) -> list[int]:
@@ -664,7 +664,7 @@ class Failing(Suite):
         assert self.only(cluster, mark) == {(ids[FAR], mark): 1}
 
     def test_a_commit_does_not_go_on_for_ever(self, cluster, ids, mark, monkeypatch):
-        monkeypatch.setattr(apply, "_PATIENCE", 0.0)
+        monkeypatch.setattr(apply, "_APPLY_SECONDS", 0.0)
         with cluster.begin(cross_shard="logged") as session:
             add(session, ids[NEAR], 1)
             for _ in range(3):

@@ -242,7 +242,7 @@ class Inverse:
         old = stage(2, 0)
         ada, *others = new_users(cluster, old.user, 17)
         with monkeypatch.context() as patch:
-            patch.setattr("sqla_shard.outbox.apply._PATIENCE", -1.0)
+            patch.setattr("sqla_shard.outbox.apply._APPLY_SECONDS", -1.0)
             for other in others:
                 cluster.run(old.likes.append, other, ada)
         new = stage(2, 3)

@@ -214,7 +214,7 @@ def test_it_keeps_nothing_alive(cluster):
 
 
 def test_the_number_of_entries_is_limited(cluster, monkeypatch):
-    monkeypatch.setattr(rows, "_MOST", 10)
+    monkeypatch.setattr(rows, "_MAX_DIGESTS", 10)
     places = Places(cluster.topology, cluster.places.engines)
     keyspace = cluster.topology.keyspace("objects")
     found = [generation_of(places, places.place(keyspace, i)) for i in range(25)]

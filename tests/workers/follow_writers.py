@@ -45,7 +45,7 @@ def write(
             elif name in ("block", "unblock"):
                 user, target = other, user
             # Half of the changes leave their operations to others.
-            apply._PATIENCE = rng.choice([-1.0, 30.0])
+            apply._APPLY_SECONDS = rng.choice([-1.0, 30.0])
             os.write(file, f"begun {name} {user} {target}\n".encode())
             outcome = "done"
             try:

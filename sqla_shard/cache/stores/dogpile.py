@@ -171,7 +171,11 @@ class NodeMutex:
         pause = threading.Event()
         step = 0.001
         token = token_hex(16).encode()
-        while (code := self._put(token)) == _TAKEN and wait:
+        command = store_command(b"add", self._key, _MUTEX_FLAG, token, self._timeout)
+        while True:
+            code = self._store.command({self._key: command}).get(self._key, b"")
+            if code != _TAKEN or not wait:
+                break
             pause.wait(step)
             step = min(step * 2, _LONGEST_PAUSE)
         if code == _PUT or wait:
@@ -180,10 +184,6 @@ class NodeMutex:
             with self._lock:
                 self._tokens[threading.get_ident()] = token
         return code == _PUT
-
-    def _put(self, token: bytes) -> bytes:
-        command = store_command(b"add", self._key, _MUTEX_FLAG, token, self._timeout)
-        return self._store.command({self._key: command}).get(self._key, b"")
 
     def release(self) -> None:
         """Release the lock, unless it has expired."""

@@ -265,7 +265,7 @@ _CONNECTION_ARGUMENTS = frozenset(
         *("socket_keepalive", "socket_keepalive_options", "socket_type"),
     ]
 )
-_MANY = 10_000
+_MAX_CONNECTIONS = 10_000
 
 _BUSY = Found(State.BUSY)
 _BLOCKED = Found(State.BLOCKED)
@@ -455,7 +455,7 @@ def _connect(
 
     ours = Pool(
         connection_class=pool.connection_class,
-        max_connections=_MANY,
+        max_connections=_MAX_CONNECTIONS,
         socket_timeout=timeout,
         socket_connect_timeout=timeout,
         # Do not retry: a late response counts as a failure.

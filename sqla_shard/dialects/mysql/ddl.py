@@ -23,7 +23,7 @@ TABLE ... SELECT and everything else is not recognized.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import ceil
@@ -48,17 +48,17 @@ _COLUMN_NAMES = rf"\(\s*{_NAME}(?:\s*,\s*{_NAME})*\s*\)"
 _TEXT = r"'(?:[^'\\]|'')*'"
 _MOMENT = r"(?:CURRENT_TIMESTAMP|now)(?:\(\d*\))?"
 #: Types whose values an index has as they are.
-_SHORT = (
+_WHOLE_TYPES = (
     r"(?:TINYINT|SMALLINT|MEDIUMINT|INTEGER|INT|BIGINT|BOOLEAN|BOOL)"
     r"(?:\(\d+\))?(?:\s+UNSIGNED)?"
     r"|(?:DECIMAL|NUMERIC)(?:\(\d+(?:\s*,\s*\d+)?\))?|FLOAT|DOUBLE"
     r"|DATE|(?:DATETIME|TIMESTAMP|TIME)(?:\(\d\))?"
 )
 _LETTERS = r"(?:VARCHAR|CHAR)\((?P<length>\d+)\)"
-_LONG = r"(?:TINY|MEDIUM|LONG)?(?:TEXT|BLOB)|(?:VARBINARY|BINARY)\(\d+\)"
+_CUT_TYPES = r"(?:TINY|MEDIUM|LONG)?(?:TEXT|BLOB)|(?:VARBINARY|BINARY)\(\d+\)"
 _COLUMN = re.compile(
     rf"(?P<name>{_NAME})\s+"
-    rf"(?:(?P<short>{_SHORT})|{_LETTERS}|(?P<long>{_LONG}))"
+    rf"(?:(?P<short>{_WHOLE_TYPES})|{_LETTERS}|(?P<long>{_CUT_TYPES}))"
     r"(?:\s+CHARACTER\s+SET\s+\w+)?(?:\s+COLLATE\s+\w+)?"
     r"(?:\s+(?:NOT\s+)?NULL|\s+AUTO_INCREMENT"
     rf"|\s+DEFAULT\s+(?:-?\d+(?:\.\d+)?|{_TEXT}|NULL|TRUE|FALSE|{_MOMENT})"
@@ -104,7 +104,7 @@ _WORDS = frozenset(
     ]
 )
 #: Most letters in an index; those of four bytes fit into any row format.
-_MOST = 191
+_MAX_INDEX_LETTERS = 191
 
 # MySQL refuses longer names of locks.
 _LOCK_NAME = 64
@@ -255,7 +255,7 @@ def _fits(columns: str, lengths: dict[str, int]) -> bool:
     """Return whether an index has the whole values of its columns."""
     names = _names(columns)
     return all(name in lengths for name in names) and (
-        sum(lengths[name] for name in names) <= _MOST
+        sum(lengths[name] for name in names) <= _MAX_INDEX_LETTERS
     )
 
 
@@ -504,7 +504,8 @@ class MySQLDDL(DDL):
                 # All names on such a server are in lower case.
                 have = {s for s in schemas if s.lower() in have}
             there = [schema for schema in schemas if schema in have]
-            for chunk in _chunks(there):
+            for first in range(0, len(there), _CHUNK):
+                chunk = there[first : first + _CHUNK]
                 found.update((schema, []) for schema in chunk)
                 sql = " UNION ALL ".join(
                     _select(connection, schema, table, columns, where)
@@ -539,11 +540,6 @@ def _has_index(connection: Connection, statement: str) -> bool:
         and row["Sub_part"] is None
         for row in found
     )
-
-
-def _chunks(schemas: Sequence[str]) -> Iterator[Sequence[str]]:
-    for first in range(0, len(schemas), _CHUNK):
-        yield schemas[first : first + _CHUNK]
 
 
 def _select(

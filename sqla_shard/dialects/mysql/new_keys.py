@@ -39,7 +39,7 @@ _REFUSED = re.compile(r"near 'RETURNING\b", re.IGNORECASE)
 #: Maximum number of characters and bytes of the rows of one INSERT.  Escaped
 #: they may be twice as long, and the smallest max_allowed_packet in use is
 #: 16 MB.
-_MOST = 4_000_000
+_MAX_INSERT_BYTES = 4_000_000
 
 _REMEDIES: dict[type, str] = {
     Insert: (
@@ -307,7 +307,7 @@ class _Context(DefaultExecutionContext):
             most = 1 if any(map(_is_numbered, given)) else most
         lengths = [sum(map(_length, row)) for row in self.parameters]
         while most > 1 and any(
-            sum(lengths[start : start + most]) > _MOST
+            sum(lengths[start : start + most]) > _MAX_INSERT_BYTES
             for start in range(0, len(lengths), most)
         ):
             most //= 2

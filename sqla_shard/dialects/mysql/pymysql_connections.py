@@ -309,7 +309,7 @@ class _Polled(PolledConnection):
 #: Bytes that are received at once.
 _SIZE = 32_768
 #: Maximum number of bytes of a large value that are received at once.
-_MOST = 262_144
+_MAX_READ_BYTES = 262_144
 #: Size of the header of a packet: three bytes of its length, its number.
 _HEADER = 4
 #: First byte of the packet after rows or descriptions; rows with a very long
@@ -375,7 +375,9 @@ class Received:
         parts = [found]
         deadline, reached = None, missing
         while missing > 0:
-            part = self._file.read1(min(missing, _MOST) if is_large else _SIZE)
+            part = self._file.read1(
+                min(missing, _MAX_READ_BYTES) if is_large else _SIZE
+            )
             if not part:
                 break
             parts.append(part)
