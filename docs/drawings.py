@@ -1,7 +1,7 @@
 """The pictures of the documentation that are drawn as SVG.
 
 ``python docs/drawings.py`` writes them again; a test compares them.  A
-sequence diagram of :doc:`explanation/paths` is a list of steps between lanes;
+sequence diagram of :doc:`explanation/package` is a list of steps between lanes;
 a step within one lane is a note at its line.  ``id.svg`` is the way from an
 id to a row, on the first page.
 """
@@ -37,11 +37,11 @@ DIAGRAMS: dict[str, list[Step]] = {
     "get": [
         (0, 1, "session.get(Pin, id)"),
         (1, 1, "get.py: the bits of the id name the shard"),
-        (1, 3, "locations.py: shard -> engine"),
+        (1, 3, "registry.py: shard -> engine"),
         (3, 1, "one connection per server"),
         (1, 1, "statement prepared once per class"),
         (1, 3, "execute()"),
-        (3, 3, "preparation.py, rendering.py: schema and local id"),
+        (3, 3, "plans.py, rendering.py: schema and local id"),
         (3, 4, "SELECT .. FROM db00042.pins WHERE local_id = 7"),
         (4, 1, "row"),
         (1, 0, "Pin, or None"),
@@ -52,7 +52,7 @@ DIAGRAMS: dict[str, list[Step]] = {
         (1, 3, "connections.py: one connection per server"),
         (3, 3, "rendering.py: UNION ALL of a branch per shard"),
         (3, 4, "send to all servers"),
-        (3, 4, "poll their sockets (polled_lanes.py)"),
+        (3, 4, "poll their sockets (lanes.py)"),
         (4, 3, "rows of all servers"),
         (3, 1, "one result"),
         (1, 0, "list in the order of ids"),
@@ -60,28 +60,28 @@ DIAGRAMS: dict[str, list[Step]] = {
     "scatter": [
         (0, 1, "scalars(select(..), scatter())"),
         (1, 2, "router.py: all shards"),
-        (1, 2, "planning.py: keys and bounds"),
+        (1, 2, "merge_plan.py: keys and bounds"),
         (2, 1, "shards and merge plan"),
         (1, 3, "connections.py: one connection per server"),
         (3, 3, "rendering.py: ORDER BY, LIMIT in and around UNION"),
         (3, 4, "all servers in parallel (lanes.py)"),
         (4, 3, "10 rows of each server"),
-        (3, 2, "merge.py: sort by the keys, cut at LIMIT"),
-        (2, 1, "10 rows"),
+        (3, 3, "merge.py: sort by the keys, cut at LIMIT"),
+        (3, 1, "10 rows"),
         (1, 0, "objects"),
     ],
     "commit": [
         (0, 1, "add(pin), commit()"),
         (1, 1, "flush.py, placement.py: shard of each object"),
         (1, 3, "connections.py: BEGIN on the server"),
-        (3, 3, "preparation.py: schema of the shard"),
+        (3, 3, "plans.py: schema of the shard"),
         (3, 4, "INSERT INTO db00042.pins"),
         (4, 1, "local id"),
         (1, 1, "transaction.py: written shards"),
-        (1, 1, "invalidation.py: tombstones of cached rows"),
+        (1, 1, "commit.py: tombstones of cached rows"),
         (1, 4, "commit.py: COMMIT, one server after another"),
         (4, 1, "committed"),
-        (1, 1, "invalidation.py: deletes; outbox: operations"),
+        (1, 1, "commit.py: deletes; outbox: operations"),
         (1, 0, "return"),
     ],
 }
@@ -486,6 +486,46 @@ def draw_waves() -> str:
     return _picture(234, title, parts)
 
 
+#: The folders of the package, from the top; what is in a row is in no order.
+SYSTEMS = (
+    ("cli", "testing", "ext"),
+    ("monitor", "migrate", "fleet", "contrib", "jobs", "upkeep"),
+)
+CORE = (
+    ("models", "schema"),
+    ("cluster", "cache", "outbox", "session"),
+    ("planning", "engine"),
+    ("dialects", "topology"),
+    ("types", "ids", "exc", "util"),
+)
+
+
+def draw_rooms() -> str:
+    """Return the folders of the package: systems on top of the core."""
+    title = "The folders of the package: systems on top of the core"
+    parts = []
+    y = 8
+    for name, kind, rows in (
+        ("systems", "part type", SYSTEMS),
+        ("core", "part shard", CORE),
+    ):
+        parts += [
+            _box("server", 14, y, 972, 16 + 46 * len(rows)),
+            _text(66, y + 32, name),
+        ]
+        for row in rows:
+            wide = (850 - 10 * (len(row) - 1)) / len(row)
+            for number, room in enumerate(row):
+                x = 124 + number * (wide + 10)
+                parts += [
+                    _box(kind, x, y + 12, wide, 36),
+                    _text(x + wide / 2, y + 35, f"{room}/", "code"),
+                ]
+            y += 46
+        y += 32
+    return _picture(y - 8, title, parts)
+
+
 #: Question, answer yes, of the tree of tables.
 QUESTIONS = [
     ("A relation of objects on any shards?", "mapping, inverse"),
@@ -538,6 +578,7 @@ def drawings() -> dict[str, str]:
             f"explanation/story-{name}.svg": draw(steps, title, lanes)
             for name, (title, lanes, steps) in STORIES.items()
         },
+        "explanation/box-rooms.svg": draw_rooms(),
         "explanation/box-union.svg": draw_union(),
         "explanation/box-pools.svg": draw_pools(),
         "explanation/box-growth.svg": draw_growth(),

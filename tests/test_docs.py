@@ -736,6 +736,20 @@ def test_each_chart_stands_below_its_table() -> None:
         assert re.search(table + image, text), name
 
 
+def test_the_page_of_the_package_names_what_is_there() -> None:
+    page = (ROOT / "docs" / "explanation" / "package.rst").read_text("utf-8")
+    modules = re.findall(r"``([\w/]+\.py)``", page)
+    assert len(modules) > 40
+    package = ROOT / "sqla_shard"
+    assert [m for m in modules if not (package / m).exists()] == [
+        "tests/test_layers.py"
+    ]
+    source = drawings()
+    rooms = [room for row in (*source.SYSTEMS, *source.CORE) for room in row]
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
+    assert sorted(rooms) == sorted(folders)
+
+
 def test_the_modules_in_the_diagrams_exist() -> None:
     source = drawings()
     named = 0
