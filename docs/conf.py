@@ -13,6 +13,7 @@ import builtins
 import importlib
 import importlib.util
 import logging
+import re
 import subprocess
 import sys
 import warnings
@@ -129,7 +130,16 @@ def _unreleased(app: Any, docname: str, source: list[str]) -> None:
     source[0] = source[0].replace(mark, done.stdout)
 
 
+def _options_of_errors(app: Any, docname: str, source: list[str]) -> None:
+    """Give the entries of the page on errors the options that all have."""
+    if docname == "errors":
+        options = r"\1   :no-members:\n   :show-inheritance:\n"
+        entry = r"(\.\. autoexception:: \S+\n)(?! +:)"
+        source[0] = re.sub(entry, options, source[0])
+
+
 def setup(app: Any) -> None:
     """Register what is ours."""
     app.connect("missing-reference", _existing)
     app.connect("source-read", _unreleased)
+    app.connect("source-read", _options_of_errors)
