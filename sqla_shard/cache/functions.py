@@ -54,7 +54,7 @@ from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import CachedFunctionError, CacheKeyError, OptionError
 from sqla_shard.outbox.tables import check_keys
 from sqla_shard.session import ShardSession
-from sqla_shard.session.row_cache import usable_cache
+from sqla_shard.session.get import usable_cache
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:

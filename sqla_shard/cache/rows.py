@@ -36,8 +36,7 @@ from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ConcurrentUseError
 from sqla_shard.planning import spec_of
 from sqla_shard.session import ShardSession
-from sqla_shard.session.get import INCLUDE_INACTIVE
-from sqla_shard.session.row_cache import ANSWERS, CacheMismatch
+from sqla_shard.session.get import ANSWERS, CacheMismatch, INCLUDE_INACTIVE
 from sqla_shard.session.session import separate_session
 from sqla_shard.util import sqlalchemy_private as private
 

@@ -34,7 +34,7 @@ from sqla_shard.outbox.apply import operation_name, register_for
 from sqla_shard.outbox.operations import add_pending
 from sqla_shard.session import ShardSession
 from sqla_shard.session.execute import OUR_OWN
-from sqla_shard.session.row_cache import refuse_cached_autocommit
+from sqla_shard.session.get import refuse_cached_autocommit
 
 #: Maximum number of pairs in an operation.
 _PAIRS = 200

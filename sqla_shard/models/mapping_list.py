@@ -39,7 +39,7 @@ from sqla_shard.planning import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.commit import invalidate_list
 from sqla_shard.session.execute import OUR_OWN
-from sqla_shard.session.row_cache import cache_in_transaction, CacheMismatch
+from sqla_shard.session.get import cache_in_transaction, CacheMismatch
 from sqla_shard.util import sqlalchemy_private as private
 
 

@@ -16,9 +16,8 @@
 
 from __future__ import annotations
 
-from sqla_shard.session.get import INCLUDE_INACTIVE
+from sqla_shard.session.get import INCLUDE_INACTIVE, no_cache
 from sqla_shard.session.placement import PlacementPolicy, RandomPlacement
-from sqla_shard.session.row_cache import no_cache
 from sqla_shard.session.session import CrossShard, ShardSession
 
 __all__ = [

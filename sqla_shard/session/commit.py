@@ -37,9 +37,8 @@ from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import CachedWriteError, PartialCommitError, ServerFencedError
 from sqla_shard.planning import columns_set, has_objects, routing_column, spec_of
 from sqla_shard.session.flush import place_of
-from sqla_shard.session.get import INCLUDE_INACTIVE
+from sqla_shard.session.get import INCLUDE_INACTIVE, refuse_cached_autocommit
 from sqla_shard.session.insert import ids_of
-from sqla_shard.session.row_cache import refuse_cached_autocommit
 from sqla_shard.session.transaction import PendingInvalidation, ReadingLost, refuse_lost
 from sqla_shard.util import sqlalchemy_private as private
 

@@ -23,8 +23,8 @@ from sqla_shard.exc import (
     UnsupportedStatementError,
 )
 from sqla_shard.planning import routes, spec_of, TableSpec
+from sqla_shard.session.get import refuse_cached_autocommit
 from sqla_shard.session.placement import issue_for_objects, parent_shard, root_shard
-from sqla_shard.session.row_cache import refuse_cached_autocommit
 from sqla_shard.topology import Keyspace
 from sqla_shard.types import IdType
 from sqla_shard.util import sqlalchemy_private as private

@@ -56,10 +56,9 @@ from sqla_shard.session.commit import (
 from sqla_shard.session.connections import bind_to, ShardView, Usage
 from sqla_shard.session.execute import check_keyspace, prepare
 from sqla_shard.session.flush import place_objects, place_of
-from sqla_shard.session.get import getter_of, is_plain
+from sqla_shard.session.get import ANSWERS, getter_of, is_plain
 from sqla_shard.session.paging import Page
 from sqla_shard.session.placement import issue_for_object
-from sqla_shard.session.row_cache import ANSWERS
 from sqla_shard.session.scatter_pages import scatter_page
 from sqla_shard.session.transaction import (
     check_cross_shard,
