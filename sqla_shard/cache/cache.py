@@ -178,7 +178,7 @@ class Cache:
         for cls, options in classes.items():
             row_cache = self._row_cache(cls, options)
             table = row_cache.columns.table
-            if str(table.name) in [str(one.name) for one in self._row_caches]:
+            if str(table.name) in [str(cached.name) for cached in self._row_caches]:
                 raise CacheClassError(
                     f"has the table {table.name!r}, which another cached "
                     "class has, too",

@@ -301,7 +301,7 @@ class RowChecks:
     """
 
     def __init__(self, columns: Iterable[Any], dialect: Dialect) -> None:
-        self._checks = [_checks_of_column(one, dialect) for one in columns]
+        self._checks = [_checks_of_column(column, dialect) for column in columns]
         #: The checks of rows by the types of their values: few of them occur.
         self._by_types: dict[tuple[type, ...], _RowCheck] = {}
 

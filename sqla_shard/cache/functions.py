@@ -362,7 +362,7 @@ def _is_fresh(session: ShardSession) -> bool:
     """Return whether a function would read only the latest commits."""
     # The session does not read a loaded object again.
     states = session.identity_map.all_states()
-    return session.reads_latest() and all(one.expired for one in states)
+    return session.reads_latest() and all(state.expired for state in states)
 
 
 @contextmanager
@@ -696,7 +696,7 @@ class _Call:
         self._signature = inspect.signature(function)
         parameters = self._signature.parameters.values()
         if len(parameters) != number or any(
-            one.kind not in _POSITIONAL for one in parameters
+            parameter.kind not in _POSITIONAL for parameter in parameters
         ):
             raise CachedFunctionError(
                 f"takes {self._signature}; a cached function takes {what}",

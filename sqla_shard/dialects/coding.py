@@ -194,7 +194,9 @@ class _Compiler(SQLCompiler):
 
         :raises UnsupportedStatementError: for a value beside a field.
         """
-        for column in zip(*(one.selected_columns for one in cs.selects), strict=False):
+        for column in zip(
+            *(select.selected_columns for select in cs.selects), strict=False
+        ):
             _check_union(column, cs.keyword)
         visit: Any = super().visit_compound_select
         return str(visit(cs, *args, **kw))
@@ -313,7 +315,7 @@ def _with_tuples(binary: Any, left: Any, right: Any) -> Any:
         own if isinstance(own, Encoded) or found is None else Beside(own, found, True)
         for own, found in zip(
             right.type.types,
-            (_encoded(_values(one)) for one in left.clauses),
+            (_encoded(_values(clause)) for clause in left.clauses),
             strict=False,
         )
     ]

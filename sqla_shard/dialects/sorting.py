@@ -423,7 +423,7 @@ def value_of_function(element: Any) -> str | None:
 
 def _kind_of_one(elements: Iterable[Any]) -> str | None:
     """Return the common kind of several expressions."""
-    kinds = {kind_of(one) for one in elements if not isinstance(one, Null)}
+    kinds = {kind_of(element) for element in elements if not isinstance(element, Null)}
     if kinds == {"float", "plain"}:
         return "float"
     if len(kinds) > 1:

@@ -527,7 +527,7 @@ def run_awaiting(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
     if outer is not None:
         outer.end()
     outcomes = await_only(_together(jobs))
-    errors = [one for one in outcomes if isinstance(one, BaseException)]
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     for error in errors:
         if not isinstance(error, Stopped):
             raise error

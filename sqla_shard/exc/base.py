@@ -179,7 +179,7 @@ def shortened_list(items: Sequence[object], most: int = _MAX_ITEMS_SHOWN) -> str
 def bullets(problems: Iterable[object], most: int = _MOST_PROBLEMS) -> str:
     """Return a line for each of the first problems, each after a newline."""
     items = list(problems)
-    lines = [f"\n  - {one}" for one in items[:most]]
+    lines = [f"\n  - {item}" for item in items[:most]]
     if len(items) > most:
         lines.append(f"\n  and {len(items) - most} more, see .problems")
     return "".join(lines)

@@ -493,9 +493,9 @@ def leave_calls(
 
     :param place: location of a shard that the transaction writes.
     """
-    for one in calls:
-        there = session.place_for(keyspace=one.keyspace, shard_id=one.shard_id)
-        add_pending(session, place, one.operation, [(there, one.arguments)])
+    for call in calls:
+        there = session.place_for(keyspace=call.keyspace, shard_id=call.shard_id)
+        add_pending(session, place, call.operation, [(there, call.arguments)])
 
 
 def place_of(session: ShardSession, lookup: Any, target_id: int) -> Place:

@@ -279,8 +279,8 @@ class ReferencesReport:
                 f"{name}: {count} row(s) on {self.shards[name]} shard(s), "
                 f"{len(deviations)} different, {len(unread)} not compared"
             )
-            for one in deviations[:_SHARDS_SHOWN]:
-                yield f"  {one}"
+            for deviation in deviations[:_SHARDS_SHOWN]:
+                yield f"  {deviation}"
             if deviations[_SHARDS_SHOWN:]:
                 yield f"  and {len(deviations) - _SHARDS_SHOWN} more"
             for line in unread_lines(
@@ -572,14 +572,14 @@ def rows_by_key(cls: Any, rows: Iterable[Any]) -> Rows:
     mapper = inspect(cls)
     names = {mapper.get_property_by_column(c).key: c for c in table.c}
     found: Rows = {}
-    for one in rows:
-        values = _values(cls, one, names)
+    for row in rows:
+        values = _values(cls, row, names)
         key = tuple(
             value
             for column, value in zip(table.c, values, strict=True)
             if column.primary_key
         )
-        _check_key(cls, one, key)
+        _check_key(cls, row, key)
         if key in found:
             raise ReferenceRowsError(
                 reference=cls.__name__,
@@ -751,9 +751,9 @@ class ReferenceCopies:
                 'of kind "objects"',
                 keyspace=self.keyspace.name,
                 known=tuple(
-                    one.name
-                    for one in places.topology.keyspaces.values()
-                    if one.kind == "objects"
+                    keyspace.name
+                    for keyspace in places.topology.keyspaces.values()
+                    if keyspace.kind == "objects"
                 ),
             )
         self.source, *self.others = places.all_places(self.keyspace)

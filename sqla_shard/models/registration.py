@@ -302,7 +302,8 @@ def _create(
         *calls_of("release", others, session, target_id),
     ]
     calls[0].arguments.update(
-        confirmed=[asdict(one) for one in calls[1:]], lost=[asdict(one) for one in lost]
+        confirmed=[asdict(call) for call in calls[1:]],
+        lost=[asdict(one) for one in lost],
     )
     leave_calls(session, place_of(session, first.lookup, target_id), calls[:1])
     return made

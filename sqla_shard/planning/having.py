@@ -171,7 +171,7 @@ def of_groups(statement: Any) -> Any:
         statement = private.copy_with(statement, raw_columns=columns)
     # Determined by the columns of GROUP BY, such as a primary key.
     others = map(unlabelled, shown.values())
-    common += [one for one in others if isinstance(one, BlobValue)]
+    common += [other for other in others if isinstance(other, BlobValue)]
     if not common or not private.having_criteria(statement):
         return statement
     having = tuple(

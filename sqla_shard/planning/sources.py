@@ -185,7 +185,7 @@ def _function(element: Any) -> UnsupportedConstruct | None:
         )
     name = str(getattr(element, "name", "a function"))
     arguments = list(element.clauses)
-    given = [one for one in arguments if _is_local(form_of(one))]
+    given = [argument for argument in arguments if _is_local(form_of(argument))]
     # max(a, b) of SQLite compares, and may get two kinds of id.
     if not given or (len(arguments) == 1 and name.lower() in _ID_FUNCTIONS):
         return None

@@ -267,7 +267,7 @@ def name_of(spec: TableSpec, topology: Topology) -> str | None:
     if spec.keyspace is not None:
         return spec.keyspace
     keyspaces = topology.keyspaces.values()
-    alike = [one.name for one in keyspaces if one.kind == spec.kind]
+    alike = [keyspace.name for keyspace in keyspaces if keyspace.kind == spec.kind]
     return alike[0] if len(alike) == 1 else None
 
 

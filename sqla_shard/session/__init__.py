@@ -1,7 +1,7 @@
 """The session and its parts.
 
 ``session``        :class:`ShardSession`, and its listeners of events
-``get``            get and get_many
+``get``            get and get_many, from the row cache or the database
 ``execute``        the routing of each statement
 ``connections``    the connections to servers, and their views by shard
 ``flush``          the shards of objects, before a flush
@@ -9,7 +9,6 @@
 ``placement``      the virtual shard of a new object, and its id
 ``transaction``    the writes of a transaction
 ``commit``         COMMIT, one server after another; invalidation of cached rows
-``row_cache``      reads from the row cache
 ``paging``         pages and bookmarks
 ``scatter_pages``  pages of a statement on all shards
 """

@@ -84,7 +84,11 @@ def ensure_begun(session: Any) -> None:
         return
     session.flush()
     if not log.places_that_commit(None) and _connected_place(session) is None:
-        known = [one.place for one in log.invalidations.values() if one.place]
+        known = [
+            invalidation.place
+            for invalidation in log.invalidations.values()
+            if invalidation.place
+        ]
         # Choose at random: the next attempt may use a server that is up.
         place = known[0] if known else choice(_place_per_server(session))
         session.root_connection(place)
@@ -117,9 +121,9 @@ def outbox_places(session: ShardSession, stale: PendingInvalidation) -> list[Pla
 
 def _connected_place(session: ShardSession) -> Place | None:
     """Return a shard of a server that the transaction has begun on."""
-    for one in session.log.invalidations.values():
-        if one.place is not None and session.is_connected(one.place):
-            return one.place
+    for invalidation in session.log.invalidations.values():
+        if invalidation.place is not None and session.is_connected(invalidation.place):
+            return invalidation.place
     for place in _place_per_server(session):
         if session.is_connected(place):
             return place

@@ -1,4 +1,4 @@
-"""Reading objects by their ids.
+"""Reads of objects by their ids, from the row cache or the database.
 
 The ``select()`` of each class is built once: building it for every ``get``
 would cost more than all the rest of the sharding code.

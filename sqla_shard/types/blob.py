@@ -153,7 +153,7 @@ class Blob(TrackedDict, Mutable):
     @property
     def holders(self) -> list[Any]:
         """The states of the objects that hold the blob."""
-        return [one for one in self._parents if one.obj() is not None]
+        return [parent for parent in self._parents if parent.obj() is not None]
 
     @classmethod
     def coerce(cls, key: str, value: Any) -> Any:

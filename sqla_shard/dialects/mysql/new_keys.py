@@ -209,7 +209,8 @@ class _Compiler(SQLCompiler):
         self.returned_keys = keys
         # The keys are complete: no type may convert them a second time.
         self._result_columns[known:] = [
-            one._replace(type=NULLTYPE) for one in self._result_columns[known:]
+            result_column._replace(type=NULLTYPE)
+            for result_column in self._result_columns[known:]
         ]
         return ""
 
