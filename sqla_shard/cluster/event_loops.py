@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ class LoopEngines(Engines):
     def checked_in(self, record: Any) -> None:
         """Count a connection as idle or closed; called by listeners."""
         # No lock: the garbage collector calls it too, at any time.
-        self.in_use.discard(record)
+        self.in_use.discard(weakref.ref(record))
         if self.retired.engines:
             self._drop_idle()
         if not self.in_use:

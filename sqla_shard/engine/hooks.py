@@ -200,7 +200,7 @@ class OpenConnections:
 
     def on_connect(self, backend: Backend, connection: Any, record: Any) -> None:
         """Handle ``connect``."""
-        self._records.add(record, backend)
+        self._records.put(record, backend)
 
     def on_detach(self, connection: Any, record: Any) -> None:
         """Handle ``detach``: the record no longer has the connection."""
@@ -255,7 +255,7 @@ class _ConnectionState:
             self._retirement.check()
         info = record.info
         info[_PROCESS] = os.getpid()
-        engines.in_use.add(record, self._engine)
+        engines.in_use.put(record, self._engine)
         # Statements on a raw_connection() call no listener of this class.
         info[ENDED] = False
         if isinstance(connection, PolledConnection):

@@ -135,7 +135,7 @@ class CountedPool(QueuePool):
     def _create_connection(self) -> Any:
         slot = _Slot()
         # Without a lock, which Ctrl-C could leave held.
-        self._slots.add(slot, None)
+        self._slots.put(slot, None)
         is_full = -1 < self._max_overflow < self._overflow
         try:
             if not is_full:

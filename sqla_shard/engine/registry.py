@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -263,7 +264,7 @@ class Engines:
     def checked_in(self, record: Any) -> None:
         """Count a connection as idle or closed; called by listeners."""
         with self._returned:
-            self.in_use.discard(record)
+            self.in_use.discard(weakref.ref(record))
             if self.retired.engines:
                 self._drop_idle()
             self._returned.notify_all()

@@ -8,7 +8,7 @@
 ``source_lines``        where a statement is executed, a function defined
 ``sqlalchemy_helpers``  ordered tables; listeners that are registered for a time
 ``sqlalchemy_private``  private names of SQLAlchemy
-``weak_keys``           dictionaries with weak keys
+``weak_keys``           values of objects, for as long as the objects exist
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
@@ -76,7 +77,7 @@ class Meeting:
 
     def __hash__(self) -> int:
         self._others.append(ModuleType("record"))
-        self._busy.add(self._others[-1], object())
+        self._busy.put(self._others[-1], object())
         return 1
 
 
@@ -86,10 +87,10 @@ def test_a_connection_is_returned_while_others_are_checked_out() -> None:
         place = cluster.places.place(cluster.topology.keyspace("objects"), 7)
         engines.retired.add(place.engine, ["server2"], 0)
         record, other = ModuleType("record"), ModuleType("record")
-        engines.in_use.add(record, Meeting(engines.in_use))
+        engines.in_use.put(record, Meeting(engines.in_use))
         engines.checked_in(other)
         assert not engines.retired.engines
-        engines.in_use.discard(record)
+        engines.in_use.discard(weakref.ref(record))
 
 
 def test_caches_are_listed_while_clusters_are_opened() -> None:
