@@ -54,12 +54,6 @@ FAILING = {
         "VersioningTest.test_bulk_insert",
         "VersioningTest.test_bulk_update",
     ],
-    "a shard is chosen without the mapper, where it does not matter": [
-        "SessionInterface.test_missing_state",
-        "SessionInterface.test_unmapped_class_for_instance",
-        "SessionInterface.test_unmapped_instance",
-        "SessionInterface.test_unmapped_primitives",
-    ],
     "scoped_session has no proxies of our methods": [
         "ScopedSessionTest.test_attributes"
     ],

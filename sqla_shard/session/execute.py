@@ -79,9 +79,9 @@ OUR_OWN = {"sqla_shard_own": True}
 
 
 # A caller may pass ``{"shard_id": n}`` and ``{"keyspace": name}`` as
-# ``bind_arguments``.  They are refused if the tables of the statement are
-# elsewhere: the statement would use a table of the same name in another
-# keyspace.
+# ``bind_arguments``, and with SQL as text ``{"mapper": Class}``.  They are
+# refused if the tables of the statement are elsewhere: the statement would use
+# a table of the same name in another keyspace.
 
 
 def named_place(context: ORMExecuteState, session: ShardSession) -> Place | None:
@@ -95,6 +95,10 @@ def named_place(context: ORMExecuteState, session: ShardSession) -> Place | None
     """
     name = context.bind_arguments.get("keyspace")
     shard_id = _named_shard(context)
+    mapper = context.bind_arguments.get("mapper")
+    if mapper is not None and isinstance(context.statement, TextClause):
+        # Nothing else names the tables of SQL as text.
+        return session.place_for(mapper, shard_id, keyspace=name)
     if name is None and shard_id is None:
         return None
     tables = tuple(dict.fromkeys(_tables_of(context.statement)))

@@ -33,7 +33,13 @@ from typing import Any, TYPE_CHECKING, TypeVar
 from sqlalchemy import Connection, event, inspect
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.horizontal_shard import ShardedSession
-from sqlalchemy.orm import Mapper, ORMExecuteState, Session, SessionTransaction
+from sqlalchemy.orm import (
+    class_mapper,
+    Mapper,
+    ORMExecuteState,
+    Session,
+    SessionTransaction,
+)
 
 from sqla_shard.engine import ExecutionPlan, Places, StatementReports
 from sqla_shard.engine.hooks import TRANSACTION_LOG
@@ -362,7 +368,10 @@ class ShardSession(ShardedSession):
             return place_of(self, mapper or inspect(instance).mapper, instance)
         table = None
         if mapper is not None:
-            table = inspect(mapper).local_table
+            # Of a class that is not mapped, inspect() would name the type.
+            is_class = isinstance(mapper, type)
+            known: Any = class_mapper(mapper) if is_class else inspect(mapper)
+            table = known.local_table
         elif clause is not None:
             table = getattr(clause, "table", None)
         if keyspace is not None:

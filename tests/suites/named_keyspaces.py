@@ -27,6 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.horizontal_shard import set_shard_id
 from sqlalchemy.orm import DeclarativeBase, foreign, Mapped, mapped_column, relationship
+from sqlalchemy.orm.exc import UnmappedClassError
 
 from sqla_shard import (
     blob_field,
@@ -354,3 +355,16 @@ class NamedKeyspaces:
             )
         named = {"mapper": Country, "keyspace": "main"}
         assert session.connection(named) is not None
+
+    def test_text_for_a_class_is_sent_to_its_keyspace(
+        self, session: ShardSession
+    ) -> None:
+        one = text("SELECT 1")
+        with pytest.raises(exc.NoShardKeyError):
+            session.execute(one, bind_arguments={"mapper": User})
+        named = {"mapper": User, "shard_id": 1}
+        assert session.scalar(one, bind_arguments=named) == 1
+        with pytest.raises(exc.KeyspaceMismatchError):
+            session.execute(one, bind_arguments={"mapper": User, "keyspace": "main"})
+        with pytest.raises(UnmappedClassError, match="On"):
+            session.execute(one, bind_arguments={"mapper": On})
