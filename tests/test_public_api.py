@@ -195,7 +195,7 @@ SAMPLES = [
     exc.DamagedBlobError(
         table="a", object_id=7, dictionary_id=0x123, reason="it is short"
     ),
-    exc.DictionaryNotFoundError(table="a", dictionary_id=1, unread=("s",)),
+    exc.DictionaryNotFoundError(table="a", dictionary_id=1, unreachable=("s",)),
     exc.DictionaryError("m", name="a"),
     exc.StaleDataError(class_name="A", object_id=1, fields=["f"]),
     exc.CommitUnknownError(server="s", shards_unknown=[written(1, "s")]),

@@ -205,7 +205,7 @@ def rewrite_command(
     """
     options["on_progress"] = ProgressLines(_line)
     report = _run(settings, models, name, rewrite, as_data, **options)
-    end(is_good=not report.unreadable, is_read=not report.unread)
+    end(is_good=not report.unreadable, is_read=not report.unreachable)
 
 
 @click.command(
@@ -232,7 +232,7 @@ def check_command(
     """
     options["on_progress"] = ProgressLines(_line)
     report = _run(settings, models, name, check, as_data, **options)
-    end(is_good=not report.unreadable, is_read=not report.unread)
+    end(is_good=not report.unreadable, is_read=not report.unreachable)
 
 
 @click.command(
@@ -251,7 +251,7 @@ def status_command(
 ) -> None:
     """Show the dictionaries of a class, and where they are active."""
     report = _run(settings, models, name, status, as_data, rows=rows)
-    end(is_good=True, is_read=not report.unread)
+    end(is_good=True, is_read=not report.unreachable)
 
 
 def _line(progress: RewriteProgress) -> str:

@@ -31,7 +31,11 @@ from sqla_shard.cli.service_loop import (
     Passes,
     StopFlag,
 )
-from sqla_shard.engine.unread import describe_unread
+from sqla_shard.engine.unreachable import (
+    unreachable_lines,
+    unreachable_values,
+    UnreachableServer,
+)
 from sqla_shard.exc import CacheConfigError, OptionError
 from sqla_shard.outbox.invalidations import (
     by_region,
@@ -78,6 +82,7 @@ def repair_command(
             make=partial(drain, cluster, stores),
             has_more=_has_removed,
             has_changes=_has_removed,
+            is_read=lambda report: not report.unreachable,
             problems=_problems,
             state=_state,
         )
@@ -98,7 +103,7 @@ def _problems(report: DrainReport) -> list[str]:
             f"{one.region}: {_pending(one)}; the region is not configured"
             for one in report.unknown
         ),
-        *report.troubles,
+        *map(str, report.unreachable),
     ]
 
 
@@ -106,7 +111,7 @@ def _state(report: DrainReport) -> list[str]:
     # Omit the numbers, which change in each pass.
     left = [f"left {one.region}" for one in report.left]
     unknown = [f"unknown {one.region}" for one in report.unknown]
-    return [*left, *unknown, *report.troubles]
+    return [*left, *unknown, *map(str, report.unreachable)]
 
 
 @click.command(
@@ -131,16 +136,15 @@ def stats_command(settings: Settings, cache: str, as_data: bool) -> None:
         _stores(cache) as stores,
         settings.cluster() as cluster,
     ):
-        sizes, troubles = outbox_size(cluster)
+        sizes, unreachable = outbox_size(cluster)
         nodes = {name: _nodes(store) for name, store in stores.items()}
     waiting = by_region(sizes)
-    unread = describe_unread(troubles)
     if as_data:
-        print_data(_document(nodes, waiting, unread))
+        print_data(_document(nodes, waiting, unreachable))
     else:
-        _show(nodes, waiting, unread)
+        _show(nodes, waiting, unreachable)
     is_good = all(node.answers for found in nodes.values() for node in found or ())
-    end(is_good=is_good, is_read=not unread)
+    end(is_good=is_good, is_read=not unreachable)
 
 
 @contextmanager
@@ -178,7 +182,7 @@ def _nodes(store: Store) -> list[NodeStats] | None:
 def _document(
     nodes: Mapping[str, list[NodeStats] | None],
     waiting: Mapping[str, Waiting],
-    unread: list[str],
+    unreachable: list[UnreachableServer],
 ) -> dict[str, Any]:
     regions = []
     for name in [*nodes, *(one for one in waiting if one not in nodes)]:
@@ -192,13 +196,13 @@ def _document(
                 "oldest": pending.oldest.total_seconds() if pending else None,
             }
         )
-    return {"regions": regions, "troubles": unread}
+    return {"regions": regions, "unreachable": unreachable_values(unreachable)}
 
 
 def _show(
     nodes: Mapping[str, list[NodeStats] | None],
     waiting: Mapping[str, Waiting],
-    unread: list[str],
+    unreachable: list[UnreachableServer],
 ) -> None:
     for name, stats in nodes.items():
         echo(f"{name}: {_pending(waiting.get(name))}")
@@ -210,7 +214,7 @@ def _show(
     for name, one in waiting.items():
         if name not in nodes:
             echo(f"{name} (not configured): {_pending(one)}")
-    for line in unread:
+    for line in unreachable_lines(unreachable):
         echo(line)
 
 

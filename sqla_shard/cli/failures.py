@@ -9,7 +9,7 @@ import click
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.cli.output import echo, FAILED, NOT_READ
-from sqla_shard.engine.unread import reason
+from sqla_shard.engine.unreachable import reason
 from sqla_shard.exc import FleetServerError, TopologyError
 
 REPORTED = (click.ClickException, OSError, SQLAlchemyError)

@@ -186,7 +186,7 @@ def capacity_command(
         echo(report)
         for line in lines:
             echo(line)
-    end(is_good=True, is_read=not report.unread)
+    end(is_good=True, is_read=not report.unreachable)
 
 
 @click.command(
@@ -445,6 +445,7 @@ def watch_command(
             make=watcher.look,
             has_more=lambda report: False,
             has_changes=lambda report: False,
+            is_read=lambda report: not report.troubles,
             problems=lambda report: (*report.lines, *report.troubles),
             state=attrgetter("state"),
         )

@@ -12,8 +12,6 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping
-from difflib import get_close_matches
-from importlib.abc import InspectLoader
 from importlib.machinery import PathFinder
 from types import CodeType
 from typing import Any, TYPE_CHECKING
@@ -65,6 +63,8 @@ class LazyGroup(click.Group):
         """Return a command; refuse a name that is like that of another one."""
         name = args[0]
         if not (ctx.resilient_parsing or name in self.modules or name[:1] == "-"):
+            from difflib import get_close_matches
+
             for near in get_close_matches(name, self.modules, n=1):
                 ctx.fail(f"No such command {name!r}; did you mean {near!r}?")
         return super().resolve_command(ctx, args)
@@ -112,13 +112,11 @@ def _docstrings(module: str) -> dict[str, str]:
     """Return the docstrings of the functions of a module, without importing it."""
     name = f"sqla_shard.cli.{module}"
     spec = PathFinder.find_spec(name, [os.path.dirname(__file__)])
-    if spec is None or not isinstance(spec.loader, InspectLoader):
-        raise ModuleNotFoundError(f"there is no module {name}", name=name)
-    code = spec.loader.get_code(name)
+    loader: Any = spec and spec.loader
     # The first constant of a function is its docstring.
     return {
-        one.co_name: str(one.co_consts[0])
-        for one in (code.co_consts if code else ())
+        one.co_name: one.co_consts[0]
+        for one in loader.get_code(name).co_consts
         if isinstance(one, CodeType)
     }
 

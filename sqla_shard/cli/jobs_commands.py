@@ -34,7 +34,7 @@ from sqla_shard.cli.output import (
 )
 from sqla_shard.cli.service_loop import LineFormatter, once_option
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.engine.unread import describe_unread
+from sqla_shard.engine.unreachable import unreachable_lines, unreachable_values
 from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs.claims import JobState, LEASE
 from sqla_shard.jobs.hints import share_hints
@@ -101,16 +101,15 @@ def list_command(settings: Settings, as_data: bool) -> None:
     with a plus sign is a minimum.  The status is 1 if a queue has failed jobs.
     """
     with settings.cluster() as cluster:
-        found, troubles = queue_counts(cluster)
-    unread = describe_unread(troubles)
+        found, unreachable = queue_counts(cluster)
     if as_data:
-        print_data({"queues": found, "troubles": unread})
+        print_data({"queues": found, "unreachable": unreachable_values(unreachable)})
     else:
-        for line in (*map(str, found), *unread):
+        for line in (*map(str, found), *unreachable_lines(unreachable)):
             echo(line)
-        if not found and not unread:
+        if not found and not unreachable:
             echo("no jobs")
-    end(is_good=not any(one.failed for one in found), is_read=not unread)
+    end(is_good=not any(one.failed for one in found), is_read=not unreachable)
 
 
 @click.command(
@@ -134,8 +133,7 @@ def stats_command(
     """
     names(models)
     with settings.cluster() as cluster:
-        found, troubles = _checked(task_counts, cluster, queue)
-    unread = describe_unread(troubles)
+        found, unreachable = _checked(task_counts, cluster, queue)
     unknown = {one.task for one in found if models and not one.is_known}
     if as_data:
         print_data(
@@ -143,15 +141,15 @@ def stats_command(
                 "queue": queue,
                 "tasks": found,
                 "unknown": sorted(unknown),
-                "troubles": unread,
+                "unreachable": unreachable_values(unreachable),
             }
         )
     else:
         for one in found:
             echo(f"{one}{f' ({_UNKNOWN})' if one.task in unknown else ''}")
-        for line in unread:
+        for line in unreachable_lines(unreachable):
             echo(line)
-    end(is_good=not unknown, is_read=not unread)
+    end(is_good=not unknown, is_read=not unreachable)
 
 
 @click.command(
@@ -213,10 +211,13 @@ def scan_command(
                 task=task,
                 limit=limit,
             )
-    unread = describe_unread(page.unread)
     if as_data:
         print_data(
-            {"jobs": page.jobs, "is_complete": page.is_complete, "troubles": unread}
+            {
+                "jobs": page.jobs,
+                "is_complete": page.is_complete,
+                "unreachable": unreachable_values(page.unreachable),
+            }
         )
     else:
         for one in page.jobs:
@@ -225,9 +226,9 @@ def scan_command(
             echo(" ".join(f"{one}{unknown}".split()))
         if not page.is_complete:
             echo(f"more than {limit:,} jobs; raise --limit for others")
-        for line in unread:
+        for line in unreachable_lines(page.unreachable):
             echo(line)
-    end(is_good=True, is_read=not unread)
+    end(is_good=True, is_read=not page.unreachable)
 
 
 @click.command("show", epilog=examples("sqla-shard queue show objects/7/1234"))
@@ -440,10 +441,10 @@ def _end(report: ChangeReport, done: str, as_data: bool) -> None:
     if as_data:
         print_data(report)
     else:
-        for line in (*report.skipped, *report.troubles):
+        for line in (*report.skipped, *unreachable_lines(report.unreachable)):
             echo(" ".join(line.split()))
         echo(f"{report.changed:,} {done}")
-    end(is_good=not report.skipped, is_read=not report.troubles)
+    end(is_good=not report.skipped, is_read=not report.unreachable)
 
 
 # -- The worker

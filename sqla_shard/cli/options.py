@@ -21,7 +21,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from sqla_shard.cli.output import CommandT, with_options
-from sqla_shard.util.masking import masked
 
 if TYPE_CHECKING:
     from sqla_shard.cli.completion import Kind
@@ -156,6 +155,7 @@ class Settings:
         :raises click.UsageError: if it is missing or not such a URL.
         """
         from sqla_shard.topology.follow import is_zookeeper
+        from sqla_shard.util.masking import masked
 
         url = named or self.named
         if not is_zookeeper(url):

@@ -6,12 +6,10 @@ A pipe gets plain lines.  ``--output json`` prints data.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
-from shutil import get_terminal_size
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
@@ -104,6 +102,8 @@ def print_data(document: Any, *, is_line: bool = False) -> None:
     :param is_line: print it on one line, for commands that print several
         documents.
     """
+    import json
+
     click.echo(
         json.dumps(
             document, indent=None if is_line else 2, default=lambda one: one.as_dict()
@@ -196,7 +196,9 @@ def print_table(
     """
     if not sys.stdout.isatty() or not rows:
         return False
-    # Imported here: it takes longer than `sqla-shard id` may take.
+    # Imported here: they take longer than `sqla-shard id` may take.
+    from shutil import get_terminal_size
+
     from rich.cells import cell_len, set_cell_size
 
     shown = [n for n in range(len(titles)) if any(row[n] for row in rows)]

@@ -35,7 +35,11 @@ from sqla_shard.cli.service_loop import (
     StopFlag,
 )
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.engine.unread import describe_unread
+from sqla_shard.engine.unreachable import (
+    unreachable_lines,
+    unreachable_values,
+    UnreachableServer,
+)
 from sqla_shard.outbox import discard, Pending, RepairReport
 from sqla_shard.outbox.pending_operations import counts, everything, KEEP
 from sqla_shard.outbox.transaction_keys import halves_on_all, key_on_all, MINUTE
@@ -145,6 +149,7 @@ def repair_command(
                 make=partial(cluster.repair, keep=keep * _HOUR, now=now),
                 has_more=lambda report: bool(report.applied),
                 has_changes=_has_changes,
+                is_read=lambda report: not report.unreachable,
                 problems=_problems,
                 state=_problems,
             )
@@ -156,49 +161,59 @@ def _has_changes(report: RepairReport) -> bool:
 
 
 def _problems(report: RepairReport) -> list[str]:
-    return [*report.failed, *map(str, report.unknown), *report.troubles]
+    return [*report.failed, *map(str, report.unknown), *map(str, report.unreachable)]
 
 
 def _count(cluster: Cluster, as_data: bool) -> None:
-    found, troubles = counts(cluster)
-    wrong = describe_unread(troubles)
+    found, unreachable = counts(cluster)
     total = sum(one.count for one in found)
     if as_data:
         operations = [one.as_dict() for one in found]
-        print_data({"operations": operations, "total": total, "troubles": wrong})
+        print_data(
+            {
+                "operations": operations,
+                "total": total,
+                "unreachable": unreachable_values(unreachable),
+            }
+        )
     else:
-        for line in (*map(str, found), *wrong):
+        for line in (*map(str, found), *unreachable_lines(unreachable)):
             echo(line)
-        echo(f"{total:,} pending{_scope_text(wrong)}")
+        echo(f"{total:,} pending{_scope_text(unreachable)}")
     failed = any(one.failed for one in found)
-    end(is_good=not failed, is_read=not wrong)
+    end(is_good=not failed, is_read=not unreachable)
 
 
-def _scope_text(unread: Sequence[str]) -> str:
+def _scope_text(unreachable: Sequence[UnreachableServer]) -> str:
     """Return 'on the shards that were read' if some could not be read."""
-    return " on the shards that were read" if unread else ""
+    return " on the shards that were read" if unreachable else ""
 
 
 def _list(cluster: Cluster, as_data: bool) -> None:
-    found, troubles = everything(cluster)
-    wrong = describe_unread(troubles)
+    found, unreachable = everything(cluster)
     # If a server fails after everything(), counts() does not include it.
     counted = sum(one.count for one in counts(cluster)[0])
     total = max(counted, len(found))
     if as_data:
-        print_data({"pending": _documents(found), "total": total, "troubles": wrong})
+        print_data(
+            {
+                "pending": _documents(found),
+                "total": total,
+                "unreachable": unreachable_values(unreachable),
+            }
+        )
     else:
         now = datetime.now(UTC)
         for one in found:
             age = int((now - one.created_at).total_seconds())
             echo(f"{' '.join(str(one).split())} ({max(age, 0)} s old)")
-        for line in wrong:
+        for line in unreachable_lines(unreachable):
             echo(line)
         some = f", {len(found):,} of them listed"
         more = some if total > len(found) else ""
-        echo(f"{total:,} pending{_scope_text(wrong)}{more}")
+        echo(f"{total:,} pending{_scope_text(unreachable)}{more}")
     failed = any(one.error or not one.is_known for one in found)
-    end(is_good=not failed, is_read=not wrong)
+    end(is_good=not failed, is_read=not unreachable)
 
 
 def _discard(cluster: Cluster, tokens: Sequence[str], as_data: bool) -> None:
@@ -244,19 +259,24 @@ def key_command(settings: Settings, key: str, as_data: bool) -> None:
     """
     with settings.cluster() as cluster:
         try:
-            found, troubles = key_on_all(cluster, key)
+            found, unreachable = key_on_all(cluster, key)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="KEY") from error
-    unread = describe_unread(troubles)
     if as_data:
-        print_data({"key": key, "committed": found, "troubles": unread})
+        print_data(
+            {
+                "key": key,
+                "committed": found,
+                "unreachable": unreachable_values(unreachable),
+            }
+        )
     else:
-        which = "any shard that was read" if unread else "any shard"
+        which = "any shard that was read" if unreachable else "any shard"
         for line in map(str, found) if found else [f"{key}: not on {which}"]:
             echo(line)
-        for line in unread:
+        for line in unreachable_lines(unreachable):
             echo(line)
-    end(is_good=bool(found), is_read=not unread)
+    end(is_good=bool(found), is_read=not unreachable)
 
 
 @click.command(
@@ -283,15 +303,14 @@ def halves_command(settings: Settings, older_than: float, as_data: bool) -> None
     """
     with settings.cluster() as cluster:
         age = timedelta(seconds=older_than)
-        found, troubles = halves_on_all(cluster, age)
-    unread = describe_unread(troubles)
+        found, unreachable = halves_on_all(cluster, age)
     if as_data:
-        halves = None if unread else found
-        print_data({"halves": halves, "troubles": unread})
+        halves = None if unreachable else found
+        print_data({"halves": halves, "unreachable": unreachable_values(unreachable)})
     else:
-        for line in (*map(str, found), *unread):
+        for line in (*map(str, found), *unreachable_lines(unreachable)):
             echo(line)
         # The missing COMMIT may be on a shard that was not read.
-        count = "unknown number of" if unread else f"{len(found):,}"
+        count = "unknown number of" if unreachable else f"{len(found):,}"
         echo(f"{count} partially committed")
-    end(is_good=not found, is_read=not unread)
+    end(is_good=not found, is_read=not unreachable)

@@ -271,8 +271,8 @@ def _run(
         else:
             echo(str(error))
         states = error.report["counts"]
-        unread = any(states[one.value] for one in NOT_READ)
-        end(is_good=False, is_read=not unread)
+        unreachable = any(states[one.value] for one in NOT_READ)
+        end(is_good=False, is_read=not unreachable)
     print_report(report, as_data)
 
 
@@ -414,7 +414,7 @@ def provision_command(
         _run(settings, partial(schema.provision, initial=initial), topology, **options)
     except ProvisionError as error:
         echo(f"sqla-shard: error: {error}", err=True)
-        end(is_good=False, is_read=not error.unread)
+        end(is_good=False, is_read=not error.unreachable)
 
 
 @click.command(
@@ -446,7 +446,7 @@ def status_command(
         _config(), options=_run_options(given), cluster=_cluster(settings)
     )
     print_report(found, as_data)
-    end(is_good=found.ok or not exit_code, is_read=not found.unread)
+    end(is_good=found.ok or not exit_code, is_read=not found.unreachable)
 
 
 @click.command(
@@ -519,8 +519,8 @@ def verify_command(
     with Cluster(settings.topology(connects=True)) as cluster:
         found = schema.verify(cluster, standby=not primaries_only, **given)
     print_report(found, as_data)
-    unread = any(one.unread for one in found.keyspaces)
-    end(is_good=found.ok, is_read=not unread)
+    unreachable = any(one.unreachable for one in found.keyspaces)
+    end(is_good=found.ok, is_read=not unreachable)
 
 
 # -- The configuration file of alembic

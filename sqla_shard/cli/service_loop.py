@@ -104,9 +104,6 @@ class _Report(Protocol):
     @property
     def ok(self) -> bool: ...
 
-    @property
-    def troubles(self) -> tuple[str, ...]: ...
-
     def as_dict(self) -> dict[str, Any]: ...
 
 
@@ -120,6 +117,7 @@ class Passes(Generic[R]):
     :param make: makes a pass and returns its report.
     :param has_more: returns whether to make the next pass without a pause.
     :param has_changes: returns whether to print the report in any case.
+    :param is_read: returns whether all servers have responded.
     :param problems: returns one line for each problem of the pass.
     :param state: returns the problems without details that change in each
         pass; the report is also printed if these have changed.
@@ -128,6 +126,7 @@ class Passes(Generic[R]):
     make: Callable[[], R]
     has_more: Callable[[R], bool]
     has_changes: Callable[[R], bool]
+    is_read: Callable[[R], bool]
     problems: Callable[[R], Sequence[str]]
     state: Callable[[R], Sequence[str]]
 
@@ -145,7 +144,7 @@ def make_passes(
     while True:
         report = passes.make()
         is_clean = is_clean and report.ok
-        is_read = is_read and not report.troubles
+        is_read = is_read and passes.is_read(report)
         state = tuple(passes.state(report))
         # Print a problem that persists only once.
         if passes.has_changes(report) or state != printed:

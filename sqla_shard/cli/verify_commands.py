@@ -31,7 +31,7 @@ from sqla_shard.cli.output import (
     ProgressLines,
     with_options,
 )
-from sqla_shard.engine.unread import describe_unread
+from sqla_shard.engine.unreachable import unreachable_lines, unreachable_values
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.models import LookupMixin, MappingMixin
 from sqla_shard.models.reference import (
@@ -129,18 +129,17 @@ def claims_command(
     """
     classes = _classes(LookupMixin, names(models), wanted)
     with settings.cluster() as cluster:
-        found, troubles = claims_on_all(cluster, classes)
-    wrong = describe_unread(troubles)
+        found, unreachable = claims_on_all(cluster, classes)
     if as_data:
         claims = [one.as_dict() for one in found]
-        print_data({"claims": claims, "troubles": wrong})
+        print_data({"claims": claims, "unreachable": unreachable_values(unreachable)})
     else:
-        for line in (*map(str, found), *wrong):
+        for line in (*map(str, found), *unreachable_lines(unreachable)):
             echo(line)
         ended = sum(one.has_ended for one in found)
-        which = " on the shards that were read" if wrong else ""
+        which = " on the shards that were read" if unreachable else ""
         echo(f"{len(found):,} open{which}, {ended:,} of them expired")
-    end(is_good=True, is_read=not wrong)
+    end(is_good=True, is_read=not unreachable)
 
 
 @click.command(
@@ -245,7 +244,7 @@ def sizes_command(
             cluster, classes, top=top, window=window, timeout=timeout
         )
     print_report(report, as_data)
-    end(is_good=True, is_read=not report.unread)
+    end(is_good=True, is_read=not report.unreachable)
 
 
 @click.command(
@@ -305,7 +304,7 @@ def spread_command(
         except ClassDefinitionError as error:
             raise click.BadParameter(str(error), param_hint="--class") from error
     print_report(report, as_data)
-    end(is_good=not report.misplaced, is_read=not report.unread)
+    end(is_good=not report.misplaced, is_read=not report.unreachable)
 
 
 def _moved(progress: SpreadProgress) -> str:
@@ -336,7 +335,7 @@ def _run(
         option.configure(cluster)
         report = verify(cluster, classes, **options)
     print_report(report, as_data)
-    end(is_good=report.ok, is_read=not report.unread)
+    end(is_good=report.ok, is_read=not report.unreachable)
 
 
 def _classes(

@@ -51,7 +51,7 @@ def load_dictionary(
     def read_first(session: ShardSession, group: Sequence[Place]) -> list[bytes]:
         return read(session, [one for one in group if one.address in first])
 
-    unread: list[str] = []
+    unreachable: list[str] = []
     for way in (read_first, read):
         found, failed = scan(
             cluster,
@@ -62,5 +62,5 @@ def load_dictionary(
         )
         if found:
             return found[0], []
-        unread = [one.server for one in failed]
-    return None, unread
+        unreachable = [one.server for one in failed]
+    return None, unreachable

@@ -14,7 +14,7 @@ topology, the engine of a shard.
 ``hooks``        listeners of engines and pools; servers that are retired
 ``pools``        the pool of one server; probes with a timeout
 ``registry``     the engines, by server; the virtual shards, by engine
-``unread``       servers that could not be read
+``unreachable``  servers that could not be read
 
 Fork: in a child process every pool is empty, and opens new connections.  The
 child's copies of the parent's sockets, idle or in use, are closed

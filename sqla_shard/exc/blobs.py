@@ -61,20 +61,20 @@ class DictionaryNotFoundError(UnreadableBlobError):
     """Raised when no virtual shard has the dictionary of a blob.
 
     :ivar dictionary_id: id of the dictionary.
-    :ivar unread: servers that could not be read, which may have it.
+    :ivar unreachable: servers that could not be read, which may have it.
     """
 
     dictionary_id: int
-    unread: tuple[str, ...] = ()
+    unreachable: tuple[str, ...] = ()
 
     def _describe(self) -> str:
         remedy = (
             "Restore the rows of sqla_shard_dictionary from a backup of the "
             "shard of the row"
         )
-        if self.unread:
+        if self.unreachable:
             remedy = (
-                f"Repeat it when {', '.join(self.unread)} can be read, which "
+                f"Repeat it when {', '.join(self.unreachable)} can be read, which "
                 "may have it"
             )
         return (

@@ -109,14 +109,19 @@ class ShardMissingError(DriverError, ProgrammingError):
     lacks: str
     epoch: int
 
-    def _describe(self, error: Any) -> str:
+    @property
+    def explanation(self) -> str:
+        """The shards, their server, and what to do."""
         return (
-            f"{self.orig} - for shard {shortened_list(self.shards)} of "
-            f"{self.keyspace}, which is on {self.server} in the newest "
+            f"for shard {shortened_list(self.shards)} of {self.keyspace}, "
+            f"which is on {self.server} in the newest "
             f"topology of this process, of epoch {self.epoch}: "
             f"{_LACKS[self.lacks].format(server=self.server)}. If the shard "
             "is being moved right now, repeat the transaction"
         )
+
+    def _describe(self, error: Any) -> str:
+        return f"{self.orig} - {self.explanation}"
 
 
 class KeyUsedError(ShardError):
@@ -329,13 +334,13 @@ class ProvisionError(SchemaError):
     :ivar keyspace: the keyspace whose virtual shards were to be created.
     :ivar epoch: epoch of the topology that was to be provisioned.
     :ivar problems: all problems.
-    :ivar unread: the servers that could not be read.
+    :ivar unreachable: the servers that could not be read.
     """
 
     keyspace: str
     epoch: int
     problems: tuple[Problem, ...] = field(kw_only=False)
-    unread: tuple[str, ...] = ()
+    unreachable: tuple[str, ...] = ()
 
     def _describe(self) -> str:
         count = len(self.problems)

@@ -147,8 +147,8 @@ class _Queues:
         if cluster is None:
             return []
         if monotonic() - self._read_at >= _FRESH:
-            self._counts, unread = queue_counts(cluster)
-            self._unread = len(unread)
+            self._counts, unreachable = queue_counts(cluster)
+            self._unread = len(unreachable)
             self._read_at = monotonic()
         return self._counts
 
@@ -173,7 +173,7 @@ class _Queues:
             for one in self._read()
         ]
 
-    def unread(self, options: Any) -> Iterable[metrics.Observation]:
+    def unreachable(self, options: Any) -> Iterable[metrics.Observation]:
         """Return the number of servers that were not read."""
         self._read()
         return [metrics.Observation(self._unread)]
@@ -192,7 +192,7 @@ def instrument_queues(
     for name, read in (
         ("queue.jobs", queues.jobs),
         ("queue.oldest", queues.oldest),
-        ("queue.unread_servers", queues.unread),
+        ("queue.unread_servers", queues.unreachable),
     ):
         one = metric(name)
         meter.create_observable_gauge(

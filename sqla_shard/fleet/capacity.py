@@ -24,6 +24,7 @@ from datetime import datetime, UTC
 from time import sleep
 from typing import Any, NamedTuple
 
+from sqla_shard.engine.unreachable import unreachable_values, UnreachableServer
 from sqla_shard.exc import FleetServerError, FleetSetupError
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.content_checks import fill_of
@@ -31,7 +32,7 @@ from sqla_shard.fleet.fact_reader import read_facts
 from sqla_shard.fleet.facts import FleetFacts, NotReadError, PairFacts
 from sqla_shard.fleet.fleet import all_pairs, Fleet, Pair, pair_named
 from sqla_shard.fleet.replication import replication_of
-from sqla_shard.fleet.server_states import outage_line
+from sqla_shard.fleet.server_states import outage
 from sqla_shard.topology import ShardRange
 from sqla_shard.topology.keyspaces import joined
 
@@ -107,8 +108,7 @@ class CapacityReport:
     :ivar epoch: epoch of the topology.
     :ivar taken: seconds since 1970.
     :ivar shards: the shards that could be read.
-    :ivar unread: why servers could not be read, by name.
-    :ivar outages: the line of each of these, with its shards.
+    :ivar unreachable: servers that could not be read.
     :ivar notes: unknown figures, and the reasons.
     :ivar top: number of shards that a list shows.
     """
@@ -116,10 +116,9 @@ class CapacityReport:
     epoch: int
     taken: float
     shards: tuple[ShardSize, ...]
-    unread: Mapping[str, str]
+    unreachable: tuple[UnreachableServer, ...]
     notes: tuple[str, ...] = ()
     top: int = 10
-    outages: tuple[str, ...] = ()
 
     def servers(self) -> list[ServerSize]:
         """Return the sizes of the servers, in the order of the topology."""
@@ -203,7 +202,7 @@ class CapacityReport:
             "keyspaces": [asdict(one) for one in self.keyspaces()],
             "servers": [asdict(one) for one in self.servers()],
             "shards": [asdict(one) for one in self.shards],
-            "unread": dict(self.unread),
+            "unreachable": unreachable_values(self.unreachable),
             "notes": list(self.notes),
         }
 
@@ -239,7 +238,7 @@ class CapacityReport:
             for one in self.fullest()[:1]
         ]
         lines += [f"unknown: {note}" for note in self.notes]
-        lines += self.outages
+        lines += map(str, self.unreachable)
         return "\n".join(lines)
 
 
@@ -258,15 +257,13 @@ def measure(
     """
     facts = read_facts(fleet, environ={}, timeout=timeout, compare=False)
     shards: list[ShardSize] = []
-    unread: dict[str, str] = {}
-    outages: list[str] = []
+    unreachable: list[UnreachableServer] = []
     for pair in facts.pairs:
         try:
             shards += _shards(pair, facts)
         except NotReadError as error:
-            unread[pair.name] = error.reason
-            outages.append(
-                outage_line(
+            unreachable.append(
+                outage(
                     pair_named(facts.topology, pair.name),
                     "primary",
                     why=error.reason,
@@ -275,16 +272,15 @@ def measure(
             )
     notes: list[str] = []
     if window:
-        rates, notes = _rates(fleet, set(unread), window)
+        rates, notes = _rates(fleet, {one.server for one in unreachable}, window)
         shards = [_with_rate(one, facts, rates) for one in shards]
     return CapacityReport(
         epoch=facts.topology.epoch,
         taken=time.time(),
         shards=tuple(shards),
-        unread=unread,
+        unreachable=tuple(unreachable),
         notes=tuple(notes),
         top=top,
-        outages=tuple(outages),
     )
 
 
@@ -307,9 +303,10 @@ def suggest(report: CapacityReport, keyspace: str, *, servers: int) -> list[str]
         if shard.keyspace == keyspace:
             of_server.setdefault(shard.server, []).append(shard)
     count = sum(map(len, of_server.values()))
-    if report.unread:
+    if report.unreachable:
+        names = ", ".join(one.server for one in report.unreachable)
         raise FleetSetupError(
-            f"{', '.join(report.unread)} could not be read, so the shards "
+            f"{names} could not be read, so the shards "
             "cannot be divided evenly; repeat it when all servers respond"
         )
     if not len(of_server) <= servers <= count:

@@ -24,11 +24,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from sqla_shard.engine.unread import unread_line
+from sqla_shard.engine.unreachable import Cause, UnreachableServer
 from sqla_shard.exc import Problem
 from sqla_shard.fleet.facts import FleetFacts, NotReadError, PairFacts, ServerFacts
 from sqla_shard.fleet.fleet import all_pairs, Pair
-from sqla_shard.fleet.server_states import outage_line
+from sqla_shard.fleet.server_states import outage
 
 UNREAD = "unread"
 """The check of findings about facts that were not read."""
@@ -186,16 +186,16 @@ def _outage(error: NotReadError, pairs: Mapping[str, Pair]) -> str:
     server = error.server
     is_up = bool(server.parts)
     if server.role != "other":
-        return outage_line(
+        found = outage(
             pairs[server.name],
             server.role,
             why=error.reason,
             number=error.number,
             is_up=is_up,
         )
-    return unread_line(
-        str(server), {}, why=error.reason, number=error.number, is_lost=not is_up
-    )
+        return str(found)
+    cause = Cause(error.reason, error.number, responds=is_up)
+    return str(UnreachableServer(server=str(server), cause=cause, addresses=()))
 
 
 def _register(

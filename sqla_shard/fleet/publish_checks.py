@@ -23,7 +23,7 @@ from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.fleet import all_pairs, Pair
 from sqla_shard.fleet.server_states import (
     all_answers,
-    outage_line,
+    outage,
     read_states,
     reason_of,
     Role,
@@ -129,7 +129,7 @@ def _joined(state: ServerState, faults: Iterable[_Fault]) -> ServerFault:
 def _of_state(pair: Pair, state: ServerState) -> Iterator[_Fault]:
     if state.error is not None:
         yield (
-            outage_line(pair, state.role, why=state.error, number=state.error_number),
+            str(outage(pair, state.role, why=state.error, number=state.error_number)),
             "start it, or correct its address or account",
         )
         return

@@ -25,7 +25,7 @@ from sqlalchemy.engine import URL
 
 from sqla_shard.dialects.base import PasswordSource
 from sqla_shard.engine.pools import Answer, in_threads, server_name
-from sqla_shard.engine.unread import unread_line
+from sqla_shard.engine.unreachable import Cause, UnreachableServer
 from sqla_shard.exc import FleetServerError, FleetSetupError
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.fleet import Pair
@@ -219,25 +219,28 @@ def _answered(found: dict[int, T], number: int, job: Callable[[], T]) -> Answer:
     return None
 
 
-def outage_line(
+def outage(
     pair: Pair, role: str, *, why: str, number: int | None, is_up: bool = False
-) -> str:
-    """Return the line of a server that was not read, as all commands do.
-
-    It is ``server2 unreachable (2003): 32 shards 32-63: Can't connect ...``.
+) -> UnreachableServer:
+    """Return a server that was not read, as all commands do.
 
     :param why: the reason.
     :param number: number of the error of the server or its driver; None or 0
         if there is none, since no answer came in time.
     :param is_up: whether other statements were answered.
     """
-    return unread_line(
-        pair.name if role == "primary" else f"{pair.name} ({role})",
-        pair.shards(),
-        why=why,
-        number=number or None,
-        # Errors of the driver; a server that answers has others.
-        is_lost=not is_up and (not number or 2000 <= number < 3000),
+    return UnreachableServer(
+        server=pair.name,
+        role=role,
+        cause=Cause(
+            why,
+            number or None,
+            # Errors of the driver; a server that answers has others.
+            responds=is_up or (bool(number) and not 2000 <= int(number or 0) < 3000),
+        ),
+        addresses=tuple(
+            (keyspace, one) for keyspace, ids in pair.shards().items() for one in ids
+        ),
     )
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import bindparam, delete, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects.sql import ServerTime
-from sqla_shard.engine.unread import describe_unread, short
+from sqla_shard.engine.unreachable import each_once, UnreachableServer
 from sqla_shard.jobs.claims import JobState, locked_batch, reopened, RUNNING
 from sqla_shard.jobs.survey import Ages, due_rows, DueGroup
 from sqla_shard.jobs.unique_keys import free_key
@@ -41,17 +41,17 @@ class CleanupReport:
 
     :ivar recovered: number of jobs whose claims had expired.
     :ivar deleted: number of finished jobs that were deleted.
-    :ivar troubles: shards that could not be read or written, with the errors.
+    :ivar unreachable: servers of which shards could not be read or written.
     """
 
     recovered: int
     deleted: int
-    troubles: tuple[str, ...]
+    unreachable: tuple[UnreachableServer, ...]
 
     @property
     def ok(self) -> bool:
         """Whether every server was read and written."""
-        return not self.troubles
+        return not self.unreachable
 
 
 def clean_up(
@@ -72,21 +72,20 @@ def clean_up(
         JobState.DONE: keep_done,
         JobState.FAILED: keep_failed,
     }
-    groups, unread = due_rows(cluster, queues, ages)
+    groups, unreachable = due_rows(cluster, queues, ages)
     counts = dict.fromkeys(JobState, 0)
-    troubles = describe_unread(unread)
     by_shard: dict[tuple[str, int], list[DueGroup]] = {}
     for group in groups:
         by_shard.setdefault(group.address, []).append(group)
-    for (keyspace, shard_id), its in by_shard.items():
+    for address, its in by_shard.items():
         try:
             _clean_shard(cluster, its, ages, counts)
         except SQLAlchemyError as error:
-            troubles.append(f"shard {shard_id} of {keyspace}: {short(error)}")
+            unreachable.append(UnreachableServer.at(cluster.places, address, error))
     return CleanupReport(
         recovered=counts[JobState.RUNNING],
         deleted=counts[JobState.DONE] + counts[JobState.FAILED],
-        troubles=tuple(troubles),
+        unreachable=each_once(unreachable),
     )
 
 

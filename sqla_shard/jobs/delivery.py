@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import literal_column, Select, union_all
 
-from sqla_shard.engine.unread import describe_unread
+from sqla_shard.engine.unreachable import unreachable_lines
 from sqla_shard.outbox.invalidations import WHICH
 from sqla_shard.outbox.pending_operations import KEEP, since, WHICH_DUE, WHICH_OLD
 from sqla_shard.outbox.scan import read_all
@@ -28,14 +28,14 @@ class DeliveryReport:
 
     :ivar applied: number of operations that were applied.
     :ivar invalidated: number of keys of caches that were invalidated.
-    :ivar troubles: a line for each failed or unknown operation, each region
+    :ivar problems: a line for each failed or unknown operation, each region
         whose node does not respond or that is not configured, and each server
         that could not be read or written.
     """
 
     applied: int = 0
     invalidated: int = 0
-    troubles: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
 _OPERATIONS, _INVALIDATIONS = 1, 2
@@ -59,14 +59,14 @@ def deliver(cluster: Cluster) -> DeliveryReport:
     Invalidations are left to others, and reported, if the cluster has no
     cache.
     """
-    found, unread = read_all(cluster, _WHICH, _WHICH, since(KEEP))
-    report = DeliveryReport(troubles=describe_unread(unread))
+    found, unreachable = read_all(cluster, _WHICH, _WHICH, since(KEEP))
+    report = DeliveryReport(problems=unreachable_lines(unreachable))
     kinds = {row.kind for _, row in found}
     if _OPERATIONS in kinds:
         done = cluster.repair()
         report.applied = done.applied
-        report.troubles = [
-            *done.troubles,
+        report.problems = [
+            *unreachable_lines(done.unreachable),
             *done.failed,
             *(
                 f"operation {name!r} is not defined in this process"
@@ -74,14 +74,14 @@ def deliver(cluster: Cluster) -> DeliveryReport:
             ),
         ]
     if _INVALIDATIONS in kinds and cluster.cache is None:
-        report.troubles.append(
+        report.problems.append(
             "invalidations of a cache are pending, and the cluster of this "
             "process has none: configure it, or run sqla-shard cache repair"
         )
     elif _INVALIDATIONS in kinds:
         drained = cluster.repair_cache()
         report.invalidated = drained.removed
-        report.troubles += [
+        report.problems += [
             *(
                 f"region {one.region!r}: a node of the cache does not respond"
                 for one in drained.left
@@ -90,6 +90,10 @@ def deliver(cluster: Cluster) -> DeliveryReport:
                 f"region {one.region!r} of the cache is not configured"
                 for one in drained.unknown
             ),
-            *(one for one in drained.troubles if one not in report.troubles),
+            *(
+                one
+                for one in unreachable_lines(drained.unreachable)
+                if one not in report.problems
+            ),
         ]
     return report

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DataError, SQLAlchemyError
 
-from sqla_shard.engine.unread import short
+from sqla_shard.engine.unreachable import short
 from sqla_shard.exc import CommitUnknownError, JobClaimLostError, UnsafeBinaryLogError
 from sqla_shard.jobs.claims import acknowledge, claim, ClaimedJob, fail, release
 from sqla_shard.jobs.health import windows_of

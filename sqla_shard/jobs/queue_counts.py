@@ -17,7 +17,7 @@ from sqlalchemy import BigInteger, bindparam, func, literal, select, type_coerce
 
 from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import complete, UnreadServer
+from sqla_shard.engine.unreachable import complete, UnreachableServer
 from sqla_shard.jobs.claims import (
     DONE,
     FAILED,
@@ -145,14 +145,14 @@ def count_queues(cluster: Cluster) -> list[QueueCount]:
     return complete(queue_counts(cluster))
 
 
-def queue_counts(cluster: Cluster) -> tuple[list[QueueCount], list[UnreadServer]]:
-    """Return the numbers of jobs of all queues, and the unread servers."""
-    found, unread = scan(cluster, _read, purpose="jobs", kinds=("objects",))
+def queue_counts(cluster: Cluster) -> tuple[list[QueueCount], list[UnreachableServer]]:
+    """Return the numbers of jobs of all queues, and the unreachable servers."""
+    found, unreachable = scan(cluster, _read, purpose="jobs", kinds=("objects",))
     sums: dict[str, QueueCount] = {}
     for one in found:
         before = sums.get(one.queue)
         sums[one.queue] = one if before is None else _sum(before, one)
-    return [sums[name] for name in sorted(sums)], unread
+    return [sums[name] for name in sorted(sums)], unreachable
 
 
 def _sum(one: QueueCount, other: QueueCount) -> QueueCount:
@@ -269,24 +269,24 @@ _TASKS = select(
 
 def task_counts(
     cluster: Cluster, queue: str
-) -> tuple[list[TaskCount], list[UnreadServer]]:
+) -> tuple[list[TaskCount], list[UnreachableServer]]:
     """Return the numbers of jobs of a queue by task and state.
 
     Of each shard and state the first :data:`MOST_COUNTED` jobs are counted.
 
-    :returns: the numbers, in the order of tasks and states, and the unread
+    :returns: the numbers, in the order of tasks and states, and the unreachable
         servers.
     :raises JobOptionError: if the name of the queue is not valid.
     """
     check_queue(queue)
     sums: dict[tuple[str, JobState], list[int]] = {}
-    unread: dict[str, UnreadServer] = {}
+    unreachable: dict[str, UnreachableServer] = {}
     for state in JobState:
         values = {"state": state.value, "queue": queue}
         found, missed = scan(
             cluster, partial(_read_tasks, values), purpose="jobs", kinds=("objects",)
         )
-        unread.update((one.server, one) for one in missed)
+        unreachable.update((one.server, one) for one in missed)
         for row in found:
             sums_of = sums.setdefault((row.task, state), [0, 0])
             sums_of[0] += row.count
@@ -296,7 +296,7 @@ def task_counts(
     return [
         TaskCount(task=task, state=state, count=count, retries=retries)
         for (task, state), (count, retries) in sorted(sums.items())
-    ], list(unread.values())
+    ], list(unreachable.values())
 
 
 def _read_tasks(

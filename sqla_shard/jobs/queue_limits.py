@@ -25,7 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqla_shard.dialects.sql import InsertMissing, ServerTime
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import short
+from sqla_shard.engine.unreachable import short
 from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs.enqueue import check_queue
 from sqla_shard.outbox.tables import QUEUES

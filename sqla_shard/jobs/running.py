@@ -18,7 +18,7 @@ from typing import Any, TYPE_CHECKING
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.cluster.event_loops import AsyncShardSession
-from sqla_shard.engine.unread import short
+from sqla_shard.engine.unreachable import short
 from sqla_shard.exc import JobArgumentError, JobClaimLostError, JobTimeLimitError
 from sqla_shard.exc.base import shown
 from sqla_shard.jobs import claims

@@ -7,7 +7,7 @@ only if they still have their state, so workers may run at the same time.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from sqlalchemy import bindparam, delete, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects.sql import ServerTime
-from sqla_shard.engine.unread import describe_unread, short
+from sqla_shard.engine.unreachable import unreachable_values, UnreachableServer
 from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs.claims import JobState, PENDING, using_index
 from sqla_shard.jobs.enqueue import check_queue, take_key
@@ -45,17 +45,16 @@ class ChangeReport:
     :ivar changed: number of jobs that were changed; in a dry run, that would
         be.
     :ivar skipped: a line for each job that was not changed.
-    :ivar troubles: a line for each server or shard that could not be read or
-        written.
+    :ivar unreachable: servers of which shards could not be read or written.
     """
 
     changed: int = 0
     skipped: list[str] = field(default_factory=list)
-    troubles: list[str] = field(default_factory=list)
+    unreachable: list[UnreachableServer] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON values."""
-        return asdict(self)
+        return {**vars(self), "unreachable": unreachable_values(self.unreachable)}
 
 
 _job = JOBS.c
@@ -218,7 +217,9 @@ def _change_ids(
         try:
             count, why = cluster.run(_change, address, ids, states, change)
         except SQLAlchemyError as error:
-            report.troubles.append(_trouble(address, error))
+            report.unreachable.append(
+                UnreachableServer.at(cluster.places, address, error)
+            )
             continue
         report.changed += count
         report.skipped += why
@@ -233,8 +234,8 @@ def _change_queue(
     change: _Change | None,
 ) -> ChangeReport:
     check_queue(queue)
-    groups, unread = due_rows(cluster, [queue], dict.fromkeys(states, _ANY_TIME))
-    report = ChangeReport(troubles=describe_unread(unread))
+    groups, unreachable = due_rows(cluster, [queue], dict.fromkeys(states, _ANY_TIME))
+    report = ChangeReport(unreachable=unreachable)
     for group in groups:
         try:
             for ids in _batches(cluster, group, task):
@@ -244,13 +245,10 @@ def _change_queue(
                 report.changed += count
                 report.skipped += why
         except SQLAlchemyError as error:
-            report.troubles.append(_trouble(group.address, error))
+            report.unreachable.append(
+                UnreachableServer.at(cluster.places, group.address, error)
+            )
     return report
-
-
-def _trouble(address: Address, error: SQLAlchemyError) -> str:
-    keyspace, shard_id = address
-    return f"shard {shard_id} of {keyspace}: {short(error)}"
 
 
 def _batches(

@@ -17,7 +17,7 @@ from typing import Any, TYPE_CHECKING
 from sqlalchemy import bindparam, or_, select, String, type_coerce
 
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import UnreadServer
+from sqla_shard.engine.unreachable import UnreachableServer
 from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs.claims import JobState, PENDING, readable, using_index
 from sqla_shard.jobs.enqueue import check_queue, stored_key
@@ -123,12 +123,12 @@ class JobPage:
     :ivar jobs: the jobs, by state, priority and the time at which they are
         due, or have finished.
     :ivar is_complete: whether there are no more.
-    :ivar unread: the servers that were not read.
+    :ivar unreachable: the servers that were not read.
     """
 
     jobs: list[StoredJob]
     is_complete: bool
-    unread: list[UnreadServer]
+    unreachable: list[UnreachableServer]
 
 
 def job_address(text: str) -> tuple[Address, int]:
@@ -208,10 +208,10 @@ def jobs_by_key(cluster: Cluster, unique_key: str) -> JobPage:
     :raises JobOptionError: if it is not a valid key.
     """
     values = {"the_key": stored_key(unique_key)}
-    jobs, unread = scan(
+    jobs, unreachable = scan(
         cluster, partial(_read, _BY_KEY, values), purpose="jobs", kinds=("objects",)
     )
-    return JobPage(jobs=_sorted(jobs), is_complete=True, unread=unread)
+    return JobPage(jobs=_sorted(jobs), is_complete=True, unreachable=unreachable)
 
 
 def jobs_of(
@@ -238,7 +238,7 @@ def jobs_of(
         "examined": most if task is None else MOST_EXAMINED,
     }
     jobs: list[StoredJob] = []
-    unread: dict[str, UnreadServer] = {}
+    unreachable: dict[str, UnreachableServer] = {}
     for state in states:
         found, missed = scan(
             cluster,
@@ -247,11 +247,11 @@ def jobs_of(
             kinds=("objects",),
         )
         jobs += found
-        unread.update((one.server, one) for one in missed)
+        unreachable.update((one.server, one) for one in missed)
     return JobPage(
         jobs=_sorted(jobs)[:limit],
         is_complete=len(jobs) <= limit,
-        unread=list(unread.values()),
+        unreachable=list(unreachable.values()),
     )
 
 

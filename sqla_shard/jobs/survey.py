@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import UnreadServer
+from sqla_shard.engine.unreachable import UnreachableServer
 from sqla_shard.exc import NoHealthyShardsError
 from sqla_shard.jobs.claims import JobState, PRIORITIES
 from sqla_shard.jobs.health import HealthWindows, windows_of
@@ -56,7 +56,7 @@ Ages = Mapping[JobState, timedelta]
 
 def due_jobs(
     cluster: Cluster, queues: Collection[str]
-) -> tuple[list[DueGroup], list[UnreadServer]]:
+) -> tuple[list[DueGroup], list[UnreachableServer]]:
     """Return the pending jobs that are due, by shard, queue and priority.
 
     :param queues: names of queues.
@@ -67,7 +67,7 @@ def due_jobs(
 
 def due_rows(
     cluster: Cluster, queues: Collection[str], ages: Ages
-) -> tuple[list[DueGroup], list[UnreadServer]]:
+) -> tuple[list[DueGroup], list[UnreachableServer]]:
     """Return the due rows of some states, by shard, queue and priority.
 
     :param queues: names of queues.

@@ -26,7 +26,7 @@ from typing import Any, TYPE_CHECKING
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqla_shard.engine.unread import describe_unread, short
+from sqla_shard.engine.unreachable import short, unreachable_lines
 from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs.claims import ClaimedJob, LEASE
 from sqla_shard.jobs.cleanup import clean_up, KEEP_DONE, KEEP_FAILED
@@ -436,15 +436,15 @@ class Worker:
 
     def _survey(self) -> None:
         queues = self._limits.open_queues()
-        groups, unread = due_jobs(self._cluster, queues)
-        lines = describe_unread(unread)
+        groups, unreachable = due_jobs(self._cluster, queues)
+        lines = unreachable_lines(unreachable)
         if lines != self._unread:
             for line in lines:
                 _log.warning("%s", line, extra={"action": "survey"})
         self._unread = lines
         self._survey_error = self._limits.error
-        if unread:
-            self._survey_error = unread[0].error
+        if unreachable:
+            self._survey_error = unreachable[0].error
         self._schedule.surveyed(groups, self._cluster.places)
 
     def _claim(self, address: Address, limit: int) -> None:
@@ -501,17 +501,17 @@ class Worker:
         done = clean_up(self._cluster, self._queues, **self._keep)
         self._report.recovered += done.recovered
         self._report.deleted += done.deleted
-        for line in done.troubles:
+        for line in unreachable_lines(done.unreachable):
             _log.warning("%s", line, extra={"action": "clean up"})
 
     def _deliver(self) -> None:
         done = deliver(self._cluster)
         self._report.delivered += done.applied + done.invalidated
         # A lasting error is logged once, not every few seconds.
-        for line in done.troubles:
+        for line in done.problems:
             if line not in self._undelivered:
                 _log.warning("%s", line, extra={"action": "deliver"})
-        self._undelivered = done.troubles
+        self._undelivered = done.problems
 
     def _is_empty(self) -> bool:
         """Return whether nothing is due, held or to be written."""

@@ -20,7 +20,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.dialects import Backend, backend_for, retry_conflicts
-from sqla_shard.engine.unread import reason
+from sqla_shard.engine.unreachable import reason
 from sqla_shard.exc import ConversionError, UnclaimableRowError
 from sqla_shard.migrate.copying import (
     apply_images,

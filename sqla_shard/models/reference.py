@@ -59,7 +59,11 @@ from sqla_shard.dialects import retry_conflicts
 from sqla_shard.dialects.sql import Upsert
 from sqla_shard.engine import by_server, ExecutionPlan, OPTION, Places
 from sqla_shard.engine.rendering import Place, TRANSLATE
-from sqla_shard.engine.unread import message_of, unread_lines
+from sqla_shard.engine.unreachable import (
+    each_once,
+    unreachable_values,
+    UnreachableServer,
+)
 from sqla_shard.exc import (
     ClassDefinitionError,
     ReferenceIncompleteError,
@@ -90,13 +94,7 @@ from sqla_shard.types.shard_bound import ShardNumber
 from sqla_shard.util.json_values import json_value
 from sqla_shard.util.sqlalchemy_helpers import sorted_tables
 
-__all__ = [
-    "Deviation",
-    "ReferenceMixin",
-    "ReferencesReport",
-    "Unread",
-    "verify_references",
-]
+__all__ = ["Deviation", "ReferenceMixin", "ReferencesReport", "verify_references"]
 
 
 class ReferenceMixin:
@@ -221,40 +219,30 @@ class Deviation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unread:
-    """A shard that was not compared, or not repaired.
-
-    :ivar reference: the reference class.
-    :ivar shard_id: number of the shard.
-    :ivar server: name of the server of the shard.
-    :ivar reason: the error.
-    """
-
-    reference: str
-    shard_id: int
-    server: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class ReferencesReport:
     """The result of a comparison.
 
     :ivar rows: number of rows, by the name of the reference class.
     :ivar shards: number of shards, by the name of the reference class.
     :ivar deviations: the shards whose rows were different.
-    :ivar unread: the shards that could not be compared.
+    :ivar not_compared: the servers of shards that could not be compared, or not
+        repaired, by the name of the reference class.
     """
 
     rows: Mapping[str, int]
     shards: Mapping[str, int]
     deviations: tuple[Deviation, ...]
-    unread: tuple[Unread, ...]
+    not_compared: Mapping[str, tuple[UnreachableServer, ...]]
+
+    @property
+    def unreachable(self) -> tuple[UnreachableServer, ...]:
+        """The servers of shards that could not be compared, or not repaired."""
+        return each_once(one for found in self.not_compared.values() for one in found)
 
     @property
     def ok(self) -> bool:
         """Whether all shards were compared and are now equal."""
-        return not self.unread and all(d.repaired for d in self.deviations)
+        return not self.unreachable and all(d.repaired for d in self.deviations)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON values; other keys as strings."""
@@ -265,7 +253,7 @@ class ReferencesReport:
                 for name, count in self.rows.items()
             },
             "deviations": json_value(self.deviations),
-            "unread": json_value(self.unread),
+            "unreachable": unreachable_values(self.unreachable),
         }
 
     def __str__(self) -> str:
@@ -274,19 +262,17 @@ class ReferencesReport:
     def _lines(self) -> Iterator[str]:
         for name, count in self.rows.items():
             deviations = [d for d in self.deviations if d.reference == name]
-            unread = [u for u in self.unread if u.reference == name]
+            unreachable = self.not_compared.get(name, ())
             yield (
                 f"{name}: {count} row(s) on {self.shards[name]} shard(s), "
-                f"{len(deviations)} different, {len(unread)} not compared"
+                f"{len(deviations)} different, "
+                f"{sum(len(one.addresses) for one in unreachable)} not compared"
             )
             for deviation in deviations[:_SHARDS_SHOWN]:
                 yield f"  {deviation}"
             if deviations[_SHARDS_SHOWN:]:
                 yield f"  and {len(deviations) - _SHARDS_SHOWN} more"
-            for line in unread_lines(
-                (u.server, u.reason, [("", u.shard_id)]) for u in unread
-            ):
-                yield f"  {line}"
+            yield from (f"  {one}" for one in unreachable)
 
 
 # -- comparison and repair of the reference tables of all shards
@@ -303,7 +289,7 @@ _ROWS = 50_000
 @dataclass
 class _Found:
     deviations: list[Deviation] = field(default_factory=list)
-    unread: list[Unread] = field(default_factory=list)
+    unreachable: list[UnreachableServer] = field(default_factory=list)
 
 
 def verify_references(
@@ -330,7 +316,8 @@ def verify_references(
     places = cluster.places
     rows: dict[str, int] = {}
     shards: dict[str, int] = {}
-    whole = _Found()
+    deviations: list[Deviation] = []
+    not_compared: dict[str, tuple[UnreachableServer, ...]] = {}
     for table in tables:
         copies = ReferenceCopies(table, places)
         wanted = with_retries(copies.source, copies.read_source)
@@ -340,14 +327,16 @@ def verify_references(
             partial(_on_server, copies, wanted, there, repair)
             for there in by_server(copies.others)
         ]
-        for part in places.engines.in_parallel(jobs, "verify", PARALLEL):
-            whole.deviations += part.deviations
-            whole.unread += part.unread
+        parts = list(places.engines.in_parallel(jobs, "verify", PARALLEL))
+        deviations += (one for part in parts for one in part.deviations)
+        not_compared[copies.name] = each_once(
+            one for part in parts for one in part.unreachable
+        )
     return ReferencesReport(
         rows=rows,
         shards=shards,
-        deviations=tuple(whole.deviations),
-        unread=tuple(whole.unread),
+        deviations=tuple(deviations),
+        not_compared=not_compared,
     )
 
 
@@ -402,14 +391,7 @@ def _add_outcome(
         except (SQLAlchemyError, OSError) as error:
             outcome = error
     if isinstance(outcome, Exception):
-        found.unread.append(
-            Unread(
-                reference=copies.name,
-                shard_id=place.shard_id,
-                server=place.server,
-                reason=message_of(outcome),
-            )
-        )
+        found.unreachable.append(UnreachableServer.of([place], outcome))
     elif outcome:
         found.deviations.append(
             Deviation(

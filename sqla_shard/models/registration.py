@@ -21,7 +21,7 @@ from typing import Any, TYPE_CHECKING, TypeVar
 from sqlalchemy import event, inspect
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqla_shard.engine.unread import short
+from sqla_shard.engine.unreachable import short
 from sqla_shard.exc import (
     ClaimLostError,
     CommitUnknownError,

@@ -12,6 +12,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from time import monotonic, perf_counter
 from typing import Any, NamedTuple
@@ -21,17 +22,18 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.registry import filled, urls_of
-from sqla_shard.engine.unread import (
+from sqla_shard.engine.unreachable import (
     Address,
-    describe_unread,
-    unread_lines,
-    UnreadServer,
+    Cause,
+    driver_cause,
+    unreachable_lines,
+    UnreachableServer,
 )
 from sqla_shard.exc import FleetServerError, ShardMissingError
-from sqla_shard.exc.base import summary
+from sqla_shard.exc.base import original, summary
 from sqla_shard.fleet.accounts import Accounts
 from sqla_shard.fleet.fleet import pair_named
-from sqla_shard.fleet.server_states import outage_line, read_state, Role
+from sqla_shard.fleet.server_states import outage, read_state, Role
 from sqla_shard.jobs.queue_counts import queue_counts
 from sqla_shard.monitor.definitions import metric
 from sqla_shard.monitor.load import report_load
@@ -67,33 +69,36 @@ class _Reading(NamedTuple):
     observed: list[Observation]
     problems: list[str]
     databases: tuple[tuple[str, Address], ...] = ()
-    lacking: tuple[UnreadServer, ...] = ()
+    lacking: tuple[UnreachableServer, ...] = ()
 
     @classmethod
     def of(
-        cls, observed: list[Observation], unread: Sequence[UnreadServer]
+        cls, observed: list[Observation], unreachable: Sequence[UnreachableServer]
     ) -> _Reading:
         """Return a reading of all shards but those that were not read."""
-        lacking: list[UnreadServer] = []
-        others: list[UnreadServer] = []
-        for one in unread:
+        lacking: list[UnreachableServer] = []
+        others: list[UnreachableServer] = []
+        for one in unreachable:
             is_lacking = isinstance(one.error, ShardMissingError)
             (lacking if is_lacking else others).append(one)
-        return cls(observed, describe_unread(others), lacking=tuple(lacking))
+        return cls(observed, unreachable_lines(others), lacking=tuple(lacking))
 
     def lines(self) -> list[str]:
         """Return a line for each server and problem, for the log."""
         return [
             *self.problems,
             *_databases(self.databases),
-            *describe_unread(self.lacking),
+            *unreachable_lines(self.lacking),
         ]
 
 
 def _databases(missing: Iterable[tuple[str, Address]]) -> list[str]:
     # Servers show no database on which an account has no privilege.
-    why = "no such database, or no privilege on it"
-    return unread_lines((server, why, [address]) for server, address in missing)
+    cause = Cause("no such database, or no privilege on it")
+    return unreachable_lines(
+        UnreachableServer(server=server, cause=cause, addresses=(address,))
+        for server, address in missing
+    )
 
 
 _Read = Callable[[], _Reading]
@@ -194,17 +199,19 @@ class FleetMetrics:
         found = {one.name: one.problems for one in parts if one.problems}
         missing = [pair for one in parts for pair in one.reading.databases]
         known = {address for _, address in missing}
-        tables: list[tuple[str, str, list[Address]]] = []
-        grants: list[tuple[str, str, list[Address]]] = []
+        tables: list[UnreachableServer] = []
+        grants: list[UnreachableServer] = []
         for one in (one for part in parts for one in part.reading.lacking):
-            left = [a for a in one.addresses if a not in known]
+            left = tuple(a for a in one.addresses if a not in known)
             if left and isinstance(one.error, ShardMissingError):
                 some = grants if one.error.lacks == "grant" else tables
-                some.append((one.server, str(one.error.orig), left))
+                # Not what to do about it, which is shown once for all.
+                cause = driver_cause(original(one.error))
+                some.append(replace(one, cause=cause, addresses=left))
         for name, lines in (
             (DATABASES, _databases(missing)),
-            (TABLES, unread_lines(tables)),
-            (GRANTS, unread_lines(grants)),
+            (TABLES, unreachable_lines(tables)),
+            (GRANTS, unreachable_lines(grants)),
         ):
             if lines:
                 found[name] = lines
@@ -291,7 +298,7 @@ class FleetMetrics:
     ) -> str:
         """Return the line of a server that does not respond."""
         pair = pair_named(self._cluster.topology, name)
-        return outage_line(pair, role, why=why, number=number)
+        return str(outage(pair, role, why=why, number=number))
 
     def _ping(self, name: str, role: str) -> _Reading:
         """Time a statement on a SQLite server: a directory of files.
@@ -311,14 +318,14 @@ class FleetMetrics:
                 connection.execute(sql("SELECT 1"))
                 seconds = perf_counter() - start
         except ShardMissingError as error:
-            return _Reading.of([], [UnreadServer.of([place], error)])
+            return _Reading.of([], [UnreachableServer.of([place], error)])
         observed = Observation(metric("server.round_trip"), seconds, (name, role))
         return _Reading([observed], [])
 
     # -- counts of rows
 
     def _operations(self) -> _Reading:
-        found, unread = counts(self._cluster)
+        found, unreachable = counts(self._cluster)
         observed = []
         for one in found:
             labels = (one.operation,)
@@ -328,10 +335,10 @@ class FleetMetrics:
                 Observation(metric("operation.failed"), one.failed, labels),
                 Observation(metric("operation.oldest"), age, labels),
             ]
-        return _Reading.of(observed, unread)
+        return _Reading.of(observed, unreachable)
 
     def _outbox(self) -> _Reading:
-        sizes, unread = outbox_size(self._cluster)
+        sizes, unreachable = outbox_size(self._cluster)
         observed = []
         for region, one in by_region(sizes).items():
             age = one.oldest.total_seconds()
@@ -339,11 +346,11 @@ class FleetMetrics:
                 Observation(metric("outbox.pending"), one.rows, (region,)),
                 Observation(metric("outbox.oldest"), age, (region,)),
             ]
-        return _Reading.of(observed, unread)
+        return _Reading.of(observed, unreachable)
 
     def _queues(self) -> _Reading:
-        found, unread = queue_counts(self._cluster)
-        observed = [Observation(metric("queue.unread_servers"), len(unread))]
+        found, unreachable = queue_counts(self._cluster)
+        observed = [Observation(metric("queue.unread_servers"), len(unreachable))]
         for one in found:
             oldest = 0.0 if one.oldest is None else one.oldest.total_seconds()
             observed.append(Observation(metric("queue.oldest"), oldest, (one.queue,)))
@@ -353,12 +360,12 @@ class FleetMetrics:
                 )
                 for state in _QUEUE_STATES
             ]
-        return _Reading.of(observed, unread)
+        return _Reading.of(observed, unreachable)
 
     def _schema(self) -> _Reading:
         places = self._cluster.places
         observed: list[Observation] = []
-        unread: list[tuple[str, str, list[Address]]] = []
+        unreachable: list[UnreachableServer] = []
         databases: list[tuple[str, Address]] = []
         for keyspace in places.topology.keyspaces.values():
             versions = read_versions(
@@ -367,8 +374,10 @@ class FleetMetrics:
             known = [one for one in versions if one.is_known]
             for one in versions:
                 address = keyspace.name, one.shard.shard_id
-                if one.error is not None:
-                    unread.append((one.shard.server, one.error, [address]))
+                if one.cause is not None:
+                    unreachable.append(
+                        UnreachableServer.of([one.shard.place], one.cause)
+                    )
                 elif one.is_missing:
                     databases.append((one.shard.server, address))
             shards = Counter(",".join(one.heads) for one in known)
@@ -380,7 +389,7 @@ class FleetMetrics:
             observed.append(
                 Observation(metric("schema.unfinished"), unfinished, (keyspace.name,))
             )
-        return _Reading(observed, unread_lines(unread), tuple(databases))
+        return _Reading(observed, unreachable_lines(unreachable), tuple(databases))
 
     def _shares(self) -> _Reading:
         snapshots = () if self._load is None else self._load.snapshots()

@@ -26,7 +26,7 @@ from sqlalchemy.exc import IntegrityError
 from sqla_shard.dialects import retry_conflicts
 from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import short
+from sqla_shard.engine.unreachable import short
 from sqla_shard.exc import (
     OperationArgumentError,
     OperationDefinitionError,

@@ -31,11 +31,12 @@ from sqla_shard import exc
 from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine import by_server
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import (
-    describe_unread,
+from sqla_shard.engine.unreachable import (
+    each_once,
     for_each_shard,
     short,
-    UnreadServer,
+    unreachable_values,
+    UnreachableServer,
 )
 from sqla_shard.outbox.apply import Address, place_at, retried, transaction
 from sqla_shard.outbox.scan import check_batch, PARALLEL, read_all
@@ -108,14 +109,14 @@ WHICH = select(OUTBOX.c.shard_id).where(
 )
 
 
-def outbox_size(cluster: Cluster) -> tuple[list[Waiting], list[UnreadServer]]:
+def outbox_size(cluster: Cluster) -> tuple[list[Waiting], list[UnreachableServer]]:
     """Return the numbers of pending invalidations, by shard and region.
 
     :returns: the numbers, for shards with pending invalidations; and the
         shards that were not read, or do not have the table: on these a
         transaction is rolled back if its cache node does not respond.
     """
-    found, unread = read_all(cluster, WHICH, _SIZE, reports_missing=True)
+    found, unreachable = read_all(cluster, WHICH, _SIZE, reports_missing=True)
     sizes = [
         Waiting(
             region=row.region,
@@ -127,7 +128,7 @@ def outbox_size(cluster: Cluster) -> tuple[list[Waiting], list[UnreadServer]]:
         for keyspace, row in found
     ]
     sizes.sort(key=lambda one: (one.region, one.keyspace, one.shard_id))
-    return sizes, unread
+    return sizes, unreachable
 
 
 def by_region(sizes: Iterable[Waiting]) -> dict[str, Waiting]:
@@ -151,19 +152,18 @@ class DrainReport:
     :ivar left: pending invalidations of nodes that do not respond, by region.
     :ivar unknown: pending invalidations of regions that are not configured in
         this process.
-    :ivar troubles: servers that could not be read or written, with the
-        errors.
+    :ivar unreachable: servers of which shards could not be read or written.
     """
 
     removed: int
     left: tuple[Waiting, ...]
     unknown: tuple[Waiting, ...]
-    troubles: tuple[str, ...]
+    unreachable: tuple[UnreachableServer, ...]
 
     @property
     def ok(self) -> bool:
         """Whether nothing is left, and every server was read."""
-        return not (self.left or self.unknown or self.troubles)
+        return not (self.left or self.unknown or self.unreachable)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON values."""
@@ -182,7 +182,7 @@ class DrainReport:
             "removed": self.removed,
             "left": sums(self.left),
             "unknown": sums(self.unknown),
-            "troubles": list(self.troubles),
+            "unreachable": unreachable_values(self.unreachable),
         }
 
     def __str__(self) -> str:
@@ -290,7 +290,7 @@ def drain(
     :raises ValueError: if the batch is not an integer, 1 or more.
     """
     check_batch(batch)
-    found, unread = read_all(cluster, WHICH, WHICH)
+    found, unreachable = read_all(cluster, WHICH, WHICH)
     places = cluster.places
     addresses = {(keyspace, row.shard_id) for keyspace, row in found}
     jobs = [
@@ -305,13 +305,13 @@ def drain(
     for done in places.engines.in_parallel(jobs, "cache", PARALLEL):
         removed += done.removed
         waiting += done.waiting
-        unread += done.unread
+        unreachable += done.unreachable
     sums = by_region(waiting).values()
     return DrainReport(
         removed=removed,
         left=tuple(one for one in sums if one.region in stores),
         unknown=tuple(one for one in sums if one.region not in stores),
-        troubles=tuple(describe_unread(unread)),
+        unreachable=each_once(unreachable),
     )
 
 
@@ -323,7 +323,7 @@ class _Done:
     #: Sums by region: there may be millions of rows.
     rows: Counter[str] = field(default_factory=Counter)
     oldest: dict[str, timedelta] = field(default_factory=dict)
-    unread: list[UnreadServer] = field(default_factory=list)
+    unreachable: list[UnreachableServer] = field(default_factory=list)
 
     def add_left(self, rows: Iterable[Any]) -> None:
         """Count rows that were not deleted."""
@@ -347,7 +347,7 @@ def _drain_server(
     cluster: Cluster, stores: Mapping[str, Store], batch: int, places: Sequence[Place]
 ) -> _Done:
     done = _Done()
-    done.unread = for_each_shard(
+    done.unreachable = for_each_shard(
         places, lambda place: _drain_shard(cluster, stores, batch, place.address, done)
     )
     return done

@@ -27,7 +27,13 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects.sql import ServerTime
-from sqla_shard.engine.unread import complete, describe_unread, short, UnreadServer
+from sqla_shard.engine.unreachable import (
+    complete,
+    each_once,
+    short,
+    unreachable_values,
+    UnreachableServer,
+)
 from sqla_shard.outbox.apply import (
     Address,
     apply_all,
@@ -175,9 +181,9 @@ def count_pending(cluster: Cluster) -> list[PendingCount]:
     return complete(counts(cluster))
 
 
-def counts(cluster: Cluster) -> tuple[list[PendingCount], list[UnreadServer]]:
-    """Return the numbers of pending calls, and the unread shards."""
-    found, unread = read_all(cluster, _WHICH, _COUNTS)
+def counts(cluster: Cluster) -> tuple[list[PendingCount], list[UnreachableServer]]:
+    """Return the numbers of pending calls, and the unreachable shards."""
+    found, unreachable = read_all(cluster, _WHICH, _COUNTS)
     sums: dict[str, PendingCount] = {}
     for _, row in sorted(found, key=lambda one: str(one[1].operation)):
         age = max(row.now - row.made, timedelta(0))
@@ -188,37 +194,37 @@ def counts(cluster: Cluster) -> tuple[list[PendingCount], list[UnreadServer]]:
             failed=row.failed + (before.failed if before else 0),
             oldest=max(age, before.oldest) if before else age,
         )
-    return list(sums.values()), unread
+    return list(sums.values()), unreachable
 
 
-def everything(cluster: Cluster) -> tuple[list[Pending], list[UnreadServer]]:
-    """Return pending operations, and the unread shards."""
+def everything(cluster: Cluster) -> tuple[list[Pending], list[UnreachableServer]]:
+    """Return pending operations, and the unreachable shards."""
     return _read(cluster, _WHICH, _ALL)
 
 
-def due(cluster: Cluster, now: bool) -> tuple[list[Pending], list[UnreadServer]]:
-    """Return operations that are due, and the unread shards.
+def due(cluster: Cluster, now: bool) -> tuple[list[Pending], list[UnreachableServer]]:
+    """Return operations that are due, and the unreachable shards.
 
     :param now: whether to return all operations, even if they are not due.
     """
     which, statement = (_WHICH, _ALL) if now else (WHICH_DUE, _DUE)
-    found, unread = _read(cluster, which, statement)
+    found, unreachable = _read(cluster, which, statement)
     if all(one.is_known for one in found):
-        return found, unread
+        return found, unreachable
     # Operations that are not defined in this process remain due, and become
     # the oldest: a whole batch of them would hide the other operations.
     these = INTENTS.c.operation.in_(operation_names())
     more, _ = _read(cluster, which, statement.where(these))
     by_token = {one.token: one for one in [*found, *more]}
-    return list(by_token.values()), unread
+    return list(by_token.values()), unreachable
 
 
 def _read(
     cluster: Cluster, which: Any, statement: Any
-) -> tuple[list[Pending], list[UnreadServer]]:
-    found, unread = read_all(cluster, which, statement)
+) -> tuple[list[Pending], list[UnreachableServer]]:
+    found, unreachable = read_all(cluster, which, statement)
     ordered = sorted(map(_pending, found), key=lambda one: one.created_at)
-    return ordered, unread
+    return ordered, unreachable
 
 
 def _to_apply(pending: Pending) -> PendingOperation:
@@ -290,20 +296,19 @@ class RepairReport:
         later.
     :ivar unknown: operations that are not defined in this process.
     :ivar forgotten: the number of old tokens that were deleted.
-    :ivar troubles: servers that could not be read or written, with the
-        errors.
+    :ivar unreachable: servers of which shards could not be read or written.
     """
 
     applied: int
     failed: tuple[str, ...]
     unknown: tuple[Pending, ...]
     forgotten: int
-    troubles: tuple[str, ...]
+    unreachable: tuple[UnreachableServer, ...]
 
     @property
     def ok(self) -> bool:
         """Whether nothing has failed, and every server was read."""
-        return not (self.failed or self.unknown or self.troubles)
+        return not (self.failed or self.unknown or self.unreachable)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON values."""
@@ -312,7 +317,7 @@ class RepairReport:
             "failed": list(self.failed),
             "unknown": [one.as_dict() for one in self.unknown],
             "forgotten": self.forgotten,
-            "troubles": list(self.troubles),
+            "unreachable": unreachable_values(self.unreachable),
         }
 
     def __str__(self) -> str:
@@ -337,7 +342,7 @@ def repair(
     :raises ValueError: if ``keep`` is not valid.
     """
     check_age("keep", keep)
-    found, unread = due(cluster, now)
+    found, unreachable = due(cluster, now)
     by_home: dict[Address, list[PendingOperation]] = {}
     for one in found:
         if one.is_known:
@@ -353,14 +358,14 @@ def repair(
         failed += errors
     forgotten, more = _forget(cluster, keep)
     # Merge the errors: each server was read twice.
-    servers = {one.server for one in unread}
+    servers = {one.server for one in unreachable}
     others = [one for one in more if one.server not in servers]
     return RepairReport(
         applied=applied,
         failed=tuple(failed),
         unknown=tuple(one for one in found if not one.is_known),
         forgotten=forgotten,
-        troubles=tuple(describe_unread([*unread, *others])),
+        unreachable=each_once([*unreachable, *others]),
     )
 
 
@@ -443,9 +448,9 @@ def since(keep: timedelta) -> dict[str, int]:
     return {"since": -(keep // timedelta(microseconds=1))}
 
 
-def _forget(cluster: Cluster, keep: timedelta) -> tuple[int, list[UnreadServer]]:
+def _forget(cluster: Cluster, keep: timedelta) -> tuple[int, list[UnreachableServer]]:
     """Delete old tokens, unless their operations are still pending."""
-    found, unread = read_all(cluster, WHICH_OLD, _OLD, since(keep))
+    found, unreachable = read_all(cluster, WHICH_OLD, _OLD, since(keep))
     by_home: dict[tuple[str, Address], list[Any]] = {}
     for keyspace, row in found:
         address = row.home_keyspace, row.home_shard
@@ -455,10 +460,8 @@ def _forget(cluster: Cluster, keep: timedelta) -> tuple[int, list[UnreadServer]]
         try:
             count += _forget_of(cluster, keyspace, address, rows)
         except SQLAlchemyError as error:
-            space = cluster.places.keyspace(address[0], "")
-            server = cluster.places.place(space, address[1]).server
-            unread.append(UnreadServer(server, error, (address,)))
-    return count, unread
+            unreachable.append(UnreachableServer.at(cluster.places, address, error))
+    return count, unreachable
 
 
 def _forget_of(

@@ -1,6 +1,6 @@
 """Reads of tables of the library on all virtual shards.
 
-A server that does not respond is returned as unread, along with the rows of
+A server that does not respond is returned as unreachable, along with the rows of
 the other servers.
 """
 
@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.engine import by_server
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import for_each_shard, UnreadServer
+from sqla_shard.engine.unreachable import for_each_shard, UnreachableServer
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.session import ShardSession
 
@@ -44,7 +44,7 @@ def scan(
     *,
     purpose: str = "outbox",
     kinds: Collection[str] | None = None,
-) -> tuple[list[T], list[UnreadServer]]:
+) -> tuple[list[T], list[UnreachableServer]]:
     """Read all shards of all keyspaces, several servers in parallel.
 
     :param read: called with all shards of a server, and again without those
@@ -62,32 +62,32 @@ def scan(
         for group in by_server(places.all_places(keyspace))
     ]
     rows: list[T] = []
-    unread: list[UnreadServer] = []
+    unreachable: list[UnreachableServer] = []
     for found, missed in places.engines.in_parallel(jobs, purpose, PARALLEL):
         rows += found
-        unread += missed
-    return rows, unread
+        unreachable += missed
+    return rows, unreachable
 
 
 def _on_server(
     cluster: Cluster, read: Read[T], is_empty: IsEmpty, group: Sequence[Place]
-) -> tuple[list[T], list[UnreadServer]]:
-    unread: list[UnreadServer] = []
+) -> tuple[list[T], list[UnreachableServer]]:
+    unreachable: list[UnreachableServer] = []
     lacking = group
     while group and lacking:
         try:
             with ShardSession(cluster=cluster) as session:
-                return read(session, group), unread
+                return read(session, group), unreachable
         except ShardMissingError as error:
             # The others may have rows.
             lacking = _lacking(cluster, group, error)
             missed = [place for place in lacking if not is_empty(place, error)]
             if missed:
-                unread.append(UnreadServer.of(missed, error))
+                unreachable.append(UnreachableServer.of(missed, error))
             gone = {place.address for place in lacking}
             group = [place for place in group if place.address not in gone]
         except SQLAlchemyError as error:
-            return [], [*unread, UnreadServer.of(group, error)]
+            return [], [*unreachable, UnreachableServer.of(group, error)]
     rows: list[T] = []
 
     def read_one(place: Place) -> None:
@@ -98,7 +98,7 @@ def _on_server(
             if not is_empty(place, error):
                 raise
 
-    return rows, [*unread, *for_each_shard(group, read_one)]
+    return rows, [*unreachable, *for_each_shard(group, read_one)]
 
 
 def _lacking(
@@ -125,14 +125,14 @@ def read_all(
     parameters: Mapping[str, Any] | None = None,
     *,
     reports_missing: bool = False,
-) -> tuple[list[tuple[str, Any]], list[UnreadServer]]:
+) -> tuple[list[tuple[str, Any]], list[UnreachableServer]]:
     """Return the rows of a statement from all shards of all keyspaces.
 
     :param which: selects the numbers of shards that have rows.  Most have
         none, and unlike a statement with a LIMIT, one statement can read
         hundreds of them.
     :param reports_missing: whether shards of objects without the table are
-        returned as unread; by default they are treated as empty.
+        returned as unreachable; by default they are treated as empty.
     :returns: the name of the keyspace and the row, for each row; and the
         shards that were not read, such as one without a database.
     """

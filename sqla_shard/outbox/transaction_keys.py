@@ -43,7 +43,7 @@ from sqlalchemy.exc import IntegrityError
 from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine import by_server, ExecutionPlan, OPTION, Places
 from sqla_shard.engine.rendering import Place, TRANSLATE
-from sqla_shard.engine.unread import complete, UnreadServer
+from sqla_shard.engine.unreachable import complete, UnreachableServer
 from sqla_shard.exc import KeyUsedError, WrittenShard
 from sqla_shard.outbox.scan import check_age, check_batch, PARALLEL, scan
 from sqla_shard.outbox.tables import LONGEST_TOKEN, TOKEN_BYTES, TOKENS
@@ -355,13 +355,13 @@ def find_key(cluster: Cluster, key: str) -> list[CommittedKey]:
 
 def key_on_all(
     cluster: Cluster, key: str
-) -> tuple[list[CommittedKey], list[UnreadServer]]:
-    """Return the shards on which a key has committed, and the unread shards.
+) -> tuple[list[CommittedKey], list[UnreachableServer]]:
+    """Return the shards on which a key has committed, and the unreachable shards.
 
     :raises ValueError: if the key is not valid.
     """
     statement = select(_MADE).where(TOKENS.c.token == encode_key(key))
-    rows, unread = scan(cluster, partial(_read, statement))
+    rows, unreachable = scan(cluster, partial(_read, statement))
     found = [
         CommittedKey(
             key=key,
@@ -373,7 +373,7 @@ def key_on_all(
         for place, row in rows
     ]
     found.sort(key=lambda one: (one.keyspace, one.shard_id))
-    return found, unread
+    return found, unreachable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -425,19 +425,19 @@ def find_halves(cluster: Cluster, older_than: timedelta = MINUTE) -> list[HalfCo
 
 def halves_on_all(
     cluster: Cluster, older_than: timedelta
-) -> tuple[list[HalfCommit], list[UnreadServer]]:
+) -> tuple[list[HalfCommit], list[UnreachableServer]]:
     """Return partial commits, and the shards that were not read.
 
-    If there are unread shards, no partial commits are returned: the missing
+    If there are unreachable shards, no partial commits are returned: the missing
     parts may be on those shards.
 
     :raises ValueError: if the age is not valid.
     """
     check_age("older_than", older_than)
     attempts: dict[bytes, dict[int, tuple[TransactionPart, Place, Any]]] = {}
-    rows, unread = scan(cluster, partial(_read, _PARTS))
-    if unread:
-        return [], unread
+    rows, unreachable = scan(cluster, partial(_read, _PARTS))
+    if unreachable:
+        return [], unreachable
     for place, row in rows:
         part = TransactionPart.decode(row.token)
         its = attempts.setdefault(part.attempt, {})

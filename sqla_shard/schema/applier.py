@@ -22,6 +22,7 @@ from sqlalchemy.util import OrderedSet
 
 from sqla_shard.dialects import Backend, Failure
 from sqla_shard.engine import Engines, Places
+from sqla_shard.engine.unreachable import cause_of
 from sqla_shard.exc import InDoubtError, SchemaError
 from sqla_shard.exc.base import message
 from sqla_shard.schema import ledger
@@ -231,7 +232,11 @@ class Applier:
 
     def _unreachable(self, error: BaseException) -> dict[str, Any]:
         self.close()
-        return {"state": State.UNREACHABLE, "error": _error_text(error)}
+        return {
+            "state": State.UNREACHABLE,
+            "error": _error_text(error),
+            "cause": cause_of(error, responds=False),
+        }
 
     def adopt(self, plans: Mapping[tuple[str, ...], Plan]) -> None:
         """Use plans that other processes have made, if there are none."""

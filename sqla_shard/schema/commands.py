@@ -26,8 +26,15 @@ from sqlalchemy import Connection, update
 from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.engine.unread import unread_lines
+from sqla_shard.engine.unreachable import (
+    Cause,
+    cause_of,
+    each_once,
+    unreachable_values,
+    UnreachableServer,
+)
 from sqla_shard.exc import InDoubtError, SchemaError
+from sqla_shard.exc.base import original
 from sqla_shard.outbox.tables import LEDGER
 from sqla_shard.schema.environment import ATTRIBUTE, Environment
 from sqla_shard.schema.ledger import (
@@ -92,6 +99,7 @@ class ShardStatus:
         revision would not be noticed), ``"no such database"`` or ``"server not
         reached"``.
     :ivar detail: details for an operator, or None.
+    :ivar cause: why it could not be read, or None.
     """
 
     shard_id: int
@@ -100,6 +108,7 @@ class ShardStatus:
     revisions: tuple[str, ...]
     condition: str
     detail: str | None = None
+    cause: Cause | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +135,17 @@ class StatusReport:
         return all(one.condition == CURRENT for one in self.shards)
 
     @property
-    def unread(self) -> list[ShardStatus]:
-        """The shards that could not be read."""
-        return [one for one in self.shards if one.condition in NOT_READ]
+    def unreachable(self) -> tuple[UnreachableServer, ...]:
+        """The servers of the shards that could not be read."""
+        return each_once(
+            UnreachableServer(
+                server=one.server,
+                cause=one.cause or Cause(one.condition),
+                addresses=((self.keyspace, one.shard_id),),
+            )
+            for one in self.shards
+            if one.condition in NOT_READ
+        )
 
     def histogram(self) -> dict[tuple[str, ...], list[int]]:
         """Return the shard ids by their current revisions."""
@@ -149,7 +166,15 @@ class StatusReport:
                 {"revisions": list(revisions), "shards": ids}
                 for revisions, ids in self.histogram().items()
             ],
-            "shards": json_value(self.shards),
+            "shards": [
+                {
+                    name: json_value(v)
+                    for name, v in vars(one).items()
+                    if name != "cause"
+                }
+                for one in self.shards
+            ],
+            "unreachable": unreachable_values(self.unreachable),
         }
 
     def __str__(self) -> str:
@@ -176,14 +201,9 @@ class StatusReport:
             others.setdefault(f"{one.condition}{where}", []).append(one)
         for name, found in (*in_order.items(), *others.items()):
             if found[0].condition == UNREACHABLE:
-                for line in unread_lines(
-                    (
-                        (one.server, one.detail or "", [("", one.shard_id)])
-                        for one in found
-                    ),
-                    is_lost=True,
-                ):
-                    yield f"  {line}"
+                yield from (
+                    f"  {one}" for one in self.unreachable if not one.cause.responds
+                )
                 continue
             ids = as_ranges(one.shard_id for one in found)
             yield f"  {len(found):6} {name}: {ids}"
@@ -215,6 +235,10 @@ def _status(environment: Environment, steps: Any) -> StatusReport:
     shards = []
     for version in environment.with_lost_marked(environment.versions()):
         condition, detail = _condition(environment, version, known)
+        cause = None
+        if isinstance(detail, Exception):
+            cause = cause_of(detail, responds=False)
+            detail = version.error or str(original(detail))
         shards.append(
             ShardStatus(
                 shard_id=version.shard.shard_id,
@@ -223,6 +247,7 @@ def _status(environment: Environment, steps: Any) -> StatusReport:
                 revisions=version.heads,
                 condition=condition,
                 detail=detail,
+                cause=cause,
             )
         )
     return StatusReport(
@@ -235,11 +260,12 @@ def _status(environment: Environment, steps: Any) -> StatusReport:
 
 def _condition(
     environment: Environment, version: Version, known: set[str]
-) -> tuple[str, str | None]:
+) -> tuple[str, str | Exception | None]:
+    """Return the condition of a shard, with its detail or the error."""
     if version.is_missing:
         return MISSING, None
     if version.error is not None:
-        return UNREACHABLE, version.error
+        return UNREACHABLE, version.cause
     if not version.has_ledger:
         return NO_LEDGER, without_ledger(version)
     if version.open is not None:
@@ -253,7 +279,9 @@ def _condition(
     return (CURRENT if is_newest else BEHIND), None
 
 
-def _unfinished(environment: Environment, version: Version) -> tuple[str, str | None]:
+def _unfinished(
+    environment: Environment, version: Version
+) -> tuple[str, str | Exception | None]:
     """Return the condition of a shard with an unfinished revision."""
     shard = version.shard
     ddl = shard.place.backend.ddl
@@ -268,7 +296,7 @@ def _unfinished(environment: Environment, version: Version) -> tuple[str, str | 
             finally:
                 ddl.release(connection, shard.database)
     except DBAPIError as error:
-        return UNREACHABLE, str(error.orig)
+        return UNREACHABLE, error
 
 
 def _open_revision(connection: Any, version: Version) -> tuple[str, str | None]:

@@ -27,6 +27,7 @@ from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.dialects import Backend
 from sqla_shard.dialects.base import DATABASE
 from sqla_shard.engine import Engines
+from sqla_shard.engine.unreachable import Cause, cause_of, UnreachableServer
 from sqla_shard.exc import (
     SchemaError,
     ServerUnreachableError,
@@ -43,7 +44,6 @@ from sqla_shard.schema.drift_report import (
     Role,
     server_text,
     TableDrift,
-    UnreadServer,
     Variant,
 )
 from sqla_shard.schema.selection import template_of
@@ -80,9 +80,9 @@ class _Instance:
                 # Raise it: it is not an error of the server; the cluster is
                 # closed, or a driver is not installed.
                 raise
-            return _ServerCatalogue(instance=self, error=str(error))
+            return _ServerCatalogue(instance=self, cause=cause_of(error))
         except (SQLAlchemyError, OSError) as error:
-            return _ServerCatalogue(instance=self, error=_reason(error))
+            return _ServerCatalogue(instance=self, cause=Cause(_reason(error)))
 
     def _read(self) -> _ServerCatalogue:
         lowest = self.shards[0] if self.shards else 0
@@ -144,32 +144,33 @@ class _ServerCatalogue:
     :ivar databases: the names of all databases of the server.
     :ivar tables: the digests of the tables, by shard.
     :ivar kind: the kind of server; None if no database was read.
-    :ivar error: the reason why nothing could be read, or None.
+    :ivar cause: the reason why nothing could be read, or None.
     """
 
     instance: _Instance
     databases: AbstractSet[str] = frozenset()
     tables: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     kind: str | None = None
-    error: str | None = None
+    cause: Cause | None = None
 
-    def unread(self, kind: str | None) -> UnreadServer | None:
+    def unreachable(self, kind: str | None) -> UnreachableServer | None:
         """Return the server if it cannot be compared with another kind."""
-        reason = self.error
-        if reason is None and kind and self.kind and kind != self.kind:
-            reason = (
+        cause = self.cause
+        if cause is None and kind and self.kind and kind != self.kind:
+            cause = Cause(
                 f"it is a {self.kind} server, and the reference is on "
                 f"{kind}, which writes the same tables differently; compare "
                 "the servers of one kind at a time: sqla-shard schema verify "
                 f"--servers {self.instance.server.name}"
             )
-        if reason is None:
+        if cause is None:
             return None
-        return UnreadServer(
+        keyspace = self.instance.keyspace.name
+        return UnreachableServer(
             server=self.instance.server.name,
+            cause=cause,
+            addresses=tuple((keyspace, one) for one in self.instance.shards),
             role=self.instance.role,
-            reason=reason,
-            shards=tuple(self.instance.shards),
         )
 
 
@@ -438,7 +439,9 @@ def _compare(
                 _orphans(reading, shards, placed) for reading in readings
             )
         ),
-        unread=tuple(filter(None, (reading.unread(kind) for reading in readings))),
+        unreachable=tuple(
+            filter(None, (reading.unreachable(kind) for reading in readings))
+        ),
     )
 
 
@@ -447,7 +450,7 @@ def _missing(readings: list[_ServerCatalogue]) -> tuple[Copies, ...]:
     for reading in readings:
         instance = reading.instance
         lacks = [n for n in instance.shards if n not in reading.tables]
-        if lacks and reading.error is None:
+        if lacks and reading.cause is None:
             missing[instance.server.name, instance.role] = lacks
     return _copies(missing)
 
@@ -473,7 +476,7 @@ def _reference(
             return database
     server = keyspace.server_for(wanted).name
     errors = [
-        reading.error
+        reading.cause and reading.cause.reason
         for reading in readings
         if reading.instance.server.name == server and reading.instance.role == "primary"
     ]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from sqla_shard.engine.unread import unread_lines
+from sqla_shard.engine.unreachable import (
+    each_once,
+    unreachable_values,
+    UnreachableServer,
+)
 from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.util.json_values import json_value
 
@@ -90,22 +94,6 @@ class Orphan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnreadServer:
-    """A server whose tables could not be read.
-
-    :ivar server: name of the server.
-    :ivar role: ``"primary"`` or ``"standby"``.
-    :ivar reason: the error.
-    :ivar shards: its virtual shards, which were not read.
-    """
-
-    server: str
-    role: Role
-    reason: str
-    shards: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class KeyspaceDrift:
     """The drift of one keyspace.
 
@@ -123,7 +111,7 @@ class KeyspaceDrift:
         their server.
     :ivar orphaned: databases on a server where the topology does not place
         them.
-    :ivar unread: servers that could not be read.
+    :ivar unreachable: servers that could not be read.
     """
 
     keyspace: str
@@ -137,12 +125,12 @@ class KeyspaceDrift:
     drifted: tuple[TableDrift, ...]
     missing: tuple[Copies, ...]
     orphaned: tuple[Orphan, ...]
-    unread: tuple[UnreadServer, ...]
+    unreachable: tuple[UnreachableServer, ...]
 
     @property
     def ok(self) -> bool:
         """Whether all servers were read, without a difference."""
-        return not (self.drifted or self.missing or self.orphaned or self.unread)
+        return not (self.drifted or self.missing or self.orphaned or self.unreachable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +145,11 @@ class DriftReport:
     seconds: float
 
     @property
+    def unreachable(self) -> tuple[UnreachableServer, ...]:
+        """Each server that could not be read, once."""
+        return each_once(one for found in self.keyspaces for one in found.unreachable)
+
+    @property
     def ok(self) -> bool:
         """Whether all servers were read, without a difference."""
         return all(found.ok for found in self.keyspaces)
@@ -168,7 +161,14 @@ class DriftReport:
         """
         return {
             "ok": self.ok,
-            "keyspaces": json_value(self.keyspaces),
+            "keyspaces": [
+                {
+                    **json_value(replace(one, unreachable=())),
+                    "unreachable": unreachable_values(one.unreachable),
+                }
+                for one in self.keyspaces
+            ],
+            "unreachable": unreachable_values(self.unreachable),
             "seconds": self.seconds,
         }
 
@@ -194,15 +194,7 @@ def _report_lines(report: DriftReport) -> Iterator[str]:
             yield "databases on a server that the topology places elsewhere:"
             yield from map(_of_orphan, found.orphaned)
     # List each server once, even if it serves several keyspaces.
-    yield from unread_lines(
-        (
-            server_text(one.server, one.role),
-            one.reason,
-            [(found.keyspace, shard_id) for shard_id in one.shards],
-        )
-        for found in report.keyspaces
-        for one in found.unread
-    )
+    yield from map(str, report.unreachable)
 
 
 def _verdict(report: DriftReport) -> str:
@@ -210,8 +202,8 @@ def _verdict(report: DriftReport) -> str:
         return "no drift"
     spaces = report.keyspaces
     # What was not read may have drifted.
-    unread = {(x.server, x.role) for found in spaces for x in found.unread}
-    missed = f"{_many(len(unread), 'server')} not compared" if unread else ""
+    count = len(report.unreachable)
+    missed = f"{_many(count, 'server')} not compared" if count else ""
     if any(x.drifted or x.missing or x.orphaned for x in spaces):
         return f"drift; {missed}" if missed else "drift"
     return f"incomplete: {missed}"

@@ -464,12 +464,12 @@ class Environment:
 
     def _print_current(self) -> None:
         groups: dict[tuple[str, ...], list[Version]] = {}
-        unread = []
+        unreachable = []
         for version in self.versions():
             if version.is_known:
                 groups.setdefault(version.heads, []).append(version)
             else:
-                unread.append(version)
+                unreachable.append(version)
         for heads, versions in groups.items():
             ids = as_ranges(version.shard.shard_id for version in versions)
             self._config.print_stdout(
@@ -483,10 +483,11 @@ class Environment:
                 shard.place.backend.ddl.enter(connection, shard.schema)
                 self._configure(connection=connection)
                 self._context.run_migrations()
-        if unread:
+        if unreachable:
             raise SchemaError(
                 "; ".join(
-                    f"{one.shard}: {one.error or 'no such database'}" for one in unread
+                    f"{one.shard}: {one.error or 'no such database'}"
+                    for one in unreachable
                 )
             )
 

@@ -29,6 +29,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import Places
+from sqla_shard.engine.unreachable import cause_of
 from sqla_shard.exc import Problem, ProvisionError, SchemaOptionError
 from sqla_shard.schema import ledger
 from sqla_shard.schema.applier import Applier
@@ -215,7 +216,7 @@ class _Provisioning:
                 tuple(self._problems),
                 keyspace=self._name,
                 epoch=self._new.epoch,
-                unread=tuple(dict.fromkeys(self._unread)),
+                unreachable=tuple(dict.fromkeys(self._unread)),
             )
 
     def _opened_shards(self) -> list[Shard]:
@@ -320,7 +321,11 @@ class Provisioner(Applier):
             except DBAPIError as error:
                 if self._is_lost(shard, error):
                     self.close()
-                    return {"state": State.UNREACHABLE, "error": str(error.orig)}
+                    return {
+                        "state": State.UNREACHABLE,
+                        "error": str(error.orig),
+                        "cause": cause_of(error, responds=False),
+                    }
                 connection.rollback()
                 return {"state": State.FAILED, "error": _error_text(shard, error)}
         found = super()._attempt(version, connection, journal)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from difflib import unified_diff
 from functools import lru_cache, partial
+from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -23,6 +24,7 @@ from sqlalchemy.exc import DBAPIError
 from sqla_shard.dialects.base import DATABASE
 from sqla_shard.engine import Engines, Places
 from sqla_shard.engine.rendering import Place
+from sqla_shard.engine.unreachable import cause_of
 from sqla_shard.exc import Problem, SchemaError, ServerUnreachableError
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.outbox.tables import PREFIX
@@ -277,26 +279,20 @@ def compare(
     # Read it separately: another server may have the same name in the
     # current topology.
     [wanted] = read_versions(places, [reference], version_table)
-    errors: dict[int, tuple[State, str]] = {}
+    errors: dict[int, dict[str, Any]] = {}
     equal = []
     for version in read_versions(places, shards, version_table):
         error = _revision_error(version, wanted)
         if error is None:
             equal.append(version.shard)
         else:
-            errors[version.shard.shard_id] = State.FAILED, error
+            errors[version.shard.shard_id] = {"state": State.FAILED, "error": error}
     work = partial(_on_engine, places, reference, version_table)
     for found in places.engines.in_parallel(
         [partial(work, some) for some in by_engine(equal)], "compare", 8
     ):
         errors.update(found)
-    compared = []
-    for outcome in outcomes:
-        if outcome.shard_id in errors:
-            state, error = errors[outcome.shard_id]
-            outcome = replace(outcome, state=state, error=error)
-        compared.append(outcome)
-    return compared
+    return [replace(one, **errors.get(one.shard_id, {})) for one in outcomes]
 
 
 def _revision_error(version: Version, wanted: Version) -> str | None:
@@ -330,7 +326,8 @@ def _read(connection: Connection, shards: Sequence[Shard]) -> dict[str, dict[str
 
 def _on_engine(
     places: Places, reference: Shard, version_table: str, shards: Sequence[Shard]
-) -> dict[int, tuple[State, str]]:
+) -> dict[int, dict[str, Any]]:
+    """Return the changes of the outcomes of shards that differ, by shard."""
     try:
         with reference.place.engine.connect() as connection:
             wanted = _read(connection, [reference]).get(reference.schema, {})
@@ -344,10 +341,15 @@ def _on_engine(
                 equal[shard] = [name for name in found if name != DATABASE]
                 continue
             text = "\n".join(_differences(shard, reference, found, wanted))
-            errors[shard.shard_id] = State.FAILED, text
+            errors[shard.shard_id] = {"state": State.FAILED, "error": text}
         _finish(places, equal, version_table)
     except (DBAPIError, ServerUnreachableError, OSError) as error:
-        return {shard.shard_id: (State.UNREACHABLE, str(error)) for shard in shards}
+        lost = {
+            "state": State.UNREACHABLE,
+            "error": str(error),
+            "cause": cause_of(error, responds=False),
+        }
+        return {shard.shard_id: lost for shard in shards}
     return errors
 
 

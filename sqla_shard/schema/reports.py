@@ -7,7 +7,12 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from sqla_shard.engine.unread import unread_lines
+from sqla_shard.engine.unreachable import (
+    Cause,
+    each_once,
+    unreachable_values,
+    UnreachableServer,
+)
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.schema.selection import Shard
 from sqla_shard.topology.keyspaces import as_ranges
@@ -52,6 +57,7 @@ class Outcome:
     :ivar step: the revision that failed, or None.
     :ivar done: the statements of that revision that have taken effect, since
         the server cannot roll back DDL; None if this is unknown.
+    :ivar cause: why the server did not respond, or None.
     """
 
     shard_id: int
@@ -64,6 +70,7 @@ class Outcome:
     error: str | None = None
     step: str | None = None
     done: tuple[str, ...] | None = ()
+    cause: Cause | None = None
 
     @classmethod
     def of(cls, shard: Shard, state: State, **more: Any) -> Outcome:
@@ -81,7 +88,9 @@ class Outcome:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON values."""
-        return {**asdict(self), "state": self.state.value}
+        found = {**asdict(self), "state": self.state.value}
+        del found["cause"]
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +124,19 @@ class RunReport:
             outcome.state.is_good for outcome in self.outcomes
         )
 
+    @property
+    def unreachable(self) -> tuple[UnreachableServer, ...]:
+        """The servers of the shards that could not be read."""
+        return each_once(
+            UnreachableServer(
+                server=one.server,
+                cause=one.cause or Cause(one.state.value),
+                addresses=((self.keyspace, one.shard_id),),
+            )
+            for one in self.outcomes
+            if one.state in NOT_READ
+        )
+
     def of(self, state: State) -> list[Outcome]:
         """Return the outcomes with a state."""
         return [one for one in self.outcomes if one.state is state]
@@ -131,6 +153,7 @@ class RunReport:
             "seconds": round(self.seconds, 3),
             "counts": {state.value: len(self.of(state)) for state in State},
             "shards": [outcome.as_dict() for outcome in self.outcomes],
+            "unreachable": unreachable_values(self.unreachable),
         }
 
     def __str__(self) -> str:
@@ -143,13 +166,7 @@ class RunReport:
             f"{'' if total == 1 else 's'} of {self.keyspace} in "
             f"{self.seconds:.1f} s{' (interrupted)' * self.interrupted}"
         )
-        yield from unread_lines(
-            (
-                (one.server, one.error or "", [("", one.shard_id)])
-                for one in self.of(State.UNREACHABLE)
-            ),
-            is_lost=True,
-        )
+        yield from (str(one) for one in self.unreachable if not one.cause.responds)
         for state in State:
             found = self.of(state)
             if found and state is not State.UNREACHABLE:

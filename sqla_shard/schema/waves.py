@@ -21,6 +21,7 @@ from typing import Any
 
 from alembic.util import CommandError
 
+from sqla_shard.engine.unreachable import cause_of
 from sqla_shard.exc import DivergedRevisionsError
 from sqla_shard.schema.applier import Applier, is_relative
 from sqla_shard.schema.ledger import own_head
@@ -240,7 +241,7 @@ class Workers:
         shard = self._versions[index].shard
         if before is None:
             return Outcome.of(shard, State.SKIPPED)
-        return Outcome.of(shard, before.state, error=before.error)
+        return Outcome.of(shard, before.state, error=before.error, cause=before.cause)
 
     def pause(self, seconds: float) -> None:
         """Wait, unless a stop is requested."""
@@ -354,7 +355,8 @@ def run(
             problem = State.FAILED, need
         if problem is not None:
             state, error = problem
-            outcomes[index] = Outcome.of(version.shard, state, error=error)
+            cause = version.cause and cause_of(version.cause, responds=False)
+            outcomes[index] = Outcome.of(version.shard, state, error=error, cause=cause)
         elif need or version.open is not None or _is_old(version, command):
             todo.append(index)
         else:

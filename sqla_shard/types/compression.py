@@ -212,9 +212,9 @@ class Dictionaries:
             return found or self._load(dictionary_id)
 
     def _load(self, dictionary_id: int) -> Dictionary:
-        since, unread = self._missing.get(dictionary_id, (None, ()))
+        since, unreachable = self._missing.get(dictionary_id, (None, ()))
         if since is None or monotonic() - since > _MISSING:
-            unread = ()
+            unreachable = ()
             sources = [found() for found in self._sources.keyrefs()]
             for source in sources:
                 if source is None:
@@ -223,13 +223,15 @@ class Dictionaries:
                 if content is not None:
                     self._missing.pop(dictionary_id, None)
                     return self.add(content)
-                unread += tuple(failed)
-            if not unread:
+                unreachable += tuple(failed)
+            if not unreachable:
                 # Random ids of damaged rows must not fill the memory.
                 if len(self._missing) >= 1000:
                     self._missing.clear()
-                self._missing[dictionary_id] = monotonic(), unread
-        raise DictionaryNotFoundError(dictionary_id=dictionary_id, unread=unread)
+                self._missing[dictionary_id] = monotonic(), unreachable
+        raise DictionaryNotFoundError(
+            dictionary_id=dictionary_id, unreachable=unreachable
+        )
 
 
 DICTIONARIES = Dictionaries()
@@ -261,7 +263,9 @@ def unpack(packed: bytes, limit: int, table: str | None = None) -> str:
     except DictionaryNotFoundError as error:
         if error.table is None and table is not None:
             raise DictionaryNotFoundError(
-                table=table, dictionary_id=error.dictionary_id, unread=error.unread
+                table=table,
+                dictionary_id=error.dictionary_id,
+                unreachable=error.unreachable,
             ) from error
         raise
 

@@ -23,7 +23,8 @@ longer than ``grace`` from one transaction to the next.
 
 from __future__ import annotations
 
-from sqla_shard.upkeep.findings import Finding, Tally, UnreadShard, VerifyReport
+from sqla_shard.engine.unreachable import UnreachableServer
+from sqla_shard.upkeep.findings import Finding, Tally, VerifyReport
 from sqla_shard.upkeep.list_sizes import largest_lists, ListSize, ListSizes
 from sqla_shard.upkeep.lookups import (
     delete_abandoned,
@@ -43,7 +44,7 @@ __all__ = [
     "SpreadProgress",
     "SpreadReport",
     "Tally",
-    "UnreadShard",
+    "UnreachableServer",
     "VerifyProgress",
     "VerifyReport",
     "delete_abandoned",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from sqla_shard.engine.unread import unread_lines
+from sqla_shard.engine.unreachable import unreachable_values, UnreachableServer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,25 +131,6 @@ class Tally:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnreadShard:
-    """A shard that could not be read completely.
-
-    :ivar subject: name of the class.
-    :ivar keyspace: keyspace of the shard.
-    :ivar shard_id: the shard.
-    :ivar server: the server that did not respond or lacks the shard; this can
-        be the server of the objects to which its rows refer.
-    :ivar reason: the error.
-    """
-
-    subject: str
-    keyspace: str
-    shard_id: int
-    server: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class VerifyReport:
     """The findings and repairs of a run.
 
@@ -159,7 +140,8 @@ class VerifyReport:
     :ivar skipped: the kinds that could not be checked and the reason, by
         class.
     :ivar seconds: duration in seconds, without interruptions.
-    :ivar unread: the shards that could not be read.
+    :ivar unreachable: the servers of shards that could not be read completely:
+        they did not respond, or lack the shard, or an object of its rows.
     """
 
     tallies: Mapping[str, Tally]
@@ -167,12 +149,12 @@ class VerifyReport:
     repair: Collection[str]
     skipped: Mapping[str, str]
     seconds: float
-    unread: tuple[UnreadShard, ...] = ()
+    unreachable: tuple[UnreachableServer, ...] = ()
 
     @property
     def ok(self) -> bool:
         """Whether all shards were read, and no harmful finding remains."""
-        return not self.unread and not any(
+        return not self.unreachable and not any(
             tally.left(kind.name)
             for tally in self.tallies.values()
             for kind in self.kinds.values()
@@ -200,7 +182,7 @@ class VerifyReport:
             "seconds": round(self.seconds, 3),
             "classes": {name: tally.as_dict() for name, tally in self.tallies.items()},
             "skipped": dict(self.skipped),
-            "unread": [asdict(one) for one in self.unread],
+            "unreachable": unreachable_values(self.unreachable),
         }
 
     def __str__(self) -> str:
@@ -220,18 +202,10 @@ class VerifyReport:
                 lines.append("  no findings")
             if name in self.skipped:
                 lines.append(f"  {self.skipped[name]}")
-        lines += unread_lines(
-            (one.server, one.reason, [(one.keyspace, one.shard_id)])
-            for one in self._distinct_unread()
-        )
+        lines += map(str, self.unreachable)
         done = "" if self.repair else "; nothing was changed"
         lines.append(f"{self.seconds:.1f} s{done}")
         return lines
-
-    def _distinct_unread(self) -> list[UnreadShard]:
-        """Return each shard once, even if several classes are on it."""
-        shards = {(one.keyspace, one.shard_id): one for one in self.unread}
-        return list(shards.values())
 
     def _kind_lines(self, tally: Tally, kind: FindingKind) -> list[str]:
         found, repaired = tally.found[kind.name], tally.repaired[kind.name]

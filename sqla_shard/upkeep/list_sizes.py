@@ -17,7 +17,11 @@ from sqlalchemy import func, select
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import scatter, scatter_errors
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import message_of, unread_lines
+from sqla_shard.engine.unreachable import (
+    each_once,
+    unreachable_values,
+    UnreachableServer,
+)
 from sqla_shard.exc import ScatterFailedError
 from sqla_shard.models import MappingMixin
 from sqla_shard.models.list_positions import STEP
@@ -56,17 +60,17 @@ class ListSizes:
     :ivar busiest: the lists with the most rows that were appended during the
         ``window`` and are still there.
     :ivar window: seconds.
-    :ivar unread: a line for each server that could not be read in time.
+    :ivar unreachable: servers that could not be read in time.
     """
 
     largest: tuple[ListSize, ...]
     busiest: tuple[ListSize, ...]
     window: float
-    unread: tuple[str, ...]
+    unreachable: tuple[UnreachableServer, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON values."""
-        return asdict(self)
+        return {**asdict(self), "unreachable": unreachable_values(self.unreachable)}
 
     def __str__(self) -> str:
         lines = [f"large: {one}" for one in self.largest]
@@ -74,7 +78,7 @@ class ListSizes:
             f"busy: {one} appended in {self.window:,.0f} seconds"
             for one in self.busiest
         ]
-        lines += self.unread
+        lines += map(str, self.unreachable)
         return "\n".join(lines) or "no rows"
 
 
@@ -96,7 +100,7 @@ def largest_lists(
     :param top: number of lists in each part of the report.
     :param window: seconds up to now in which a row is new.
     :param timeout: seconds for the servers to read one class; a shard that
-        is not read by then is in ``unread``.
+        is not read by then is in ``unreachable``.
     :returns: the report; ``str()`` of it is readable.
     :raises ValueError: for an invalid argument.
     """
@@ -105,7 +109,7 @@ def largest_lists(
     since = max(int((time.time() - window) * 1000), 0) * STEP
     largest: list[ListSize] = []
     busiest: list[ListSize] = []
-    unread: dict[Place, Exception] = {}
+    unreachable: dict[Place, Exception] = {}
     for cls in classes_of(MappingMixin, classes):
         statements = statements_of(cls)
         number = func.count().label("number")
@@ -120,16 +124,15 @@ def largest_lists(
                 ordered = statement.order_by(
                     statement.selected_columns["number"].desc()
                 )
-                found += _largest(session, cls, ordered.limit(top), timeout, unread)
+                found += _largest(
+                    session, cls, ordered.limit(top), timeout, unreachable
+                )
     return ListSizes(
         largest=_first(largest, top),
         busiest=_first(busiest, top),
         window=window,
-        unread=tuple(
-            unread_lines(
-                (place.server, message_of(error), [place.address])
-                for place, error in unread.items()
-            )
+        unreachable=each_once(
+            UnreachableServer.of([place], error) for place, error in unreachable.items()
         ),
     )
 
@@ -139,18 +142,18 @@ def _largest(
     cls: Any,
     statement: Any,
     timeout: float,
-    unread: dict[Place, Exception],
+    unreachable: dict[Place, Exception],
 ) -> list[ListSize]:
     """Return the largest lists of each shard.
 
-    :param unread: receives the errors of shards.
+    :param unreachable: receives the errors of shards.
     """
     pieces = statements_of(cls).definition.spread
     spec = spec_of(statements_of(cls).table)
     keyspace = session.places.keyspace(spec.keyspace, spec.kind)
     every = session.places.several(keyspace, range(keyspace.shards))
     # Each statement would wait for a server that does not respond.
-    places = [place for place in every if place not in unread]
+    places = [place for place in every if place not in unreachable]
     rows: list[Any] = []
     errors: Mapping[int, Exception] = {}
     if places:
@@ -168,7 +171,7 @@ def _largest(
             errors = error.errors
     for place in places:
         if place.shard_id in errors:
-            unread[place] = errors[place.shard_id]
+            unreachable[place] = errors[place.shard_id]
     most: dict[int, int] = {}
     for source_id, number in rows:
         most[source_id] = max(most.get(source_id, 0), number)

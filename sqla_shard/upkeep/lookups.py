@@ -15,7 +15,7 @@ from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine import by_server, Places
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import complete, for_each_shard, UnreadServer
+from sqla_shard.engine.unreachable import complete, for_each_shard, UnreachableServer
 from sqla_shard.models import LookupMixin
 from sqla_shard.models.lookup_table import (
     link,
@@ -70,12 +70,12 @@ def verify_lookups(
         sign-up or a change of a key takes.
     :param keep: retention time of expired claims.
     :param position: the position file.  An interrupted run is resumed from it;
-        after a run with unread shards, the next run reads these.  It is
+        after a run with unreachable shards, the next run reads these.  It is
         removed at the end.
     :param batch: maximum number of rows that one transaction reads.
     :param on_progress: called after each batch.
     :returns: the report; ``str()`` of it is readable.  Shards that could not
-        be read are in ``unread``.
+        be read are in ``unreachable``.
     :raises VerifyPositionError: if the file belongs to another run.
     :raises ValueError: for an invalid argument.
     """
@@ -138,7 +138,7 @@ def delete_abandoned(
         position=None,
     )
     report = run.run()
-    if report.unread and run.error is not None:
+    if report.unreachable and run.error is not None:
         raise run.error
     return report.repaired(kinds.ABANDONED.name)
 
@@ -206,12 +206,12 @@ def open_claims(
 
 def claims_on_all(
     cluster: Cluster, classes: Iterable[type[Any]] | None = None, *, batch: int = 500
-) -> tuple[list[OpenClaim], list[UnreadServer]]:
+) -> tuple[list[OpenClaim], list[UnreachableServer]]:
     """Return the open claims, and the shards that could not be read."""
     if type(batch) is not int or batch < 1:
         raise ValueError(f"batch={batch!r} must be an integer, 1 or more")
     found: list[OpenClaim] = []
-    unread: list[UnreadServer] = []
+    unreachable: list[UnreachableServer] = []
     for cls in classes_of(LookupMixin, classes):
         if not link(cls).unique:
             continue
@@ -223,14 +223,14 @@ def claims_on_all(
         claims: list[OpenClaim] = []
         for read, failed in places.engines.in_parallel(jobs, "claims", _PARALLEL):
             claims += read
-            unread += failed
+            unreachable += failed
         found += sorted(claims, key=lambda one: (one.shard_id, one.key))
-    return found, unread
+    return found, unreachable
 
 
 def _on_server(
     cluster: Cluster, check: ClaimCheck, places: Sequence[Place], batch: int
-) -> tuple[list[OpenClaim], list[UnreadServer]]:
+) -> tuple[list[OpenClaim], list[UnreachableServer]]:
     found: list[OpenClaim] = []
 
     def read(place: Place) -> None:

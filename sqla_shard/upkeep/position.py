@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from sqla_shard.engine.unreachable import Cause
 from sqla_shard.exc import VerifyPositionError
 from sqla_shard.upkeep.findings import Finding, Tally
 from sqla_shard.util.files import replace_file
@@ -38,21 +39,21 @@ class Suspect:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnreadShardPosition:
+class UnreachableShard:
     """A shard that could not be read completely.
 
     :ivar check: index of the check.
     :ivar shard_id: the shard.
     :ivar after: position of the last row that was read, or None.
     :ivar server: the server that did not respond or lacks the shard.
-    :ivar reason: the error.
+    :ivar cause: the error.
     """
 
     check: int
     shard_id: int
     after: Any
     server: str
-    reason: str
+    cause: Cause
 
 
 @dataclass(kw_only=True)
@@ -64,7 +65,7 @@ class State:
     :ivar after: position of the last row that was read on this shard; None at
         its start.
     :ivar suspects: findings to check a second time, the oldest first.
-    :ivar unread: shards that could not be read, to retry at the end.
+    :ivar unreachable: shards that could not be read, to retry at the end.
     :ivar tallies: the findings so far.
     :ivar seconds: duration so far in seconds.
     """
@@ -73,7 +74,7 @@ class State:
     shard_id: int = 0
     after: Any = None
     suspects: list[Suspect] = field(default_factory=list)
-    unread: list[UnreadShardPosition] = field(default_factory=list)
+    unreachable: list[UnreachableShard] = field(default_factory=list)
     tallies: dict[str, Tally] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -86,7 +87,7 @@ class State:
             "suspects": [
                 {**vars(one), "finding": vars(one.finding)} for one in self.suspects
             ],
-            "unread": [vars(one) for one in self.unread],
+            "unreachable": [vars(one) for one in self.unreachable],
             "tallies": {
                 name: {**vars(tally), "findings": [vars(one) for one in tally.findings]}
                 for name, tally in self.tallies.items()
@@ -109,7 +110,10 @@ class State:
                 Suspect(**{**one, "finding": Finding(**one["finding"])})
                 for one in data["suspects"]
             ],
-            unread=[UnreadShardPosition(**one) for one in data["unread"]],
+            unreachable=[
+                UnreachableShard(**{**one, "cause": Cause(*one["cause"])})
+                for one in data["unreachable"]
+            ],
             tallies={name: _tally(one) for name, one in data["tallies"].items()},
             seconds=data["seconds"],
         )

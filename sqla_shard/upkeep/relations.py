@@ -373,12 +373,12 @@ def verify_relations(
     :param rate: maximum number of rows per second.
     :param grace: seconds between the two checks of a finding.
     :param position: the position file.  An interrupted run is resumed from it;
-        after a run with unread shards, the next run reads these.  It is
+        after a run with unreachable shards, the next run reads these.  It is
         removed at the end.
     :param batch: maximum number of rows that one transaction reads.
     :param on_progress: called after each batch.
     :returns: the report; ``str()`` of it is readable.  Shards that could not
-        be read are in ``unread``.
+        be read are in ``unreachable``.
     :raises VerifyPositionError: if the file belongs to another run.
     :raises ValueError: for an invalid argument.
     """

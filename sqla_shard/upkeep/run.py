@@ -22,18 +22,18 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import message_of, reason
+from sqla_shard.engine.unreachable import (
+    Cause,
+    cause_of,
+    each_once,
+    reason,
+    UnreachableServer,
+)
 from sqla_shard.exc import CommitUnknownError, ServerUnreachableError
 from sqla_shard.session import ShardSession
 from sqla_shard.upkeep.check import Check
-from sqla_shard.upkeep.findings import (
-    Finding,
-    Outcome,
-    Tally,
-    UnreadShard,
-    VerifyReport,
-)
-from sqla_shard.upkeep.position import PositionFile, State, Suspect, UnreadShardPosition
+from sqla_shard.upkeep.findings import Finding, Outcome, Tally, VerifyReport
+from sqla_shard.upkeep.position import PositionFile, State, Suspect, UnreachableShard
 from sqla_shard.util.pace import Pace
 
 T = TypeVar("T")
@@ -115,12 +115,12 @@ class Run:
         #: The first error of a server, if any.
         self.error: Exception | None = None
         #: The errors of servers that do not respond, by server.
-        self._down: dict[str, str] = {}
+        self._down: dict[str, Cause] = {}
         self._waits = True
         #: Findings that could not be checked a second time.
         self._unconfirmed: list[Suspect] = []
         #: The shards of these findings, and of repairs that failed.
-        self._unrepaired: list[UnreadShardPosition] = []
+        self._unrepaired: list[UnreachableShard] = []
 
     def run(self, skipped: Mapping[str, str] | None = None) -> VerifyReport:
         """Run all checks, from the position of an interrupted run if any.
@@ -144,7 +144,7 @@ class Run:
         state.suspects = self._unconfirmed
         self._count_time()
         if self._file is not None:
-            if state.unread or state.suspects:
+            if state.unreachable or state.suspects:
                 self._file.save(state)
             else:
                 self._file.remove()
@@ -154,8 +154,8 @@ class Run:
             repair=frozenset(self._repair),
             skipped=dict(skipped or {}),
             seconds=state.seconds,
-            unread=tuple(
-                self._as_unread_shard(one) for one in (*state.unread, *self._unrepaired)
+            unreachable=each_once(
+                map(self._server, (*state.unreachable, *self._unrepaired))
             ),
         )
 
@@ -188,13 +188,13 @@ class Run:
         place = self._place(check, shard_id)
         down = self._down.get(place.server)
         if down is not None:
-            self._state.unread.append(
-                UnreadShardPosition(
+            self._state.unreachable.append(
+                UnreachableShard(
                     check=self._checks.index(check),
                     shard_id=shard_id,
                     after=after,
                     server=place.server,
-                    reason=down,
+                    cause=down,
                 )
             )
             return 0, after
@@ -203,8 +203,8 @@ class Run:
                 _read, check, shard_id, after, limit
             )
         except SQLAlchemyError as error:
-            unread = self._record_error(check, place, error, after)
-            self._state.unread.append(unread)
+            unreachable = self._record_error(check, place, error, after)
+            self._state.unreachable.append(unreachable)
             return 0, after
         self._tally(check).looked[check.unit] += count
         self._add_findings(check, found)
@@ -226,8 +226,8 @@ class Run:
 
     def _record_error(
         self, check: Check, place: Place, error: Exception, after: Any = None
-    ) -> UnreadShardPosition:
-        """Record the error of a server; return the shard as unread.
+    ) -> UnreachableShard:
+        """Record the error of a server; return the shard as unreachable.
 
         :raises SQLAlchemyError: if it is not an error of a server.
         """
@@ -239,18 +239,18 @@ class Run:
         if isinstance(found, ServerUnreachableError):
             # The server may have several names in the topology.
             for name in found.server.split(", "):
-                self._down[name] = message_of(found)
-        return UnreadShardPosition(
+                self._down[name] = cause_of(found)
+        return UnreachableShard(
             check=self._checks.index(check),
             shard_id=place.shard_id,
             after=after,
             server=found.server,
-            reason=message_of(found),
+            cause=cause_of(found),
         )
 
     def _read_the_rest(self) -> None:
-        """Retry the unread shards of this run and of an earlier one."""
-        left, self._state.unread = self._state.unread, []
+        """Retry the unreachable shards of this run and of an earlier one."""
+        left, self._state.unreachable = self._state.unreachable, []
         self._down.clear()
         while left:
             one = left.pop(0)
@@ -260,14 +260,10 @@ class Run:
                 count, after = self._page(check, one.shard_id, after, limit)
                 self._after_page(check, one.shard_id, count)
 
-    def _as_unread_shard(self, one: UnreadShardPosition) -> UnreadShard:
-        check = self._checks[one.check]
-        return UnreadShard(
-            subject=check.subject,
-            keyspace=check.keyspace(self._cluster.places).name,
-            shard_id=one.shard_id,
-            server=one.server,
-            reason=one.reason,
+    def _server(self, one: UnreachableShard) -> UnreachableServer:
+        keyspace = self._checks[one.check].keyspace(self._cluster.places).name
+        return UnreachableServer(
+            server=one.server, cause=one.cause, addresses=((keyspace, one.shard_id),)
         )
 
     def _add_findings(self, check: Check, found: Iterable[Finding]) -> None:
@@ -351,8 +347,8 @@ class Run:
         if self._down:
             # Otherwise each of thousands of repairs would wait for its
             # timeout.
-            down = "; ".join(dict.fromkeys(self._down.values()))
-            return Outcome.needs_decision(replace(finding, detail=down))
+            down = (f"{name}: {cause.reason}" for name, cause in self._down.items())
+            return Outcome.needs_decision(replace(finding, detail="; ".join(down)))
         for _ in range(_MOST_LOST):
             try:
                 outcome = check.repair(self._cluster, finding)
@@ -367,9 +363,14 @@ class Run:
                 continue
             except SQLAlchemyError as error:
                 place = self._place(check, finding.shard_id)
-                unread = self._record_error(check, place, error)
-                self._unrepaired.append(unread)
-                return Outcome.needs_decision(replace(finding, detail=unread.reason))
+                unreachable = self._record_error(check, place, error)
+                self._unrepaired.append(unreachable)
+                return Outcome.needs_decision(
+                    replace(
+                        finding,
+                        detail=f"{unreachable.server}: {unreachable.cause.reason}",
+                    )
+                )
             if lost is not None and outcome.left is None:
                 return Outcome.succeeded()
             return outcome

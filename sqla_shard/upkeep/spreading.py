@@ -25,7 +25,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import describe_unread, reason, UnreadServer
+from sqla_shard.engine.unreachable import (
+    reason,
+    unreachable_lines,
+    unreachable_values,
+    UnreachableServer,
+)
 from sqla_shard.exc import ClassDefinitionError, InvalidIdError
 from sqla_shard.models.list_positions import MOST_PIECES
 from sqla_shard.models.mapping_definition import link, piece_place, pieces_of
@@ -68,7 +73,7 @@ class SpreadReport:
     :ivar passes: number of times that all rows were read.
     :ivar misplaced: number of rows of the last pass that belong to another
         shard, before and after the increase; ``verify relations`` names them.
-    :ivar unread: servers that did not respond, or lack a shard.
+    :ivar unreachable: servers that did not respond, or lack a shard.
     """
 
     mapping: str
@@ -77,16 +82,20 @@ class SpreadReport:
     moved: int = 0
     passes: int = 0
     misplaced: int = 0
-    unread: list[UnreadServer] = field(default_factory=list)
+    unreachable: list[UnreachableServer] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
         """Whether each row is in its piece, and ``spread_from`` may go."""
-        return not self.unread and not self.misplaced
+        return not self.unreachable and not self.misplaced
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON values."""
-        return {**vars(self), "unread": describe_unread(self.unread), "ok": self.ok}
+        return {
+            **vars(self),
+            "unreachable": unreachable_values(self.unreachable),
+            "ok": self.ok,
+        }
 
     def __str__(self) -> str:
         first = (
@@ -94,7 +103,7 @@ class SpreadReport:
             f"in {self.passes:,} passes, {self.misplaced:,} misplaced"
         )
         end = "finished: remove spread_from=" if self.ok else "not finished"
-        return "\n".join([first, end, *describe_unread(self.unread)])
+        return "\n".join([first, end, *unreachable_lines(self.unreachable)])
 
 
 def spread_rows(
@@ -117,7 +126,7 @@ def spread_rows(
     :param grace: seconds from the copy of a row to its deletion; longer than
         transactions that read lists.
     :param on_progress: called after each batch.
-    :returns: the report; servers that do not respond are in ``unread``.
+    :returns: the report; servers that do not respond are in ``unreachable``.
     :raises ClassDefinitionError: for another class.
     :raises ValueError: if ``rate``, ``batch`` or ``grace`` is not valid.
     """
@@ -187,8 +196,8 @@ class _Run:
             self._each_shard(self._shard)
             while self._copies:
                 self._drop_next()
-            is_last = not self._found or bool(report.unread)
-        if not report.unread:
+            is_last = not self._found or bool(report.unreachable)
+        if not report.unreachable:
             self._each_shard(self._forget_copies)
         return report
 
@@ -206,14 +215,14 @@ class _Run:
         self, place: Place, work: Callable[..., object], *arguments: Any
     ) -> None:
         """Call a function; report a server that does not respond."""
-        if any(place.server == one.server for one in self._report.unread):
+        if any(place.server == one.server for one in self._report.unreachable):
             return
         try:
             work(*arguments)
         except SQLAlchemyError as error:
             if reason(error) is None:
                 raise
-            self._report.unread.append(UnreadServer.of([place], error))
+            self._report.unreachable.append(UnreachableServer.of([place], error))
 
     def _shard(self, place: Place) -> None:
         """Copy the rows of one shard."""

@@ -173,13 +173,13 @@ class TestServers(Suite):
         report = drain(proxied, {"r": MemoryStore()})
         assert report.removed == 1
         assert not report.ok
-        (trouble,) = report.troubles
-        assert trouble.startswith(
+        (lost,) = report.unreachable
+        assert str(lost).startswith(
             f"{cluster_server(cluster, NEAR)} unreachable (2003): "
         )
-        sizes, troubles = outbox_size(proxied)
+        sizes, unreachable = outbox_size(proxied)
         assert sizes == []
-        assert {one.server for one in troubles} == {trouble.partition(" ")[0]}
+        assert {one.server for one in unreachable} == {lost.server}
         lines[HOME].restore()
         assert wait_until(
             lambda: drain(proxied, {"r": MemoryStore()}).ok, seconds=SECONDS
@@ -197,7 +197,7 @@ class TestServers(Suite):
 
         leave(cluster, ids[NEAR], [("r", "a")])
         report = drain(proxied, {"r": Cutting()})
-        assert (report.removed, len(report.troubles)) == (0, 1)
+        assert (report.removed, len(report.unreachable)) == (0, 1)
         assert rows(cluster) == [(NEAR, "r", "a")]
 
     def test_no_table_on_one_shard(self, cluster, fleet, ids):
@@ -259,8 +259,8 @@ class TestServers(Suite):
             )
             report = drain(hasty, {"r": MemoryStore()})
             assert report.removed == 1
-            (trouble,) = report.troubles
-            assert "Lock wait timeout" in trouble
+            (locked,) = report.unreachable
+            assert "Lock wait timeout" in locked.cause.reason
             holder.rollback()
             assert drain(hasty, {"r": MemoryStore()}).removed == 1
 

@@ -161,13 +161,13 @@ def test_a_server_that_is_down(servers: dict[str, Any]) -> None:
         found = only(report)
         assert not report.ok
         assert (found.reference, found.databases) == (2, 2)
-        (unread,) = found.unread
+        (unread,) = found.unreachable
         assert (unread.server, unread.role) == ("server1", "primary")
         assert "server1 unreachable (2003): " in str(report)
         assert found.drifted == found.missing == ()
         assert str(report).startswith("incomplete: 1 server not compared; ")
         assert "hunter2" not in str(report) + repr(report)
-        with pytest.raises(exc.SchemaError, match="cannot be reached"):
+        with pytest.raises(exc.SchemaError, match="cannot be the reference"):
             verify(cluster, reference=0)
         assert only(verify(cluster, servers=["server1"])).reference is None
 
@@ -178,9 +178,9 @@ def test_a_standby_that_is_down(servers: dict[str, Any]) -> None:
     first["standby"] = "mysql://app:x@127.0.0.1:1"
     with Cluster.from_topology(broken) as cluster:
         found = only(verify(cluster))
-        (unread,) = found.unread
+        (unread,) = found.unreachable
         assert (unread.server, unread.role) == ("server1", "standby")
-        assert "server1 (standby) cannot be reached" in unread.reason
+        assert str(unread).startswith("server1 (standby) unreachable (2003): ")
         assert found.databases == 6
 
 
@@ -201,7 +201,7 @@ def test_kinds_of_servers_are_not_compared(
     assert not report.ok
     assert (found.reference, found.databases) == (0, 4)
     assert found.drifted == found.missing == ()
-    assert [(one.server, one.role) for one in found.unread] == [
+    assert [(one.server, one.role) for one in found.unreachable] == [
         ("server2", "primary"),
         ("server2", "standby"),
     ]

@@ -162,7 +162,7 @@ def check(
             "--- shard 0 on server1",
             f"+++ shard {ALTERED} on server2",
         ]
-    assert found.missing == found.orphaned == found.unread == ()
+    assert found.missing == found.orphaned == found.unreachable == ()
 
 
 @pytest.mark.usefixtures("altered")

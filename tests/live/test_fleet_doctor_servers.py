@@ -950,7 +950,7 @@ def test_sizes_and_splits(pairs):
     assert [one.shard for one in report.shards] == [*range(SHARDS)]
     assert all(one.bytes >= 16_384 for one in report.shards)
     assert [one.name for one in report.servers()] == ["server1", "server2"]
-    assert report.unread == {}
+    assert report.unreachable == ()
     lines = suggest(report, "objects", servers=4)
     assert [" ".join(line.split()[2:6]) for line in lines] == [
         "split server1 --shards objects:2-3",
@@ -1046,8 +1046,9 @@ def test_a_server_that_was_not_measured(pairs, pair):
         pair.primary.start()
         run(pair.primary, OPEN, SEMI_SYNC_ON)
     assert [one.shard for one in report.shards] == [4, 5, 6, 7]
-    assert "Connection refused" in report.unread["server1"]
-    [line] = report.outages
+    [lost] = report.unreachable
+    assert "Connection refused" in lost.cause.reason
+    line = str(lost)
     assert line.startswith("server1 unreachable (2003): 4 shards 0-3: ")
     assert str(report).endswith(line)
     with pytest.raises(FleetSetupError, match="server1 could not be read"):

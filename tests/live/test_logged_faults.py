@@ -155,8 +155,8 @@ class TestServers(Suite):
         # Of the four, one has both of its shards on the other server.
         assert report.applied == 1
         assert len(report.failed) == 1
-        assert "server2" in " ".join(report.troubles)
-        assert "server1" not in " ".join(report.troubles)
+        assert "server2" in " ".join(map(str, report.unreachable))
+        assert "server1" not in " ".join(map(str, report.unreachable))
         assert not report.ok
         assert self.only(cluster, mark) == {(ids[1], f"{mark} 0"): 1}
         lines[TARGET].restore()
@@ -215,7 +215,7 @@ class TestServers(Suite):
         make_due(cluster, {FAR})
         report = cluster.repair()
         assert (report.applied, len(report.failed)) == (1, 1)
-        assert report.troubles == ()
+        assert report.unreachable == ()
         cluster.create_all(Base.metadata)
         make_due(cluster)
         assert cluster.repair().applied == 1

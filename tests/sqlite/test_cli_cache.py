@@ -67,7 +67,7 @@ def test_remaining_keys_in_json(cluster, topology, ids, file):
     assert found.exit_code == 1
     (line,) = found.stdout.splitlines()
     document = json.loads(line)
-    assert set(document) == {"time", "removed", "left", "unknown", "troubles"}
+    assert set(document) == {"time", "removed", "left", "unknown", "unreachable"}
     (left,), (unknown,) = document["left"], document["unknown"]
     assert set(left) == {"region", "rows", "oldest"}
     assert (left["region"], left["rows"]) == ("pins", 1)
@@ -116,7 +116,7 @@ def test_stats(cluster, topology, ids, file, node):
     (one,) = pins["nodes"]
     assert (one["node"], one["answers"], one["items"]) == (node, False, None)
     assert pins["oldest"] >= 0
-    assert document["troubles"] == []
+    assert document["unreachable"] == []
 
 
 @pytest.mark.parametrize("command", ["repair", "stats"])
@@ -134,9 +134,15 @@ def test_a_server_that_cannot_be_reached(
     found = cache(topology, command, file, "--json", *more)
     assert found.exit_code == 3
     document = json.loads(found.stdout)
-    (trouble,) = document["troubles"]
-    assert trouble.startswith("server2 not read: 1 shard 7: ")
-    assert "not a database" in trouble
+    (lost,) = document["unreachable"]
+    assert "not a database" in lost.pop("reason")
+    assert lost == {
+        "server": "server2",
+        "role": "primary",
+        "code": None,
+        "responds": True,
+        "shards": {"objects": "7"},
+    }
 
 
 @pytest.mark.parametrize("command", ["repair", "stats"])

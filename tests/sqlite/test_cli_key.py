@@ -48,7 +48,7 @@ def test_it_has_not(topology: Path) -> None:
     assert json.loads(done.stdout) == {
         "key": "order-18",
         "committed": [],
-        "troubles": [],
+        "unreachable": [],
     }
 
 

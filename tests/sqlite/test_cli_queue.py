@@ -111,13 +111,15 @@ def test_retry(queue, jobs):
     assert queue("retry", "--queue", "adding") == "1 made pending\n"
     shown = queue("retry", jobs[0], status=1)
     assert shown == f"{jobs[0]} is pending\n0 made pending\n"
+    shown = queue("retry", "objects/99/1", status=3)
+    assert shown.startswith("none not read: 1 shard 99: UnknownShardError: ")
     for bad in ([], [jobs[0], "--queue", "adding"], [jobs[0], "--task", "x"]):
         assert " --help' for help" in queue("retry", *bad, status=2)
 
 
 def test_delete(queue, jobs):
     found = queue("delete", jobs[2], "--json")
-    assert found == {"changed": 1, "skipped": [], "troubles": []}
+    assert found == {"changed": 1, "skipped": [], "unreachable": []}
     assert " --help' for help" in queue("delete", "--queue", "adding", status=2)
     some = ("delete", "--queue", "adding", "--state", "failed")
     assert queue(*some, "--state", "pending") == "2 deleted\n"

@@ -78,7 +78,7 @@ def test_once_in_json(cluster, topology, ids):
         "failed",
         "unknown",
         "forgotten",
-        "troubles",
+        "unreachable",
     }
 
 
@@ -248,7 +248,7 @@ def test_all_are_counted(cluster, topology, ids):
     assert (found.exit_code, last) == (1, "254 pending")
     assert lines[1].startswith("tests.other: 253, 3 failed, the oldest for ")
     document = json.loads(repair(topology, "--count", "--json").stdout)
-    assert (document["total"], document["troubles"]) == (254, [])
+    assert (document["total"], document["unreachable"]) == (254, [])
     assert document["operations"][1]["failed"] == 3
     found = repair(topology, "--dry-run")
     assert found.stdout.splitlines()[-1] == ("254 pending, 203 of them listed")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 
-from sqla_shard.cli.output import FAILED
+from sqla_shard.cli.output import FAILED, NOT_READ
 from sqla_shard.testing import sqlite_topology
 from tests.models.unread_models import MODULUS, SHARDS
 from tests.servers.command_line import write
@@ -66,6 +67,30 @@ class TestWithoutFiles(unread.Unread):
         for path in aside.iterdir():
             path.rename(there / path.name)
         aside.rmdir()
+
+
+#: Commands that read all servers, and whose document has those that were not.
+_READERS = ("repair", "halves", "key", "cache", "queue", "spread", "verify", "blobs")
+READING = [
+    case
+    for path, cases in unread.CASES.items()
+    for case in cases
+    if case.status == NOT_READ
+    and path.split()[1] in _READERS
+    and not case.arguments.startswith(("repair --discard", "queue show"))
+]
+
+
+@pytest.mark.parametrize("case", READING, ids=lambda case: case.arguments[:60])
+def test_documents_have_one_key_for_servers_that_were_not_read(
+    without_directory, case, monkeypatch
+):
+    case = replace(case, arguments=f"{case.arguments} --json", says="")
+    shown = unread.check(without_directory, case, monkeypatch)
+    document = json.loads(shown[shown.index("{") :])
+    (lost,) = document["unreachable"]
+    assert lost.keys() == {"server", "role", "reason", "code", "responds", "shards"}
+    assert (lost["server"], lost["role"]) == ("server2", "primary")
 
 
 @pytest.fixture

@@ -238,4 +238,4 @@ def test_open_claims(cluster, topology):
         ("old@x.org", True),
     }
     done = invoke(*claims, "--class", "AccountName", "--json")
-    assert json.loads(done.stdout) == {"claims": [], "troubles": []}
+    assert json.loads(done.stdout) == {"claims": [], "unreachable": []}

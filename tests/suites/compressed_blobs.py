@@ -221,7 +221,7 @@ class RollOut(Suite):
         assert all(map(is_packed, (raw(cluster, Packed, o) for o in (packed, other))))
         assert len(forms) == 2
         counted = blobs.status(admin, Packed, rows=True)
-        assert not counted.unread
+        assert not counted.unreachable
         rows = {one.version: one.rows for one in counted.versions}
         assert rows[2] == 1
         assert rows[1] > SHARDS * ROWS

@@ -515,7 +515,7 @@ class WorkerMaintenance(Suite):
             claims.acknowledge(session, jobs[:2])
             claims.fail(session, jobs[2], "e", 0, is_final=True)
         done = clean_up(cluster, ["adding"])
-        assert (done.deleted, done.troubles) == (0, ())
+        assert (done.deleted, done.unreachable) == (0, ())
         expire(cluster, jobs[0])
         old = timedelta(seconds=1)
         done = clean_up(cluster, ["adding"], keep_done=old)

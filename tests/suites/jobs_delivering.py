@@ -38,7 +38,7 @@ class Delivering(Suite):
         with StatementLog(*{group[0].engine for group in groups}) as log:
             report = deliver(cluster)
         assert (report.applied, report.invalidated) == (0, 0)
-        assert report.troubles == []
+        assert report.problems == []
         assert len(log.statements) == len(groups)
 
     def test_operations(self, cluster, ids):
@@ -55,7 +55,7 @@ class Delivering(Suite):
         make_due(cluster)
         with monkeypatch.context() as patch:
             patch.setattr(apply, "_functions", {})
-            (trouble,) = deliver(cluster).troubles
+            (trouble,) = deliver(cluster).problems
         assert trouble == ("operation 'tests.note' is not defined in this process")
         assert deliver(cluster).applied == 1
 
@@ -65,7 +65,7 @@ class Delivering(Suite):
             # They are left to a worker that has the cache.
             report = deliver(cluster)
             assert report.invalidated == 0
-            assert "process has none" in report.troubles[0]
+            assert "process has none" in report.problems[0]
             cluster.configure_cache(
                 {"rows": {"backend": "dogpile.cache.memory"}},
                 classes={},
@@ -73,7 +73,7 @@ class Delivering(Suite):
             )
             report = deliver(cluster)
             assert report.invalidated == 1
-            assert report.troubles == ["region 'other' of the cache is not configured"]
+            assert report.problems == ["region 'other' of the cache is not configured"]
             assert rows(cluster) == [(2, "other", "b")]
         finally:
             forget_all(cluster)

@@ -134,7 +134,7 @@ class Searching(Filled):
             page = jobs_of(cluster, "adding", [PENDING, FAILED])
         assert len(log.statements) <= 2 * 6
         assert page.is_complete
-        assert page.unread == []
+        assert page.unreachable == []
         assert {(one.shard_id, one.state) for one in page.jobs} == {
             (1, PENDING),
             (4, FAILED),
@@ -237,7 +237,7 @@ class Changing(Filled):
 
     def test_of_a_queue(self, cluster, near, other):
         done = delete_of(cluster, "adding", [DONE, FAILED])
-        assert (done.changed, done.skipped, done.troubles) == (2, [], [])
+        assert (done.changed, done.skipped, done.unreachable) == (2, [], [])
         # Those that are scheduled, too.
         assert delete_of(cluster, "adding", [PENDING]).changed == 4
         with pytest.raises(JobOptionError, match="running"):

@@ -190,7 +190,7 @@ class Sizes:
         cluster.run(Likes.append_many, grace, others[:9])
         cluster.run(Likes.append_many, ada, others[:20])
         report = largest_lists(cluster, classes, top=2)
-        assert report.unread == ()
+        assert report.unreachable == ()
         found = {(one.mapping, one.source_id) for one in report.largest}
         assert found == {("Stars", ada), ("Likes", ada)}
         (likes,) = (one for one in report.largest if one.mapping == "Likes")

@@ -257,7 +257,7 @@ class Outbox(Suite):
         assert [(w.region, w.rows) for w in report.left] == [("r", 2)]
         assert [(w.region, w.rows) for w in report.unknown] == [("t", 1)]
         assert timedelta(0) < report.left[0].oldest < timedelta(minutes=5)
-        assert report.troubles == ()
+        assert report.unreachable == ()
         expected = [(0, "r", "b"), (7, "r", "b"), (7, "t", "a")]
         assert rows(cluster) == expected
         document = report.as_dict()
@@ -368,7 +368,7 @@ class Outbox(Suite):
             thread.start()
         for thread in threads:
             thread.join(SECONDS)
-        assert [trouble for r in reports for trouble in r.troubles] == []
+        assert [trouble for r in reports for trouble in r.unreachable] == []
         assert sum(report.removed for report in reports) == 300
         assert set(store.asked) == expected
         assert rows(cluster) == []

@@ -35,7 +35,7 @@ class Verified(Suite):
                 "Rate": {"rows": 0, "shards": SHARDS},
             },
             "deviations": [],
-            "unread": [],
+            "unreachable": [],
         }
         assert "Country: 3 row(s) on 8 shard(s), 0 different" in str(report)
 
@@ -79,9 +79,9 @@ class Verified(Suite):
         spoil(cluster, 5, "INSERT INTO rates VALUES (1, '2026-01-01')")
         report = verify_references(cluster, [Rate], repair=True)
         assert not report.ok
-        (unread,) = report.unread
-        assert (unread.shard_id, unread.reference) == (4, "Rate")
-        assert "does not exist" in unread.reason
+        (lost,) = report.not_compared["Rate"]
+        assert [shard_id for _, shard_id in lost.addresses] == [4]
+        assert "does not exist" in lost.cause.reason
         (deviation,) = report.deviations
         assert (deviation.shard_id, deviation.repaired) == (5, True)
         with pytest.raises(ReferenceIncompleteError) as caught:

@@ -9,10 +9,14 @@ from dataclasses import replace
 
 import pytest
 
+from sqla_shard.engine.unreachable import Cause, UnreachableServer
 from sqla_shard.exc import FleetSetupError
 from sqla_shard.fleet.capacity import CapacityReport, ShardSize, suggest
 
 MIB = 2**20
+LOST = UnreachableServer(
+    server="server2", cause=Cause("silence"), addresses=(("objects", 1),)
+)
 
 
 def shard(number, server="server1", size=MIB, **more):
@@ -29,7 +33,7 @@ def shard(number, server="server1", size=MIB, **more):
 
 def report(*shards, **changes):
     return replace(
-        CapacityReport(epoch=1, taken=1e9, shards=shards, unread={}), **changes
+        CapacityReport(epoch=1, taken=1e9, shards=shards, unreachable=()), **changes
     )
 
 
@@ -88,7 +92,7 @@ def test_impossible_numbers(servers):
 
 
 def test_servers_that_were_not_read():
-    found = report(shard(0), shard(1), unread={"server2": "silence"})
+    found = report(shard(0), shard(1), unreachable=(LOST,))
     with pytest.raises(FleetSetupError, match="server2 could not be read"):
         suggest(found, "objects", servers=2)
 

@@ -25,7 +25,7 @@ from sqlalchemy.orm import Mapper
 from sqlalchemy.sql import ClauseElement
 
 from sqla_shard.engine import scatter
-from sqla_shard.engine.unread import short
+from sqla_shard.engine.unreachable import short
 from sqla_shard.exc import StatementTextError
 from sqla_shard.ids import pack
 

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import event
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.engine.unread import short
+from sqla_shard.engine.unreachable import short
 from sqla_shard.exc import TopologyError, TopologyUnavailableError
 from sqla_shard.topology import diff, Keyspace, Topology
 from sqla_shard.topology.follow import is_zookeeper

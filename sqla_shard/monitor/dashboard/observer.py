@@ -21,7 +21,7 @@ from sqla_shard.cache import RegionStats
 from sqla_shard.cache.stores.memcached import NodeStats
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.cluster.explain import Explanation
-from sqla_shard.engine.unread import describe_unread, UnreadServer
+from sqla_shard.engine.unreachable import unreachable_lines, UnreachableServer
 from sqla_shard.exc import FleetSetupError, ShardError
 from sqla_shard.fleet import Accounts, Fleet, FleetPlan, FleetStatus, status
 from sqla_shard.fleet.content_checks import fill_of
@@ -69,13 +69,13 @@ T = TypeVar("T")
 class QueuesView:
     """The queues of all shards.
 
-    :ivar limits: what was set for queues, by name; None if unread.
-    :ivar unread: a line for each server that was not read.
+    :ivar limits: what was set for queues, by name; None if unreachable.
+    :ivar unreachable: a line for each server that was not read.
     """
 
     counts: Sequence[QueueCount]
     limits: Mapping[str, QueueLimit]
-    unread: Sequence[str]
+    unreachable: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +85,13 @@ class CacheView:
     :ivar regions: statistics of this process, by region.
     :ivar nodes: the nodes of each region; None if its backend has none.
     :ivar waiting: pending invalidations of each region.
-    :ivar unread: a line for each server whose outbox was not read.
+    :ivar unreachable: a line for each server whose outbox was not read.
     """
 
     regions: Sequence[RegionStats]
     nodes: Mapping[str, Sequence[NodeStats] | None]
     waiting: Mapping[str, Waiting]
-    unread: Sequence[str]
+    unreachable: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,8 +300,10 @@ class Observer:
             partial(jobs_of, self.cluster, queue, [state], limit=_JOBS),
         )
 
-    def tasks(self, queue: str) -> Reading[tuple[list[TaskCount], list[UnreadServer]]]:
-        """Return the numbers of jobs by task, and unread servers."""
+    def tasks(
+        self, queue: str
+    ) -> Reading[tuple[list[TaskCount], list[UnreachableServer]]]:
+        """Return the numbers of jobs by task, and unreachable servers."""
         return self._on_demand(
             ("tasks", queue), partial(task_counts, self.cluster, queue)
         )
@@ -341,10 +343,10 @@ class Observer:
         ]
 
     def _read_queues(self) -> QueuesView:
-        counts, unread = queue_counts(self.cluster)
-        lines = describe_unread(unread)
-        found = {} if unread else {o.queue: o for o in limits(self.cluster)}
-        return QueuesView(counts=counts, limits=found, unread=lines)
+        counts, unreachable = queue_counts(self.cluster)
+        lines = unreachable_lines(unreachable)
+        found = {} if unreachable else {o.queue: o for o in limits(self.cluster)}
+        return QueuesView(counts=counts, limits=found, unreachable=lines)
 
     def _read_load(self) -> LoadReport:
         snapshots = []
@@ -355,7 +357,7 @@ class Observer:
         return report_load(snapshots, self.cluster.topology, top=MAX_SHARDS, keys=_KEYS)
 
     def _read_cache(self) -> CacheView:
-        sizes, unread = outbox_size(self.cluster)
+        sizes, unreachable = outbox_size(self.cluster)
         cache = self.cluster.cache
         nodes: dict[str, Sequence[NodeStats] | None] = {}
         for name, region in {} if cache is None else cache.regions.items():
@@ -365,7 +367,7 @@ class Observer:
             regions=[] if cache is None else cache.stats(),
             nodes=nodes,
             waiting=by_region(sizes),
-            unread=describe_unread(unread),
+            unreachable=unreachable_lines(unreachable),
         )
 
 

@@ -19,7 +19,7 @@ from flask.typing import ResponseReturnValue
 from sqlalchemy.exc import SQLAlchemyError
 from werkzeug.exceptions import NotFound, ServiceUnavailable
 
-from sqla_shard.engine.unread import describe_unread, message_of
+from sqla_shard.engine.unreachable import cause_of, unreachable_lines
 from sqla_shard.exc import ShardError, UnknownKeyspaceError, UnknownShardError
 from sqla_shard.jobs import (
     ChangeReport,
@@ -326,7 +326,7 @@ class Pages:
             job_states=list(states),
             jobs=jobs,
             tasks=tasks,
-            unread=describe_unread(tasks.value[1] if tasks.value else ()),
+            unreachable=unreachable_lines(tasks.value[1] if tasks.value else ()),
         )
 
     def retry(self, queue: str) -> ResponseReturnValue:
@@ -354,12 +354,12 @@ class Pages:
         try:
             report = change(*arguments)
         except SQLAlchemyError as error:
-            abort(400, message_of(error))
+            abort(400, cause_of(error).reason)
         self._observer.expire_jobs()
         verb = "retried" if change in (retry_jobs, retry_failed) else "deleted"
         plural = "job" if report.changed == 1 else "jobs"
         flash(f"{report.changed:,} {plural} {verb}.")
-        for line in (*report.skipped[:5], *report.troubles[:5]):
+        for line in (*report.skipped[:5], *unreachable_lines(report.unreachable)[:5]):
             flash(line)
         state = request.form.get("state", "failed")
         return redirect(url_for(".queue", queue=queue, state=state), 303)

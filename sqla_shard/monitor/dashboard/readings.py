@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqla_shard.engine.unread import short
+from sqla_shard.engine.unreachable import short
 from sqla_shard.util.processes import in_children
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.engine.unread import short
+from sqla_shard.engine.unreachable import short
 from sqla_shard.schema.commands import (
     BEHIND,
     CURRENT,

@@ -10,7 +10,11 @@ from sqlalchemy import case, cast, func, LargeBinary, literal, select
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import describe_unread, UnreadServer
+from sqla_shard.engine.unreachable import (
+    unreachable_lines,
+    unreachable_values,
+    UnreachableServer,
+)
 from sqla_shard.types.compression import MARKER, PREFIX_BYTES
 from sqla_shard.upkeep.blobs.stored import Blobs, Stored, stored_on_all, visit
 
@@ -64,13 +68,13 @@ class BlobStatus:
     :ivar name: name of the dictionary.
     :ivar shards: number of shards that were read.
     :ivar versions: JSON, and the dictionaries by version.
-    :ivar unread: shards that could not be read, by server.
+    :ivar unreachable: shards that could not be read, by server.
     """
 
     name: str
     shards: int
     versions: tuple[VersionCount, ...]
-    unread: tuple[UnreadServer, ...]
+    unreachable: tuple[UnreachableServer, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON values."""
@@ -78,7 +82,7 @@ class BlobStatus:
             "name": self.name,
             "shards": self.shards,
             "versions": [one.as_dict() for one in self.versions],
-            "troubles": describe_unread(self.unread),
+            "unreachable": unreachable_values(self.unreachable),
         }
 
     def __str__(self) -> str:
@@ -86,7 +90,7 @@ class BlobStatus:
             [
                 f"{self.name}: {self.shards:,} shards",
                 *(f"  {one}" for one in self.versions),
-                *describe_unread(self.unread),
+                *unreachable_lines(self.unreachable),
             ]
         )
 
@@ -99,17 +103,20 @@ def status(cluster: Cluster, cls: Any, *, rows: bool = False) -> BlobStatus:
     :raises ClassDefinitionError: if blobs of the class are not compressed.
     """
     blobs = Blobs(cls)
-    stored, unread = stored_on_all(cluster, blobs)
+    stored, unreachable = stored_on_all(cluster, blobs)
     counts = _by_version(stored)
     if rows:
         for one in counts.values():
             one.rows = one.bytes = 0
         failed = _count_rows(cluster, blobs, list(stored), counts)
-        unread = [*unread, *failed]
+        unreachable = [*unreachable, *failed]
     # A dictionary that no shard has is last: its version is unknown.
     order = sorted(counts.values(), key=lambda one: (one.version is None, one.version))
     return BlobStatus(
-        name=blobs.name, shards=len(stored), versions=tuple(order), unread=tuple(unread)
+        name=blobs.name,
+        shards=len(stored),
+        versions=tuple(order),
+        unreachable=tuple(unreachable),
     )
 
 
@@ -134,7 +141,7 @@ def _count_rows(
     blobs: Blobs,
     places: Sequence[Place],
     counts: dict[int | None, VersionCount],
-) -> list[UnreadServer]:
+) -> list[UnreachableServer]:
     data = cast(blobs.table.c.data, LargeBinary)
     marker = literal(MARKER, LargeBinary)
     form = case(
@@ -153,7 +160,7 @@ def _count_rows(
         with cluster.session() as session:
             return list(session.execute(statement, bind_arguments={"place": place}))
 
-    found, unread = visit(cluster, places, read)
+    found, unreachable = visit(cluster, places, read)
     for rows in found.values():
         for form_, number, size in rows:
             prefix = bytes.fromhex(form_)[1:]
@@ -163,4 +170,4 @@ def _count_rows(
             )
             count.rows = (count.rows or 0) + number
             count.bytes = (count.bytes or 0) + int(size)
-    return unread
+    return unreachable

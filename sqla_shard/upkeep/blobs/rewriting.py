@@ -26,7 +26,12 @@ from sqlalchemy.types import NullType
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import describe_unread, reason, UnreadServer
+from sqla_shard.engine.unreachable import (
+    reason,
+    unreachable_lines,
+    unreachable_values,
+    UnreachableServer,
+)
 from sqla_shard.exc import (
     BlobError,
     DamagedBlobError,
@@ -93,7 +98,7 @@ class RewriteReport:
     :ivar bytes_before: size of the blobs that were rewritten, before.
     :ivar bytes_after: their size now.
     :ivar unreadable: rows that cannot be read, at most 1,000.
-    :ivar unread: shards that could not be read, by server.
+    :ivar unreachable: shards that could not be read, by server.
     """
 
     table: str
@@ -103,7 +108,7 @@ class RewriteReport:
     bytes_before: int = 0
     bytes_after: int = 0
     unreadable: list[UnreadableRow] = field(default_factory=list)
-    unread: list[UnreadServer] = field(default_factory=list)
+    unreachable: list[UnreachableServer] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON values."""
@@ -113,7 +118,7 @@ class RewriteReport:
                 {**vars(one), "object_id": str(one.object_id)}
                 for one in self.unreadable
             ],
-            "unread": describe_unread(self.unread),
+            "unreachable": unreachable_values(self.unreachable),
         }
 
     def __str__(self) -> str:
@@ -125,7 +130,7 @@ class RewriteReport:
         if self.rewritten:
             first += f"; {self.bytes_before:,} bytes before, {self.bytes_after:,} after"
         rows = [f"{one.object_id}: {one.reason}" for one in self.unreadable]
-        return "\n".join([first, *rows, *describe_unread(self.unread)])
+        return "\n".join([first, *rows, *unreachable_lines(self.unreachable)])
 
 
 def rewrite(
@@ -233,7 +238,7 @@ class _Run:
         self._statements = _Statements(blobs.table)
         self._report = RewriteReport(table=blobs.table.name)
         self._throttle = pace.throttle()
-        self._down: set[str] = set()
+        self._down: dict[str, SQLAlchemyError] = {}
         self._waits = True
 
     def run(self, *, writes: bool) -> RewriteReport:
@@ -244,23 +249,23 @@ class _Run:
             place = self._blobs.places(self._cluster)[shard_id]
             try:
                 if place.server in self._down:
-                    self._skip(place, self._report.unread[-1].error)
+                    self._skip(place, self._down[place.server])
                     continue
                 self._shard(place, after, writes=writes)
             except SQLAlchemyError as error:
                 if reason(error) is None:
                     raise
                 if isinstance(reason(error), ServerUnreachableError):
-                    self._down.add(place.server)
+                    self._down[place.server] = error
                 self._waits = False
                 self._skip(place, error)
             after = 0
-        if not self._report.unread:
+        if not self._report.unreachable:
             self._file.remove()
         return self._report
 
     def _skip(self, place: Place, error: Exception) -> None:
-        self._report.unread.append(UnreadServer.of([place], error))
+        self._report.unreachable.append(UnreachableServer.of([place], error))
 
     def _shard(self, place: Place, after: int, *, writes: bool) -> None:
         count = self._batch

@@ -13,7 +13,12 @@ from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.dialects.sql import InsertMissing, IsBinary, ServerTime
 from sqla_shard.engine import by_server, Places
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import describe_unread, for_each_shard, UnreadServer
+from sqla_shard.engine.unreachable import (
+    for_each_shard,
+    unreachable_lines,
+    unreachable_values,
+    UnreachableServer,
+)
 from sqla_shard.exc import ClassDefinitionError, DictionaryError
 from sqla_shard.models import ObjectMixin
 from sqla_shard.models.blob_writes import name_of, SECONDS
@@ -107,18 +112,18 @@ class ActivationReport:
     :ivar name: name of the dictionary.
     :ivar version: the version that is written from now on; None for JSON.
     :ivar shards: number of shards that were changed.
-    :ivar unread: shards that could not be changed, by server.
+    :ivar unreachable: shards that could not be changed, by server.
     """
 
     name: str
     version: int | None
     shards: int
-    unread: tuple[UnreadServer, ...]
+    unreachable: tuple[UnreachableServer, ...]
 
     @property
     def ok(self) -> bool:
         """Whether all shards were changed."""
-        return not self.unread
+        return not self.unreachable
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON values."""
@@ -126,7 +131,7 @@ class ActivationReport:
             "name": self.name,
             "version": self.version,
             "shards": self.shards,
-            "troubles": describe_unread(self.unread),
+            "unreachable": unreachable_values(self.unreachable),
         }
 
     def __str__(self) -> str:
@@ -135,19 +140,21 @@ class ActivationReport:
             f"{self.name}: {self.shards:,} shards write {what}; every "
             f"process does so within {SECONDS:.0f} seconds"
         )
-        return "\n".join([first, *describe_unread(self.unread)])
+        return "\n".join([first, *unreachable_lines(self.unreachable)])
 
 
 def visit(
     cluster: Cluster, places: Iterable[Place], work: Callable[[Place], T]
-) -> tuple[dict[Place, T], list[UnreadServer]]:
+) -> tuple[dict[Place, T], list[UnreachableServer]]:
     """Call a function for each shard, for several servers in parallel.
 
     :returns: the results by shard, in order; and the shards that were not
         read or written.
     """
 
-    def on_server(group: Sequence[Place]) -> tuple[dict[Place, T], list[UnreadServer]]:
+    def on_server(
+        group: Sequence[Place],
+    ) -> tuple[dict[Place, T], list[UnreachableServer]]:
         found: dict[Place, T] = {}
 
         def one(place: Place) -> None:
@@ -157,23 +164,23 @@ def visit(
 
     given = list(places)
     results: dict[Place, T] = {}
-    unread: list[UnreadServer] = []
+    unreachable: list[UnreachableServer] = []
     for found, failed in cluster.places.engines.in_parallel(
         [partial(on_server, group) for group in by_server(given)], "blobs", _PARALLEL
     ):
         results.update(found)
-        unread += failed
-    return {one: results[one] for one in given if one in results}, unread
+        unreachable += failed
+    return {one: results[one] for one in given if one in results}, unreachable
 
 
-def not_read(unread: Iterable[UnreadServer]) -> str:
+def not_read(unreachable: Iterable[UnreachableServer]) -> str:
     """Return the servers that were not read, for the end of a message."""
-    return "".join(f"; {line}" for line in describe_unread(unread))
+    return "".join(f"; {line}" for line in unreachable_lines(unreachable))
 
 
 def stored_on_all(
     cluster: Cluster, blobs: Blobs
-) -> tuple[dict[Place, list[Stored]], list[UnreadServer]]:
+) -> tuple[dict[Place, list[Stored]], list[UnreachableServer]]:
     """Return the dictionaries that each shard has.
 
     :returns: them by shard; and the shards that were not read.
@@ -199,7 +206,7 @@ def active_id(session: ShardSession, place: Place, name: str) -> int | None:
 
 def store(
     cluster: Cluster, blobs: Blobs, dictionary: Dictionary, version: int
-) -> list[UnreadServer]:
+) -> list[UnreachableServer]:
     """Store a dictionary on every shard; it is not active.
 
     :returns: the shards on which it was not stored.
@@ -254,8 +261,8 @@ def activate(
         the version.
     """
     blobs = Blobs(cls)
-    stored, unread = stored_on_all(cluster, blobs)
-    holders = _holders(blobs, stored, version, unread)
+    stored, unreachable = stored_on_all(cluster, blobs)
+    holders = _holders(blobs, stored, version, unreachable)
     place, chosen = next(iter(holders.items()))
     dictionary = _content(cluster, place, chosen.id)
     _check_columns(cluster, blobs, stored)
@@ -270,7 +277,7 @@ def activate(
         name=blobs.name,
         version=chosen.version,
         shards=len(done),
-        unread=(*unread, *failed),
+        unreachable=(*unreachable, *failed),
     )
 
 
@@ -278,7 +285,7 @@ def _holders(
     blobs: Blobs,
     stored: Mapping[Place, Sequence[Stored]],
     version: int | None,
-    unread: Sequence[UnreadServer],
+    unreachable: Sequence[UnreachableServer],
 ) -> dict[Place, Stored]:
     """Return the shards that have a version, and their dictionary."""
     versions = {one.version for found in stored.values() for one in found}
@@ -295,7 +302,7 @@ def _holders(
             what = f"version {version} is not"
         raise DictionaryError(
             f"{what} stored on the shards that were read; create one: "
-            f"sqla-shard blobs train{not_read(unread)}",
+            f"sqla-shard blobs train{not_read(unreachable)}",
             name=blobs.name,
         )
     first = next(iter(holders.values()))
@@ -372,7 +379,7 @@ def deactivate(cluster: Cluster, cls: Any) -> ActivationReport:
     def write(place: Place) -> None:
         cluster.run(change, place, attempts=_ATTEMPTS)
 
-    done, unread = visit(cluster, blobs.places(cluster), write)
+    done, unreachable = visit(cluster, blobs.places(cluster), write)
     return ActivationReport(
-        name=blobs.name, version=None, shards=len(done), unread=tuple(unread)
+        name=blobs.name, version=None, shards=len(done), unreachable=tuple(unreachable)
     )

@@ -21,7 +21,12 @@ from sqlalchemy.types import NullType
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import by_server
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unread import describe_unread, for_each_shard, UnreadServer
+from sqla_shard.engine.unreachable import (
+    for_each_shard,
+    unreachable_lines,
+    unreachable_values,
+    UnreachableServer,
+)
 from sqla_shard.exc import DictionaryError
 from sqla_shard.types.blob import decode_stored
 from sqla_shard.types.compression import DICTIONARIES, Dictionary, train_dictionary
@@ -53,7 +58,7 @@ class TrainingReport:
     :ivar zlib_bytes: average size after compression with zlib, for comparison.
     :ivar compress_microseconds: CPU time to compress a row.
     :ivar decompress_microseconds: CPU time to decompress a row.
-    :ivar unread: shards that could not be read or written, by server.
+    :ivar unreachable: shards that could not be read or written, by server.
     """
 
     name: str
@@ -68,7 +73,7 @@ class TrainingReport:
     zlib_bytes: float
     compress_microseconds: float
     decompress_microseconds: float
-    unread: tuple[UnreadServer, ...]
+    unreachable: tuple[UnreachableServer, ...]
 
     @property
     def ratio(self) -> float:
@@ -78,17 +83,17 @@ class TrainingReport:
     @property
     def ok(self) -> bool:
         """Whether all shards were read, and have the dictionary."""
-        return not self.unread
+        return not self.unreachable
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON values."""
         found = asdict(self)
-        del found["unread"]
+        del found["unreachable"]
         return {
             **found,
             "dictionary_id": f"{self.dictionary_id:06x}",
             "ratio": round(self.ratio, 2),
-            "troubles": describe_unread(self.unread),
+            "unreachable": unreachable_values(self.unreachable),
         }
 
     def __str__(self) -> str:
@@ -115,7 +120,7 @@ class TrainingReport:
             f"CPU time per row: {self.compress_microseconds:.1f} us to write, "
             f"{self.decompress_microseconds:.1f} us to read"
         )
-        return "\n".join([*lines, *describe_unread(self.unread)])
+        return "\n".join([*lines, *unreachable_lines(self.unreachable)])
 
 
 def train(
@@ -150,15 +155,15 @@ def train(
     blobs = Blobs(cls)
     # Refuses a dictionary that is not stored everywhere because of an older
     # schema, before the rows are read.
-    stored, unread = stored_on_all(cluster, blobs)
+    stored, unreachable = stored_on_all(cluster, blobs)
     chooser = random.Random(seed)  # noqa: S311  # not a secret
     texts, shards, failed = _sample(cluster, blobs, rows, seconds, chooser)
-    unread = list({one.server: one for one in (*unread, *failed)}.values())
+    unreachable = list({one.server: one for one in (*unreachable, *failed)}.values())
     if len(texts) < _LEAST_ROWS:
         raise DictionaryError(
             f"only {len(texts)} rows were read, and {_LEAST_ROWS} are "
             "required; wait until there are more, or allow more seconds"
-            f"{not_read(unread)}",
+            f"{not_read(unreachable)}",
             name=blobs.table.name,
         )
     chooser.shuffle(texts)
@@ -169,8 +174,8 @@ def train(
     if not dry_run:
         known = [one.version for found in stored.values() for one in found]
         version = max(known, default=0) + 1
-        unread += store(cluster, blobs, dictionary, version)
-    return _report(blobs, dictionary, version, held, len(texts), shards, unread)
+        unreachable += store(cluster, blobs, dictionary, version)
+    return _report(blobs, dictionary, version, held, len(texts), shards, unreachable)
 
 
 def _report(
@@ -180,7 +185,7 @@ def _report(
     held: Sequence[bytes],
     rows: int,
     shards: int,
-    unread: Sequence[UnreadServer],
+    unreachable: Sequence[UnreachableServer],
 ) -> TrainingReport:
     texts = [one.decode() for one in held]
     started = process_time()
@@ -204,7 +209,7 @@ def _report(
         zlib_bytes=sum(len(zlib.compress(one)) for one in held) / count,
         compress_microseconds=(middle - started) / count * 1e6,
         decompress_microseconds=(ended - middle) / count * 1e6,
-        unread=tuple(unread),
+        unreachable=tuple(unreachable),
     )
 
 
@@ -237,7 +242,7 @@ def _best(blobs: Blobs, used: Sequence[bytes], held: Sequence[bytes]) -> Diction
 
 def _sample(
     cluster: Cluster, blobs: Blobs, rows: int, seconds: float, chooser: random.Random
-) -> tuple[list[bytes], int, list[UnreadServer]]:
+) -> tuple[list[bytes], int, list[UnreachableServer]]:
     """Return texts of random rows, and the number of their shards."""
     groups = by_server(blobs.places(cluster))
     deadline = monotonic() + seconds
@@ -256,14 +261,14 @@ def _sample(
     ]
     texts: list[bytes] = []
     shards = 0
-    unread: list[UnreadServer] = []
+    unreachable: list[UnreachableServer] = []
     for found, count, failed in cluster.places.engines.in_parallel(
         jobs, "blobs", _PARALLEL
     ):
         texts += found
         shards += count
-        unread += failed
-    return texts, shards, unread
+        unreachable += failed
+    return texts, shards, unreachable
 
 
 def _sample_server(
@@ -273,7 +278,7 @@ def _sample_server(
     rows: int,
     deadline: float,
     chooser: random.Random,
-) -> tuple[list[bytes], int, list[UnreadServer]]:
+) -> tuple[list[bytes], int, list[UnreachableServer]]:
     texts: list[bytes] = []
     shards = visited = 0
 
@@ -288,8 +293,8 @@ def _sample_server(
             texts.extend(found)
             shards += bool(found)
 
-    unread = for_each_shard(group, read)
-    return texts, shards, unread
+    unreachable = for_each_shard(group, read)
+    return texts, shards, unreachable
 
 
 def _sample_shard(
