@@ -5,7 +5,8 @@ one namespace per page, in an empty directory, on SQLite.  The blocks around
 it are not decoration either:
 
 * a block with a file name (``:caption:`` in docs, ``<!-- file: name -->`` in
-  the README) becomes that file; one of Python is imported or started later;
+  the README) becomes that file; one of Python is imported or started later; one
+  of class ``changes`` has the classes and imports of that file that change;
 * a block of class ``output`` has to be what was printed since the last one,
   with ``...`` for what is different each time; what is printed must be shown;
 * ``console`` blocks are executed too: ``$ python file.py``, ``$ sqla-shard``,
@@ -20,6 +21,7 @@ before each.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import doctest
 import importlib
@@ -169,6 +171,19 @@ def _comment(lines: list[str], number: int, pattern: str) -> str | None:
     return match[1] if match else None
 
 
+def changed(source: str, change: str) -> str:
+    """Return a module with other classes and imports of some names."""
+
+    def parts(code: str) -> dict[str, str]:
+        return {
+            getattr(node, "name", getattr(node, "module", text)): text
+            for node in ast.parse(code).body
+            for text in [ast.unparse(node)]
+        }
+
+    return "\n".join((parts(source) | parts(change)).values()) + "\n"
+
+
 # -- running them ----------------------------------------------------------
 
 
@@ -195,8 +210,12 @@ class Runner:
         if "output" in block.classes:
             self.compare(block)
         elif block.file:
-            Path(block.file).parent.mkdir(parents=True, exist_ok=True)
-            Path(block.file).write_text(block.code + "\n", "utf-8")
+            path = Path(block.file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            code = block.code + "\n"
+            if "changes" in block.classes:
+                code = changed(path.read_text("utf-8"), code)
+            path.write_text(code, "utf-8")
         elif block.language == "python":
             self.execute(block)
         elif block.language == "console":
