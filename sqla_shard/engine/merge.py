@@ -25,6 +25,7 @@ from sqla_shard.engine.values import (
     check_identities,
     check_places,
     Fraction,
+    near,
     Text,
     weigh,
 )
@@ -239,6 +240,19 @@ class Mean:
 
         :param like: the other value; None for no conversion.
         """
+        found = self._divided(rows)
+        if isinstance(found, tuple):
+            total, count, own = found
+            return average(total, count, own, self.fraction, like)
+        return found
+
+    def inside(self, rows: Sequence[Row]) -> Any:
+        """Return the least and the greatest number that a server may have."""
+        found = self._divided(rows)
+        return near(*found) if isinstance(found, tuple) else found
+
+    def _divided(self, rows: Sequence[Row]) -> Any:
+        """Return the average; of decimals the sum, the count and an average."""
         sums = [row[self.sums] for row in rows]
         exact = self.fraction in (Fraction.EXACT, Fraction.MIXED)
         total = added(sums) if exact else all_digits(sums, "avg()")
@@ -249,7 +263,7 @@ class Mean:
         if not exact:
             check_places(total, own, "avg()")
         if isinstance(own, Decimal) and isinstance(total, Decimal):
-            return average(total, count, own, self.fraction, like)
+            return total, count, own
         return float(total) / count
 
 

@@ -180,6 +180,18 @@ def average(
     return found.pop()
 
 
+def near(total: Decimal, count: int, own: Decimal) -> tuple[Decimal, Decimal]:
+    """Return the least and the greatest number that an average may be inside.
+
+    :param total: the sum, with all of its digits.
+    :param own: the average of the same numbers, as a server returns it.
+    """
+    precise = _EXACTLY.divide(total, Decimal(count))
+    # Servers cut off the quotients, their sum in a temporary table, and its.
+    unit = Decimal(1).scaleb(-min(_places(own), _GROUP - 1))
+    return precise - unit, precise + unit
+
+
 def _inside(total: Decimal, shown: int, fraction: Fraction) -> set[int]:
     """Return the numbers of places that a quotient may be truncated to.
 

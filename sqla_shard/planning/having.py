@@ -28,9 +28,10 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import Select
 from sqlalchemy.sql.visitors import replacement_traverse
 
+from sqla_shard.dialects.numbers import Precision, precision_of
 from sqla_shard.dialects.result_types import name_of
 from sqla_shard.dialects.sql import BlobValue
-from sqla_shard.engine.merge import First, Recipe, Row
+from sqla_shard.engine.merge import First, Mean, Recipe, Row
 from sqla_shard.exc import ScatterUnsupportedError
 from sqla_shard.planning.clauses import (
     counted_select,
@@ -69,6 +70,16 @@ class Compared:
         one, other = self.one(rows), self.other(rows)
         if one is None or other is None:
             return None
+        # Of an average, the least and the greatest that it may be.
+        one, most = one if isinstance(one, tuple) else (one, one)
+        other, others = other if isinstance(other, tuple) else (other, other)
+        if (one != most or other != others) and one <= others and other <= most:
+            raise ScatterUnsupportedError(
+                f"HAVING over several shards compares avg(), at most {most:f}, "
+                f"with {others}: the digits that the server has are not known; "
+                "cast() the values to a Numeric with a scale",
+                construct="HAVING",
+            )
         for value in (one, other):
             if not isinstance(value, _NUMBERS):
                 raise ScatterUnsupportedError(
@@ -308,7 +319,7 @@ class Having:
 
     def _is_exact(self, element: Any) -> bool:
         element = unlabelled(element)
-        if isinstance(element, BindParameter):
+        if isinstance(element, BindParameter) or self._is_mean(element):
             return True
         # Sums of floats depend on the order in which they are added.
         if (
@@ -322,6 +333,14 @@ class Having:
             isinstance(element, FunctionElement) and name in _EXACT
         )
 
+    def _is_mean(self, element: Any) -> bool:
+        """Return whether an average has digits that cannot be sent back."""
+        return (
+            name_of(element) == "avg"
+            and any(map(divides, element.clauses))
+            and precision_of(*element.clauses) is not Precision.DOUBLE
+        )
+
     def _number(self, element: Any) -> Recipe:
         element = unlabelled(element)
         if isinstance(element, BindParameter):
@@ -329,4 +348,5 @@ class Having:
             return First(self._added.add(element))
         if depends_only_on(element, self._groups):
             return First(self._added.comparable(element, "HAVING"))
-        return self._recipe(element, self._added.value(element))
+        found = self._recipe(element, self._added.value(element))
+        return found.inside if isinstance(found, Mean) else found

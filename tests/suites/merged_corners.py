@@ -331,6 +331,10 @@ _HAVING: dict[str, Callable[[Any], Any]] = {
     "CASE": lambda w: func.sum(case((w.sold, 1), else_=0)) > 1,
     "distinct ids": lambda w: func.count(distinct(w.id)) > 3,
     "an average": lambda w: func.avg(w.price) > 1,
+    "an average of quotients": lambda w: func.avg(w.price / 3) > Decimal("0.77"),
+    "an average of quotients, or another": lambda w: or_(
+        func.avg(w.number / (w.price + 9)).between(0.01, 0.07), func.count() > 3
+    ),
     "a sum of floats": lambda w: func.sum(w.weight) > 1,
     "an average of quotients of floats": lambda w: (
         func.avg(w.weight / 2) > func.min(2 / w.weight)
