@@ -48,6 +48,8 @@ _WORDS = {
     "nulls_first": nulls_first,
     "nulls_last": nulls_last,
 }
+#: Kinds of which a field has another format than a column.
+_FORMATTED = ("moment", "colour")
 #: Kinds that sum() and avg() take.
 _SUMMED = ("big", "number", "price", "weight", "size")
 
@@ -278,9 +280,22 @@ class Grammar:
     def _condition(self) -> Any:
         if self.name != "Gem" and not self.core and self.chance(15):
             return self._related()
+        fields = [v for v in self.values if v.is_field and v.kind in _FORMATTED]
+        if fields and self.chance(40):
+            return self._beside(self.rng.choice(fields))
         if self.chance(20):
             return or_(self._simple(), self._simple())
         return self._simple()
+
+    def _beside(self, chosen: Value) -> Any:
+        """Compare what a function or CASE chooses from a field and a value."""
+        (given,) = self._bound(chosen, [self.rng.choice(SAMPLES[chosen.kind])])
+        e = chosen.expression
+        other = self._typed(given, e) if self.models.plain else given
+        made = func.coalesce(e, other)
+        if self.chance(50):
+            made = case((e.is_not(None), e), else_=other)
+        return made.in_([given])
 
     def _simple(self) -> Any:
         chosen = self.rng.choice([v for v in self.values if v.kind != "id"])
